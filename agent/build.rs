@@ -1,0 +1,60 @@
+//! Builds the eBPF objects and lets the agent embed them.
+//!
+//! Where bpf-linker or rust-src is missing, the objects are left empty so that `cargo check` and
+//! editors work without them; an agent built so says so when it starts. `cargo xtask` installs
+//! both and sets SINABRO_EBPF=required, which makes their absence an error.
+
+use anyhow::{Context as _, bail};
+use aya_build::{Package, Toolchain};
+use std::{env, fs, path::Path, process::Command};
+
+/// One object per hook family: an old kernel may refuse one and keep the others.
+const OBJECTS: [&str; 3] = ["pod", "host", "sock"];
+
+fn main() -> anyhow::Result<()> {
+    println!("cargo:rerun-if-env-changed=SINABRO_EBPF");
+    // aya-build names only the crate; its types come from here.
+    println!("cargo:rerun-if-changed=../common/src");
+
+    match missing_tool()? {
+        None => {
+            // SAFETY: a build script is single-threaded here.
+            unsafe { env::set_var("RUSTC_BOOTSTRAP", "1") };
+            aya_build::build_ebpf(
+                [Package {
+                    name: "sinabro-ebpf",
+                    root_dir: "../agent-ebpf",
+                    ..Package::default()
+                }],
+                Toolchain::Custom(
+                    &env::var("RUSTUP_TOOLCHAIN").unwrap_or_else(|_| "1.95.0".into()),
+                ),
+            )
+        }
+        Some(tool) if env::var("SINABRO_EBPF").is_ok_and(|v| v == "required") => {
+            bail!("{tool} is missing: run `cargo xtask setup`")
+        }
+        Some(tool) => {
+            println!(
+                "cargo:warning=building without eBPF programs, {tool} is missing: run `cargo xtask setup`"
+            );
+            let out = env::var("OUT_DIR").context("OUT_DIR")?;
+            for object in OBJECTS {
+                fs::write(Path::new(&out).join(object), b"")?;
+            }
+            Ok(())
+        }
+    }
+}
+
+fn missing_tool() -> anyhow::Result<Option<&'static str>> {
+    let linker = Command::new("bpf-linker").arg("--version").output();
+    if !linker.is_ok_and(|output| output.status.success()) {
+        return Ok(Some("bpf-linker"));
+    }
+    let rustc = env::var("RUSTC").context("RUSTC")?;
+    let sysroot = Command::new(rustc).args(["--print", "sysroot"]).output()?;
+    let sysroot = String::from_utf8(sysroot.stdout)?;
+    let core = Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/core");
+    Ok((!core.is_dir()).then_some("rust-src"))
+}

@@ -1,0 +1,20 @@
+//! The per-node agent. Modules in reading order:
+//!
+//! - [`config`]: flags, environment and file become settings;
+//! - [`run`]: start order, supervision, stop;
+//! - pod ADD: [`api`] → [`ipam`] → [`endpoint`] → [`datapath`];
+//! - cluster change: [`watch`] → [`plan`] → [`apply`];
+//! - [`telemetry`]: metrics and health.
+//!
+//! Only `apply`, `endpoint` and `datapath` change the kernel; `plan` is pure.
+
+pub mod api;
+pub mod apply;
+pub mod config;
+pub mod datapath;
+pub mod endpoint;
+pub mod ipam;
+pub mod plan;
+pub mod run;
+pub mod telemetry;
+pub mod watch;

@@ -1,0 +1,68 @@
+//! Why the data path dropped a packet.
+//!
+//! Map `DROPS`, per-CPU array: [`DropReason`] as u32 → count (u64). Numbers are part of the
+//! interface (metrics, dashboards): a reason no longer used keeps its number.
+
+/// Slots of the `DROPS` map; room for reasons to come.
+pub const MAX_DROP_REASONS: u32 = 64;
+
+macro_rules! drop_reasons {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $label:literal, $text:literal;)*) => {
+        /// A numbered reason; see each variant.
+        #[repr(u32)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum DropReason { $($(#[$doc])* $name = $number,)* }
+
+        impl DropReason {
+            /// Every reason, in the order of its number.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// Value of the metric label `reason`.
+            pub const fn label(self) -> &'static str {
+                match self { $(Self::$name => $label,)* }
+            }
+
+            /// One sentence for people.
+            pub const fn text(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    /// Source MAC address is not the pod's.
+    SourceMac = 1, "source_mac", "a pod sent from a MAC address that is not its own";
+    /// Source IP address (or ARP sender) is not the pod's.
+    SourceAddr = 2, "source_address", "a pod sent from an IP address that is not its own";
+    /// Headers are cut short or contradict themselves.
+    Malformed = 3, "malformed", "packet headers are truncated or contradict themselves";
+    /// The link has a program but no record: the pod is being set up or torn down.
+    UnknownLink = 4, "unknown_link", "packet on a pod link that has no endpoint record";
+    /// No translated port was free for this destination.
+    NatPortsExhausted = 5, "nat_ports_exhausted", "no masquerade port is free for this destination";
+    /// The translation table is full.
+    NatTableFull = 6, "nat_table_full", "the masquerade table is full";
+    /// A fragment without ports cannot be masqueraded.
+    NatFragment = 7, "nat_fragment", "an IP fragment cannot be masqueraded";
+    /// The protocol cannot be masqueraded.
+    NatProtocol = 8, "nat_protocol", "this IP protocol cannot be masqueraded";
+    /// Rewriting the packet failed in the kernel.
+    RewriteFailed = 9, "rewrite_failed", "the kernel refused to rewrite the packet";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_unique_and_fit_the_map() {
+        for (i, a) in DropReason::ALL.iter().enumerate() {
+            assert!((*a as u32) < MAX_DROP_REASONS);
+            for b in &DropReason::ALL[i + 1..] {
+                assert_ne!(*a as u32, *b as u32);
+                assert_ne!(a.label(), b.label());
+            }
+        }
+    }
+}

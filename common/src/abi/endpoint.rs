@@ -1,0 +1,40 @@
+//! Pods of this node.
+//!
+//! - map `ENDPOINTS`, hash: pod address ([`Addr`]) → [`Endpoint`], read to deliver;
+//! - map `POD_LINKS`, hash: host-side interface index (u32) → [`PodLink`], read to check that a
+//!   pod speaks for itself.
+
+use super::{Addr, map_type};
+
+/// Upper bound of pods on a node, each with an address of either family.
+pub const MAX_PODS: u32 = 4096;
+
+/// Where a pod's address is found on this node.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Host-side veth; `bpf_redirect_peer` takes it and delivers inside the pod.
+    pub ifindex: u32,
+    /// `PodLink` flags, none yet.
+    pub flags: u32,
+    /// The pod's own MAC address, destination of what is delivered.
+    pub mac: [u8; 6],
+    /// The host side's MAC address, source of what is delivered.
+    pub host_mac: [u8; 6],
+}
+map_type!(Endpoint, 20);
+
+/// What a pod may send from.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodLink {
+    /// IPv4 address mapped, or [`Addr::UNSPECIFIED`] where the pod has none.
+    pub v4: Addr,
+    /// IPv6 address, or [`Addr::UNSPECIFIED`] where the pod has none.
+    pub v6: Addr,
+    /// The pod's own MAC address.
+    pub mac: [u8; 6],
+    /// Zero.
+    pub pad: [u8; 2],
+}
+map_type!(PodLink, 40);

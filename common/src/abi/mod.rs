@@ -1,0 +1,110 @@
+//! `repr(C)` keys and values of the BPF maps.
+//!
+//! Rules: every byte is a named field (no hidden padding, the verifier refuses to copy
+//! uninitialised stack into a map), sizes are asserted, addresses and ports are in network
+//! byte order and typed as byte arrays, everything else is in host order.
+
+pub mod config;
+pub mod counters;
+pub mod drop;
+pub mod endpoint;
+pub mod flow;
+pub mod nat;
+pub mod socket;
+
+/// An IPv6 address, or an IPv4 address mapped into one (`::ffff:a.b.c.d`, RFC 4291 §2.5.5.2).
+///
+/// One key type serves both families; network byte order.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Addr(pub [u8; 16]);
+
+impl Addr {
+    /// `::`, the absence of an address.
+    pub const UNSPECIFIED: Self = Self([0; 16]);
+
+    /// Maps an IPv4 address given as its four bytes on the wire.
+    #[inline(always)]
+    pub const fn v4(a: [u8; 4]) -> Self {
+        Self([
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3],
+        ])
+    }
+
+    /// Takes an IPv6 address as its sixteen bytes on the wire.
+    #[inline(always)]
+    pub const fn v6(a: [u8; 16]) -> Self {
+        Self(a)
+    }
+
+    /// The IPv4 address inside, if it is a mapped one.
+    #[inline(always)]
+    pub const fn as_v4(&self) -> Option<[u8; 4]> {
+        let a = &self.0;
+        let zeros = a[0] | a[1] | a[2] | a[3] | a[4] | a[5] | a[6] | a[7] | a[8] | a[9];
+        if zeros == 0 && a[10] == 0xff && a[11] == 0xff {
+            Some([a[12], a[13], a[14], a[15]])
+        } else {
+            None
+        }
+    }
+}
+
+#[cfg(feature = "std")]
+impl From<std::net::IpAddr> for Addr {
+    fn from(ip: std::net::IpAddr) -> Self {
+        match ip {
+            std::net::IpAddr::V4(a) => Self::v4(a.octets()),
+            std::net::IpAddr::V6(a) => Self::v6(a.octets()),
+        }
+    }
+}
+
+#[cfg(feature = "std")]
+impl From<Addr> for std::net::IpAddr {
+    fn from(a: Addr) -> Self {
+        match a.as_v4() {
+            Some(v4) => v4.into(),
+            None => a.0.into(),
+        }
+    }
+}
+
+/// Asserts a map type's size and marks it as plain old data for aya.
+///
+/// The size is spelt out by hand so that a change of layout is a change in the diff: it also
+/// means that maps pinned by an older agent no longer fit.
+macro_rules! map_type {
+    ($type:ty, $size:literal) => {
+        const _: () = assert!(core::mem::size_of::<$type>() == $size);
+        #[cfg(feature = "user")]
+        // SAFETY: repr(C), Copy, no padding (asserted size equals the sum of its fields),
+        // and every bit pattern of its integer fields is a value.
+        unsafe impl aya::Pod for $type {}
+    };
+}
+pub(crate) use map_type;
+
+map_type!(Addr, 16);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::IpAddr;
+
+    #[test]
+    fn addresses_of_both_families_survive_the_round_trip() {
+        for text in [
+            "10.244.1.5",
+            "0.0.0.0",
+            "255.255.255.255",
+            "fd00:10::5",
+            "fe80::1",
+        ] {
+            let ip: IpAddr = text.parse().unwrap();
+            assert_eq!(IpAddr::from(Addr::from(ip)), ip);
+        }
+        assert_eq!(Addr::v4([10, 0, 0, 1]).as_v4(), Some([10, 0, 0, 1]));
+        assert_eq!(Addr::UNSPECIFIED.as_v4(), None);
+    }
+}

@@ -1,0 +1,7 @@
+//! Pure logic that the kernel programs call and the host tests.
+//!
+//! No allocation, no panics, no loops without a constant bound, so that the verifier can follow.
+
+pub mod ct_state;
+pub mod hash;
+pub mod port_pick;

@@ -1,0 +1,193 @@
+//! Messages on the agent's Unix socket, between the CNI plugin or `sinabroctl` and the agent.
+//!
+//! A connection carries requests and replies in turn, each a [`frame`]: four bytes of length in
+//! network order, then that much JSON. A request is `{"version":1,"request":{…}}`, a reply
+//! `{"version":1,"ok":{…}}` or `{"version":1,"error":{…}}`.
+//!
+//! An ADD is one connection from [`Request::Allocate`] to [`Request::Activate`]: as long as it
+//! is open the addresses are the plugin's to set up, and if it closes before the endpoint is
+//! active the agent takes everything back. So a plugin that is killed leaves nothing.
+
+pub mod frame;
+mod mac;
+mod report;
+
+pub use mac::Mac;
+pub use report::*;
+
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+
+/// The only version so far. A field may be added with a default; anything else raises it.
+pub const VERSION: u32 = 1;
+
+/// A request with its version.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RequestEnvelope {
+    pub version: u32,
+    pub request: Request,
+}
+
+/// A reply with its version.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReplyEnvelope {
+    pub version: u32,
+    #[serde(flatten)]
+    pub reply: Reply,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Reply {
+    Ok(Response),
+    Error(ApiError),
+}
+
+/// Which attachment: the CNI specification's key (container id, interface name).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Owner {
+    #[serde(rename = "containerID")]
+    pub container_id: String,
+    pub ifname: String,
+}
+
+impl Owner {
+    /// Name of the host-side link, [`crate::names::pod_link`].
+    pub fn link(&self) -> String {
+        crate::names::pod_link(&self.container_id, &self.ifname)
+    }
+}
+
+impl std::fmt::Display for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.container_id, self.ifname)
+    }
+}
+
+/// The pod an attachment belongs to, as far as the runtime said (CNI_ARGS K8S_POD_*).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodRef {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(
+    tag = "call",
+    rename_all = "camelCase",
+    rename_all_fields = "camelCase"
+)]
+pub enum Request {
+    /// Leases one address of each family. Repeated for the same owner: the same addresses.
+    Allocate {
+        owner: Owner,
+        /// The network configuration's `name`; GC is per network.
+        network: String,
+        /// CNI_NETNS.
+        netns: String,
+        #[serde(default)]
+        pod: PodRef,
+        /// Addresses asked for (runtimeConfig.ips), at most one of each family.
+        #[serde(default)]
+        addresses: Vec<IpAddr>,
+        /// MAC address asked for (runtimeConfig.mac).
+        #[serde(default)]
+        mac: Option<Mac>,
+    },
+    /// Makes the endpoint live once the plugin has made the link: record, programs, maps.
+    Activate {
+        owner: Owner,
+        ifindex: u32,
+    },
+    /// The agent's record of an active endpoint; not found if there is none.
+    Check {
+        owner: Owner,
+    },
+    /// Forgets the endpoint and frees its addresses. Succeeds if there is nothing to free.
+    Release {
+        owner: Owner,
+    },
+    /// Removes every attachment of `network` that is not in `valid`, links included.
+    Gc {
+        network: String,
+        valid: Vec<Owner>,
+    },
+    Status,
+    Endpoints,
+    Ipam,
+    Nodes,
+    Metrics,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", content = "value", rename_all = "camelCase")]
+pub enum Response {
+    /// To Allocate, Activate and Check.
+    Attachment(Attachment),
+    /// To Release.
+    Done,
+    /// To Gc: what was removed.
+    Removed(Vec<Owner>),
+    Status(Box<StatusReport>),
+    Endpoints(Vec<EndpointReport>),
+    Ipam(IpamReport),
+    Nodes(Vec<NodeReport>),
+    Metrics(MetricsReport),
+}
+
+/// Everything the plugin needs to set a pod up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Attachment {
+    /// Host-side link name.
+    pub link: String,
+    /// Host-side MAC address.
+    pub host_mac: Mac,
+    /// MAC address of the pod's interface.
+    pub mac: Mac,
+    pub mtu: u32,
+    /// One of each family the node has a range for; the pod has them as /32 and /128.
+    pub addresses: Vec<IpAddr>,
+    /// Link-local gateway of each family in `addresses`, in the same order.
+    pub gateways: Vec<IpAddr>,
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+#[serde(rename_all = "camelCase")]
+pub struct ApiError {
+    pub code: ErrorCode,
+    /// Lower case, names the object.
+    pub message: String,
+}
+
+impl ApiError {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ErrorCode {
+    /// The agent is starting or stopping.
+    NotReady,
+    /// No address left in a range.
+    RangeFull,
+    /// An address asked for is taken or outside the node's ranges.
+    AddressUnavailable,
+    NotFound,
+    /// The request contradicts itself or its connection.
+    Invalid,
+    /// The request's version is not spoken here.
+    Version,
+    /// A system call or file failed.
+    Internal,
+}

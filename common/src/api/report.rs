@@ -1,0 +1,115 @@
+//! What `sinabroctl` shows; also its `-o json` output, so fields are only ever added.
+
+use super::{Mac, Owner, PodRef};
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, net::IpAddr};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StatusReport {
+    pub version: String,
+    pub node: String,
+    /// Serving pods: everything in `conditions` holds.
+    pub ready: bool,
+    pub conditions: Vec<Condition>,
+    /// What the kernel allowed, for example `attach: tcx`.
+    pub modes: BTreeMap<String, String>,
+    pub uplink: String,
+    /// MTU of the pods' interfaces.
+    pub mtu: u32,
+    pub node_addresses: Vec<IpAddr>,
+    #[serde(rename = "podCIDRs")]
+    pub pod_cidrs: Vec<IpNet>,
+    pub endpoints: usize,
+    pub nodes: usize,
+    /// Seconds since the agent started.
+    pub uptime_seconds: u64,
+}
+
+/// One thing that must hold for the node to serve, with what it says when it does not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Condition {
+    pub name: String,
+    pub ok: bool,
+    pub detail: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndpointReport {
+    pub owner: Owner,
+    pub pod: PodRef,
+    pub network: String,
+    pub link: String,
+    pub ifindex: u32,
+    pub mac: Mac,
+    pub addresses: Vec<IpAddr>,
+    pub tx_packets: u64,
+    pub tx_bytes: u64,
+    pub rx_packets: u64,
+    pub rx_bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IpamReport {
+    pub ranges: Vec<RangeReport>,
+    pub leases: Vec<LeaseReport>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RangeReport {
+    pub cidr: IpNet,
+    /// Addresses that pods can have at once.
+    pub capacity: u64,
+    pub leased: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeaseReport {
+    pub address: IpAddr,
+    pub owner: Owner,
+    pub pod: PodRef,
+    /// Seconds since the Unix epoch.
+    pub leased_at: u64,
+    /// Whether an endpoint uses it; false while an ADD is under way.
+    pub active: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeReport {
+    pub name: String,
+    pub addresses: Vec<IpAddr>,
+    #[serde(rename = "podCIDRs")]
+    pub pod_cidrs: Vec<IpNet>,
+    /// This node itself.
+    pub local: bool,
+    /// Tunnel endpoint in use for it; none for the node itself.
+    pub tunnel: Option<IpAddr>,
+    /// What is wrong with its entry, if anything.
+    pub problem: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MetricsReport {
+    pub drops: Vec<DropReport>,
+    pub nat_flows: u64,
+    pub nat_capacity: u64,
+    /// Any further counter by its Prometheus name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DropReport {
+    pub number: u32,
+    pub reason: String,
+    pub text: String,
+    pub packets: u64,
+}

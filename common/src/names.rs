@@ -1,0 +1,125 @@
+//! Paths, link names, pin names and ports, each defined once.
+
+/// Directory of everything that lasts as long as the kernel objects it describes.
+pub const STATE_DIR: &str = "/run/sinabro";
+/// Agent socket, inside the state directory.
+pub const SOCKET: &str = "agent.sock";
+/// Leases, inside the state directory: one file per address.
+pub const LEASES_DIR: &str = "leases";
+/// Released leases, inside the state directory: the order of files is the order of release.
+pub const RELEASED_DIR: &str = "released";
+/// Endpoint records, inside the state directory: one file per pod link, named like the link.
+pub const ENDPOINTS_DIR: &str = "endpoints";
+/// Deletes that the CNI plugin could not hand to the agent: one file per pod link.
+pub const DELETES_DIR: &str = "deletes";
+
+/// bpffs directory of pinned maps and links, below the bpffs mount.
+pub const BPF_DIR: &str = "/sys/fs/bpf/sinabro";
+/// Pinned links, inside the bpffs directory.
+pub const BPF_LINKS_DIR: &str = "links";
+
+pub const CNI_BIN_DIR: &str = "/opt/cni/bin";
+pub const CNI_CONF_DIR: &str = "/etc/cni/net.d";
+/// The plugin's file name, and so the `type` in network configurations.
+pub const CNI_PLUGIN: &str = "sinabro";
+
+pub const VXLAN_LINK: &str = "sinabro_vxlan";
+/// Linux's historical default, which flannel and Cilium use too; IANA's 4789 is a setting.
+pub const VXLAN_PORT: u16 = 8472;
+pub const VXLAN_VNI: u32 = 1;
+
+/// Where the agent serves /metrics, /healthz and /readyz.
+pub const METRICS_ADDR: &str = "127.0.0.1:9632";
+
+/// `rtm_protocol` of the routes that Sinabro makes, so that it touches no others
+/// (linux/rtnetlink.h leaves values above RTPROT_STATIC to user space).
+pub const ROUTE_PROTOCOL: u8 = 0x5b;
+
+/// First characters of every host-side pod link.
+pub const POD_LINK_PREFIX: &str = "snb";
+
+/// MAC address of every pod link's host side. One for all: a pod link is point to point, and a
+/// constant neighbour entry needs no update when the link is made anew.
+pub const HOST_MAC: [u8; 6] = [0x02, 0x53, 0x4e, 0x42, 0x00, 0x01];
+
+/// The pods' IPv4 gateway, the same for all (RFC 3927 link-local).
+pub const GATEWAY_V4: [u8; 4] = [169, 254, 1, 1];
+/// The pods' IPv6 gateway, `fe80::5342:1`.
+pub const GATEWAY_V6: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x53, 0x42, 0, 1];
+
+#[cfg(feature = "std")]
+pub use derived::*;
+
+#[cfg(feature = "std")]
+mod derived {
+    use super::*;
+    use crate::algo::hash::{fnv1a, fnv1a_more};
+    use std::net::IpAddr;
+
+    /// Name of a pod's host-side link: derived, so that any command can map one to the other.
+    ///
+    /// Fifteen characters, the longest that IFNAMSIZ allows: the prefix and 48 bits of hash.
+    pub fn pod_link(container_id: &str, ifname: &str) -> String {
+        // The separator cannot occur in either part.
+        let hash = fnv1a_more(fnv1a(container_id.as_bytes()), b"/");
+        let hash = fnv1a_more(hash, ifname.as_bytes());
+        // FNV's high bits mix better than its low ones.
+        format!("{POD_LINK_PREFIX}{:012x}", hash >> 16)
+    }
+
+    /// Whether a link's name is of the form that [`pod_link`] makes.
+    pub fn is_pod_link(name: &str) -> bool {
+        name.strip_prefix(POD_LINK_PREFIX).is_some_and(|hash| {
+            hash.len() == 12 && hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        })
+    }
+
+    /// MAC address of a pod, from its address: `0a:58` and the IPv4 address, or 32 bits of hash.
+    pub fn pod_mac(address: IpAddr) -> [u8; 6] {
+        from_address([0x0a, 0x58], address)
+    }
+
+    /// MAC address of a node's VXLAN device, from the node's address: peers derive it from the
+    /// Node object, nobody needs to ask.
+    pub fn vxlan_mac(node: IpAddr) -> [u8; 6] {
+        from_address([0x02, 0x5b], node)
+    }
+
+    fn from_address(head: [u8; 2], address: IpAddr) -> [u8; 6] {
+        let tail = match address {
+            IpAddr::V4(a) => a.octets(),
+            IpAddr::V6(a) => ((fnv1a(&a.octets()) >> 16) as u32).to_be_bytes(),
+        };
+        [head[0], head[1], tail[0], tail[1], tail[2], tail[3]]
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn link_names_fit_and_differ() {
+            let a = pod_link("3f2a", "eth0");
+            assert_eq!(a.len(), 15);
+            assert!(is_pod_link(&a));
+            assert_ne!(a, pod_link("3f2a", "eth1"));
+            assert_ne!(pod_link("a", "b/c"), pod_link("a/b", "c/"));
+            assert!(!is_pod_link("sinabro_vxlan"));
+            assert!(!is_pod_link("snb0123456789AB"));
+        }
+
+        #[test]
+        fn macs_are_unicast_and_local() {
+            for ip in ["10.0.0.1", "fd00::1"] {
+                let ip: IpAddr = ip.parse().unwrap();
+                for mac in [pod_mac(ip), vxlan_mac(ip)] {
+                    assert_eq!(mac[0] & 0b11, 0b10, "{mac:02x?}");
+                }
+            }
+            assert_eq!(
+                pod_mac("10.244.1.5".parse().unwrap()),
+                [0x0a, 0x58, 10, 244, 1, 5]
+            );
+        }
+    }
+}
