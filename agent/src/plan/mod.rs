@@ -1,1 +1,12 @@
+//! Facts about the cluster become the desired state of this node.
+//!
+//! Everything here is a pure function: no clock, no I/O, no kernel. The same facts in any order
+//! give the same plan, so a plan can be compared, tested and shown.
 
+pub mod facts;
+pub mod masquerade;
+pub mod overlay;
+
+pub use facts::{Facts, Node};
+pub use masquerade::non_masquerade;
+pub use overlay::{DeviceSpec, OverlayPlan, OverlaySettings, Peer, PlanError, RouteSpec};

@@ -1,1 +1,33 @@
+//! Metrics and health over HTTP.
+//!
+//! The agent's state is asked on scrape through [`Provider`]; only API requests are counted as
+//! they happen, through [`metrics::Metrics`].
 
+pub mod http;
+pub mod metrics;
+
+use crate::apply::OverlayStatus;
+use sinabro_common::api::{
+    Condition, EndpointReport, IpamReport, MetricsReport, NodeReport, StatusReport,
+};
+use std::future::Future;
+
+/// Everything a scrape shows, as the agent's core has it.
+#[derive(Clone, Debug)]
+pub struct Reports {
+    pub status: StatusReport,
+    pub endpoints: Vec<EndpointReport>,
+    pub ipam: IpamReport,
+    pub nodes: Vec<NodeReport>,
+    pub metrics: MetricsReport,
+    pub overlay: OverlayStatus,
+}
+
+/// The agent's core, as telemetry sees it.
+pub trait Provider: Send + Sync + 'static {
+    /// Reads everything for a scrape; the error is shown to the scraper.
+    fn gather(&self) -> impl Future<Output = Result<Reports, String>> + Send;
+
+    /// What must hold for the node to serve; cheap.
+    fn conditions(&self) -> impl Future<Output = Vec<Condition>> + Send;
+}

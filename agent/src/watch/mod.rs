@@ -1,1 +1,28 @@
+//! Where facts about the cluster come from.
+//!
+//! A source is a task that publishes a [`Snapshot`] whenever what it knows changes, and decides
+//! nothing. The rest of the agent sees the [`Source`] alone and cannot tell a nodes file from
+//! the Kubernetes API. A source that fails keeps the last good facts and says what is wrong; it
+//! ends when the last receiver is gone.
 
+pub mod nodes_file;
+
+use crate::plan::Facts;
+use std::sync::Arc;
+use tokio::{sync::watch, task::JoinHandle};
+
+/// The latest a source knows.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// The last good facts; none before the first.
+    pub facts: Option<Arc<Facts>>,
+    /// Why `facts` may be out of date, while it lasts.
+    pub problem: Option<String>,
+}
+
+/// A running source.
+#[derive(Debug)]
+pub struct Source {
+    pub updates: watch::Receiver<Snapshot>,
+    pub task: JoinHandle<()>,
+}

@@ -1,0 +1,249 @@
+//! The overlay this node should have: one VXLAN device, and for every peer a route and a
+//! neighbour per pod range and one FDB entry.
+//!
+//! All of it is derived from the facts (see [`crate::plan::facts`]); nothing is learnt and no
+//! peer is asked. A peer's device MAC follows from its address ([`names::vxlan_mac`]), its
+//! gateway address is the first host address of each of its pod ranges. Ranges of a family that
+//! this node has no range of get no route: there would be no source address to send from.
+
+use super::facts::{Facts, Node, NodeProblem, first_host};
+use ipnet::IpNet;
+use sinabro_common::{
+    api::{Mac, NodeReport},
+    names,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+/// Outer Ethernet (14), IPv4 (20), UDP (8) and VXLAN (8) headers, RFC 7348 section 5.
+pub const OVERHEAD_V4: u32 = 50;
+/// The same with an IPv6 header (40).
+pub const OVERHEAD_V6: u32 = 70;
+/// Least MTU of a link that carries IPv6, RFC 8200 section 5.
+const MIN_MTU_V6: u32 = 1280;
+/// Least MTU that every IPv4 host must take whole, RFC 791 section 3.1.
+const MIN_MTU_V4: u32 = 576;
+
+/// What the plan needs beside the facts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverlaySettings {
+    /// This node's name.
+    pub node: String,
+    /// Name of the VXLAN device.
+    pub device: String,
+    pub vni: u32,
+    pub port: u16,
+    /// MTU of the link that tunnel packets leave by.
+    pub uplink_mtu: u32,
+    /// MTU inside the tunnel where it is set by hand.
+    pub mtu: Option<u32>,
+}
+
+/// The VXLAN device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceSpec {
+    pub name: String,
+    pub vni: u32,
+    pub port: u16,
+    /// Outer source address.
+    pub local: IpAddr,
+    pub mac: Mac,
+    pub mtu: u32,
+}
+
+/// A route to a peer's pod range: via `gateway` on the device, onlink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteSpec {
+    pub gateway: IpAddr,
+    /// Preferred source of what this node itself sends.
+    pub source: IpAddr,
+}
+
+/// How a peer is reached, or why it is not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub tunnel: Option<IpAddr>,
+    pub problem: Option<NodeProblem>,
+}
+
+/// Everything the kernel should hold for the overlay, keyed as the kernel keys it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverlayPlan {
+    pub device: DeviceSpec,
+    /// The device's own addresses, each a host prefix.
+    pub addresses: BTreeSet<IpAddr>,
+    pub routes: BTreeMap<IpNet, RouteSpec>,
+    pub neighbours: BTreeMap<IpAddr, Mac>,
+    /// Device MAC of a peer → the peer's tunnel address.
+    pub fdb: BTreeMap<Mac, IpAddr>,
+    /// Every other node by name.
+    pub peers: BTreeMap<String, Peer>,
+}
+
+/// Why there is no plan at all: something about this node itself.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    #[error("this node, {0}, is not among the known nodes")]
+    Unknown(String),
+    #[error("this node's own entry, {name}, cannot be used: {problem}")]
+    Own { name: String, problem: NodeProblem },
+    #[error(
+        "an MTU of {mtu} inside the tunnel is less than the {least} needed: the uplink's MTU is {uplink}, the tunnel takes {overhead}"
+    )]
+    Mtu {
+        mtu: u32,
+        least: u32,
+        uplink: u32,
+        overhead: u32,
+    },
+}
+
+/// MTU inside the tunnel over an uplink with this MTU.
+pub fn tunnel_mtu(uplink_mtu: u32, underlay: IpAddr) -> u32 {
+    uplink_mtu.saturating_sub(overhead(underlay))
+}
+
+fn overhead(underlay: IpAddr) -> u32 {
+    match underlay {
+        IpAddr::V4(_) => OVERHEAD_V4,
+        IpAddr::V6(_) => OVERHEAD_V6,
+    }
+}
+
+impl OverlayPlan {
+    /// The overlay that `facts` ask of this node.
+    ///
+    /// # Errors
+    /// If this node is unknown or its own entry is unusable; what is wrong with a peer is in
+    /// [`OverlayPlan::peers`].
+    pub fn new(facts: &Facts, settings: &OverlaySettings) -> Result<Self, PlanError> {
+        let name = &settings.node;
+        let own = facts
+            .nodes
+            .get(name)
+            .ok_or_else(|| PlanError::Unknown(name.clone()))?;
+        let (usable, mut problems) = facts.usable(name);
+        let own_problem = |problem| PlanError::Own {
+            name: name.clone(),
+            problem,
+        };
+        if let Some(problem) = problems.remove(name.as_str()) {
+            return Err(own_problem(problem));
+        }
+        let local = *own
+            .addresses
+            .first()
+            .ok_or_else(|| own_problem(NodeProblem::NoAddress))?;
+
+        let mut plan = Self {
+            device: device(own, local, settings)?,
+            addresses: own.pod_cidrs.iter().copied().map(first_host).collect(),
+            routes: BTreeMap::new(),
+            neighbours: BTreeMap::new(),
+            fdb: BTreeMap::new(),
+            peers: BTreeMap::new(),
+        };
+        let mut macs = BTreeMap::from([(plan.device.mac, (local, name.as_str()))]);
+        for peer in usable.into_iter().filter(|node| node.name != *name) {
+            let entry = match tunnel(peer, local, &mut macs) {
+                Ok(remote) => {
+                    plan.add(own, peer, remote);
+                    Peer {
+                        tunnel: Some(remote),
+                        problem: None,
+                    }
+                }
+                Err(problem) => Peer {
+                    tunnel: None,
+                    problem: Some(problem),
+                },
+            };
+            plan.peers.insert(peer.name.clone(), entry);
+        }
+        for (peer, problem) in problems {
+            let entry = Peer {
+                tunnel: None,
+                problem: Some(problem),
+            };
+            plan.peers.insert(peer.to_owned(), entry);
+        }
+        Ok(plan)
+    }
+
+    fn add(&mut self, own: &Node, peer: &Node, remote: IpAddr) {
+        let mac = Mac(names::vxlan_mac(remote));
+        self.fdb.insert(mac, remote);
+        for &cidr in &peer.pod_cidrs {
+            let same_family = |c: &&IpNet| c.addr().is_ipv4() == cidr.addr().is_ipv4();
+            let Some(&source) = own.pod_cidrs.iter().find(same_family) else {
+                continue;
+            };
+            let gateway = first_host(cidr);
+            let source = first_host(source);
+            self.neighbours.insert(gateway, mac);
+            self.routes.insert(cidr, RouteSpec { gateway, source });
+        }
+    }
+}
+
+fn device(own: &Node, local: IpAddr, settings: &OverlaySettings) -> Result<DeviceSpec, PlanError> {
+    let mtu = settings
+        .mtu
+        .unwrap_or_else(|| tunnel_mtu(settings.uplink_mtu, local));
+    let v6 = own.pod_cidrs.iter().any(|cidr| cidr.addr().is_ipv6());
+    let least = if v6 { MIN_MTU_V6 } else { MIN_MTU_V4 };
+    if mtu < least {
+        return Err(PlanError::Mtu {
+            mtu,
+            least,
+            uplink: settings.uplink_mtu,
+            overhead: overhead(local),
+        });
+    }
+    Ok(DeviceSpec {
+        name: settings.device.clone(),
+        vni: settings.vni,
+        port: settings.port,
+        local,
+        mac: Mac(names::vxlan_mac(local)),
+        mtu,
+    })
+}
+
+/// The peer's tunnel address, if its derived MAC address is nobody else's.
+fn tunnel<'a>(
+    peer: &'a Node,
+    local: IpAddr,
+    macs: &mut BTreeMap<Mac, (IpAddr, &'a str)>,
+) -> Result<IpAddr, NodeProblem> {
+    let family = if local.is_ipv4() { "IPv4" } else { "IPv6" };
+    let remote = peer
+        .tunnel_address(local)
+        .ok_or(NodeProblem::NoAddressOfFamily(family))?;
+    let mac = Mac(names::vxlan_mac(remote));
+    match macs.get(&mac) {
+        Some(&(address, name)) => Err(NodeProblem::DuplicateMac(remote, address, name.to_owned())),
+        None => {
+            macs.insert(mac, (remote, &peer.name));
+            Ok(remote)
+        }
+    }
+}
+
+/// Every known node for people, with what the plan says about it.
+pub fn node_reports(facts: &Facts, own: &str, plan: Option<&OverlayPlan>) -> Vec<NodeReport> {
+    let report = |node: &Node| {
+        let peer = plan.and_then(|plan| plan.peers.get(&node.name));
+        NodeReport {
+            name: node.name.clone(),
+            addresses: node.addresses.clone(),
+            pod_cidrs: node.pod_cidrs.clone(),
+            local: node.name == own,
+            tunnel: peer.and_then(|peer| peer.tunnel),
+            problem: peer.and_then(|peer| peer.problem.as_ref().map(ToString::to_string)),
+        }
+    };
+    facts.nodes.values().map(report).collect()
+}
