@@ -1,1 +1,64 @@
+//! Typed, blocking access to the kernel's network configuration.
+//!
+//! - [`conn`]: one socket in one network namespace; sends requests, alone or many in one call;
+//! - [`error`]: kernel refusals as variants, decided by errno alone;
+//! - [`link`], [`veth`], [`vxlan`], [`bridge`]: interfaces;
+//! - [`addr`], [`route`], [`rule`], [`neigh`], [`fdb`]: what hangs on them;
+//! - [`monitor`]: what the kernel says has changed;
+//! - [`netns`]: network namespaces, entered on threads of their own;
+//! - [`sysctl`]: settings below /proc/sys.
+//!
+//! A noun is a plain struct (`Route`, `Addr`, …). Its verbs (`add`, `replace`, `delete`) make a
+//! [`Request`]; a [`Conn`] executes it. So several can go to the kernel in one system call:
+//!
+//! ```no_run
+//! use sinabro_netlink::{Conn, addr::Addr, link, route::Route};
+//! # fn main() -> sinabro_netlink::Result<()> {
+//! let mut conn = Conn::new()?;
+//! let eth0 = conn.link_by_name("eth0")?.index;
+//! conn.execute_all([
+//!     Addr::new(eth0, "fd00::5/128".parse().unwrap()).nodad().add(),
+//!     Route::to("fd00:1::/64".parse().unwrap()).via("fd00::1".parse().unwrap()).dev(eth0).onlink().add(),
+//!     link::set_up(eth0),
+//! ])?;
+//! # Ok(()) }
+//! ```
 
+pub mod addr;
+pub mod bridge;
+pub mod conn;
+pub mod error;
+pub mod fdb;
+pub mod link;
+pub mod monitor;
+pub mod neigh;
+pub mod netns;
+pub mod route;
+pub mod rule;
+pub mod sysctl;
+pub mod veth;
+pub mod vxlan;
+
+pub use conn::{Conn, Request};
+pub use error::{Error, Result, ResultExt};
+pub use link::{Link, Mac};
+pub use monitor::{Event, Monitor};
+pub use netns::NetNs;
+
+/// An IP address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub const BOTH: [Family; 2] = [Family::V4, Family::V6];
+
+    pub fn of(address: std::net::IpAddr) -> Family {
+        match address {
+            std::net::IpAddr::V4(_) => Family::V4,
+            std::net::IpAddr::V6(_) => Family::V6,
+        }
+    }
+}
