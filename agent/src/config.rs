@@ -1,1 +1,871 @@
+//! Settings: flags, environment, file and defaults become one validated [`Settings`].
+//!
+//! Every setting is defined once, as a field of [`Options`]: clap makes the flag, the
+//! environment variable, the default and the help of it, serde the key of the settings file.
+//! A flag wins over the environment, the environment over the file, the file over the default.
+//! All values are text until [`Settings::from_layers`] checks them, so that whatever is wrong
+//! with one is said the same way wherever it came from: key, value, source, reason.
+//!
+//! An empty value means "as if not set" where the agent finds the value by itself, the empty
+//! list in a list, and "off" for the metrics address; anywhere else it is an error.
 
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, parser::ValueSource};
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use sinabro_common::names;
+use std::{
+    ffi::OsString,
+    fmt, fs, io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+/// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
+pub const MIN_MTU: u32 = 1280;
+/// Largest MTU of a veth and of a VXLAN device.
+pub const MAX_MTU: u32 = 65_535;
+
+/// The agent of one node: gives pods their addresses and interfaces, connects nodes, and keeps
+/// the eBPF data path.
+///
+/// Each setting is a flag, an environment variable and a key of the settings file (YAML; the
+/// flag's name in camelCase: --state-dir is stateDir). A flag wins over the environment, the
+/// environment over the file, the file over the default.
+#[derive(Debug, Default, Parser, Serialize, Deserialize)]
+#[command(name = "sinabro-agent", version, max_term_width = 100)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct Options {
+    /// Settings file (YAML).
+    #[arg(long, env = "SINABRO_CONFIG", value_name = "FILE")]
+    #[serde(skip)]
+    config: Option<PathBuf>,
+
+    /// Name of this node, as in the list of nodes [default: the host name].
+    #[arg(long, env = "SINABRO_NODE_NAME", value_name = "NAME")]
+    node_name: Option<String>,
+
+    /// List of all nodes (YAML or JSON), read again whenever it changes; each entry has name,
+    /// addresses and podCIDRs.
+    #[arg(long, env = "SINABRO_NODES", value_name = "FILE")]
+    nodes: Option<String>,
+
+    /// Directory of leases, endpoint records and queued deletes. It must not survive a reboot:
+    /// what it describes does not either. The CNI plugin must be told the same directory.
+    #[arg(long, env = "SINABRO_STATE_DIR", value_name = "DIR", default_value = names::STATE_DIR)]
+    state_dir: Option<String>,
+
+    /// Socket that the CNI plugin and sinabroctl talk to [default: agent.sock in the state
+    /// directory].
+    #[arg(long, env = "SINABRO_SOCKET", value_name = "PATH")]
+    socket: Option<String>,
+
+    /// Directory of pinned maps and programs, on a bpffs.
+    #[arg(long, env = "SINABRO_BPF_DIR", value_name = "DIR", default_value = names::BPF_DIR)]
+    bpf_dir: Option<String>,
+
+    /// Root of the cgroup v2 hierarchy, where the TCP fast path attaches [default: found among
+    /// the mounts].
+    #[arg(long, env = "SINABRO_CGROUP_DIR", value_name = "DIR")]
+    cgroup_dir: Option<String>,
+
+    /// Where the container runtime looks for CNI plugins.
+    #[arg(long, env = "SINABRO_CNI_BIN_DIR", value_name = "DIR", default_value = names::CNI_BIN_DIR)]
+    cni_bin_dir: Option<String>,
+
+    /// Where the container runtime looks for network configurations.
+    #[arg(long, env = "SINABRO_CNI_CONF_DIR", value_name = "DIR", default_value = names::CNI_CONF_DIR)]
+    cni_conf_dir: Option<String>,
+
+    /// Network devices that lead out of the node; masquerade works on each, the first is the
+    /// overlay's [default: the device with the node's address, else that of the default route].
+    #[arg(
+        long,
+        env = "SINABRO_UPLINKS",
+        value_name = "DEVICE",
+        value_delimiter = ','
+    )]
+    uplinks: Option<Vec<String>>,
+
+    /// MTU of the pods' interfaces and of the VXLAN device, 1280 to 65535 [default: the uplink's,
+    /// less the encapsulation's 50 bytes between IPv4 node addresses or 70 between IPv6 ones].
+    #[arg(long, env = "SINABRO_MTU", value_name = "BYTES")]
+    mtu: Option<String>,
+
+    /// UDP port of the VXLAN device, the same on all nodes.
+    #[arg(
+        long,
+        env = "SINABRO_VXLAN_PORT",
+        value_name = "PORT",
+        default_value = "8472"
+    )]
+    vxlan_port: Option<String>,
+
+    /// VXLAN network identifier, 1 to 16777215, the same on all nodes.
+    #[arg(
+        long,
+        env = "SINABRO_VXLAN_VNI",
+        value_name = "VNI",
+        default_value = "1"
+    )]
+    vxlan_vni: Option<String>,
+
+    /// Whether packets from pods to addresses outside the cluster get the node's address.
+    #[arg(
+        long,
+        env = "SINABRO_MASQUERADE",
+        value_name = "BOOL",
+        default_value = "true"
+    )]
+    masquerade: Option<String>,
+
+    /// Destinations that see the pods' own addresses, besides all nodes' pod ranges, link-local
+    /// and multicast addresses.
+    #[arg(
+        long = "non-masquerade-cidrs",
+        env = "SINABRO_NON_MASQUERADE_CIDRS",
+        value_name = "CIDR",
+        value_delimiter = ','
+    )]
+    #[serde(rename = "nonMasqueradeCIDRs")]
+    non_masquerade_cidrs: Option<Vec<String>>,
+
+    /// Ports that masqueraded flows get, FIRST-LAST; the node's own sockets must not use them
+    /// [default: from above net.ipv4.ip_local_port_range to 65535].
+    #[arg(long, env = "SINABRO_MASQUERADE_PORTS", value_name = "FIRST-LAST")]
+    masquerade_ports: Option<String>,
+
+    /// Whether TCP between pods of this node bypasses the network stack from socket to socket.
+    #[arg(
+        long,
+        env = "SINABRO_TCP_FAST_PATH",
+        value_name = "BOOL",
+        default_value = "false"
+    )]
+    tcp_fast_path: Option<String>,
+
+    /// How programs are attached to network devices: auto (tcx where the kernel has it), tcx or
+    /// clsact.
+    #[arg(
+        long,
+        env = "SINABRO_ATTACH",
+        value_name = "MODE",
+        default_value = "auto"
+    )]
+    attach: Option<String>,
+
+    /// Address and port of /metrics, /healthz and /readyz; empty: off.
+    #[arg(
+        long,
+        env = "SINABRO_METRICS_ADDRESS",
+        value_name = "ADDRESS:PORT",
+        default_value = names::METRICS_ADDR
+    )]
+    metrics_address: Option<String>,
+
+    /// What is logged: error, warn, info, debug or trace, also per module
+    /// (info,sinabro_agent::ipam=debug).
+    #[arg(
+        long,
+        env = "SINABRO_LOG_LEVEL",
+        value_name = "FILTER",
+        default_value = "info"
+    )]
+    log_level: Option<String>,
+
+    /// Form of the log on standard error: text or json.
+    #[arg(
+        long,
+        env = "SINABRO_LOG_FORMAT",
+        value_name = "FORMAT",
+        default_value = "text"
+    )]
+    log_format: Option<String>,
+}
+
+/// Everything the agent was told, checked. What is `None` or empty is to be found on the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    pub node_name: String,
+    pub nodes_file: PathBuf,
+    pub state_dir: PathBuf,
+    pub socket: PathBuf,
+    pub bpf_dir: PathBuf,
+    pub cgroup_dir: Option<PathBuf>,
+    pub cni_bin_dir: PathBuf,
+    pub cni_conf_dir: PathBuf,
+    pub uplinks: Vec<String>,
+    /// MTU of the pods' interfaces and of the VXLAN device.
+    pub mtu: Option<u32>,
+    pub vxlan_port: u16,
+    pub vxlan_vni: u32,
+    pub masquerade: bool,
+    pub non_masquerade_cidrs: Vec<IpNet>,
+    /// First and last, inclusive.
+    pub masquerade_ports: Option<(u16, u16)>,
+    pub tcp_fast_path: bool,
+    pub attach: AttachMode,
+    pub metrics_address: Option<SocketAddr>,
+    /// A `tracing_subscriber::EnvFilter`.
+    pub log_level: String,
+    pub log_format: LogFormat,
+}
+
+/// How programs are attached to network devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttachMode {
+    /// tcx where the kernel has it, else clsact.
+    Auto,
+    Tcx,
+    Clsact,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// Wrong flags, or help or version asked for: clap prints it.
+    #[error(transparent)]
+    Flags(#[from] clap::Error),
+    #[error("cannot read settings file {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("settings file {} is not valid: {reason}", path.display())]
+    Parse { path: PathBuf, reason: String },
+    #[error("setting {key} = `{value}` ({origin}): {reason}")]
+    Invalid {
+        key: String,
+        value: String,
+        origin: Origin,
+        reason: String,
+    },
+    #[error("setting {key} is missing: give {flag}, {env} or {key} in the settings file")]
+    Missing {
+        key: &'static str,
+        flag: &'static str,
+        env: &'static str,
+    },
+    #[error("cannot read the host name: give --node-name")]
+    HostName(#[source] io::Error),
+}
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Flag,
+    Environment,
+    File(PathBuf),
+    Default,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag => f.write_str("from a flag"),
+            Self::Environment => f.write_str("from the environment"),
+            Self::File(path) => write!(f, "from {}", path.display()),
+            Self::Default => f.write_str("the default"),
+        }
+    }
+}
+
+impl Settings {
+    /// Reads the process's flags (`args`, the program's name first), its environment and the
+    /// settings file.
+    ///
+    /// # Errors
+    /// Everything wrong with any of them; nothing is silently replaced by a default.
+    pub fn load<I, T>(args: I) -> Result<Self, ConfigError>
+    where
+        I: IntoIterator<Item = T>,
+        T: Into<OsString> + Clone,
+    {
+        let matches = Options::command().try_get_matches_from(args)?;
+        let given = Options::from_arg_matches(&matches)?;
+        let file = match &given.config {
+            Some(path) => Some((path.clone(), read_file(path)?)),
+            None => None,
+        };
+        Self::from_layers(&given, &matches, file)
+    }
+
+    fn from_layers(
+        given: &Options,
+        matches: &ArgMatches,
+        file: Option<(PathBuf, Options)>,
+    ) -> Result<Self, ConfigError> {
+        let layers = Layers::new(given, matches, file);
+        let state_dir = layers.directory("stateDir")?;
+        let socket = match layers.found("socket") {
+            Some(_) => layers.parse("socket", absolute_path)?,
+            None => state_dir.join(names::SOCKET),
+        };
+        // sockaddr_un.sun_path, unix(7), with its final zero.
+        if socket.as_os_str().len() > 107 {
+            let key = if layers.found("socket").is_some() {
+                "socket"
+            } else {
+                "stateDir"
+            };
+            return Err(layers.invalid(key, "the socket's path is longer than 107 bytes"));
+        }
+        let node_name = match layers.found("nodeName") {
+            Some(_) => layers.parse("nodeName", node_name)?,
+            None => host_name()?,
+        };
+        if layers.found("nodes").is_none() {
+            return Err(ConfigError::Missing {
+                key: "nodes",
+                flag: "--nodes FILE",
+                env: "SINABRO_NODES",
+            });
+        }
+        Ok(Self {
+            node_name,
+            nodes_file: layers.parse("nodes", |text| Ok(PathBuf::from(text)))?,
+            socket,
+            bpf_dir: layers.directory("bpfDir")?,
+            cgroup_dir: layers.optional("cgroupDir", absolute_path)?,
+            cni_bin_dir: layers.directory("cniBinDir")?,
+            cni_conf_dir: layers.directory("cniConfDir")?,
+            uplinks: layers.list("uplinks", device)?,
+            mtu: layers.optional("mtu", |text| number(text, MIN_MTU, MAX_MTU))?,
+            vxlan_port: layers.parse("vxlanPort", |text| number(text, 1, u16::MAX))?,
+            // RFC 7348 §5: 24 bits.
+            vxlan_vni: layers.parse("vxlanVni", |text| number(text, 1, (1 << 24) - 1))?,
+            masquerade: layers.parse("masquerade", boolean)?,
+            non_masquerade_cidrs: layers.list("nonMasqueradeCIDRs", cidr)?,
+            masquerade_ports: layers.optional("masqueradePorts", port_range)?,
+            tcp_fast_path: layers.parse("tcpFastPath", boolean)?,
+            attach: layers.parse("attach", |text| match text {
+                "auto" => Ok(AttachMode::Auto),
+                "tcx" => Ok(AttachMode::Tcx),
+                "clsact" => Ok(AttachMode::Clsact),
+                _ => Err("expected auto, tcx or clsact".into()),
+            })?,
+            metrics_address: layers.optional("metricsAddress", |text| {
+                text.parse()
+                    .map_err(|_| "expected ADDRESS:PORT, an IPv6 address in brackets".into())
+            })?,
+            log_level: layers.parse("logLevel", |text| {
+                tracing_subscriber::EnvFilter::try_new(text)
+                    .map(|_| text.to_owned())
+                    .map_err(|error| error.to_string())
+            })?,
+            log_format: layers.parse("logFormat", |text| match text {
+                "text" => Ok(LogFormat::Text),
+                "json" => Ok(LogFormat::Json),
+                _ => Err("expected text or json".into()),
+            })?,
+            state_dir,
+        })
+    }
+}
+
+/// The value of each key that wins, and where it came from.
+struct Layers {
+    values: Map<String, Value>,
+    origins: std::collections::BTreeMap<String, Origin>,
+}
+
+impl Layers {
+    fn new(given: &Options, matches: &ArgMatches, file: Option<(PathBuf, Options)>) -> Self {
+        let mut layers = Self {
+            values: Map::new(),
+            origins: Default::default(),
+        };
+        let origins = origins_of_flags(matches);
+        let (given, default): (Vec<_>, Vec<_>) = entries(given)
+            .map(|(key, value)| {
+                let origin = origins.get(&key).cloned().unwrap_or(Origin::Default);
+                (key, value, origin)
+            })
+            .partition(|(_, _, origin)| *origin != Origin::Default);
+        for (key, value, origin) in default {
+            layers.set(key, value, origin);
+        }
+        if let Some((path, options)) = file {
+            for (key, value) in entries(&options) {
+                layers.set(key, value, Origin::File(path.clone()));
+            }
+        }
+        for (key, value, origin) in given {
+            layers.set(key, value, origin);
+        }
+        layers
+    }
+
+    fn set(&mut self, key: String, value: Value, origin: Origin) {
+        self.origins.insert(key.clone(), origin);
+        self.values.insert(key, value);
+    }
+
+    /// The text of a key, if it is set and not empty.
+    fn found(&self, key: &str) -> Option<&str> {
+        self.values
+            .get(key)
+            .and_then(Value::as_str)
+            .filter(|text| !text.is_empty())
+    }
+
+    fn parse<T>(
+        &self,
+        key: &str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<T, ConfigError> {
+        match self.found(key) {
+            Some(text) => parse(text).map_err(|reason| self.invalid(key, &reason)),
+            None => Err(self.invalid(key, "must not be empty")),
+        }
+    }
+
+    fn optional<T>(
+        &self,
+        key: &str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, ConfigError> {
+        self.found(key)
+            .map(|text| parse(text).map_err(|reason| self.invalid(key, &reason)))
+            .transpose()
+    }
+
+    fn directory(&self, key: &str) -> Result<PathBuf, ConfigError> {
+        self.parse(key, absolute_path)
+    }
+
+    fn list<T>(
+        &self,
+        key: &str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Vec<T>, ConfigError> {
+        let items = self.values.get(key).and_then(Value::as_array);
+        items
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .map(str::trim)
+            .filter(|text| !text.is_empty())
+            .map(|text| parse(text).map_err(|reason| self.invalid_value(key, text, &reason)))
+            .collect()
+    }
+
+    fn invalid(&self, key: &str, reason: &str) -> ConfigError {
+        let value = self.values.get(key).and_then(Value::as_str);
+        self.invalid_value(key, value.unwrap_or_default(), reason)
+    }
+
+    fn invalid_value(&self, key: &str, value: &str, reason: &str) -> ConfigError {
+        ConfigError::Invalid {
+            key: key.to_owned(),
+            value: value.to_owned(),
+            origin: self.origins.get(key).cloned().unwrap_or(Origin::Default),
+            reason: reason.to_owned(),
+        }
+    }
+}
+
+/// The options that are set, by their key in the settings file.
+fn entries(options: &Options) -> impl Iterator<Item = (String, Value)> + use<> {
+    let map = match serde_json::to_value(options) {
+        Ok(Value::Object(map)) => map,
+        // Text and lists of text under fixed names: always an object.
+        _ => Map::new(),
+    };
+    map.into_iter().filter(|(_, value)| !value.is_null())
+}
+
+/// Where clap took each value from, by its key in the settings file.
+fn origins_of_flags(matches: &ArgMatches) -> std::collections::BTreeMap<String, Origin> {
+    matches
+        .ids()
+        .filter_map(|id| {
+            let origin = match matches.value_source(id.as_str())? {
+                ValueSource::CommandLine => Origin::Flag,
+                ValueSource::EnvVariable => Origin::Environment,
+                _ => Origin::Default,
+            };
+            Some((file_key(id.as_str()), origin))
+        })
+        .collect()
+}
+
+/// `state_dir` → `stateDir`, as serde's `camelCase` does.
+fn file_key(id: &str) -> String {
+    if id == "non_masquerade_cidrs" {
+        return "nonMasqueradeCIDRs".into();
+    }
+    let mut words = id.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |mut key, word| {
+        let mut letters = word.chars();
+        key.extend(letters.next().map(|c| c.to_ascii_uppercase()));
+        key.push_str(letters.as_str());
+        key
+    })
+}
+
+fn read_file(path: &Path) -> Result<Options, ConfigError> {
+    let text = fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    parse_file(&text).map_err(|reason| ConfigError::Parse {
+        path: path.to_owned(),
+        reason,
+    })
+}
+
+fn parse_file(text: &str) -> Result<Options, String> {
+    // A file of nothing but comments sets nothing.
+    if text
+        .lines()
+        .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
+    {
+        return Ok(Options::default());
+    }
+    serde_saphyr::from_str(text).map_err(|error| error.to_string())
+}
+
+fn host_name() -> Result<String, ConfigError> {
+    let name = nix::unistd::gethostname().map_err(|error| ConfigError::HostName(error.into()))?;
+    let text = name.to_string_lossy();
+    node_name(&text).map_err(|reason| ConfigError::Invalid {
+        key: "nodeName".into(),
+        value: text.into_owned(),
+        origin: Origin::Default,
+        reason,
+    })
+}
+
+fn node_name(text: &str) -> Result<String, String> {
+    // Kubernetes names nodes by RFC 1123 subdomains, in lower case; kubelet lowers host names.
+    let name = text.to_ascii_lowercase();
+    let label = |label: &str| {
+        !label.is_empty()
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    };
+    if name.len() > 253 || !name.split('.').all(label) {
+        return Err("not a node name: letters, digits, dashes and dots, at most 253".into());
+    }
+    Ok(name)
+}
+
+fn absolute_path(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if !path.is_absolute() {
+        return Err("must be an absolute path".into());
+    }
+    Ok(path)
+}
+
+fn device(text: &str) -> Result<String, String> {
+    // dev_valid_name of the kernel.
+    let bad = |c: char| c == '/' || c == ':' || c.is_whitespace();
+    if text.len() > 15 || text == "." || text == ".." || text.contains(bad) {
+        return Err("not a name of a network device".into());
+    }
+    Ok(text.to_owned())
+}
+
+fn cidr(text: &str) -> Result<IpNet, String> {
+    let net: IpNet = text
+        .parse()
+        .map_err(|_| "expected an address and a prefix length, such as 10.0.0.0/8")?;
+    if net != net.trunc() {
+        return Err(format!(
+            "has bits beyond its prefix, did you mean {}",
+            net.trunc()
+        ));
+    }
+    Ok(net)
+}
+
+fn number<T>(text: &str, min: T, max: T) -> Result<T, String>
+where
+    T: FromStr + PartialOrd + fmt::Display,
+{
+    match text.parse::<T>() {
+        Ok(n) if n >= min && n <= max => Ok(n),
+        _ => Err(format!("expected a number from {min} to {max}")),
+    }
+}
+
+fn boolean(text: &str) -> Result<bool, String> {
+    match text {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err("expected true or false".into()),
+    }
+}
+
+fn port_range(text: &str) -> Result<(u16, u16), String> {
+    text.split_once('-')
+        .and_then(|(first, last)| {
+            let first: u16 = first.trim().parse().ok()?;
+            let last: u16 = last.trim().parse().ok()?;
+            (first > 0 && first <= last).then_some((first, last))
+        })
+        .ok_or_else(|| "expected FIRST-LAST, two ports in ascending order".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn load(args: &[&str]) -> Result<Settings, ConfigError> {
+        let fixed = ["sinabro-agent", "--node-name=n1"];
+        Settings::load(fixed.iter().chain(args).copied())
+    }
+
+    fn load_file(text: &str, args: &[&str]) -> Result<Settings, ConfigError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.yaml");
+        fs::write(&path, text).unwrap();
+        let path = format!("--config={}", path.display());
+        let args: Vec<_> = [path.as_str()]
+            .into_iter()
+            .chain(args.iter().copied())
+            .collect();
+        load(&args)
+    }
+
+    /// The error, which must name key and value.
+    fn refused(result: Result<Settings, ConfigError>, key: &str, value: &str) -> String {
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains(key) && text.contains(value), "{text}");
+        text
+    }
+
+    #[test]
+    fn defaults_need_only_the_nodes_file() {
+        let settings = load(&["--nodes=/n.yaml"]).unwrap();
+        assert_eq!(settings.node_name, "n1");
+        assert_eq!(settings.state_dir, Path::new(names::STATE_DIR));
+        assert_eq!(settings.socket, Path::new("/run/sinabro/agent.sock"));
+        assert_eq!(settings.bpf_dir, Path::new(names::BPF_DIR));
+        assert_eq!(settings.vxlan_port, names::VXLAN_PORT);
+        assert_eq!(settings.vxlan_vni, names::VXLAN_VNI);
+        assert_eq!(settings.mtu, None);
+        assert!(settings.masquerade && !settings.tcp_fast_path);
+        assert_eq!(settings.attach, AttachMode::Auto);
+        assert_eq!(
+            settings.metrics_address,
+            Some(names::METRICS_ADDR.parse().unwrap())
+        );
+        let text = load(&[]).unwrap_err().to_string();
+        assert!(
+            text.contains("--nodes") && text.contains("SINABRO_NODES"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_file_sets_every_key_and_a_flag_wins_over_it() {
+        let text = "
+            nodes: /etc/nodes.yaml
+            nodeName: 0123
+            stateDir: /run/s
+            socket: /run/s/x.sock
+            bpfDir: /sys/fs/bpf/s
+            cgroupDir: /sys/fs/cgroup
+            cniBinDir: /bin
+            cniConfDir: /etc/cni
+            uplinks: [eth0, eth1]
+            mtu: 1450
+            vxlanPort: 4789
+            vxlanVni: 77
+            masquerade: false
+            nonMasqueradeCIDRs: ['10.0.0.0/8', fd00::/8]
+            masqueradePorts: 61000-65535
+            tcpFastPath: true
+            attach: clsact
+            metricsAddress: ''
+            logLevel: debug
+            logFormat: json";
+        let settings = load_file(text, &["--mtu=1400", "--uplinks=a,b"]).unwrap();
+        let expected = Settings {
+            node_name: "n1".into(),
+            nodes_file: "/etc/nodes.yaml".into(),
+            state_dir: "/run/s".into(),
+            socket: "/run/s/x.sock".into(),
+            bpf_dir: "/sys/fs/bpf/s".into(),
+            cgroup_dir: Some("/sys/fs/cgroup".into()),
+            cni_bin_dir: "/bin".into(),
+            cni_conf_dir: "/etc/cni".into(),
+            uplinks: vec!["a".into(), "b".into()],
+            mtu: Some(1400),
+            vxlan_port: 4789,
+            vxlan_vni: 77,
+            masquerade: false,
+            non_masquerade_cidrs: vec!["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()],
+            masquerade_ports: Some((61000, 65535)),
+            tcp_fast_path: true,
+            attach: AttachMode::Clsact,
+            metrics_address: None,
+            log_level: "debug".into(),
+            log_format: LogFormat::Json,
+        };
+        assert_eq!(settings, expected);
+    }
+
+    #[test]
+    fn text_that_looks_like_a_number_keeps_its_zeros() {
+        let matches = Options::command().get_matches_from(["sinabro-agent"]);
+        let given = Options::from_arg_matches(&matches).unwrap();
+        let file = parse_file("{nodes: /n, nodeName: 0123}").unwrap();
+        let settings = Settings::from_layers(&given, &matches, Some(("/f".into(), file))).unwrap();
+        assert_eq!(settings.node_name, "0123");
+    }
+
+    #[test]
+    fn the_environment_wins_over_the_file() {
+        // The process's own environment is shared by all tests: a child's is not.
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.yaml");
+        fs::write(&path, "{nodes: /n, mtu: 1400, vxlanVni: 5}").unwrap();
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "config::tests::child_prints_settings",
+                "--ignored",
+                "--nocapture",
+            ])
+            .env("SINABRO_CONFIG", &path)
+            .env("SINABRO_MTU", "1300")
+            .env("SINABRO_NON_MASQUERADE_CIDRS", "10.0.0.0/8,fd00::/8")
+            .env("SINABRO_UPLINKS", "")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            text.contains("mtu=Some(1300) vni=5 cidrs=2 uplinks=[]"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    #[ignore = "run by the_environment_wins_over_the_file with an environment of its own"]
+    fn child_prints_settings() {
+        let s = load(&[]).unwrap();
+        println!(
+            "mtu={:?} vni={} cidrs={} uplinks={:?}",
+            s.mtu,
+            s.vxlan_vni,
+            s.non_masquerade_cidrs.len(),
+            s.uplinks
+        );
+    }
+
+    #[test]
+    fn bad_values_are_named_with_key_value_and_source() {
+        for (key, value) in [
+            ("mtu", "1279"),
+            ("mtu", "70000"),
+            ("mtu", "fifteen"),
+            ("vxlanVni", "16777216"),
+            ("vxlanVni", "0"),
+            ("vxlanPort", "65536"),
+            ("nonMasqueradeCIDRs", "[10.0.0.0/33]"),
+            ("nonMasqueradeCIDRs", "[10.0.0.1/8]"),
+            ("masqueradePorts", "5-4"),
+            ("masqueradePorts", "0-4"),
+            ("masquerade", "maybe"),
+            ("attach", "xdp"),
+            ("metricsAddress", "localhost"),
+            ("logLevel", "a=b=c"),
+            ("logFormat", "xml"),
+            ("stateDir", "relative/path"),
+            ("uplinks", "[a/b]"),
+            ("uplinks", "[averyverylongname]"),
+        ] {
+            let text = refused(
+                load_file(&format!("{{nodes: /n, {key}: {value}}}"), &[]),
+                key,
+                value.trim_matches(['[', ']']),
+            );
+            assert!(text.contains("agent.yaml"), "{text}");
+        }
+        let bad_name = Settings::load(["sinabro-agent", "--nodes=/n", "--node-name=a_b"]);
+        refused(bad_name, "nodeName", "a_b");
+        refused(load(&["--nodes=/n", "--mtu=1"]), "mtu", "from a flag");
+        refused(
+            load(&["--nodes=/n", "--bpf-dir="]),
+            "bpfDir",
+            "must not be empty",
+        );
+        let long = format!("--state-dir=/{}", "x".repeat(107));
+        refused(load(&["--nodes=/n", &long]), "stateDir", "107 bytes");
+    }
+
+    #[test]
+    fn bad_files_are_named_with_their_key() {
+        for (text, part) in [
+            ("mut: 1500", "mut"),
+            ("mtu: 1500\nmtu: 1400", "mtu"),
+            ("mtu: [1500]", "mtu"),
+            ("uplinks: {a: b}", "uplinks"),
+            ("just text", ""),
+            ("a: [", ""),
+        ] {
+            let text = load_file(text, &[]).unwrap_err().to_string();
+            assert!(text.contains("agent.yaml") && text.contains(part), "{text}");
+        }
+        let text = load(&["--config=/no/such/file"]).unwrap_err().to_string();
+        assert!(text.contains("/no/such/file"), "{text}");
+        assert!(load_file("# nothing\n\n", &["--nodes=/n"]).is_ok());
+    }
+
+    /// A key that flag and file spell differently would silently ignore one of them.
+    #[test]
+    fn flags_environment_and_file_have_the_same_settings() {
+        let full = Options::command();
+        let from_flags: BTreeSet<_> = full
+            .get_arguments()
+            .map(|arg| arg.get_id().as_str())
+            .filter(|id| !["config", "help", "version"].contains(id))
+            .map(file_key)
+            .collect();
+        let options = serde_json::to_value(Options::default()).unwrap();
+        let from_file: BTreeSet<_> = options.as_object().unwrap().keys().cloned().collect();
+        assert_eq!(from_flags, from_file);
+        for arg in full.get_arguments() {
+            let Some(env) = arg.get_env() else { continue };
+            let flag = arg.get_long().unwrap().to_uppercase().replace('-', "_");
+            assert_eq!(env.to_str().unwrap(), format!("SINABRO_{flag}"));
+            assert!(arg.get_help().is_some());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_in_a_file_never_panics(text in "\\PC{0,200}") {
+            let _ = parse_file(&text);
+        }
+
+        #[test]
+        fn garbage_in_a_value_never_panics(
+            key in proptest::sample::select(vec![
+                "--mtu", "--uplinks", "--non-masquerade-cidrs", "--masquerade-ports",
+                "--metrics-address", "--log-level", "--node-name", "--state-dir", "--attach",
+            ]),
+            value in "\\PC{0,40}",
+        ) {
+            let _ = load(&["--nodes=/n", &format!("{key}={value}")]);
+        }
+
+        #[test]
+        fn yaml_shaped_garbage_never_panics(text in "[a-z:\\-\\[\\]{}&*!|>'\"#%@, \n\t0-9]{0,120}") {
+            let _ = parse_file(&text);
+        }
+    }
+}
