@@ -7,6 +7,9 @@ pub mod facts;
 pub mod masquerade;
 pub mod overlay;
 
+#[cfg(test)]
+mod tests;
+
 pub use facts::{Facts, Node};
 pub use masquerade::non_masquerade;
 pub use overlay::{DeviceSpec, OverlayPlan, OverlaySettings, Peer, PlanError, RouteSpec};
