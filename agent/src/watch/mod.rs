@@ -6,6 +6,7 @@
 //! ends when the last receiver is gone.
 
 pub mod nodes_file;
+pub mod nodes_parse;
 
 use crate::plan::Facts;
 use std::sync::Arc;
