@@ -57,6 +57,9 @@ pub struct EndpointReport {
 pub struct IpamReport {
     pub ranges: Vec<RangeReport>,
     pub leases: Vec<LeaseReport>,
+    /// Lease files that could not be read, each by name.
+    #[serde(default)]
+    pub problems: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
