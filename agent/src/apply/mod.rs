@@ -1,43 +1,50 @@
 //! Makes the kernel match the plan.
 //!
-//! Runs on every change of the facts, on every change of the kernel's own tables, and every 30
-//! seconds; retries with backoff. Only what Sinabro made is ever removed.
+//! - [`reconcile`]: the difference between a desired and an actual table, and backoff; pure;
+//! - [`links`], [`addresses`], [`routes`], [`neighbours`], [`fdb`]: one kernel table each;
+//! - [`pods`]: host routes and neighbours of this node's pods;
+//! - [`pass`]: one pass over all of them, in an order that keeps traffic flowing;
+//! - [`overlay`]: when to make a pass: when the facts change, when the kernel's tables change,
+//!   every 30 seconds, and again with backoff after a failure.
+//!
+//! Only what Sinabro made is ever removed: entries of its own VXLAN device, and routes of its
+//! own protocol on that device. Nothing is flushed.
 
+pub mod addresses;
+pub mod fdb;
+pub mod links;
+pub mod neighbours;
 pub mod overlay;
+pub mod pass;
+pub mod pods;
+pub mod reconcile;
+pub mod routes;
 
-use sinabro_common::api::{Mac, NodeReport};
-use std::{
-    net::IpAddr,
-    time::{Duration, SystemTime},
-};
+pub use overlay::{Overlay, OverlayConfig, spawn, spawn_in};
+pub use pods::PodRoute;
 
-/// What the host must hold for one active endpoint: a host route and a permanent neighbour per
-/// address.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PodRoute {
-    pub addresses: Vec<IpAddr>,
-    /// Host-side link.
-    pub ifindex: u32,
-    /// The pod's MAC address.
-    pub mac: Mac,
-}
+use sinabro_common::api::NodeReport;
+use std::time::{Duration, SystemTime};
 
-/// How applying goes; published after every run.
+/// How applying goes; published after every pass.
 #[derive(Clone, Debug, Default)]
 pub struct OverlayStatus {
     /// Every known node, with its problem if it has one.
     pub nodes: Vec<NodeReport>,
-    /// What stands between the kernel and the plan; empty when they match.
+    /// What is wrong with the node's own part; empty when it is as it should be. A faulty peer
+    /// is in `nodes` alone: it must not make this node unready.
     pub problems: Vec<String>,
+    /// When everything was last as it should be, peers included.
     pub last_success: Option<SystemTime>,
     pub runs: u64,
+    /// Runs that left something undone.
     pub failures: u64,
     pub time_spent: Duration,
 }
 
 impl OverlayStatus {
-    /// Whether the last run left the kernel as the plan wants it.
+    /// Whether a pass was made and the node's own part is as it should be.
     pub fn ok(&self) -> bool {
-        self.last_success.is_some() && self.problems.is_empty()
+        self.runs > 0 && self.problems.is_empty()
     }
 }

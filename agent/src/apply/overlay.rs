@@ -1,8 +1,44 @@
-//! Drives the overlay's reconciliation.
+//! When to make a pass (see [`super::pass`]), and what to say about it.
+//!
+//! A pass follows every change of the facts and every event of the kernel that touches what
+//! Sinabro keeps, after a short wait in which more may come; every 30 seconds anyway; and after
+//! a failure with backoff. A pass that finds everything right changes nothing and so causes no
+//! event: the circle ends. Should somebody undo every pass, the wait grows.
 
-use super::{OverlayStatus, PodRoute};
-use crate::watch::Snapshot;
-use tokio::{sync::watch, task::JoinHandle};
+use super::{
+    OverlayStatus, PodRoute,
+    pass::{self, Fault, Outcome, Work},
+    pods::Which,
+    reconcile::Backoff,
+};
+use crate::{
+    plan::{OverlayPlan, overlay::node_reports},
+    watch::Snapshot,
+};
+use sinabro_common::{api::NodeReport, names::ROUTE_PROTOCOL};
+use sinabro_netlink::{Event, Monitor, NetNs};
+use std::{
+    collections::BTreeSet,
+    future::pending,
+    io,
+    os::fd::{AsFd, AsRawFd, RawFd},
+    time::{Duration, Instant, SystemTime},
+};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::watch,
+    task::{JoinHandle, spawn_blocking},
+    time::{Interval, MissedTickBehavior, interval, sleep, sleep_until},
+};
+use tracing::{debug, info, warn};
+
+/// A full pass is made this often whatever happens.
+const PERIOD: Duration = Duration::from_secs(30);
+/// Events come in groups; a pass waits for the rest.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+/// Longest wait between passes that each find something to change.
+const DEBOUNCE_CAP: Duration = Duration::from_millis(1600);
+const RETRY: Duration = Duration::from_millis(250);
 
 /// Settings of the overlay on this node.
 #[derive(Clone, Debug)]
@@ -27,15 +63,356 @@ pub struct Overlay {
     pub task: JoinHandle<()>,
 }
 
-/// Keeps the kernel of the calling process's network namespace as the facts ask.
+/// Keeps the network namespace of this process as the facts ask.
 pub fn spawn(
     config: OverlayConfig,
     facts: watch::Receiver<Snapshot>,
     pods: watch::Receiver<Vec<PodRoute>>,
 ) -> Overlay {
-    let (_sender, status) = watch::channel(OverlayStatus::default());
-    let task = tokio::spawn(async move {
-        drop((config, facts, pods));
-    });
+    spawn_in(None, config, facts, pods)
+}
+
+/// The same for another network namespace.
+pub fn spawn_in(
+    netns: Option<NetNs>,
+    config: OverlayConfig,
+    facts: watch::Receiver<Snapshot>,
+    pods: watch::Receiver<Vec<PodRoute>>,
+) -> Overlay {
+    let (sender, status) = watch::channel(OverlayStatus::default());
+    let mut driver = Driver {
+        watcher: Watcher::open(netns.as_ref()),
+        netns,
+        config,
+        facts,
+        pods,
+        status: sender,
+        plan: None,
+        device: None,
+        work: Work {
+            overlay: true,
+            pods: Which::All,
+        },
+        faults: Vec::new(),
+        pod_faults: Vec::new(),
+        retry_at: None,
+        backoff: Backoff::new(RETRY, PERIOD),
+        churn: Backoff::new(DEBOUNCE, DEBOUNCE_CAP),
+    };
+    let task = tokio::spawn(async move { driver.run().await });
     Overlay { status, task }
+}
+
+struct Driver {
+    netns: Option<NetNs>,
+    config: OverlayConfig,
+    facts: watch::Receiver<Snapshot>,
+    pods: watch::Receiver<Vec<PodRoute>>,
+    status: watch::Sender<OverlayStatus>,
+    /// Absent while the kernel gives none; tried again every period.
+    watcher: Option<Watcher>,
+    plan: Option<OverlayPlan>,
+    /// Index of the VXLAN device, as of the last pass.
+    device: Option<u32>,
+    work: Work,
+    /// What failed when the overlay was last looked at.
+    faults: Vec<Fault>,
+    /// What failed when pods were last looked at.
+    pod_faults: Vec<Fault>,
+    retry_at: Option<tokio::time::Instant>,
+    backoff: Backoff,
+    churn: Backoff,
+}
+
+impl Driver {
+    async fn run(&mut self) {
+        let mut period = interval(PERIOD);
+        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        period.reset();
+        loop {
+            let changed = self.pass().await;
+            let wait = match changed {
+                0 => {
+                    self.churn.succeeded();
+                    DEBOUNCE
+                }
+                _ => self.churn.failed(),
+            };
+            if !self.wait(&mut period).await {
+                return;
+            }
+            sleep(wait).await;
+            self.take_events();
+        }
+    }
+
+    /// Makes a pass and publishes how it went; how much it changed.
+    async fn pass(&mut self) -> usize {
+        let idle = Work {
+            overlay: false,
+            pods: Which::none(),
+        };
+        let work = std::mem::replace(&mut self.work, idle);
+        let snapshot = self.facts.borrow_and_update().clone();
+        let pods = match work.pods.is_none() {
+            true => Vec::new(),
+            false => self.pods.borrow().clone(),
+        };
+        let (netns, config) = (self.netns.clone(), self.config.clone());
+        let facts = snapshot.facts.clone();
+        let Work {
+            overlay,
+            pods: ref which,
+        } = work;
+        let looked_at_pods = !which.is_none();
+
+        let started = Instant::now();
+        let pass = spawn_blocking(move || {
+            pass::run(netns.as_ref(), &config, &work, facts.as_deref(), &pods)
+        });
+        let outcome = pass.await.unwrap_or_else(|error| {
+            let fault = Fault::own(format!("the overlay's pass failed: {error}"));
+            Outcome {
+                faults: vec![fault],
+                ..Outcome::default()
+            }
+        });
+        let took = started.elapsed();
+        debug!(changed = outcome.changed, ?took, "overlay pass");
+
+        if overlay {
+            self.device = outcome.device;
+            self.plan = outcome.plan;
+            self.faults = outcome.faults;
+        }
+        if looked_at_pods {
+            self.pod_faults = outcome.pod_faults;
+        }
+        if self.faults.is_empty() && self.pod_faults.is_empty() {
+            self.backoff.succeeded();
+            self.retry_at = None;
+        } else if overlay || self.retry_at.is_none() {
+            self.retry_at = Some(tokio::time::Instant::now() + self.backoff.failed());
+        }
+        self.publish(&snapshot, took);
+        outcome.changed
+    }
+
+    /// Waits until there is work; false once the facts' source has ended.
+    async fn wait(&mut self, period: &mut Interval) -> bool {
+        loop {
+            if self.work.overlay || !self.work.pods.is_none() {
+                return true;
+            }
+            let watcher = self.watcher.as_ref();
+            let events = async {
+                match watcher {
+                    Some(watcher) => watcher.readable().await,
+                    None => pending().await,
+                }
+            };
+            let retry_at = self.retry_at;
+            let retry = async {
+                match retry_at {
+                    Some(at) => sleep_until(at).await,
+                    None => pending().await,
+                }
+            };
+            tokio::select! {
+                changed = self.facts.changed() => {
+                    if changed.is_err() {
+                        return false;
+                    }
+                    self.work.overlay = true;
+                }
+                () = events => self.take_events(),
+                () = retry => self.everything(),
+                _ = period.tick() => {
+                    if self.watcher.is_none() {
+                        self.watcher = Watcher::open(self.netns.as_ref());
+                    }
+                    self.everything();
+                }
+            }
+        }
+    }
+
+    fn everything(&mut self) {
+        self.work = Work {
+            overlay: true,
+            pods: Which::All,
+        };
+    }
+
+    /// Turns what the kernel said until now into work.
+    fn take_events(&mut self) {
+        let Some(watcher) = &mut self.watcher else {
+            return;
+        };
+        match watcher.read() {
+            Ok(events) => {
+                for event in events {
+                    self.take(&event);
+                }
+            }
+            Err(error) => {
+                warn!("lost the kernel's events, polling instead: {error}");
+                self.watcher = None;
+                self.everything();
+            }
+        }
+    }
+
+    fn take(&mut self, event: &Event) {
+        let device = |link: u32| Some(link) == self.device;
+        match event {
+            Event::Link {
+                index, name, up, ..
+            } => {
+                self.work.overlay |= *name == self.config.device || *name == self.config.uplink;
+                // A link that was down lost its routes without a word (fib_disable_ip).
+                if *up {
+                    self.pod(*index);
+                }
+            }
+            Event::Addr { link, .. } => self.work.overlay |= device(*link),
+            Event::Fdb { link, .. } => self.work.overlay |= device(*link),
+            Event::Route {
+                protocol,
+                oif,
+                removed,
+                ..
+            } => {
+                let ours = *protocol == ROUTE_PROTOCOL;
+                match oif {
+                    Some(link) if device(*link) => self.work.overlay = true,
+                    // Also one that has replaced ours.
+                    Some(link) => self.pod(*link),
+                    None => self.work.overlay |= ours && *removed,
+                }
+            }
+            Event::Neigh { link, .. } if device(*link) => self.work.overlay = true,
+            Event::Neigh { link, .. } => self.pod(*link),
+            _ => self.everything(),
+        }
+    }
+
+    /// Looks at a pod again, if the link is a pod's.
+    fn pod(&mut self, link: u32) {
+        if let Which::Links(links) = &mut self.work.pods
+            && self.pods.borrow().iter().any(|pod| pod.ifindex == link)
+        {
+            links.insert(link);
+        }
+    }
+
+    fn publish(&self, snapshot: &Snapshot, took: Duration) {
+        let mut nodes = match &snapshot.facts {
+            Some(facts) => node_reports(facts, &self.config.node, self.plan.as_ref()),
+            None => Vec::new(),
+        };
+        let mut problems = Vec::new();
+        if snapshot.facts.is_none() {
+            let why = snapshot.problem.as_deref().unwrap_or("none read yet");
+            problems.push(format!("no facts about the cluster: {why}"));
+        }
+        for fault in self.faults.iter().chain(&self.pod_faults) {
+            let peer = self.plan.as_ref().and_then(|plan| fault.peer(plan));
+            let node = peer.and_then(|peer| nodes.iter_mut().find(|n| n.name == peer));
+            match node {
+                Some(node) => add_problem(node, &fault.text),
+                None => problems.push(fault.text.clone()),
+            }
+        }
+        let failed = !self.faults.is_empty() || !self.pod_faults.is_empty();
+        let known = snapshot.facts.is_some();
+        self.status.send_modify(|status| {
+            log(status, &nodes, &problems);
+            status.nodes = nodes;
+            status.problems = problems;
+            status.runs += 1;
+            status.failures += u64::from(failed);
+            status.time_spent += took;
+            if !failed && known {
+                status.last_success = Some(SystemTime::now());
+            }
+        });
+    }
+}
+
+fn add_problem(node: &mut NodeReport, text: &str) {
+    let problem = node.problem.get_or_insert_default();
+    if !problem.is_empty() {
+        problem.push_str("; ");
+    }
+    problem.push_str(text);
+}
+
+/// Says what is new since the last pass, once.
+fn log(before: &OverlayStatus, nodes: &[NodeReport], problems: &[String]) {
+    let old: BTreeSet<_> = before.problems.iter().collect();
+    for problem in problems.iter().filter(|p| !old.contains(p)) {
+        warn!("overlay: {problem}");
+    }
+    for node in nodes {
+        let old = before.nodes.iter().find(|n| n.name == node.name);
+        let old = old.and_then(|n| n.problem.as_ref());
+        match &node.problem {
+            Some(problem) if old != Some(problem) => warn!(node = node.name, "peer: {problem}"),
+            None if old.is_some() => info!(node = node.name, "peer is well again"),
+            _ => {}
+        }
+    }
+    if problems.is_empty() && !before.problems.is_empty() {
+        info!("overlay is well again");
+    }
+}
+
+/// The kernel's events, as tokio wants them.
+struct Watcher(AsyncFd<Fd>);
+
+struct Fd(Monitor);
+
+impl AsRawFd for Fd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+impl Watcher {
+    fn open(netns: Option<&NetNs>) -> Option<Self> {
+        let monitor = match netns {
+            Some(netns) => Monitor::in_netns(netns),
+            None => Monitor::new(),
+        };
+        let monitor = monitor.map_err(io::Error::other).and_then(|monitor| {
+            // SAFETY: Monitor owns its socket, and Fd neither closes nor replaces it before
+            // AsyncFd is dropped.
+            Ok(unsafe { AsyncFd::register_with_interest(Fd(monitor), Interest::READABLE)? })
+        });
+        monitor
+            .inspect_err(|error| warn!("cannot follow the kernel's events, polling: {error}"))
+            .map(Self)
+            .ok()
+    }
+
+    async fn readable(&self) {
+        // Only an end of the runtime fails here.
+        if let Ok(mut ready) = self.0.readable().await {
+            // The caller now reads all there is; what comes later wakes anew.
+            ready.clear_ready();
+        }
+    }
+
+    /// All events until now.
+    fn read(&mut self) -> sinabro_netlink::Result<Vec<Event>> {
+        let mut all = Vec::new();
+        loop {
+            let events = self.0.get_mut().0.read()?;
+            if events.is_empty() {
+                return Ok(all);
+            }
+            all.extend(events);
+        }
+    }
 }

@@ -1,0 +1,250 @@
+//! One pass: read the kernel, compare with the plan, change what differs.
+//!
+//! The order keeps traffic of unaffected peers flowing and never points at what is not there:
+//! device and addresses, then forwarding entries, neighbours and routes are set, each in place;
+//! after that what is no longer wanted goes, in reverse. A peer that changes its address has
+//! its new forwarding entry before its neighbour turns to it, and the old one goes last; one
+//! that takes over another's range takes over the neighbour entry in one step.
+
+use super::{
+    addresses::Addresses,
+    fdb::Forwarding,
+    links,
+    neighbours::Neighbours,
+    overlay::OverlayConfig,
+    pods::{self, PodRoute, Which},
+    reconcile::{Steps, Table, steps},
+    routes::Routes,
+};
+use crate::plan::{Facts, OverlayPlan, OverlaySettings};
+use ipnet::IpNet;
+use sinabro_common::api::Mac;
+use sinabro_netlink::{Conn, Error, NetNs, Request};
+use std::{collections::BTreeMap, fmt, net::IpAddr};
+
+/// What a failed step was about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The node's own part.
+    Own,
+    Route(IpNet),
+    Neighbour(IpAddr),
+    Forwarding(Mac),
+}
+
+/// A step that failed.
+#[derive(Clone, Debug)]
+pub struct Fault {
+    pub subject: Subject,
+    pub text: String,
+}
+
+impl Fault {
+    pub fn own(error: impl fmt::Display) -> Self {
+        Self {
+            subject: Subject::Own,
+            text: error.to_string(),
+        }
+    }
+
+    /// The peer it concerns, if it concerns one: by way of its forwarding entry.
+    pub fn peer<'a>(&self, plan: &'a OverlayPlan) -> Option<&'a str> {
+        let mac = match self.subject {
+            Subject::Own => return None,
+            Subject::Route(to) => *plan.neighbours.get(&plan.routes.get(&to)?.gateway)?,
+            Subject::Neighbour(address) => *plan.neighbours.get(&address)?,
+            Subject::Forwarding(mac) => mac,
+        };
+        let tunnel = plan.fdb.get(&mac)?;
+        let mut peers = plan.peers.iter();
+        let peer = peers.find(|(_, peer)| peer.tunnel == Some(*tunnel));
+        peer.map(|(name, _)| name.as_str())
+    }
+}
+
+/// What to look at.
+#[derive(Clone, Debug)]
+pub struct Work {
+    pub overlay: bool,
+    pub pods: Which,
+}
+
+/// What a pass did.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Absent if there is none, or the overlay was not looked at.
+    pub plan: Option<OverlayPlan>,
+    /// The VXLAN device, once it is known.
+    pub device: Option<u32>,
+    pub changed: usize,
+    /// What failed of the overlay.
+    pub faults: Vec<Fault>,
+    /// What failed of the pods' host routes.
+    pub pod_faults: Vec<Fault>,
+}
+
+/// Makes one pass. Blocks.
+pub fn run(
+    netns: Option<&NetNs>,
+    config: &OverlayConfig,
+    work: &Work,
+    facts: Option<&Facts>,
+    pods: &[PodRoute],
+) -> Outcome {
+    let mut outcome = Outcome::default();
+    let conn = match netns {
+        Some(netns) => Conn::in_netns(netns),
+        None => Conn::new(),
+    };
+    let mut conn = match conn {
+        Ok(conn) => conn,
+        Err(error) => {
+            outcome.faults.push(Fault::own(error));
+            return outcome;
+        }
+    };
+    if let Some(facts) = facts.filter(|_| work.overlay) {
+        match plan(&mut conn, config, facts) {
+            Ok(plan) => {
+                apply(&mut conn, &plan, &mut outcome);
+                outcome.plan = Some(plan);
+            }
+            Err(fault) => outcome.faults.push(fault),
+        }
+    }
+    let (restored, errors) = pods::restore(&mut conn, pods, &work.pods);
+    outcome.changed += restored;
+    outcome.pod_faults = errors.iter().map(Fault::own).collect();
+    outcome
+}
+
+fn plan(conn: &mut Conn, config: &OverlayConfig, facts: &Facts) -> Result<OverlayPlan, Fault> {
+    let uplink_mtu = match config.mtu {
+        Some(_) => 0,
+        None => {
+            let uplink = conn.link_by_name(&config.uplink);
+            let fault = |error| Fault::own(format!("uplink {}: {error}", config.uplink));
+            uplink.map_err(fault)?.mtu
+        }
+    };
+    let settings = OverlaySettings {
+        node: config.node.clone(),
+        device: config.device.clone(),
+        vni: config.vni,
+        port: config.port,
+        uplink_mtu,
+        mtu: config.mtu,
+    };
+    OverlayPlan::new(facts, &settings).map_err(Fault::own)
+}
+
+/// Makes the kernel match the plan.
+fn apply(conn: &mut Conn, plan: &OverlayPlan, outcome: &mut Outcome) {
+    let link = match links::ensure(conn, &plan.device) {
+        Ok((link, changed)) => {
+            outcome.changed += usize::from(changed);
+            link
+        }
+        Err(error) => {
+            outcome.faults.push(Fault::own(error));
+            return;
+        }
+    };
+    outcome.device = Some(link);
+
+    let addresses: BTreeMap<_, _> = plan
+        .addresses
+        .iter()
+        .map(|a| (IpNet::from(*a), ()))
+        .collect();
+    let addresses = compare(
+        &Addresses { link },
+        conn,
+        &addresses,
+        |_| Subject::Own,
+        outcome,
+    );
+    let fdb = compare(
+        &Forwarding { link },
+        conn,
+        &plan.fdb,
+        Subject::Forwarding,
+        outcome,
+    );
+    let neighbours = compare(
+        &Neighbours { link },
+        conn,
+        &plan.neighbours,
+        Subject::Neighbour,
+        outcome,
+    );
+    let routes = compare(
+        &Routes { link },
+        conn,
+        &plan.routes,
+        Subject::Route,
+        outcome,
+    );
+
+    let put = [addresses.put, fdb.put, neighbours.put, routes.put];
+    let remove = [
+        routes.remove,
+        neighbours.remove,
+        fdb.remove,
+        addresses.remove,
+    ];
+    execute(conn, put.into_iter().flatten(), explain_put, outcome);
+    execute(conn, remove.into_iter().flatten(), explain_remove, outcome);
+}
+
+/// Steps of one table; none, and a fault, if it cannot be listed.
+fn compare<T: Table>(
+    table: &T,
+    conn: &mut Conn,
+    want: &BTreeMap<T::Key, T::Want>,
+    subject: impl Fn(T::Key) -> Subject,
+    outcome: &mut Outcome,
+) -> Steps<Subject> {
+    let steps = steps(table, conn, want).unwrap_or_else(|error| {
+        outcome.faults.push(Fault::own(error));
+        Steps {
+            put: Vec::new(),
+            remove: Vec::new(),
+        }
+    });
+    let about = |(key, request)| (subject(key), request);
+    Steps {
+        put: steps.put.into_iter().map(&about).collect(),
+        remove: steps.remove.into_iter().map(&about).collect(),
+    }
+}
+
+fn execute(
+    conn: &mut Conn,
+    steps: impl Iterator<Item = (Subject, Request)>,
+    explain: fn(Subject, Error) -> Option<String>,
+    outcome: &mut Outcome,
+) {
+    let (subjects, requests): (Vec<_>, Vec<_>) = steps.unzip();
+    let results = conn.execute_each(requests);
+    for (subject, result) in subjects.into_iter().zip(results) {
+        match result.map_err(|error| explain(subject, error)) {
+            Ok(()) => outcome.changed += 1,
+            Err(None) => {}
+            Err(Some(text)) => outcome.faults.push(Fault { subject, text }),
+        }
+    }
+}
+
+fn explain_put(subject: Subject, error: Error) -> Option<String> {
+    Some(match subject {
+        Subject::Route(to) if error.is_exists() => {
+            format!("somebody else's route to {to} is in the way: remove it")
+        }
+        _ => error.to_string(),
+    })
+}
+
+fn explain_remove(_: Subject, error: Error) -> Option<String> {
+    (!error.is_not_found()).then(|| error.to_string())
+}
