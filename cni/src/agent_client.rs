@@ -1,0 +1,368 @@
+//! The plugin's side of the agent's socket: blocking, with one deadline for a whole call.
+//!
+//! An ADD is one connection from Allocate to Activate: dropping an [`Agent`] earlier makes the
+//! agent take back what it gave.
+
+use crate::error::{Code, Error, chain};
+use nix::{
+    errno::Errno,
+    sys::{
+        socket::{
+            AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket, sockopt,
+        },
+        time::TimeVal,
+    },
+};
+use sinabro_common::api::{
+    ApiError, ErrorCode, Reply, ReplyEnvelope, Request, RequestEnvelope, Response, VERSION,
+    frame::{self, FrameError},
+};
+use std::{
+    io::{self, Read, Write},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+/// How long an ADD may wait for the agent, altogether.
+pub const ADD_BUDGET: Duration = Duration::from_secs(30);
+/// How long any other verb may.
+pub const BUDGET: Duration = Duration::from_secs(10);
+
+/// A failed call to the agent.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// Nobody listens, the connection broke, or the deadline passed.
+    #[error("agent does not answer on {}", .socket.display())]
+    Away { socket: PathBuf, source: io::Error },
+    /// The socket cannot be used, whether or not an agent is behind it.
+    #[error("agent socket {} cannot be used", .socket.display())]
+    Socket { socket: PathBuf, source: io::Error },
+    /// The agent's answer makes no sense here.
+    #[error("agent on {} gave an answer that is not understood: {reason}", .socket.display())]
+    Garbled { socket: PathBuf, reason: String },
+    /// The agent said no.
+    #[error(transparent)]
+    Refused(ApiError),
+}
+
+impl AgentError {
+    /// Whether the same call may succeed once the agent is there and ready.
+    pub fn is_away(&self) -> bool {
+        match self {
+            Self::Away { .. } => true,
+            Self::Refused(refusal) => refusal.code == ErrorCode::NotReady,
+            Self::Socket { .. } | Self::Garbled { .. } => false,
+        }
+    }
+}
+
+impl From<AgentError> for Error {
+    fn from(error: AgentError) -> Self {
+        const NEXT: &str = "is the sinabro-agent running and ready on this node? see `kubectl -n kube-system get pods -o wide` and `sinabroctl status`";
+        let (code, next) = match &error {
+            AgentError::Away { .. } => (Code::TryAgainLater, NEXT),
+            AgentError::Socket { .. } => (
+                Code::Io,
+                "the plugin has to run as root, and `socket` of the network configuration has to be the agent's",
+            ),
+            AgentError::Garbled { .. } => (
+                Code::Decode,
+                "are the plugin and the sinabro-agent of one release?",
+            ),
+            AgentError::Refused(refusal) => match refusal.code {
+                ErrorCode::NotReady => (Code::TryAgainLater, NEXT),
+                ErrorCode::RangeFull => (
+                    Code::RangeFull,
+                    "`sinabroctl ipam` shows who has the node's addresses",
+                ),
+                ErrorCode::AddressUnavailable => (
+                    Code::AddressUnavailable,
+                    "`sinabroctl ipam` shows the node's ranges and who has the address",
+                ),
+                ErrorCode::Version => (
+                    Code::Agent,
+                    "the plugin and the sinabro-agent are of different releases; restarting the agent installs its plugin",
+                ),
+                ErrorCode::NotFound | ErrorCode::Invalid | ErrorCode::Internal => {
+                    (Code::Agent, "the sinabro-agent's log says more")
+                }
+            },
+        };
+        // Refusals name their object themselves.
+        match &error {
+            AgentError::Refused(refusal) => Self::new(code, &refusal.message).details(next),
+            other => Self::new(code, other.to_string())
+                .details(match std::error::Error::source(other) {
+                    Some(source) => chain(source),
+                    None => String::new(),
+                })
+                .also(next),
+        }
+    }
+}
+
+/// A connection to the agent.
+#[derive(Debug)]
+pub struct Agent {
+    stream: Timed,
+    socket: PathBuf,
+}
+
+impl Agent {
+    /// # Errors
+    /// [`AgentError::Away`] if nobody listens, [`AgentError::Socket`] if nobody could.
+    pub fn connect(path: &Path, budget: Duration) -> Result<Self, AgentError> {
+        let stream = open(path, budget).map_err(|errno| {
+            let socket = path.to_owned();
+            let source = errno.into();
+            match errno {
+                // EAGAIN: the backlog stayed full until the deadline.
+                Errno::ENOENT | Errno::ECONNREFUSED | Errno::EAGAIN | Errno::ECONNRESET => {
+                    AgentError::Away { socket, source }
+                }
+                _ => AgentError::Socket { socket, source },
+            }
+        })?;
+        Ok(Self {
+            stream: Timed {
+                stream: stream.into(),
+                deadline: Instant::now() + budget,
+            },
+            socket: path.to_owned(),
+        })
+    }
+
+    /// Sends a request and waits for its reply.
+    ///
+    /// # Errors
+    /// Every [`AgentError`]; [`AgentError::Garbled`] also if the request is longer than the
+    /// agent would read.
+    pub fn call(&mut self, request: Request) -> Result<Response, AgentError> {
+        let envelope = RequestEnvelope {
+            version: VERSION,
+            request,
+        };
+        frame::write(&mut self.stream, &envelope).map_err(|e| self.explain(e))?;
+        let envelope: ReplyEnvelope = frame::read(&mut self.stream).map_err(|e| self.explain(e))?;
+        match envelope.reply {
+            // An error is worth hearing in whatever version it comes.
+            Reply::Error(refusal) => Err(AgentError::Refused(refusal)),
+            Reply::Ok(_) if envelope.version != VERSION => {
+                Err(self.garbled(format!("version {} instead of {VERSION}", envelope.version)))
+            }
+            Reply::Ok(response) => Ok(response),
+        }
+    }
+
+    /// For an answer of the wrong kind.
+    pub fn garbled(&self, reason: String) -> AgentError {
+        AgentError::Garbled {
+            socket: self.socket.clone(),
+            reason,
+        }
+    }
+
+    fn explain(&self, error: FrameError) -> AgentError {
+        let source = match error {
+            FrameError::Io(source) => source,
+            FrameError::Closed => io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the agent closed the connection",
+            ),
+            FrameError::TooLong(_) | FrameError::Json(_) => {
+                return self.garbled(error.to_string());
+            }
+        };
+        // What SO_RCVTIMEO and SO_SNDTIMEO give once the deadline has passed.
+        let source = match source.kind() {
+            io::ErrorKind::WouldBlock => {
+                io::Error::new(io::ErrorKind::TimedOut, "no answer within the deadline")
+            }
+            _ => source,
+        };
+        AgentError::Away {
+            socket: self.socket.clone(),
+            source,
+        }
+    }
+}
+
+/// Connects by hand: the standard library has no deadline for connecting, and connecting waits
+/// while the listener's backlog is full.
+fn open(path: &Path, budget: Duration) -> nix::Result<OwnedFd> {
+    let address = UnixAddr::new(path)?;
+    let fd = socket(
+        AddressFamily::Unix,
+        SockType::Stream,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    let secs = i64::try_from(budget.as_secs()).unwrap_or(i64::MAX);
+    setsockopt(&fd, sockopt::SendTimeout, &TimeVal::new(secs, 0))?;
+    loop {
+        match connect(fd.as_raw_fd(), &address) {
+            Err(Errno::EINTR) => {}
+            other => break other?,
+        }
+    }
+    Ok(fd)
+}
+
+/// A stream whose reads and writes end at one deadline, however many there are.
+#[derive(Debug)]
+struct Timed {
+    stream: UnixStream,
+    deadline: Instant,
+}
+
+impl Timed {
+    fn remaining(&self) -> io::Result<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(left)
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.remaining()?))?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(self.remaining()?))?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    fn status(path: &Path, budget: Duration) -> Result<Response, AgentError> {
+        Agent::connect(path, budget)?.call(Request::Status)
+    }
+
+    /// Runs one call against a listener that does `serve` with its only connection.
+    fn against(serve: impl FnOnce(UnixStream) + Send) -> Result<Response, AgentError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || serve(listener.accept().unwrap().0));
+            status(&path, Duration::from_millis(300))
+        })
+    }
+
+    fn reply(stream: &mut UnixStream, version: u32, reply: Reply) {
+        let _: RequestEnvelope = frame::read(stream).unwrap();
+        frame::write(stream, &ReplyEnvelope { version, reply }).unwrap();
+    }
+
+    #[test]
+    fn an_answer_comes_back() {
+        let response = against(|mut stream| reply(&mut stream, VERSION, Reply::Ok(Response::Done)));
+        assert_eq!(response.unwrap(), Response::Done);
+    }
+
+    #[test]
+    fn nobody_there_is_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.sock");
+        let error = status(&path, BUDGET).unwrap_err();
+        assert!(error.is_away(), "{error}");
+
+        // A socket file whose listener has died.
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(status(&path, BUDGET).unwrap_err().is_away());
+
+        let error = Error::from(error);
+        assert_eq!(error.code, Code::TryAgainLater);
+        assert!(error.msg.contains("agent.sock"), "{error}");
+        assert!(error.details.contains("sinabro-agent"), "{error}");
+    }
+
+    #[test]
+    fn a_path_no_socket_can_have_is_not_away() {
+        let path = PathBuf::from(format!("/{}", "a".repeat(200)));
+        let error = status(&path, BUDGET).unwrap_err();
+        assert!(!error.is_away());
+        assert_eq!(Error::from(error).code, Code::Io);
+    }
+
+    #[test]
+    fn an_agent_that_dies_at_any_point_is_away() {
+        let bytes = frame::encode(&ReplyEnvelope {
+            version: VERSION,
+            reply: Reply::Ok(Response::Done),
+        })
+        .unwrap();
+        assert!(against(drop).unwrap_err().is_away());
+        for len in 0..bytes.len() {
+            let error = against(|mut stream| {
+                let _: RequestEnvelope = frame::read(&mut stream).unwrap();
+                stream.write_all(&bytes[..len]).unwrap();
+            });
+            assert!(error.unwrap_err().is_away(), "{len}");
+        }
+    }
+
+    #[test]
+    fn an_agent_that_hangs_is_away() {
+        let error = against(|mut stream| {
+            // One byte: a slow answer does not stretch the deadline.
+            stream.write_all(&[0]).unwrap();
+            let _ = stream.read_to_end(&mut Vec::new());
+        })
+        .unwrap_err();
+        assert!(error.is_away());
+        assert!(Error::from(error).details.contains("deadline"));
+    }
+
+    #[test]
+    fn each_refusal_has_its_code() {
+        for (from, to) in [
+            (ErrorCode::NotReady, Code::TryAgainLater),
+            (ErrorCode::RangeFull, Code::RangeFull),
+            (ErrorCode::AddressUnavailable, Code::AddressUnavailable),
+            (ErrorCode::NotFound, Code::Agent),
+            (ErrorCode::Invalid, Code::Agent),
+            (ErrorCode::Version, Code::Agent),
+            (ErrorCode::Internal, Code::Agent),
+        ] {
+            let refusal = ApiError::new(from, "range 10.0.0.0/24");
+            // A refusal is understood even from another version.
+            let error =
+                against(move |mut stream| reply(&mut stream, VERSION + 1, Reply::Error(refusal)))
+                    .unwrap_err();
+            assert_eq!(error.is_away(), from == ErrorCode::NotReady);
+            let error = Error::from(error);
+            assert_eq!(error.code, to);
+            assert_eq!(error.msg, "range 10.0.0.0/24");
+        }
+    }
+
+    #[test]
+    fn answers_that_make_no_sense_are_said_to() {
+        let other = against(|mut s| reply(&mut s, VERSION + 1, Reply::Ok(Response::Done)));
+        let garbage = against(|mut s| s.write_all(b"\0\0\0\x04what").unwrap());
+        let huge = against(|mut s| s.write_all(&[0xff; 8]).unwrap());
+        for error in [other, garbage, huge].map(Result::unwrap_err) {
+            assert!(matches!(error, AgentError::Garbled { .. }), "{error}");
+            assert_eq!(Error::from(error).code, Code::Decode);
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! ADD: lease addresses, make the pair, have the agent put the data path on it.
+//!
+//! One connection to the agent spans all of it. Whatever fails, [`Undo`] takes back what was
+//! done; if the plugin is killed, the agent does, because the connection closes.
+
+use crate::{
+    agent_client::{ADD_BUDGET, Agent, AgentError},
+    conf::{Conf, Wishes},
+    env::{self, Args, Target},
+    error::{Code, Error, chain},
+    pod_link::{self, Made},
+    result::{CniResult, Interface, IpConfig, Route},
+    undo::{Step, Undo},
+    verb::del::queue_file,
+};
+use sinabro_common::api::{ApiError, Attachment, ErrorCode, Request, Response};
+use sinabro_netlink::{Conn, NetNs, ResultExt, link};
+use std::{fs, io};
+
+/// Returns the result's JSON.
+///
+/// # Errors
+/// Every code but those of STATUS and CHECK; nothing is left then that was not there before.
+pub fn run(conf: &Conf, target: &Target, args: Args) -> Result<String, Error> {
+    // Everything that can be wrong with the input, before anything is done.
+    let wishes = conf.wishes(&args)?;
+    let previous = conf.prev_result()?;
+    let dns = conf.dns()?;
+    let netns = open_netns(target)?;
+    let mut pod = Conn::in_netns(&netns).map_err(no_socket)?;
+    let mut host = Conn::new().map_err(no_socket)?;
+    let mut agent = Agent::connect(&conf.socket, ADD_BUDGET)?;
+    refuse_existing(&mut pod, &mut host, &mut agent, target)?;
+    forget_queued_delete(conf, target)?;
+
+    let mut undo = Undo::default();
+    undo.begin(Step::Leased);
+    let request = allocate(conf, target, args, wishes);
+    match attach(
+        &mut undo, request, target, &netns, &mut pod, &mut host, &mut agent,
+    ) {
+        Ok((attachment, made)) => {
+            let mut result = previous.unwrap_or_default();
+            let mut ours = describe(target, &attachment, &made);
+            ours.dns = dns;
+            result.append(ours);
+            result.to_json(conf.version)
+        }
+        Err(error) => Err(undo.run(error, &mut host, agent)),
+    }
+}
+
+fn attach(
+    undo: &mut Undo,
+    request: Request,
+    target: &Target,
+    netns: &NetNs,
+    pod: &mut Conn,
+    host: &mut Conn,
+    agent: &mut Agent,
+) -> Result<(Attachment, Made), Error> {
+    let attachment = attachment(agent.call(request)?, agent)?;
+    check(&attachment, target).map_err(|why| agent.garbled(why))?;
+    undo.begin(Step::Linked(attachment.link.clone()));
+    let made = pod_link::make(host, pod, netns, &attachment, &target.owner.ifname)?;
+    let activate = Request::Activate {
+        owner: target.owner.clone(),
+        ifindex: made.host_index,
+    };
+    self::attachment(agent.call(activate)?, agent)?;
+    Ok((attachment, made))
+}
+
+/// Opens CNI_NETNS.
+///
+/// # Errors
+/// Code 4 if it is no network namespace, or the plugin's own without leave.
+pub fn open_netns(target: &Target) -> Result<NetNs, Error> {
+    let invalid = |why: &str| env::invalid("CNI_NETNS", &target.netns, why);
+    let netns = NetNs::open(&target.netns).map_err(|error| match error {
+        sinabro_netlink::Error::NotFound(_) => invalid("which does not exist"),
+        sinabro_netlink::Error::Invalid(_) => invalid("which is not a network namespace"),
+        other => invalid("which cannot be opened").details(chain(&other)),
+    })?;
+    if !target.netns_override {
+        let own = NetNs::current().and_then(|own| own.id());
+        let own = own.map_err(no_socket)?;
+        if netns.id().map_err(no_socket)? == own {
+            return Err(invalid("the plugin's own namespace")
+                .details("CNI_NETNS_OVERRIDE=1 allows that, if it is meant"));
+        }
+    }
+    Ok(netns)
+}
+
+/// An interface that exists is an error (specification, section 2, ADD), unless it is this
+/// attachment's own, left by an ADD that was cut short: that goes.
+fn refuse_existing(
+    pod: &mut Conn,
+    host: &mut Conn,
+    agent: &mut Agent,
+    target: &Target,
+) -> Result<(), Error> {
+    let refused = |error: sinabro_netlink::Error| {
+        Error::new(Code::Kernel, "the pod's interfaces cannot be looked up").details(chain(&error))
+    };
+    let ifname = &target.owner.ifname;
+    let name = target.owner.link();
+    let Some(inner) = pod
+        .link_by_name(ifname)
+        .ignore_not_found()
+        .map_err(refused)?
+    else {
+        return Ok(());
+    };
+    let outer = host
+        .link_by_name(&name)
+        .ignore_not_found()
+        .map_err(refused)?;
+    if outer.is_none_or(|outer| outer.peer != Some(inner.index)) {
+        return Err(pod_link::exists(ifname));
+    }
+    let owner = target.owner.clone();
+    match agent.call(Request::Check { owner }) {
+        Err(AgentError::Refused(ApiError {
+            code: ErrorCode::NotFound,
+            ..
+        })) => {
+            let deleted = host.execute(link::delete_by_name(&name));
+            deleted.ignore_not_found().map_err(refused)?;
+            Ok(())
+        }
+        Err(other) => Err(other.into()),
+        Ok(_) => Err(pod_link::exists(ifname)),
+    }
+}
+
+/// A delete of an earlier attachment of the same key, still queued, must not hit this one.
+fn forget_queued_delete(conf: &Conf, target: &Target) -> Result<(), Error> {
+    let file = queue_file(&conf.state_dir, &target.owner);
+    match fs::remove_file(&file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            let what = format!("queued delete {} cannot be removed", file.display());
+            Err(Error::new(Code::Io, what).details(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn allocate(conf: &Conf, target: &Target, args: Args, wishes: Wishes) -> Request {
+    Request::Allocate {
+        owner: target.owner.clone(),
+        network: conf.name.clone(),
+        netns: target.netns.clone(),
+        pod: args.pod,
+        addresses: wishes.addresses,
+        mac: wishes.mac,
+    }
+}
+
+fn attachment(response: Response, agent: &Agent) -> Result<Attachment, AgentError> {
+    match response {
+        Response::Attachment(attachment) => Ok(attachment),
+        _ => Err(agent.garbled("not an attachment".into())),
+    }
+}
+
+/// Whether the agent's attachment is one that can be made, and that DEL would find again.
+fn check(attachment: &Attachment, target: &Target) -> Result<(), String> {
+    let link = target.owner.link();
+    if attachment.link != link {
+        return Err(format!("link {} instead of {link}", attachment.link));
+    }
+    if attachment.addresses.is_empty() {
+        return Err("no addresses".into());
+    }
+    let families = |list: &[std::net::IpAddr]| -> Vec<bool> {
+        list.iter().map(std::net::IpAddr::is_ipv4).collect()
+    };
+    if families(&attachment.addresses) != families(&attachment.gateways) {
+        return Err("gateways of other families than the addresses".into());
+    }
+    Ok(())
+}
+
+fn describe(target: &Target, attachment: &Attachment, made: &Made) -> CniResult {
+    let (host_mac, mac) = (attachment.host_mac.to_string(), attachment.mac.to_string());
+    let mut result = CniResult::default();
+    result.interfaces = vec![
+        Interface::new(&attachment.link, host_mac, attachment.mtu, None),
+        Interface::new(
+            &target.owner.ifname,
+            mac,
+            attachment.mtu,
+            Some(&target.netns),
+        ),
+    ];
+    let ips = attachment.addresses.iter().zip(&attachment.gateways);
+    result.ips = ips
+        .map(|(&address, &gateway)| IpConfig::new(address, gateway, 1))
+        .collect();
+    let routes = made.routes.iter();
+    result.routes = routes
+        .filter_map(|route| Some(Route::new(route.dst, route.gateway?)))
+        .collect();
+    result
+}
+
+fn no_socket(error: sinabro_netlink::Error) -> Error {
+    Error::new(
+        Code::Kernel,
+        "the kernel's network configuration cannot be opened",
+    )
+    .details(chain(&error))
+    .also("the plugin has to run as root")
+}
