@@ -1,1 +1,3 @@
-
+//! The lab.
+pub mod holder;
+pub mod namespace;

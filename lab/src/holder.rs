@@ -1,0 +1,139 @@
+//! The process that keeps a network and a mount namespace alive.
+//!
+//! It is forked without exec: it needs no program on the machine, and does nothing but sleep. It
+//! gives the namespaces an address in /proc, so `nsenter -t PID -n -m` looks into a node.
+//!
+//! Its mounts are private: a tmpfs on /run and a bpffs of its own, so that the agent's default
+//! paths are free in every node and vanish, pins included, with the process.
+
+use anyhow::{Context as _, Result, bail};
+use nix::{
+    errno::Errno,
+    sys::{signal::Signal, wait::waitpid},
+    unistd::{ForkResult, Pid},
+};
+use std::{
+    ffi::CStr,
+    fs::File,
+    io::Read as _,
+    os::fd::{AsRawFd as _, OwnedFd},
+};
+
+/// Name of the process in `ps` and /proc/PID/comm; [`crate::residue`] looks for it.
+pub const COMM: &CStr = c"sinabro-lab";
+
+/// How long a lab lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifetime {
+    /// As long as the process that made it, even if that is killed.
+    Process,
+    /// Until somebody ends its processes.
+    Kept,
+}
+
+/// What the child was doing when a system call failed, in the order of [`prepare`].
+const STAGES: [&str; 7] = [
+    "be tied to its parent",
+    "make its namespaces",
+    "make its mounts private",
+    "mount a tmpfs on /run",
+    "make /run/netns",
+    "mount a bpffs on /sys/fs/bpf",
+    "leave the terminal",
+];
+
+/// Forks the holder; the calling thread is its parent, and with [`Lifetime::Process`] the
+/// kernel kills the holder when that *thread* ends (PR_SET_PDEATHSIG).
+pub fn fork(lifetime: Lifetime) -> Result<Pid> {
+    let (reader, writer) = nix::unistd::pipe().context("cannot make a pipe")?;
+    let parent = nix::unistd::getpid();
+    // SAFETY: the child only makes system calls, which are async-signal-safe, and never returns.
+    let pid = match unsafe { nix::unistd::fork() }.context("cannot fork")? {
+        ForkResult::Child => child(lifetime, parent, &writer),
+        ForkResult::Parent { child } => child,
+    };
+    drop(writer);
+    let mut report = Vec::new();
+    File::from(reader).read_to_end(&mut report)?;
+    match report[..] {
+        [0xff] => Ok(pid),
+        [stage, errno] => {
+            let _ = waitpid(pid, None);
+            let stage = STAGES.get(usize::from(stage)).copied().unwrap_or("start");
+            Err(Errno::from_raw(errno.into()))
+                .with_context(|| format!("a namespace's process cannot {stage}"))
+        }
+        _ => {
+            let _ = waitpid(pid, None);
+            bail!("a namespace's process ended before it was ready")
+        }
+    }
+}
+
+fn child(lifetime: Lifetime, parent: Pid, report: &OwnedFd) -> ! {
+    let bytes = match prepare(lifetime, parent) {
+        Ok(()) => [0xff, 0],
+        Err((stage, errno)) => [stage, errno as u8],
+    };
+    let ready = bytes[0] == 0xff;
+    let len = if ready { 1 } else { 2 };
+    // SAFETY: the buffer outlives the call; then every descriptor of the parent's is given up,
+    // so that none of its pipes and sockets stays open here, and nothing uses one afterwards.
+    unsafe {
+        libc::write(report.as_raw_fd(), bytes.as_ptr().cast(), len);
+        libc::close_range(0, libc::c_uint::MAX, 0);
+        while ready {
+            libc::pause();
+        }
+        libc::_exit(1)
+    }
+}
+
+/// Only system calls: this runs between fork and nothing, in a copy of a threaded process.
+fn prepare(lifetime: Lifetime, parent: Pid) -> Result<(), (u8, i32)> {
+    let check = |stage: u8, result: libc::c_int| match result {
+        -1 => Err((stage, Errno::last_raw())),
+        _ => Ok(()),
+    };
+    // SAFETY: plain system calls on constant, zero-terminated strings.
+    unsafe {
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            libc::signal(signal as libc::c_int, libc::SIG_DFL);
+        }
+        let mut none = std::mem::zeroed();
+        libc::sigemptyset(&mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
+        if lifetime == Lifetime::Process {
+            check(0, libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+            // The parent may have died before the line above.
+            if libc::getppid() != parent.as_raw() {
+                libc::_exit(1);
+            }
+        }
+        check(1, libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS))?;
+        let private = libc::MS_REC | libc::MS_PRIVATE;
+        check(2, mount(c"none", c"/", c"none", private))?;
+        check(3, mount(c"tmpfs", c"/run", c"tmpfs", 0))?;
+        check(4, libc::mkdir(c"/run/netns".as_ptr(), 0o755))?;
+        check(5, mount(c"bpffs", c"/sys/fs/bpf", c"bpf", 0))?;
+        // Ctrl-C on the terminal is for the parent, which takes everything down in order.
+        check(6, libc::setsid())?;
+        libc::prctl(libc::PR_SET_NAME, COMM.as_ptr());
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As mount(2); the strings are zero-terminated by type.
+unsafe fn mount(source: &CStr, target: &CStr, kind: &CStr, flags: libc::c_ulong) -> libc::c_int {
+    // SAFETY: all pointers are valid strings, `data` may be null.
+    unsafe {
+        libc::mount(
+            source.as_ptr(),
+            target.as_ptr(),
+            kind.as_ptr(),
+            flags,
+            std::ptr::null(),
+        )
+    }
+}

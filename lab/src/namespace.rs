@@ -1,0 +1,212 @@
+//! A machine of the lab: a network and a mount namespace, and ways to run things inside.
+//!
+//! Code runs inside on threads of this process that enter the namespaces ([`Namespace::run`],
+//! [`Place::run`]); programs are started by one worker thread per namespace, because the kernel
+//! ties a child's life to the thread that made it.
+
+use crate::holder::{self, Lifetime};
+use anyhow::{Context as _, Result, anyhow};
+use nix::{
+    sched::{CloneFlags, setns, unshare},
+    sys::{
+        prctl,
+        signal::{Signal, kill},
+        wait::waitpid,
+    },
+    unistd::Pid,
+};
+use std::{
+    fs::File,
+    os::{fd::OwnedFd, unix::process::CommandExt as _},
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    sync::{
+        Arc,
+        mpsc::{Sender, channel},
+    },
+    thread,
+};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A network namespace where sockets are made: a pod's, a node's, the outside host's.
+#[derive(Clone, Debug)]
+pub struct Place {
+    name: Arc<str>,
+    net: Arc<OwnedFd>,
+}
+
+impl Place {
+    pub fn new(name: &str, net: OwnedFd) -> Self {
+        Self {
+            name: name.into(),
+            net: Arc::new(net),
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn net(&self) -> &OwnedFd {
+        &self.net
+    }
+
+    /// Runs `f` on a thread inside this network namespace. Sockets made there stay there and
+    /// may be used from any thread afterwards.
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        on_thread(&self.name, || {
+            setns(&*self.net, CloneFlags::CLONE_NEWNET)
+                .with_context(|| format!("cannot enter the network namespace of {}", self.name))?;
+            f()
+        })
+    }
+}
+
+/// Runs `f` on a thread of its own, so that what it does to its namespaces ends with it.
+pub(crate) fn on_thread<T: Send>(
+    name: &str,
+    f: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new()
+            .name(name.to_string())
+            .spawn_scoped(scope, f)
+            .context("cannot start a thread")?;
+        match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// A holder process and what is known of its namespaces. Dropping it ends the holder, unless
+/// the lab is kept.
+pub struct Namespace {
+    place: Place,
+    mnt: Arc<OwnedFd>,
+    pid: Pid,
+    jobs: Option<Sender<Job>>,
+    worker: Option<thread::JoinHandle<()>>,
+    lifetime: Lifetime,
+}
+
+impl Namespace {
+    /// Makes the namespaces; the network has a loopback device, down, and nothing else.
+    pub fn new(name: &str, lifetime: Lifetime) -> Result<Self> {
+        let (jobs, queue) = channel::<Job>();
+        let (ready, started) = channel();
+        let worker = thread::Builder::new()
+            .name(format!("{name}-worker"))
+            .spawn(move || {
+                let result = holder::fork(lifetime).and_then(|pid| {
+                    let open = |kind: &str| {
+                        let path = format!("/proc/{pid}/ns/{kind}");
+                        File::open(&path)
+                            .map(OwnedFd::from)
+                            .with_context(|| format!("cannot open {path}"))
+                    };
+                    let (net, mnt) = (open("net")?, Arc::new(open("mnt")?));
+                    enter(&net, &mnt)?;
+                    Ok((pid, net, mnt))
+                });
+                let pid = result.as_ref().map(|(pid, ..)| *pid).ok();
+                let _ = ready.send(result);
+                for job in queue {
+                    job();
+                }
+                if let (Some(pid), Lifetime::Process) = (pid, lifetime) {
+                    let _ = kill(pid, Signal::SIGKILL);
+                    let _ = waitpid(pid, None);
+                }
+            })
+            .context("cannot start a thread")?;
+        let (pid, net, mnt) = started
+            .recv()
+            .context("the worker thread ended")?
+            .with_context(|| format!("cannot make the namespaces of {name}"))?;
+        Ok(Self {
+            place: Place::new(name, net),
+            mnt,
+            pid,
+            jobs: Some(jobs),
+            worker: Some(worker),
+            lifetime,
+        })
+    }
+
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub fn name(&self) -> &str {
+        self.place.name()
+    }
+
+    /// The holder process.
+    pub fn pid(&self) -> i32 {
+        self.pid.as_raw()
+    }
+
+    /// How a path inside is reached from outside.
+    pub fn path(&self, inside: impl AsRef<Path>) -> PathBuf {
+        let inside = inside.as_ref();
+        Path::new("/proc")
+            .join(self.pid.to_string())
+            .join("root")
+            .join(inside.strip_prefix("/").unwrap_or(inside))
+    }
+
+    /// Runs `f` on a thread inside both namespaces. Programs that it starts run inside, too.
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        on_thread(self.name(), || {
+            enter(self.place.net(), &self.mnt)?;
+            f()
+        })
+    }
+
+    /// Starts a program inside that lives as long as the lab.
+    pub fn spawn(&self, mut command: Command) -> Result<Child> {
+        let lifetime = self.lifetime;
+        // SAFETY: only async-signal-safe system calls.
+        unsafe {
+            command.pre_exec(move || {
+                if lifetime == Lifetime::Process {
+                    prctl::set_pdeathsig(Signal::SIGKILL)?;
+                }
+                nix::unistd::setsid()?;
+                Ok(())
+            });
+        }
+        let (reply, spawned) = channel();
+        let program = command.get_program().to_owned();
+        self.jobs
+            .as_ref()
+            .and_then(|jobs| {
+                jobs.send(Box::new(move || {
+                    let _ = reply.send(command.spawn());
+                }))
+                .ok()
+            })
+            .and_then(|()| spawned.recv().ok())
+            .ok_or_else(|| anyhow!("the worker thread of {} is gone", self.name()))?
+            .with_context(|| format!("cannot start {} on {}", program.display(), self.name()))
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if let Some(worker) = self.worker.take() {
+            let _ = worker.join();
+        }
+    }
+}
+
+/// Moves the calling thread into both namespaces.
+fn enter(net: &OwnedFd, mnt: &OwnedFd) -> Result<()> {
+    // A thread that shares its working directory with others may not change mount namespace.
+    unshare(CloneFlags::CLONE_FS).context("cannot unshare the working directory")?;
+    setns(mnt, CloneFlags::CLONE_NEWNS).context("cannot enter the mount namespace")?;
+    setns(net, CloneFlags::CLONE_NEWNET).context("cannot enter the network namespace")
+}
