@@ -1,3 +1,35 @@
-//! The lab.
+//! Sinabro's laboratory: machines made of namespaces, the real programs, real traffic.
+//!
+//! ```text
+//!   n1 eth0 ──┐
+//!   n2 eth0 ──┤ router br0        router out0 ── outside eth0
+//!   …         │ 172.30.0.1/24     192.0.2.1/24   192.0.2.10/24
+//!             │ fd00:172:30::1    2001:db8:2::1  2001:db8:2::10
+//! ```
+//!
+//! - [`namespace`], [`holder`]: a machine, and ways to run things inside;
+//! - [`lab`]: the drawing above; [`node`], [`agent`], [`pod`], [`cni`]: what is on a node;
+//! - [`traffic`]: what is sent between them;
+//! - [`checks`], [`measures`]: what must hold and how well, for the demo and the tests alike;
+//! - [`residue`]: what is left behind on the machine, which must be nothing.
+//!
+//! The router and the outside host have no route to pods: what the outside answers must have
+//! come from a node's address. Needs root.
+
+pub mod agent;
+pub mod checks;
+pub mod cni;
 pub mod holder;
+pub mod lab;
+pub mod measures;
 pub mod namespace;
+pub mod node;
+pub mod pod;
+pub mod residue;
+pub mod traffic;
+
+pub use holder::Lifetime;
+pub use lab::{Binaries, Lab};
+pub use namespace::{Namespace, Place};
+pub use node::{Node, NodeEntry};
+pub use pod::Pod;

@@ -15,6 +15,7 @@ use nix::{
     },
     unistd::Pid,
 };
+use sinabro_netlink::NetNs;
 use std::{
     fs::File,
     os::{fd::OwnedFd, unix::process::CommandExt as _},
@@ -33,14 +34,14 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Clone, Debug)]
 pub struct Place {
     name: Arc<str>,
-    net: Arc<OwnedFd>,
+    net: NetNs,
 }
 
 impl Place {
-    pub fn new(name: &str, net: OwnedFd) -> Self {
+    pub fn new(name: &str, net: NetNs) -> Self {
         Self {
             name: name.into(),
-            net: Arc::new(net),
+            net,
         }
     }
 
@@ -48,7 +49,7 @@ impl Place {
         &self.name
     }
 
-    pub fn net(&self) -> &OwnedFd {
+    pub fn net(&self) -> &NetNs {
         &self.net
     }
 
@@ -56,7 +57,7 @@ impl Place {
     /// may be used from any thread afterwards.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on_thread(&self.name, || {
-            setns(&*self.net, CloneFlags::CLONE_NEWNET)
+            setns(&self.net, CloneFlags::CLONE_NEWNET)
                 .with_context(|| format!("cannot enter the network namespace of {}", self.name))?;
             f()
         })
@@ -84,7 +85,7 @@ pub(crate) fn on_thread<T: Send>(
 /// the lab is kept.
 pub struct Namespace {
     place: Place,
-    mnt: Arc<OwnedFd>,
+    mnt: OwnedFd,
     pid: Pid,
     jobs: Option<Sender<Job>>,
     worker: Option<thread::JoinHandle<()>>,
@@ -100,13 +101,10 @@ impl Namespace {
             .name(format!("{name}-worker"))
             .spawn(move || {
                 let result = holder::fork(lifetime).and_then(|pid| {
-                    let open = |kind: &str| {
-                        let path = format!("/proc/{pid}/ns/{kind}");
-                        File::open(&path)
-                            .map(OwnedFd::from)
-                            .with_context(|| format!("cannot open {path}"))
-                    };
-                    let (net, mnt) = (open("net")?, Arc::new(open("mnt")?));
+                    let net = NetNs::open(format!("/proc/{pid}/ns/net"))?;
+                    let mnt = File::open(format!("/proc/{pid}/ns/mnt"))
+                        .context("cannot open the mount namespace")?;
+                    let mnt = OwnedFd::from(mnt);
                     enter(&net, &mnt)?;
                     Ok((pid, net, mnt))
                 });
@@ -204,7 +202,7 @@ impl Drop for Namespace {
 }
 
 /// Moves the calling thread into both namespaces.
-fn enter(net: &OwnedFd, mnt: &OwnedFd) -> Result<()> {
+fn enter(net: &NetNs, mnt: &OwnedFd) -> Result<()> {
     // A thread that shares its working directory with others may not change mount namespace.
     unshare(CloneFlags::CLONE_FS).context("cannot unshare the working directory")?;
     setns(mnt, CloneFlags::CLONE_NEWNS).context("cannot enter the mount namespace")?;

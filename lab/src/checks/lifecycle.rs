@@ -1,0 +1,123 @@
+//! What the agent knows of a pod, and that it forgets it.
+
+use super::Scene;
+use crate::{
+    Node, Pod,
+    traffic::{PATIENCE, icmp, udp},
+};
+use anyhow::{Context as _, Result, bail, ensure};
+use sinabro_common::{
+    api::{EndpointReport, Owner, Request, Response},
+    names,
+};
+use sinabro_netlink::route::RouteFilter;
+use std::net::IpAddr;
+
+/// Every packet of a pod is counted, delivered by redirection or by the stack.
+pub fn counters(scene: &Scene) -> Result<String> {
+    let (from, near, far) = (scene.pod(1, 1), scene.pod(1, 2), scene.pod(2, 2));
+    let before = (report(scene.node(1), from)?, report(scene.node(1), near)?, report(scene.node(2), far)?);
+    const ECHOES: u64 = 10;
+    for _ in 0..ECHOES {
+        udp::echo(from.place(), near.place(), near.v4(), 1000, false)?;
+        udp::echo(from.place(), far.place(), far.v6(), 1000, false)?;
+    }
+    let after = (report(scene.node(1), from)?, report(scene.node(1), near)?, report(scene.node(2), far)?);
+    for (pod, before, after, echoes) in [
+        (from, before.0, after.0, 2 * ECHOES),
+        (near, before.1, after.1, ECHOES),
+        (far, before.2, after.2, ECHOES),
+    ] {
+        for (way, packets, bytes) in [
+            ("sent", after.tx_packets - before.tx_packets, after.tx_bytes - before.tx_bytes),
+            ("received", after.rx_packets - before.rx_packets, after.rx_bytes - before.rx_bytes),
+        ] {
+            ensure!(
+                packets >= echoes && bytes >= echoes * 1000,
+                "pod {} {way} {echoes} packets of 1000 bytes and more, but {packets} packets, {bytes} bytes were counted",
+                pod.id()
+            );
+        }
+    }
+    Ok("packets and bytes, both directions, same node and across".into())
+}
+
+pub fn verify(scene: &Scene) -> Result<String> {
+    let pod = scene.pod(2, 3);
+    scene.node(2).check_pod(pod)?.success().context("CHECK")?;
+    Ok("interface, addresses, routes, the agent's record".into())
+}
+
+/// Adds a pod, looks for its traces, deletes it and looks again.
+pub fn deletion(scene: &Scene) -> Result<String> {
+    let node = scene.node(1);
+    let id = "n1-deleted";
+    let pod = node.add_pod(id)?;
+    let link = names::pod_link(id, crate::cni::IFNAME);
+    for address in pod.addresses() {
+        icmp::ping(node.place(), address, PATIENCE)?;
+    }
+    let present = traces(node, &pod, &link)?;
+    ensure!(
+        present.len() == EVERY_TRACE,
+        "a living pod should leave {EVERY_TRACE} traces, but left: {}",
+        present.join(", ")
+    );
+    node.delete_pod(&pod)?;
+    let left = traces(node, &pod, &link)?;
+    ensure!(left.is_empty(), "left behind: {}", left.join(", "));
+    // A runtime may repeat a DEL, and there is nothing left to delete.
+    node.cni("DEL", id)?.success().context("repeated DEL")?;
+
+    let next = node.add_pod("n1-next")?;
+    let reused = next.addresses().iter().any(|address| pod.addresses().contains(address));
+    node.delete_pod(&next)?;
+    ensure!(!reused, "the address just released was given to the next pod");
+    Ok("link, routes, leases, records, map entries gone; DEL repeatable".into())
+}
+
+/// Link, record file, the agent's endpoint; a lease and a route for each of two addresses.
+const EVERY_TRACE: usize = 3 + 2 * 2;
+
+/// Everything that exists because of a pod.
+fn traces(node: &Node, pod: &Pod, link: &str) -> Result<Vec<String>> {
+    let mut traces = Vec::new();
+    let mut conn = node.netlink()?;
+    match conn.link_by_name(link) {
+        Ok(_) => traces.push(format!("link {link}")),
+        Err(error) if error.is_not_found() => {}
+        Err(error) => return Err(error.into()),
+    }
+    let record = format!("{}/{link}.json", names::ENDPOINTS_DIR);
+    if node.state(&record).exists() {
+        traces.push(record);
+    }
+    if find(node, &pod.owner())?.is_some() {
+        traces.push(format!("endpoint {}", pod.owner()));
+    }
+    let routes = conn.routes(&RouteFilter::default())?;
+    for address in pod.addresses() {
+        let lease = format!("{}/{address}", names::LEASES_DIR);
+        if node.state(&lease).exists() {
+            traces.push(lease);
+        }
+        let is_route = |dst: IpAddr, len: u8| dst == address && len == if dst.is_ipv4() { 32 } else { 128 };
+        if routes.iter().any(|route| is_route(route.dst.addr(), route.dst.prefix_len())) {
+            traces.push(format!("route to {address}"));
+        }
+    }
+    Ok(traces)
+}
+
+fn report(node: &Node, pod: &Pod) -> Result<EndpointReport> {
+    find(node, &pod.owner())?.with_context(|| format!("the agent does not know pod {}", pod.id()))
+}
+
+fn find(node: &Node, owner: &Owner) -> Result<Option<EndpointReport>> {
+    match node.ask(Request::Endpoints)? {
+        Response::Endpoints(endpoints) => {
+            Ok(endpoints.into_iter().find(|endpoint| endpoint.owner == *owner))
+        }
+        other => bail!("unexpected answer {other:?}"),
+    }
+}

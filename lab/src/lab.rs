@@ -1,0 +1,260 @@
+//! The whole laboratory: router, outside host, nodes.
+
+use crate::{
+    holder::Lifetime,
+    namespace::Namespace,
+    node::{Node, NodeEntry},
+};
+use anyhow::{Context as _, Result, ensure};
+use ipnet::IpNet;
+use sinabro_netlink::{Conn, addr::Addr, bridge, link, route::Route, sysctl, veth::Veth};
+use std::{
+    env,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+/// The outside host's addresses (documentation prefixes, RFC 5737 and RFC 3849).
+pub const OUTSIDE: [&str; 2] = ["192.0.2.10/24", "2001:db8:2::10/64"];
+const OUTSIDE_ROUTER: [&str; 2] = ["192.0.2.1/24", "2001:db8:2::1/64"];
+const UNDERLAY_ROUTER: [&str; 2] = ["172.30.0.1/24", "fd00:172:30::1/64"];
+
+/// MTU of every link of the underlay, as on most networks.
+pub const UNDERLAY_MTU: u32 = 1500;
+
+/// Where the programs under test are.
+#[derive(Clone, Debug)]
+pub struct Binaries {
+    dir: PathBuf,
+}
+
+impl Binaries {
+    /// Takes the programs of a directory; all three must be there.
+    pub fn at(dir: impl Into<PathBuf>) -> Result<Self> {
+        let binaries = Self { dir: dir.into() };
+        for path in [binaries.plugin(), binaries.agent(), binaries.ctl()] {
+            ensure!(
+                path.is_file(),
+                "{} is missing: run `cargo xtask test`, which builds it first",
+                path.display()
+            );
+        }
+        Ok(binaries)
+    }
+
+    /// For tests: SINABRO_BIN_DIR, else the directory above the test's own.
+    pub fn find() -> Result<Self> {
+        if let Some(dir) = env::var_os("SINABRO_BIN_DIR") {
+            return Self::at(dir);
+        }
+        let exe = env::current_exe().context("cannot find the test's own path")?;
+        let dir = exe.parent().and_then(Path::parent);
+        Self::at(dir.context("the test is at the file system's root")?)
+    }
+
+    pub fn plugin(&self) -> PathBuf {
+        self.dir.join("sinabro")
+    }
+
+    pub fn agent(&self) -> PathBuf {
+        self.dir.join("sinabro-agent")
+    }
+
+    pub fn ctl(&self) -> PathBuf {
+        self.dir.join("sinabroctl")
+    }
+}
+
+/// Router, outside host and nodes; dropping it ends all of them, unless they are kept.
+pub struct Lab {
+    // Dropped in this order: nodes before what they hang on.
+    nodes: Vec<Node>,
+    outside: Namespace,
+    router: Namespace,
+    binaries: Binaries,
+    lifetime: Lifetime,
+}
+
+impl Lab {
+    /// Makes the underlay and the nodes n1, n2, …; agents are not started yet.
+    pub fn new(binaries: Binaries, nodes: usize, lifetime: Lifetime) -> Result<Self> {
+        ensure!(
+            nix::unistd::geteuid().is_root(),
+            "the lab makes namespaces and needs root: run `cargo xtask test` or `cargo xtask demo`"
+        );
+        let (router, outside) = underlay(lifetime).context("cannot make the underlay")?;
+        let mut lab = Self {
+            nodes: Vec::new(),
+            outside,
+            router,
+            binaries,
+            lifetime,
+        };
+        for _ in 0..nodes {
+            lab.add_node()?;
+        }
+        lab.publish()?;
+        Ok(lab)
+    }
+
+    /// A lab with all its agents ready.
+    pub fn start(binaries: Binaries, nodes: usize, lifetime: Lifetime) -> Result<Self> {
+        let lab = Self::new(binaries, nodes, lifetime)?;
+        for node in lab.nodes() {
+            node.start_agent()?;
+        }
+        for node in lab.nodes() {
+            node.wait_ready()?;
+        }
+        Ok(lab)
+    }
+
+    /// For tests: the programs that the build just made, as long as the test lives.
+    pub fn for_test(nodes: usize) -> Result<Self> {
+        Self::start(Binaries::find()?, nodes, Lifetime::Process)
+    }
+
+    /// Connects one more node. Others learn of it by [`Lab::publish`].
+    pub fn add_node(&mut self) -> Result<&Node> {
+        let number = self.nodes.len() as u8 + 1;
+        let entry = NodeEntry::numbered(number);
+        let name = entry.name.clone();
+        let connect = || -> Result<Node> {
+            let namespace = machine(&name, self.lifetime)?;
+            let port = format!("to-{name}");
+            connect(&self.router, &port, &namespace, &node_nets(number)?)?;
+            let mut conn = Conn::in_netns(self.router.place().net())?;
+            let bridge = conn.link_by_name("br0")?.index;
+            let port = conn.link_by_name(&port)?.index;
+            conn.execute(link::set_master(port, Some(bridge)))?;
+            for router in nets(&UNDERLAY_ROUTER)? {
+                default_route(&namespace, router.addr())?;
+            }
+            Node::new(namespace, entry, self.binaries.clone())
+        };
+        let node = connect().with_context(|| format!("cannot make node {name}"))?;
+        self.nodes.push(node);
+        Ok(&self.nodes[self.nodes.len() - 1])
+    }
+
+    /// Writes every node's entry into every node's nodes file.
+    pub fn publish(&self) -> Result<()> {
+        let entries: Vec<_> = self.nodes.iter().map(Node::entry).collect();
+        self.publish_entries(&entries)
+    }
+
+    /// Writes these entries, whatever the nodes are, into every node's nodes file.
+    pub fn publish_entries(&self, entries: &[NodeEntry]) -> Result<()> {
+        self.nodes.iter().try_for_each(|node| node.write_nodes(entries))
+    }
+
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Node by number, from 1, as in its name.
+    pub fn node(&self, number: usize) -> &Node {
+        &self.nodes[number - 1]
+    }
+
+    pub fn outside(&self) -> &Namespace {
+        &self.outside
+    }
+
+    pub fn router(&self) -> &Namespace {
+        &self.router
+    }
+
+    /// The outside host's IPv4 and IPv6 address.
+    pub fn outside_addresses(&self) -> Result<[IpAddr; 2]> {
+        let nets = nets(&OUTSIDE)?;
+        Ok([nets[0].addr(), nets[1].addr()])
+    }
+
+    /// Every process that keeps the lab alive: to be ended by hand if it is kept.
+    pub fn pids(&self) -> Vec<i32> {
+        let mut pids: Vec<i32> = self.nodes.iter().filter_map(Node::agent_pid).collect();
+        pids.extend(self.nodes.iter().map(|node| node.namespace().pid()));
+        pids.extend([self.outside.pid(), self.router.pid()]);
+        pids
+    }
+}
+
+/// A namespace with loopback up and no delay before IPv6 addresses are usable.
+fn machine(name: &str, lifetime: Lifetime) -> Result<Namespace> {
+    let namespace = Namespace::new(name, lifetime)?;
+    namespace.run(|| {
+        // Nobody else can have these addresses: no duplicate address detection (RFC 4862 §5.4).
+        for conf in ["all", "default"] {
+            sysctl::write(&["net", "ipv6", "conf", conf, "accept_dad"], "0")?;
+        }
+        let mut conn = Conn::new()?;
+        let lo = conn.link_by_name("lo")?.index;
+        Ok(conn.execute(link::set_up(lo))?)
+    })?;
+    Ok(namespace)
+}
+
+fn underlay(lifetime: Lifetime) -> Result<(Namespace, Namespace)> {
+    let router = machine("router", lifetime)?;
+    let outside = machine("outside", lifetime)?;
+    router.run(|| {
+        sysctl::write(&["net", "ipv4", "ip_forward"], "1")?;
+        sysctl::write(&["net", "ipv6", "conf", "all", "forwarding"], "1")?;
+        let mut conn = Conn::new()?;
+        conn.execute(bridge::create("br0"))?;
+        add_addresses(&mut conn, "br0", &nets(&UNDERLAY_ROUTER)?)
+    })?;
+    connect(&router, "out0", &outside, &nets(&OUTSIDE)?)?;
+    router.run(|| add_addresses(&mut Conn::new()?, "out0", &nets(&OUTSIDE_ROUTER)?))?;
+    outside.run(|| {
+        let mut conn = Conn::new()?;
+        let eth0 = conn.link_by_name("eth0")?.index;
+        for (underlay, via) in nets(&UNDERLAY_ROUTER)?.iter().zip(nets(&OUTSIDE_ROUTER)?) {
+            conn.execute(Route::to(underlay.trunc()).via(via.addr()).dev(eth0).add())?;
+        }
+        Ok(())
+    })?;
+    Ok((router, outside))
+}
+
+/// A cable from a port of the router to eth0 of a machine, which gets addresses.
+fn connect(router: &Namespace, port: &str, machine: &Namespace, nets: &[IpNet]) -> Result<()> {
+    // Locally administered and derived from the machine's address, so unique on the bridge.
+    let last = match nets[0].addr() {
+        IpAddr::V4(address) => address.octets()[3],
+        IpAddr::V6(address) => address.octets()[15],
+    };
+    Conn::in_netns(router.place().net())?.create_veth(&Veth {
+        name: port,
+        mac: [0x02, 0x1a, 0xb0, 0, 0, last],
+        mtu: UNDERLAY_MTU,
+        peer_name: "eth0",
+        peer_mac: [0x02, 0x1a, 0xb0, 0, 1, last],
+        peer_netns: Some(machine.place().net()),
+    })?;
+    let mut conn = Conn::in_netns(machine.place().net())?;
+    add_addresses(&mut conn, "eth0", nets)
+}
+
+fn add_addresses(conn: &mut Conn, link: &str, nets: &[IpNet]) -> Result<()> {
+    let index = conn.link_by_name(link)?.index;
+    let requests = nets.iter().map(|net| Addr::new(index, *net).nodad().add());
+    Ok(conn.execute_all(requests)?)
+}
+
+fn default_route(machine: &Namespace, via: IpAddr) -> Result<()> {
+    let mut conn = Conn::in_netns(machine.place().net())?;
+    let eth0 = conn.link_by_name("eth0")?.index;
+    let route = Route::default_of(sinabro_netlink::Family::of(via)).via(via).dev(eth0);
+    Ok(conn.execute(route.add())?)
+}
+
+fn node_nets(number: u8) -> Result<Vec<IpNet>> {
+    let [v4, v6] = crate::node::underlay_addresses(number);
+    Ok(vec![IpNet::new(v4, 24)?, IpNet::new(v6, 64)?])
+}
+
+fn nets(texts: &[&str]) -> Result<Vec<IpNet>> {
+    texts.iter().map(|text| Ok(text.parse()?)).collect()
+}

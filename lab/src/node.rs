@@ -1,0 +1,259 @@
+//! A node: its namespaces, its entry in the list of nodes, its agent and its pods' sandboxes.
+
+use crate::{
+    agent::Agent,
+    lab::Binaries,
+    namespace::{Namespace, Place},
+};
+use anyhow::{Context as _, Result, bail};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::Serialize;
+use sinabro_common::{
+    api::{ReplyEnvelope, Reply, Request, RequestEnvelope, Response, StatusReport, VERSION, frame},
+    names,
+};
+use sinabro_netlink::{Conn, NetNs, link};
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+/// The lab's own files on a node: on its private tmpfs, so that they vanish with it.
+pub const FILES: &str = "/run/lab";
+/// The list of nodes that the agent reads.
+pub const NODES_FILE: &str = "/run/lab/nodes.yaml";
+/// What the agent logged, all its runs one after the other.
+pub const LOG_FILE: &str = "/run/lab/agent.log";
+
+/// One entry of the nodes file. JSON is YAML, too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NodeEntry {
+    pub name: String,
+    pub addresses: Vec<IpAddr>,
+    #[serde(rename = "podCIDRs")]
+    pub pod_cidrs: Vec<IpNet>,
+}
+
+impl NodeEntry {
+    /// What node n`number` is born with.
+    pub fn numbered(number: u8) -> Self {
+        Self {
+            name: format!("n{number}"),
+            addresses: underlay_addresses(number).to_vec(),
+            pod_cidrs: pod_cidrs(number),
+        }
+    }
+}
+
+/// IPv4 and IPv6 address of a node on the underlay.
+pub fn underlay_addresses(number: u8) -> [IpAddr; 2] {
+    let last = 10 + number;
+    [
+        Ipv4Addr::new(172, 30, 0, last).into(),
+        Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, last.into()).into(),
+    ]
+}
+
+/// 10.244.N.0/24 and fd00:10:244:N::/64.
+pub fn pod_cidrs(number: u8) -> Vec<IpNet> {
+    let v4 = Ipv4Addr::new(10, 244, number, 0);
+    let v6 = Ipv6Addr::new(0xfd00, 0x10, 0x244, number.into(), 0, 0, 0, 0);
+    // Both lengths are within their families' bounds.
+    vec![
+        Ipv4Net::new_assert(v4, 24).into(),
+        Ipv6Net::new_assert(v6, 64).into(),
+    ]
+}
+
+pub struct Node {
+    agent: Mutex<Option<Agent>>,
+    entry: Mutex<NodeEntry>,
+    binaries: Binaries,
+    // After the agent: it lives in these namespaces.
+    namespace: Namespace,
+}
+
+impl Node {
+    pub(crate) fn new(
+        namespace: Namespace,
+        entry: NodeEntry,
+        binaries: Binaries,
+    ) -> Result<Self> {
+        let files = namespace.path(FILES);
+        fs::create_dir(&files).with_context(|| format!("cannot make {}", files.display()))?;
+        Ok(Self {
+            agent: Mutex::new(None),
+            entry: Mutex::new(entry),
+            binaries,
+            namespace,
+        })
+    }
+
+    pub fn name(&self) -> &str {
+        self.namespace.name()
+    }
+
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// The node's own network, as opposed to its pods'.
+    pub fn place(&self) -> &Place {
+        self.namespace.place()
+    }
+
+    pub fn binaries(&self) -> &Binaries {
+        &self.binaries
+    }
+
+    pub fn entry(&self) -> NodeEntry {
+        locked(&self.entry).clone()
+    }
+
+    /// Changes what [`crate::Lab::publish`] says about this node.
+    pub fn set_entry(&self, entry: NodeEntry) {
+        *locked(&self.entry) = entry;
+    }
+
+    /// The node's address of each family, IPv4 first.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        self.entry().addresses
+    }
+
+    /// A state file of the node, as seen from outside.
+    pub fn state(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.namespace.path(Path::new(names::STATE_DIR).join(path))
+    }
+
+    /// Writes the nodes file, in one step as far as a reader can tell.
+    pub fn write_nodes(&self, entries: &[NodeEntry]) -> Result<()> {
+        let path = self.namespace.path(NODES_FILE);
+        let write = || -> Result<()> {
+            let temporary = path.with_extension("new");
+            fs::write(&temporary, serde_json::to_vec_pretty(entries)?)?;
+            fs::rename(&temporary, &path)?;
+            Ok(())
+        };
+        write().with_context(|| format!("cannot write the nodes file of {}", self.name()))
+    }
+
+    // --- the agent ---
+
+    /// Starts the agent; [`Node::wait_ready`] waits until it serves.
+    pub fn start_agent(&self) -> Result<()> {
+        self.start_agent_with(&[])
+    }
+
+    /// Starts the agent with further flags.
+    pub fn start_agent_with(&self, flags: &[&str]) -> Result<()> {
+        let mut agent = locked(&self.agent);
+        if agent.is_some() {
+            bail!("the agent of {} is running", self.name());
+        }
+        *agent = Some(Agent::start(self, flags)?);
+        Ok(())
+    }
+
+    /// Waits until the agent says it is ready.
+    pub fn wait_ready(&self) -> Result<StatusReport> {
+        let mut agent = locked(&self.agent);
+        let agent = agent.as_mut().context("no agent was started")?;
+        agent.wait_ready(self)
+    }
+
+    /// SIGKILL: no chance to say goodbye.
+    pub fn kill_agent(&self) -> Result<()> {
+        match locked(&self.agent).take() {
+            Some(agent) => agent.kill(),
+            None => bail!("no agent runs on {}", self.name()),
+        }
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub fn stop_agent(&self) -> Result<()> {
+        match locked(&self.agent).take() {
+            Some(agent) => agent.stop(),
+            None => bail!("no agent runs on {}", self.name()),
+        }
+    }
+
+    pub fn agent_pid(&self) -> Option<i32> {
+        locked(&self.agent).as_ref().map(Agent::pid)
+    }
+
+    /// Everything the agent logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.namespace.path(LOG_FILE)).unwrap_or_default()
+    }
+
+    /// Puts one question to the agent's socket.
+    pub fn ask(&self, request: Request) -> Result<Response> {
+        let ask = || -> Result<Response> {
+            let mut stream = UnixStream::connect(self.state(names::SOCKET))?;
+            stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+            stream.set_write_timeout(Some(Duration::from_secs(10)))?;
+            let envelope = RequestEnvelope {
+                version: VERSION,
+                request,
+            };
+            frame::write(&mut stream, &envelope)?;
+            match frame::read::<ReplyEnvelope>(&mut stream)?.reply {
+                Reply::Ok(response) => Ok(response),
+                Reply::Error(error) => Err(error.into()),
+            }
+        };
+        ask().with_context(|| format!("cannot ask the agent of {}", self.name()))
+    }
+
+    /// Runs `sinabroctl` on the node.
+    pub fn ctl(&self, arguments: &[&str]) -> Result<Output> {
+        self.namespace.run(|| {
+            let mut command = Command::new(self.binaries.ctl());
+            command.args(arguments).env_clear();
+            command.output().context("cannot run sinabroctl")
+        })
+    }
+
+    // --- sandboxes ---
+
+    /// Makes a pod's network namespace as a runtime does: /run/netns/ID, loopback up.
+    pub fn make_sandbox(&self, id: &str) -> Result<Place> {
+        self.namespace
+            .run(|| {
+                let netns = NetNs::create_at(netns_path(id))?;
+                let mut conn = Conn::in_netns(&netns)?;
+                let lo = conn.link_by_name("lo")?.index;
+                conn.execute(link::set_up(lo))?;
+                Ok(Place::new(&format!("{}/{id}", self.name()), netns))
+            })
+            .with_context(|| format!("cannot make sandbox {id} on {}", self.name()))
+    }
+
+    /// Takes the name of a pod's network namespace away; the kernel removes it, links included,
+    /// once no [`Place`] refers to it any more.
+    pub fn remove_sandbox(&self, id: &str) -> Result<()> {
+        self.namespace
+            .run(|| Ok(NetNs::remove_at(netns_path(id))?))
+            .with_context(|| format!("cannot remove sandbox {id} on {}", self.name()))
+    }
+
+    /// A netlink connection in the node's network.
+    pub fn netlink(&self) -> Result<Conn> {
+        Ok(Conn::in_netns(self.place().net())?)
+    }
+}
+
+/// Where a sandbox's network namespace is, inside the node.
+pub fn netns_path(id: &str) -> String {
+    format!("/run/netns/{id}")
+}
+
+/// A lock whose holder panicked still holds plain data.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

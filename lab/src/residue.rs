@@ -1,0 +1,249 @@
+//! What Sinabro leaves on a machine: links, namespaces, pins, cgroups, mounts, files, processes.
+//!
+//! A [`Snapshot`] lists them outside of all labs. [`Snapshot::ours`] picks what bears one of our
+//! names; [`Snapshot::since`] what has come since an earlier one. Other software goes on with
+//! its own links, mounts and processes meanwhile, so of those only our names count.
+
+use anyhow::{Context as _, Result};
+use sinabro_common::names;
+use sinabro_netlink::Conn;
+use std::{
+    collections::BTreeSet,
+    fmt, fs,
+    os::unix::fs::DirEntryExt as _,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The kernel takes namespaces apart some time after their last user is gone.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// What kind of thing is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Link,
+    Namespace,
+    Pin,
+    Cgroup,
+    Mount,
+    File,
+    Process,
+}
+
+impl Kind {
+    pub const ALL: [Self; 7] = [
+        Self::Link,
+        Self::Namespace,
+        Self::Pin,
+        Self::Cgroup,
+        Self::Mount,
+        Self::File,
+        Self::Process,
+    ];
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Link => "link",
+            Self::Namespace => "namespace",
+            Self::Pin => "pin",
+            Self::Cgroup => "cgroup",
+            Self::Mount => "mount",
+            Self::File => "file",
+            Self::Process => "process",
+        })
+    }
+}
+
+/// One thing and its name: a link's, a path, or a process's name and id.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Item {
+    pub kind: Kind,
+    pub name: String,
+}
+
+impl fmt::Display for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.name)
+    }
+}
+
+impl Item {
+    fn is_ours(&self) -> bool {
+        let last = self.name.rsplit('/').next().unwrap_or(&self.name);
+        match self.kind {
+            Kind::Link => names::is_pod_link(&self.name) || self.name.starts_with("sinabro"),
+            Kind::Namespace | Kind::Cgroup | Kind::File => last.starts_with("sinabro"),
+            Kind::Pin | Kind::Mount => self.name.contains("/sinabro"),
+            Kind::Process => {
+                let name = self.name.split(' ').next().unwrap_or_default();
+                matches!(name, "sinabro" | "sinabro-agent" | "sinabro-lab")
+            }
+        }
+    }
+}
+
+/// What there is at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot(BTreeSet<Item>);
+
+impl Snapshot {
+    /// Looks around. Needs root to see everything.
+    pub fn take() -> Result<Self> {
+        let mut items = BTreeSet::new();
+        let mut add = |kind, name: String| {
+            items.insert(Item { kind, name });
+        };
+        for link in Conn::new()?.links().context("cannot list links")? {
+            add(Kind::Link, link.name);
+        }
+        for dir in ["/run/netns", "/var/run/netns"] {
+            entries(Path::new(dir)).for_each(|path| add(Kind::Namespace, text(&path)));
+        }
+        for (path, filesystem) in mounts()? {
+            match filesystem.as_str() {
+                "bpf" => walk(&path, u32::MAX, &mut |pin| add(Kind::Pin, text(pin))),
+                // The lab's and the agent's are near the root; a deep walk would be slow.
+                "cgroup" | "cgroup2" => walk(&path, 2, &mut |group| add(Kind::Cgroup, text(group))),
+                _ => {}
+            }
+            add(Kind::Mount, text(&path));
+        }
+        for dir in ["/run", "/tmp"] {
+            entries(Path::new(dir)).for_each(|path| add(Kind::File, text(&path)));
+        }
+        for process in entries(Path::new("/proc")) {
+            if let Some(name) = process_name(&process) {
+                add(Kind::Process, name);
+            }
+        }
+        Ok(Self(items))
+    }
+
+    /// What bears one of our names.
+    pub fn ours(&self) -> Vec<Item> {
+        self.0.iter().filter(|item| item.is_ours()).cloned().collect()
+    }
+
+    /// What is here, was not there before, and is likely ours.
+    pub fn since(&self, before: &Self) -> Vec<Item> {
+        self.0
+            .difference(&before.0)
+            .filter(|item| item.is_ours() || matches!(item.kind, Kind::Namespace | Kind::Pin))
+            .cloned()
+            .collect()
+    }
+}
+
+/// What is left of what came since `before`, once the kernel has had time to clean up.
+pub fn left_since(before: &Snapshot) -> Result<Vec<Item>> {
+    let deadline = Instant::now() + SETTLE;
+    loop {
+        let left = Snapshot::take()?.since(before);
+        if left.is_empty() || Instant::now() >= deadline {
+            return Ok(left);
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// A directory's entries; none if it cannot be read.
+fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
+fn walk(dir: &Path, depth: u32, found: &mut impl FnMut(&Path)) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let path = entry.path();
+        // A cgroup's own files are not things left behind; pins have no inode of a directory.
+        let is_control_file = !is_dir && depth != u32::MAX;
+        if !is_control_file && entry.ino() != 0 {
+            found(&path);
+        }
+        if is_dir && depth > 1 {
+            walk(&path, depth - 1, found);
+        }
+    }
+}
+
+/// Mount points and file system types of this mount namespace (proc_pid_mountinfo(5)).
+fn mounts() -> Result<Vec<(PathBuf, String)>> {
+    let table = fs::read_to_string("/proc/self/mountinfo").context("cannot list mounts")?;
+    Ok(table
+        .lines()
+        .filter_map(|line| {
+            let (mount, filesystem) = line.split_once(" - ")?;
+            let path = mount.split(' ').nth(4)?;
+            let kind = filesystem.split(' ').next()?;
+            Some((PathBuf::from(path), kind.to_string()))
+        })
+        .collect())
+}
+
+/// `NAME (PID)` of a process that still runs.
+fn process_name(dir: &Path) -> Option<String> {
+    let pid: u32 = dir.file_name()?.to_str()?.parse().ok()?;
+    let stat = fs::read_to_string(dir.join("stat")).ok()?;
+    let (start, end) = (stat.find('(')?, stat.rfind(')')?);
+    // A zombie holds nothing any more, it only waits to be noticed.
+    let alive = !stat[end + 1..].trim_start().starts_with('Z');
+    alive.then(|| format!("{} ({pid})", &stat[start + 1..end]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(kind: Kind, name: &str) -> Item {
+        Item {
+            kind,
+            name: name.into(),
+        }
+    }
+
+    #[test]
+    fn our_names_are_told_from_others() {
+        for (kind, name) in [
+            (Kind::Link, "snb0123456789ab"),
+            (Kind::Link, "sinabro_vxlan"),
+            (Kind::File, "/run/sinabro"),
+            (Kind::Pin, "/sys/fs/bpf/sinabro/links/host-in"),
+            (Kind::Process, "sinabro-agent (12)"),
+        ] {
+            assert!(item(kind, name).is_ours(), "{kind} {name}");
+        }
+        for (kind, name) in [
+            (Kind::Link, "eth0"),
+            (Kind::Link, "snb-other"),
+            (Kind::File, "/run/systemd"),
+            (Kind::Process, "sinabro-agentx (12)"),
+        ] {
+            assert!(!item(kind, name).is_ours(), "{kind} {name}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_new_and_ours_counts() {
+        let old = Snapshot(BTreeSet::from([item(Kind::Link, "sinabro_vxlan")]));
+        let new = Snapshot(BTreeSet::from([
+            item(Kind::Link, "sinabro_vxlan"),
+            item(Kind::Link, "docker0"),
+            item(Kind::Link, "snb0123456789ab"),
+            item(Kind::Namespace, "/run/netns/x"),
+        ]));
+        assert_eq!(
+            new.since(&old),
+            [
+                item(Kind::Link, "snb0123456789ab"),
+                item(Kind::Namespace, "/run/netns/x")
+            ]
+        );
+    }
+}

@@ -1,0 +1,71 @@
+//! Real traffic between places of the lab, made by this process.
+//!
+//! Every exchange has a deadline; every error says from where to where. Servers take a free
+//! port, so exchanges may run beside one another.
+
+pub mod http;
+pub mod icmp;
+pub mod load;
+pub mod packet;
+pub mod rate;
+pub mod tcp;
+pub mod udp;
+
+use anyhow::{Context as _, Result, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
+
+/// Longest silence within an exchange. Generous: the machine may be busy with a build.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// `0.0.0.0` or `::`, whichever family `like` has.
+pub fn any(like: IpAddr) -> IpAddr {
+    match like {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+/// Waits until a socket can be read; false if the deadline passes first.
+pub fn readable(socket: &impl AsFd, deadline: Instant) -> Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // Rounded up, so that the last millisecond is not spent spinning.
+        let left = left.as_millis().saturating_add(1).min(i32::MAX as u128) as i32;
+        let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::try_from(left)?) {
+            Ok(0) if Instant::now() >= deadline => return Ok(false),
+            Ok(0) | Err(nix::errno::Errno::EINTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(error).context("cannot wait for a socket"),
+        }
+    }
+}
+
+/// Accepts one connection before the deadline.
+pub fn accept(listener: &TcpListener, deadline: Instant) -> Result<(TcpStream, SocketAddr)> {
+    if !readable(listener, deadline)? {
+        bail!("no connection arrived in time");
+    }
+    let (stream, peer) = listener.accept().context("cannot accept")?;
+    patient(&stream)?;
+    Ok((stream, peer))
+}
+
+/// Connects before the deadline.
+pub fn connect(to: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    patient(&stream)?;
+    Ok(stream)
+}
+
+fn patient(stream: &TcpStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)
+}

@@ -1,0 +1,170 @@
+//! Frames made by hand, to say what a pod may not: another's address, another's MAC.
+
+use crate::namespace::Place;
+use anyhow::{Context as _, Result, bail};
+use nix::errno::Errno;
+use socket2::{Domain, Socket, Type};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    os::fd::AsRawFd as _,
+};
+
+const ETH_IP4: [u8; 2] = [0x08, 0x00];
+const ETH_ARP: [u8; 2] = [0x08, 0x06];
+const ETH_IP6: [u8; 2] = [0x86, 0xdd];
+
+/// An Ethernet interface as a place sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Interface {
+    pub index: u32,
+    pub mac: [u8; 6],
+    pub mtu: usize,
+}
+
+/// Looks an interface up inside a place.
+pub fn interface(place: &Place, name: &str) -> Result<Interface> {
+    place
+        .run(|| {
+            let link = sinabro_netlink::Conn::new()?.link_by_name(name)?;
+            Ok(Interface {
+                index: link.index,
+                mac: link.mac.map(|mac| mac.0).context("it has no MAC address")?,
+                mtu: link.mtu as usize,
+            })
+        })
+        .with_context(|| format!("cannot look at {name} of {}", place.name()))
+}
+
+/// A UDP datagram, every field of it chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram<'a> {
+    pub src_mac: [u8; 6],
+    pub dst_mac: [u8; 6],
+    pub src: IpAddr,
+    pub dst: IpAddr,
+    pub dst_port: u16,
+    pub payload: &'a [u8],
+}
+
+impl Datagram<'_> {
+    /// The whole frame, checksums right: what is dropped is dropped for its addresses alone.
+    pub fn frame(&self) -> Result<Vec<u8>> {
+        let len = (8 + self.payload.len()) as u16;
+        let mut udp = Vec::new();
+        udp.extend_from_slice(&40_000_u16.to_be_bytes());
+        udp.extend_from_slice(&self.dst_port.to_be_bytes());
+        udp.extend_from_slice(&len.to_be_bytes());
+        udp.extend_from_slice(&[0, 0]);
+        udp.extend_from_slice(self.payload);
+
+        let (kind, header, pseudo) = match (self.src, self.dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                let mut header = vec![0x45, 0];
+                header.extend_from_slice(&(20 + len).to_be_bytes());
+                header.extend_from_slice(&[0, 1, 0x40, 0, 64, 17, 0, 0]);
+                header.extend_from_slice(&src.octets());
+                header.extend_from_slice(&dst.octets());
+                let sum = checksum(&[&header]);
+                header[10..12].copy_from_slice(&sum.to_be_bytes());
+                let addresses = [src.octets(), dst.octets()].concat();
+                (ETH_IP4, header, addresses)
+            }
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                let mut header = vec![0x60, 0, 0, 0];
+                header.extend_from_slice(&len.to_be_bytes());
+                header.extend_from_slice(&[17, 64]);
+                let addresses = [src.octets(), dst.octets()].concat();
+                header.extend_from_slice(&addresses);
+                (ETH_IP6, header, addresses)
+            }
+            _ => bail!("{} and {} are of different families", self.src, self.dst),
+        };
+        let protocol_and_len = [[0, 17], len.to_be_bytes()].concat();
+        let sum = match checksum(&[&pseudo, &protocol_and_len, &udp]) {
+            0 => 0xffff, // RFC 768: zero would mean "no checksum"
+            sum => sum,
+        };
+        udp[6..8].copy_from_slice(&sum.to_be_bytes());
+        Ok([&self.dst_mac[..], &self.src_mac, &kind, &header, &udp].concat())
+    }
+}
+
+/// A gratuitous ARP announcement (RFC 5227 §3): "`address` is at `mac`".
+pub fn arp_claim(mac: [u8; 6], address: Ipv4Addr) -> Vec<u8> {
+    let mut frame = [&[0xff; 6][..], &mac, &ETH_ARP].concat();
+    frame.extend_from_slice(&[0, 1, 8, 0, 6, 4, 0, 1]);
+    frame.extend_from_slice(&mac);
+    frame.extend_from_slice(&address.octets());
+    frame.extend_from_slice(&[0; 6]);
+    frame.extend_from_slice(&address.octets());
+    frame
+}
+
+/// Puts frames on an interface as they are.
+pub fn inject(place: &Place, interface: Interface, frames: &[Vec<u8>]) -> Result<()> {
+    place.run(|| {
+        let socket =
+            Socket::new(Domain::PACKET, Type::RAW, None).context("cannot open a packet socket")?;
+        let address = libc::sockaddr_ll {
+            sll_family: libc::AF_PACKET as u16,
+            sll_protocol: 0,
+            sll_ifindex: interface.index as i32,
+            sll_hatype: 0,
+            sll_pkttype: 0,
+            sll_halen: 0,
+            sll_addr: [0; 8],
+        };
+        // SAFETY: the address is a sockaddr_ll of the size given.
+        Errno::result(unsafe {
+            libc::bind(
+                socket.as_raw_fd(),
+                (&raw const address).cast(),
+                size_of_val(&address) as libc::socklen_t,
+            )
+        })
+        .context("cannot bind a packet socket")?;
+        for frame in frames {
+            socket.send(frame).context("cannot inject a frame")?;
+        }
+        Ok(())
+    })
+}
+
+/// The Internet checksum (RFC 1071) over parts of even length, the last of any.
+pub fn checksum(parts: &[&[u8]]) -> u16 {
+    let mut sum = 0_u32;
+    for part in parts {
+        for pair in part.chunks(2) {
+            let low = pair.get(1).copied().unwrap_or(0);
+            sum += u32::from(u16::from_be_bytes([pair[0], low]));
+        }
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_with_its_checksum_sums_to_zero() {
+        // RFC 1071's own example.
+        assert_eq!(checksum(&[&[0, 1, 0xf2, 3, 0xf4, 0xf5, 0xf6, 0xf7]]), !0xddf2);
+        let frame = Datagram {
+            src_mac: [2; 6],
+            dst_mac: [4; 6],
+            src: "10.0.0.1".parse().unwrap(),
+            dst: "10.0.0.2".parse().unwrap(),
+            dst_port: 9,
+            payload: b"odd",
+        }
+        .frame()
+        .unwrap();
+        assert_eq!(checksum(&[&frame[14..34]]), 0);
+        let pseudo = [&frame[26..34], &[0, 17, 0, 11]].concat();
+        assert_eq!(checksum(&[&pseudo, &frame[34..]]), 0);
+    }
+}

@@ -1,0 +1,139 @@
+//! UDP echoes, also with packets that fill the MTU and may not be fragmented.
+
+use super::{any, readable};
+use crate::namespace::Place;
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::errno::Errno;
+use std::{
+    io,
+    net::{IpAddr, UdpSocket},
+    os::fd::{AsFd, AsRawFd as _},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// UDP may lose packets: a few tries, each this long.
+const TRIES: u32 = 6;
+const TRY: Duration = Duration::from_millis(500);
+
+/// Sends a datagram with `size` bytes of payload and waits for its echo. Returns the source
+/// address that the other side saw. With `whole`, neither way may fragment (RFC 1191, DF).
+pub fn echo(
+    from: &Place,
+    to: &Place,
+    address: IpAddr,
+    size: usize,
+    whole: bool,
+) -> Result<IpAddr> {
+    exchange(from, to, address, size, whole).with_context(|| {
+        format!("UDP, {size} bytes, {} → {} {address}", from.name(), to.name())
+    })
+}
+
+fn exchange(
+    from: &Place,
+    to: &Place,
+    address: IpAddr,
+    size: usize,
+    whole: bool,
+) -> Result<IpAddr> {
+    let bind = |ip: IpAddr| -> Result<UdpSocket> {
+        let socket = UdpSocket::bind((ip, 0))?;
+        if whole {
+            forbid_fragments(&socket, ip)?;
+        }
+        Ok(socket)
+    };
+    let server = to.run(|| bind(address)).context("cannot bind")?;
+    let client = from.run(|| {
+        let socket = bind(any(address))?;
+        socket.connect(server.local_addr()?)?;
+        Ok(socket)
+    })?;
+    let payload: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
+    thread::scope(|scope| {
+        let served = scope.spawn(|| serve(&server, &payload));
+        let mut last = None;
+        for _ in 0..TRIES {
+            client.send(&payload).context("cannot send")?;
+            let mut buffer = vec![0; size + 1];
+            match receive(&client, &mut buffer) {
+                Ok(Some(len)) => {
+                    ensure!(buffer[..len] == payload, "the echo differs");
+                    last = None;
+                    break;
+                }
+                Ok(None) => last = Some(anyhow::anyhow!("no echo")),
+                Err(error) => last = Some(error),
+            }
+        }
+        let served = served.join().map_err(|_| anyhow::anyhow!("the server panicked"))?;
+        match (served, last) {
+            (Ok(seen), None) => Ok(seen),
+            (Err(error), _) => Err(error),
+            (Ok(seen), Some(error)) => {
+                Err(error.context(format!("it arrived (from {seen}), but nothing came back")))
+            }
+        }
+    })
+}
+
+fn serve(server: &UdpSocket, payload: &[u8]) -> Result<IpAddr> {
+    let mut buffer = vec![0; payload.len() + 1];
+    if !readable(server, Instant::now() + TRY * TRIES)? {
+        bail!("nothing arrived");
+    }
+    let (mut len, mut peer) = server.recv_from(&mut buffer)?;
+    let seen = peer.ip();
+    ensure!(buffer[..len] == *payload, "what arrived differs");
+    // Answer repetitions, too, until the client has had time to hear one.
+    loop {
+        server.send_to(&buffer[..len], peer).context("cannot answer")?;
+        if !readable(server, Instant::now() + TRY / 2)? {
+            return Ok(seen);
+        }
+        (len, peer) = server.recv_from(&mut buffer)?;
+    }
+}
+
+fn receive(client: &UdpSocket, buffer: &mut [u8]) -> Result<Option<usize>> {
+    Ok(match readable(client, Instant::now() + TRY)? {
+        true => Some(client.recv(buffer).context("cannot receive")?),
+        false => None,
+    })
+}
+
+/// A datagram one byte longer than fits must be refused by the sender's own interface.
+pub fn is_too_long(from: &Place, address: IpAddr, size: usize) -> Result<()> {
+    from.run(|| {
+        let socket = UdpSocket::bind((any(address), 0))?;
+        forbid_fragments(&socket, address)?;
+        match socket.send_to(&vec![0; size], (address, 9)) {
+            Err(error) if error.raw_os_error() == Some(Errno::EMSGSIZE as i32) => Ok(()),
+            other => bail!("{size} bytes should not fit, but: {other:?}"),
+        }
+    })
+}
+
+/// IP_MTU_DISCOVER = PROBE: sets DF and ignores any path MTU learnt, so only links can refuse.
+fn forbid_fragments(socket: &impl AsFd, ip: IpAddr) -> io::Result<()> {
+    let (level, option, value) = match ip {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE),
+        IpAddr::V6(_) => (
+            libc::IPPROTO_IPV6,
+            libc::IPV6_MTU_DISCOVER,
+            libc::IPV6_PMTUDISC_PROBE,
+        ),
+    };
+    // SAFETY: the option takes an int, whose address and size are given.
+    Errno::result(unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            level,
+            option,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
+        )
+    })?;
+    Ok(())
+}
