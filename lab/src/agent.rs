@@ -56,7 +56,11 @@ impl Agent {
         let deadline = Instant::now() + START;
         loop {
             if let Some(status) = self.child.try_wait()? {
-                bail!("the agent of {} ended ({status}); {}", self.node, tail(node));
+                bail!(
+                    "the agent of {} ended ({status}); {}",
+                    self.node,
+                    tail(node)
+                );
             }
             let answer = node.ask(Request::Status);
             if let Ok(Response::Status(status)) = &answer

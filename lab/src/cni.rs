@@ -72,7 +72,14 @@ pub fn config() -> Value {
 impl Call<'_> {
     /// Makes the call on a node.
     pub fn run(&self, node: &Node) -> Result<Answer> {
-        let what = || format!("CNI {} of {} on {}", self.command, self.container_id, node.name());
+        let what = || {
+            format!(
+                "CNI {} of {} on {}",
+                self.command,
+                self.container_id,
+                node.name()
+            )
+        };
         let mut command = self.command()?;
         node.namespace()
             .run(|| {

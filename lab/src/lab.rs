@@ -145,7 +145,9 @@ impl Lab {
 
     /// Writes these entries, whatever the nodes are, into every node's nodes file.
     pub fn publish_entries(&self, entries: &[NodeEntry]) -> Result<()> {
-        self.nodes.iter().try_for_each(|node| node.write_nodes(entries))
+        self.nodes
+            .iter()
+            .try_for_each(|node| node.write_nodes(entries))
     }
 
     pub fn nodes(&self) -> &[Node] {
@@ -246,7 +248,9 @@ fn add_addresses(conn: &mut Conn, link: &str, nets: &[IpNet]) -> Result<()> {
 fn default_route(machine: &Namespace, via: IpAddr) -> Result<()> {
     let mut conn = Conn::in_netns(machine.place().net())?;
     let eth0 = conn.link_by_name("eth0")?.index;
-    let route = Route::default_of(sinabro_netlink::Family::of(via)).via(via).dev(eth0);
+    let route = Route::default_of(sinabro_netlink::Family::of(via))
+        .via(via)
+        .dev(eth0);
     Ok(conn.execute(route.add())?)
 }
 

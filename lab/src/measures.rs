@@ -35,11 +35,41 @@ pub fn paths(scene: &Scene) -> Vec<Planned<'_>> {
     let (n1, n2) = (scene.node(1), scene.node(2));
     let underlay = crate::node::underlay_addresses(2);
     vec![
-        ("same_node_ipv4", "pod → pod, same node, IPv4", from.place(), near.place(), near.v4()),
-        ("same_node_ipv6", "pod → pod, same node, IPv6", from.place(), near.place(), near.v6()),
-        ("across_nodes_ipv4", "pod → pod, across nodes, IPv4", from.place(), far.place(), far.v4()),
-        ("across_nodes_ipv6", "pod → pod, across nodes, IPv6", from.place(), far.place(), far.v6()),
-        ("underlay_ipv4", "node → node without Sinabro, IPv4", n1.place(), n2.place(), underlay[0]),
+        (
+            "same_node_ipv4",
+            "pod → pod, same node, IPv4",
+            from.place(),
+            near.place(),
+            near.v4(),
+        ),
+        (
+            "same_node_ipv6",
+            "pod → pod, same node, IPv6",
+            from.place(),
+            near.place(),
+            near.v6(),
+        ),
+        (
+            "across_nodes_ipv4",
+            "pod → pod, across nodes, IPv4",
+            from.place(),
+            far.place(),
+            far.v4(),
+        ),
+        (
+            "across_nodes_ipv6",
+            "pod → pod, across nodes, IPv6",
+            from.place(),
+            far.place(),
+            far.v6(),
+        ),
+        (
+            "underlay_ipv4",
+            "node → node without Sinabro, IPv4",
+            n1.place(),
+            n2.place(),
+            underlay[0],
+        ),
     ]
 }
 
@@ -61,7 +91,9 @@ pub fn fill(scene: &Scene, node: &Node, total: usize) -> Result<Vec<Pod>> {
     const AT_ONCE: usize = 10;
     let present = crate::checks::PODS_PER_NODE;
     let numbers: Vec<usize> = (present..total).collect();
-    let chunks: Vec<&[usize]> = numbers.chunks(numbers.len().div_ceil(AT_ONCE).max(1)).collect();
+    let chunks: Vec<&[usize]> = numbers
+        .chunks(numbers.len().div_ceil(AT_ONCE).max(1))
+        .collect();
     let _ = scene;
     thread::scope(|scope| {
         let threads: Vec<_> = chunks
@@ -77,7 +109,11 @@ pub fn fill(scene: &Scene, node: &Node, total: usize) -> Result<Vec<Pod>> {
             .collect();
         let mut pods = Vec::new();
         for thread in threads {
-            pods.extend(thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??);
+            pods.extend(
+                thread
+                    .join()
+                    .map_err(|_| anyhow::anyhow!("a thread panicked"))??,
+            );
         }
         Ok(pods)
     })

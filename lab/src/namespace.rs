@@ -65,10 +65,7 @@ impl Place {
 }
 
 /// Runs `f` on a thread of its own, so that what it does to its namespaces ends with it.
-pub(crate) fn on_thread<T: Send>(
-    name: &str,
-    f: impl FnOnce() -> Result<T> + Send,
-) -> Result<T> {
+pub(crate) fn on_thread<T: Send>(name: &str, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| {
         let thread = thread::Builder::new()
             .name(name.to_string())

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Serialize;
 use sinabro_common::{
-    api::{ReplyEnvelope, Reply, Request, RequestEnvelope, Response, StatusReport, VERSION, frame},
+    api::{Reply, ReplyEnvelope, Request, RequestEnvelope, Response, StatusReport, VERSION, frame},
     names,
 };
 use sinabro_netlink::{Conn, NetNs, link};
@@ -79,11 +79,7 @@ pub struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(
-        namespace: Namespace,
-        entry: NodeEntry,
-        binaries: Binaries,
-    ) -> Result<Self> {
+    pub(crate) fn new(namespace: Namespace, entry: NodeEntry, binaries: Binaries) -> Result<Self> {
         let files = namespace.path(FILES);
         fs::create_dir(&files).with_context(|| format!("cannot make {}", files.display()))?;
         Ok(Self {

@@ -63,7 +63,10 @@ impl Pod {
         let ips = result["ips"].as_array().context("no `ips`")?;
         for ip in ips {
             let net: IpNet = ip["address"].as_str().context("no `address`")?.parse()?;
-            ensure!(net.prefix_len() == net.max_prefix_len(), "{net} is not a single address");
+            ensure!(
+                net.prefix_len() == net.max_prefix_len(),
+                "{net} is not a single address"
+            );
             match net.addr() {
                 IpAddr::V4(address) => found.0 = Some(address),
                 IpAddr::V6(address) => found.1 = Some(address),

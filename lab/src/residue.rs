@@ -124,7 +124,11 @@ impl Snapshot {
 
     /// What bears one of our names.
     pub fn ours(&self) -> Vec<Item> {
-        self.0.iter().filter(|item| item.is_ours()).cloned().collect()
+        self.0
+            .iter()
+            .filter(|item| item.is_ours())
+            .cloned()
+            .collect()
     }
 
     /// What is here, was not there before, and is likely ours.
@@ -155,7 +159,11 @@ fn text(path: &Path) -> String {
 
 /// A directory's entries; none if it cannot be read.
 fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> {
-    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path())
+    fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
 }
 
 fn walk(dir: &Path, depth: u32, found: &mut impl FnMut(&Path)) {

@@ -16,21 +16,37 @@ use std::net::IpAddr;
 /// Every packet of a pod is counted, delivered by redirection or by the stack.
 pub fn counters(scene: &Scene) -> Result<String> {
     let (from, near, far) = (scene.pod(1, 1), scene.pod(1, 2), scene.pod(2, 2));
-    let before = (report(scene.node(1), from)?, report(scene.node(1), near)?, report(scene.node(2), far)?);
+    let before = (
+        report(scene.node(1), from)?,
+        report(scene.node(1), near)?,
+        report(scene.node(2), far)?,
+    );
     const ECHOES: u64 = 10;
     for _ in 0..ECHOES {
         udp::echo(from.place(), near.place(), near.v4(), 1000, false)?;
         udp::echo(from.place(), far.place(), far.v6(), 1000, false)?;
     }
-    let after = (report(scene.node(1), from)?, report(scene.node(1), near)?, report(scene.node(2), far)?);
+    let after = (
+        report(scene.node(1), from)?,
+        report(scene.node(1), near)?,
+        report(scene.node(2), far)?,
+    );
     for (pod, before, after, echoes) in [
         (from, before.0, after.0, 2 * ECHOES),
         (near, before.1, after.1, ECHOES),
         (far, before.2, after.2, ECHOES),
     ] {
         for (way, packets, bytes) in [
-            ("sent", after.tx_packets - before.tx_packets, after.tx_bytes - before.tx_bytes),
-            ("received", after.rx_packets - before.rx_packets, after.rx_bytes - before.rx_bytes),
+            (
+                "sent",
+                after.tx_packets - before.tx_packets,
+                after.tx_bytes - before.tx_bytes,
+            ),
+            (
+                "received",
+                after.rx_packets - before.rx_packets,
+                after.rx_bytes - before.rx_bytes,
+            ),
         ] {
             ensure!(
                 packets >= echoes && bytes >= echoes * 1000,
@@ -70,9 +86,15 @@ pub fn deletion(scene: &Scene) -> Result<String> {
     node.cni("DEL", id)?.success().context("repeated DEL")?;
 
     let next = node.add_pod("n1-next")?;
-    let reused = next.addresses().iter().any(|address| pod.addresses().contains(address));
+    let reused = next
+        .addresses()
+        .iter()
+        .any(|address| pod.addresses().contains(address));
     node.delete_pod(&next)?;
-    ensure!(!reused, "the address just released was given to the next pod");
+    ensure!(
+        !reused,
+        "the address just released was given to the next pod"
+    );
     Ok("link, routes, leases, records, map entries gone; DEL repeatable".into())
 }
 
@@ -101,8 +123,12 @@ fn traces(node: &Node, pod: &Pod, link: &str) -> Result<Vec<String>> {
         if node.state(&lease).exists() {
             traces.push(lease);
         }
-        let is_route = |dst: IpAddr, len: u8| dst == address && len == if dst.is_ipv4() { 32 } else { 128 };
-        if routes.iter().any(|route| is_route(route.dst.addr(), route.dst.prefix_len())) {
+        let is_route =
+            |dst: IpAddr, len: u8| dst == address && len == if dst.is_ipv4() { 32 } else { 128 };
+        if routes
+            .iter()
+            .any(|route| is_route(route.dst.addr(), route.dst.prefix_len()))
+        {
             traces.push(format!("route to {address}"));
         }
     }
@@ -115,9 +141,9 @@ fn report(node: &Node, pod: &Pod) -> Result<EndpointReport> {
 
 fn find(node: &Node, owner: &Owner) -> Result<Option<EndpointReport>> {
     match node.ask(Request::Endpoints)? {
-        Response::Endpoints(endpoints) => {
-            Ok(endpoints.into_iter().find(|endpoint| endpoint.owner == *owner))
-        }
+        Response::Endpoints(endpoints) => Ok(endpoints
+            .into_iter()
+            .find(|endpoint| endpoint.owner == *owner)),
         other => bail!("unexpected answer {other:?}"),
     }
 }

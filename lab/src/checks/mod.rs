@@ -39,7 +39,10 @@ impl Scene {
                 .collect();
             nodes
                 .into_iter()
-                .map(|node| node.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?)
+                .map(|node| {
+                    node.join()
+                        .map_err(|_| anyhow::anyhow!("a thread panicked"))?
+                })
                 .collect::<Result<Vec<_>>>()
         })?;
         Ok(Self { lab, pods })

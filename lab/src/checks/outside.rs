@@ -30,7 +30,10 @@ pub fn masquerade(scene: &Scene) -> Result<String> {
         }
         seen_as.push(node.to_string());
     }
-    Ok(format!("TCP, UDP, ICMP; the outside saw {}", seen_as.join(" and ")))
+    Ok(format!(
+        "TCP, UDP, ICMP; the outside saw {}",
+        seen_as.join(" and ")
+    ))
 }
 
 /// Without a route nothing of a pod's may be reachable from outside, and the lab would prove

@@ -89,9 +89,18 @@ pub fn full_mtu(scene: &Scene) -> Result<String> {
         udp::is_too_long(from.place(), address, payload + 1)?;
         // The same between pods of one node.
         let neighbour = scene.pod(1, 2);
-        udp::echo(from.place(), neighbour.place(), family.of(neighbour), payload, true)?;
+        udp::echo(
+            from.place(),
+            neighbour.place(),
+            family.of(neighbour),
+            payload,
+            true,
+        )?;
     }
-    Ok(format!("{mtu} bytes whole both ways, {} refused, v4 and v6", mtu + 1))
+    Ok(format!(
+        "{mtu} bytes whole both ways, {} refused, v4 and v6",
+        mtu + 1
+    ))
 }
 
 pub fn pod_to_node(scene: &Scene) -> Result<String> {
@@ -153,5 +162,8 @@ pub fn large_transfer(scene: &Scene) -> Result<String> {
     for (_, from, to, address) in paths(scene) {
         digest = tcp::transfer(from, to, address, LARGE)?.digest;
     }
-    Ok(format!("same node and across, v4 and v6, SHA-256 {}…", &digest[..12]))
+    Ok(format!(
+        "same node and across, v4 and v6, SHA-256 {}…",
+        &digest[..12]
+    ))
 }

@@ -35,17 +35,28 @@ pub fn spoofed_address(scene: &Scene) -> Result<String> {
             Family::V4 => ["10.244.1.250", "198.51.100.7"],
             Family::V6 => ["fd00:10:244:1::fa", "2001:db8:51::7"],
         };
-        let mut sources: Vec<IpAddr> = foreign.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
+        let mut sources: Vec<IpAddr> = foreign
+            .iter()
+            .map(|text| text.parse())
+            .collect::<Result<_, _>>()?;
         // Another pod's address, on this node and on another.
         sources.push(family.of(scene.pod(1, 3)));
         sources.push(family.of(scene.pod(2, 3)));
         for receiver in [scene.pod(1, 2), scene.pod(2, 1)] {
             dropped += silenced(scene, receiver, family, DropReason::SourceAddr, |honest| {
-                sources.iter().map(|src| Datagram { src: *src, ..honest }).collect()
+                sources
+                    .iter()
+                    .map(|src| Datagram {
+                        src: *src,
+                        ..honest
+                    })
+                    .collect()
             })?;
         }
     }
-    Ok(format!("{dropped} frames with a foreign address dropped, honest ones arrive"))
+    Ok(format!(
+        "{dropped} frames with a foreign address dropped, honest ones arrive"
+    ))
 }
 
 pub fn spoofed_mac(scene: &Scene) -> Result<String> {
@@ -54,11 +65,16 @@ pub fn spoofed_mac(scene: &Scene) -> Result<String> {
         for receiver in [scene.pod(1, 2), scene.pod(2, 1)] {
             dropped += silenced(scene, receiver, family, DropReason::SourceMac, |honest| {
                 let foreign = [0x0a, 0x58, 0xde, 0xad, 0xbe, 0xef];
-                vec![Datagram { src_mac: foreign, ..honest }]
+                vec![Datagram {
+                    src_mac: foreign,
+                    ..honest
+                }]
             })?;
         }
     }
-    Ok(format!("{dropped} frames with a foreign MAC dropped, honest ones arrive"))
+    Ok(format!(
+        "{dropped} frames with a foreign MAC dropped, honest ones arrive"
+    ))
 }
 
 pub fn spoofed_arp(scene: &Scene) -> Result<String> {
@@ -69,9 +85,15 @@ pub fn spoofed_arp(scene: &Scene) -> Result<String> {
     };
     let node = scene.node(1);
     let before = drops(node, DropReason::SourceAddr)?;
-    inject(pod.place(), interface, &vec![arp_claim(interface.mac, other); FRAMES])?;
+    inject(
+        pod.place(),
+        interface,
+        &vec![arp_claim(interface.mac, other); FRAMES],
+    )?;
     let dropped = await_drops(node, DropReason::SourceAddr, before, FRAMES as u64)?;
-    Ok(format!("{dropped} ARP claims to another pod's address dropped"))
+    Ok(format!(
+        "{dropped} ARP claims to another pod's address dropped"
+    ))
 }
 
 /// Injects spoofed frames and an honest one on pod 1 of node 1; only the latter may arrive, and
@@ -86,7 +108,9 @@ fn silenced<'a>(
     let (sender, node) = (scene.pod(1, 1), scene.node(1));
     let interface: Interface = interface(sender.place(), IFNAME)?;
     let address = family.of(receiver);
-    let ear = receiver.place().run(|| Ok(UdpSocket::bind((any(address), 0))?))?;
+    let ear = receiver
+        .place()
+        .run(|| Ok(UdpSocket::bind((any(address), 0))?))?;
     let honest = Datagram {
         src_mac: interface.mac,
         dst_mac: names::HOST_MAC,
@@ -97,7 +121,10 @@ fn silenced<'a>(
     };
     let before = drops(node, reason)?;
     let mut frames = Vec::new();
-    for datagram in spoof(Datagram { payload: SPOOFED, ..honest }) {
+    for datagram in spoof(Datagram {
+        payload: SPOOFED,
+        ..honest
+    }) {
         frames.extend(vec![datagram.frame()?; FRAMES]);
     }
     let sent = frames.len() as u64;
@@ -108,7 +135,10 @@ fn silenced<'a>(
     let deadline = Instant::now() + Duration::from_secs(3);
     let mut buffer = [0; 64];
     loop {
-        ensure!(readable(&ear, deadline)?, "the honest frame did not arrive at {address}");
+        ensure!(
+            readable(&ear, deadline)?,
+            "the honest frame did not arrive at {address}"
+        );
         let (len, source) = ear.recv_from(&mut buffer)?;
         match &buffer[..len] {
             HONEST => break,
@@ -116,8 +146,7 @@ fn silenced<'a>(
             _ => {}
         }
     }
-    await_drops(node, reason, before, sent)
-        .with_context(|| format!("spoofed frames to {address}"))
+    await_drops(node, reason, before, sent).with_context(|| format!("spoofed frames to {address}"))
 }
 
 /// Waits until a drop counter has grown by at least `want`; says by how much.

@@ -78,13 +78,17 @@ impl Load {
         self.stop.store(true, Ordering::Relaxed);
         let mut sum = Report::default();
         for client in self.clients.drain(..) {
-            let report = client.join().map_err(|_| anyhow!("an HTTP client panicked"))?;
+            let report = client
+                .join()
+                .map_err(|_| anyhow!("an HTTP client panicked"))?;
             sum.requests += report.requests;
             sum.failures.extend(report.failures);
             sum.slowest = sum.slowest.max(report.slowest);
         }
         if let Some(server) = self.server.take() {
-            server.join().map_err(|_| anyhow!("the HTTP server panicked"))??;
+            server
+                .join()
+                .map_err(|_| anyhow!("the HTTP server panicked"))??;
         }
         Ok(sum)
     }
@@ -144,7 +148,11 @@ fn request(reader: &mut BufReader<TcpStream>) -> Result<()> {
         .context("sending")?;
     let mut line = String::new();
     reader.read_line(&mut line).context("reading the status")?;
-    ensure!(line.starts_with("HTTP/1.1 200 "), "status line `{}`", line.trim());
+    ensure!(
+        line.starts_with("HTTP/1.1 200 "),
+        "status line `{}`",
+        line.trim()
+    );
     let mut length = None;
     loop {
         line.clear();
@@ -159,7 +167,10 @@ fn request(reader: &mut BufReader<TcpStream>) -> Result<()> {
     }
     let mut body = vec![0; length.context("no Content-Length")?];
     reader.read_exact(&mut body).context("reading the body")?;
-    ensure!(body.len() == BODY && body.iter().all(|b| *b == b'x'), "the body differs");
+    ensure!(
+        body.len() == BODY && body.iter().all(|b| *b == b'x'),
+        "the body differs"
+    );
     Ok(())
 }
 
@@ -185,8 +196,7 @@ fn serve(listener: &TcpListener, stop: &Arc<AtomicBool>) -> Result<()> {
 
 fn answer(stream: TcpStream) -> Result<()> {
     let mut reader = BufReader::new(stream);
-    let mut response =
-        format!("HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").into_bytes();
+    let mut response = format!("HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").into_bytes();
     response.extend_from_slice(&[b'x'; BODY]);
     let mut line = String::new();
     loop {

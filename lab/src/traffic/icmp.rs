@@ -27,7 +27,13 @@ pub fn ping(from: &Place, address: IpAddr, patience: Duration) -> Result<Duratio
             let target = SockAddr::from(SocketAddr::new(address, 0));
             // A route that is not there yet is a reason to try again.
             refused = socket.send_to(&packet, &target).err().or(refused);
-            if answered(&socket, address, id, sequence, sent + Duration::from_millis(200))? {
+            if answered(
+                &socket,
+                address,
+                id,
+                sequence,
+                sent + Duration::from_millis(200),
+            )? {
                 return Ok(sent.elapsed());
             }
             if Instant::now() >= deadline {

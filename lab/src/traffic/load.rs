@@ -50,7 +50,9 @@ impl Stream {
                 }
                 client.shutdown(Shutdown::Write)?;
                 // The receiver closes once it has read everything.
-                let rest = client.read(&mut [0]).context("waiting for the end failed")?;
+                let rest = client
+                    .read(&mut [0])
+                    .context("waiting for the end failed")?;
                 ensure!(rest == 0, "unexpected bytes came back");
                 Ok(sent)
             })

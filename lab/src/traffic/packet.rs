@@ -28,7 +28,7 @@ pub fn interface(place: &Place, name: &str) -> Result<Interface> {
             let link = sinabro_netlink::Conn::new()?.link_by_name(name)?;
             Ok(Interface {
                 index: link.index,
-                mac: link.mac.map(|mac| mac.0).context("it has no MAC address")?,
+                mac: link.mac.context("it has no MAC address")?,
                 mtu: link.mtu as usize,
             })
         })
@@ -152,7 +152,10 @@ mod tests {
     #[test]
     fn a_packet_with_its_checksum_sums_to_zero() {
         // RFC 1071's own example.
-        assert_eq!(checksum(&[&[0, 1, 0xf2, 3, 0xf4, 0xf5, 0xf6, 0xf7]]), !0xddf2);
+        assert_eq!(
+            checksum(&[&[0, 1, 0xf2, 3, 0xf4, 0xf5, 0xf6, 0xf7]]),
+            !0xddf2
+        );
         let frame = Datagram {
             src_mac: [2; 6],
             dst_mac: [4; 6],

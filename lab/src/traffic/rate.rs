@@ -37,7 +37,9 @@ pub fn throughput(from: &Place, to: &Place, address: IpAddr, time: Duration) -> 
             }
             Ok(())
         })?;
-        server.join().map_err(|_| anyhow::anyhow!("the server panicked"))?
+        server
+            .join()
+            .map_err(|_| anyhow::anyhow!("the server panicked"))?
     })
     .with_context(|| format!("throughput, {} → {} {address}", from.name(), to.name()))
 }
@@ -73,7 +75,9 @@ pub fn latency(from: &Place, to: &Place, address: IpAddr, rounds: usize) -> Resu
             }
             Ok(times)
         });
-        server.join().map_err(|_| anyhow::anyhow!("the server panicked"))??;
+        server
+            .join()
+            .map_err(|_| anyhow::anyhow!("the server panicked"))??;
         times
     })
     .with_context(|| format!("latency, {} → {} {address}", from.name(), to.name()))?;

@@ -24,22 +24,34 @@ pub struct Transfer {
 
 /// Sends `bytes` bytes from one place to an address of another and compares SHA-256 digests.
 pub fn transfer(from: &Place, to: &Place, address: IpAddr, bytes: u64) -> Result<Transfer> {
-    exchange(from, to, address, bytes)
-        .with_context(|| format!("TCP, {bytes} bytes, {} → {} {address}", from.name(), to.name()))
+    exchange(from, to, address, bytes).with_context(|| {
+        format!(
+            "TCP, {bytes} bytes, {} → {} {address}",
+            from.name(),
+            to.name()
+        )
+    })
 }
 
 fn exchange(from: &Place, to: &Place, address: IpAddr, bytes: u64) -> Result<Transfer> {
-    let listener = to.run(|| Ok(TcpListener::bind((address, 0))?)).context("cannot listen")?;
+    let listener = to
+        .run(|| Ok(TcpListener::bind((address, 0))?))
+        .context("cannot listen")?;
     let target = listener.local_addr()?;
     let started = Instant::now();
     thread::scope(|scope| {
         let server = scope.spawn(|| serve(&listener));
         let sent = from.run(|| send(target, bytes));
-        let served = server.join().map_err(|_| anyhow::anyhow!("the server panicked"))?;
+        let served = server
+            .join()
+            .map_err(|_| anyhow::anyhow!("the server panicked"))?;
         let (sent, echoed) = sent?;
         let (seen, received, count) = served?;
         ensure!(count == bytes, "{count} of {bytes} bytes arrived");
-        ensure!(sent == received, "digests differ: sent {sent}, received {received}");
+        ensure!(
+            sent == received,
+            "digests differ: sent {sent}, received {received}"
+        );
         ensure!(echoed == received, "the digest did not come back");
         Ok(Transfer {
             seen,
@@ -65,7 +77,9 @@ fn send(target: SocketAddr, bytes: u64) -> Result<(String, String)> {
     }
     stream.shutdown(std::net::Shutdown::Write)?;
     let mut back = String::new();
-    stream.read_to_string(&mut back).context("no digest came back")?;
+    stream
+        .read_to_string(&mut back)
+        .context("no digest came back")?;
     Ok((hex(digest), back))
 }
 
@@ -93,7 +107,11 @@ pub fn connects(from: &Place, target: SocketAddr) -> Result<TcpStream> {
 }
 
 fn hex(digest: Sha256) -> String {
-    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    digest
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// Bytes without a period that a checksum could miss (xorshift, fixed seed).

@@ -18,25 +18,17 @@ const TRY: Duration = Duration::from_millis(500);
 
 /// Sends a datagram with `size` bytes of payload and waits for its echo. Returns the source
 /// address that the other side saw. With `whole`, neither way may fragment (RFC 1191, DF).
-pub fn echo(
-    from: &Place,
-    to: &Place,
-    address: IpAddr,
-    size: usize,
-    whole: bool,
-) -> Result<IpAddr> {
+pub fn echo(from: &Place, to: &Place, address: IpAddr, size: usize, whole: bool) -> Result<IpAddr> {
     exchange(from, to, address, size, whole).with_context(|| {
-        format!("UDP, {size} bytes, {} → {} {address}", from.name(), to.name())
+        format!(
+            "UDP, {size} bytes, {} → {} {address}",
+            from.name(),
+            to.name()
+        )
     })
 }
 
-fn exchange(
-    from: &Place,
-    to: &Place,
-    address: IpAddr,
-    size: usize,
-    whole: bool,
-) -> Result<IpAddr> {
+fn exchange(from: &Place, to: &Place, address: IpAddr, size: usize, whole: bool) -> Result<IpAddr> {
     let bind = |ip: IpAddr| -> Result<UdpSocket> {
         let socket = UdpSocket::bind((ip, 0))?;
         if whole {
@@ -67,7 +59,9 @@ fn exchange(
                 Err(error) => last = Some(error),
             }
         }
-        let served = served.join().map_err(|_| anyhow::anyhow!("the server panicked"))?;
+        let served = served
+            .join()
+            .map_err(|_| anyhow::anyhow!("the server panicked"))?;
         match (served, last) {
             (Ok(seen), None) => Ok(seen),
             (Err(error), _) => Err(error),
@@ -88,7 +82,9 @@ fn serve(server: &UdpSocket, payload: &[u8]) -> Result<IpAddr> {
     ensure!(buffer[..len] == *payload, "what arrived differs");
     // Answer repetitions, too, until the client has had time to hear one.
     loop {
-        server.send_to(&buffer[..len], peer).context("cannot answer")?;
+        server
+            .send_to(&buffer[..len], peer)
+            .context("cannot answer")?;
         if !readable(server, Instant::now() + TRY / 2)? {
             return Ok(seen);
         }
@@ -118,7 +114,11 @@ pub fn is_too_long(from: &Place, address: IpAddr, size: usize) -> Result<()> {
 /// IP_MTU_DISCOVER = PROBE: sets DF and ignores any path MTU learnt, so only links can refuse.
 fn forbid_fragments(socket: &impl AsFd, ip: IpAddr) -> io::Result<()> {
     let (level, option, value) = match ip {
-        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE),
+        IpAddr::V4(_) => (
+            libc::IPPROTO_IP,
+            libc::IP_MTU_DISCOVER,
+            libc::IP_PMTUDISC_PROBE,
+        ),
         IpAddr::V6(_) => (
             libc::IPPROTO_IPV6,
             libc::IPV6_MTU_DISCOVER,
