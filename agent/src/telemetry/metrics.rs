@@ -1,12 +1,276 @@
-//! The metrics, by name.
+//! The metrics, by name: `sinabro_…` with the unit in the name, in OpenMetrics text.
+//!
+//! | name | labels | what |
+//! |-|-|-|
+//! | `sinabro_build_info` | version | 1 |
+//! | `sinabro_start_time_seconds` | | when the agent started, Unix time |
+//! | `sinabro_ready` | | 1 if the node serves pods |
+//! | `sinabro_condition` | condition | 1 if it holds |
+//! | `sinabro_endpoints` | | active pods |
+//! | `sinabro_pod_transmit_packets_total`, `…_bytes_total` | namespace, pod, interface | what the pod sent |
+//! | `sinabro_pod_receive_packets_total`, `…_bytes_total` | namespace, pod, interface | what reached it |
+//! | `sinabro_dropped_packets_total` | reason | dropped by the data path |
+//! | `sinabro_nat_flows`, `sinabro_nat_flows_limit` | | masqueraded flows, room for them |
+//! | `sinabro_ipam_addresses_leased`, `…_limit` | cidr | leases, room for them |
+//! | `sinabro_nodes` | | known nodes |
+//! | `sinabro_peers_with_problems` | | nodes that are not reached as they should be |
+//! | `sinabro_overlay_passes_total`, `sinabro_overlay_failed_passes_total` | | reconciliations |
+//! | `sinabro_overlay_pass_seconds_total` | | time spent in them |
+//! | `sinabro_overlay_last_success_time_seconds` | | when all was as planned, Unix time |
+//! | `sinabro_api_requests_total` | call, result | requests on the socket |
+//! | `sinabro_api_request_seconds` | call | how long they took, a histogram |
+//!
+//! A pod without a name (a runtime without Kubernetes) has its container id in `pod`.
 
-use std::time::Duration;
+use super::Reports;
+use prometheus_client::{
+    encoding::text::encode,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+use sinabro_common::api::EndpointReport;
+use std::{
+    fmt,
+    sync::atomic::AtomicU64,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
-/// Counters that are fed as things happen.
-#[derive(Debug, Default)]
-pub struct Metrics {}
+type Labels = Vec<(&'static str, String)>;
+type Counters = Family<Labels, Counter<u64, AtomicU64>>;
+type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
+
+/// Upper bounds of the latency histogram, in seconds: an ADD takes some milliseconds, a
+/// deadline some seconds.
+const BUCKETS: [f64; 12] = [
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0,
+];
+
+/// Counters that are fed as things happen. Everything else is asked for on scrape.
+#[derive(Debug)]
+pub struct Metrics {
+    started: SystemTime,
+    requests: Counters,
+    latency: Family<Labels, Histogram, fn() -> Histogram>,
+}
+
+impl Default for Metrics {
+    /// As of now: the agent's start.
+    fn default() -> Self {
+        Self {
+            started: SystemTime::now(),
+            requests: Counters::default(),
+            latency: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+        }
+    }
+}
 
 impl Metrics {
-    /// Counts one request on the agent's socket. `result` is `ok` or the error code.
-    pub fn api_request(&self, _call: &'static str, _result: &'static str, _took: Duration) {}
+    /// Counts one request on the agent's socket. `result` is `ok` or the error's code.
+    pub fn api_request(&self, call: &'static str, result: &'static str, took: Duration) {
+        let labels = vec![("call", call.into()), ("result", result.into())];
+        self.requests.get_or_create(&labels).inc();
+        let labels = vec![("call", call.into())];
+        self.latency
+            .get_or_create(&labels)
+            .observe(took.as_secs_f64());
+    }
+
+    /// The text of a scrape.
+    ///
+    /// # Errors
+    /// Only if a label cannot be formatted.
+    pub fn render(&self, reports: &Reports) -> Result<String, fmt::Error> {
+        let mut page = Page(Registry::with_prefix("sinabro"));
+        self.agent(&mut page, reports);
+        pods(&mut page, &reports.endpoints);
+        data_path(&mut page, reports);
+        addresses(&mut page, reports);
+        overlay(&mut page, reports);
+        let mut text = String::new();
+        encode(&mut text, &page.0)?;
+        Ok(text)
+    }
+
+    fn agent(&self, page: &mut Page, reports: &Reports) {
+        let status = &reports.status;
+        let version = vec![("version", status.version.clone())];
+        page.gauges("build_info", "Version of the agent", [(version, 1.0)]);
+        page.gauge(
+            "start_time_seconds",
+            "When the agent started",
+            unix(self.started),
+        );
+        page.gauge("ready", "Whether the node serves pods", flag(status.ready));
+        let conditions = status.conditions.iter();
+        let conditions = conditions.map(|c| (vec![("condition", c.name.clone())], flag(c.ok)));
+        page.gauges(
+            "condition",
+            "Whether a condition of readiness holds",
+            conditions,
+        );
+        page.0.register(
+            "api_requests",
+            "Requests on the agent's socket",
+            self.requests.clone(),
+        );
+        page.0.register(
+            "api_request_seconds",
+            "Time taken by requests on the agent's socket",
+            self.latency.clone(),
+        );
+    }
+}
+
+fn pods(page: &mut Page, endpoints: &[EndpointReport]) {
+    page.gauge("endpoints", "Active pods", endpoints.len() as f64);
+    let counters: [(_, _, fn(&EndpointReport) -> u64); 4] = [
+        ("pod_transmit_packets", "Packets sent by a pod", |e| {
+            e.tx_packets
+        }),
+        ("pod_transmit_bytes", "Bytes of frames sent by a pod", |e| {
+            e.tx_bytes
+        }),
+        ("pod_receive_packets", "Packets delivered to a pod", |e| {
+            e.rx_packets
+        }),
+        (
+            "pod_receive_bytes",
+            "Bytes of frames delivered to a pod",
+            |e| e.rx_bytes,
+        ),
+    ];
+    for (name, help, value) in counters {
+        let rows = endpoints.iter().map(|e| (pod_labels(e), value(e)));
+        page.counters(name, help, rows);
+    }
+}
+
+fn pod_labels(endpoint: &EndpointReport) -> Labels {
+    let name = match endpoint.pod.name.as_str() {
+        "" => &endpoint.owner.container_id,
+        name => name,
+    };
+    vec![
+        ("namespace", endpoint.pod.namespace.clone()),
+        ("pod", name.to_owned()),
+        ("interface", endpoint.owner.ifname.clone()),
+    ]
+}
+
+fn data_path(page: &mut Page, reports: &Reports) {
+    let metrics = &reports.metrics;
+    let drops = metrics.drops.iter();
+    let drops = drops.map(|drop| (vec![("reason", drop.reason.clone())], drop.packets));
+    page.counters("dropped_packets", "Packets dropped by the data path", drops);
+    page.gauge("nat_flows", "Masqueraded flows", metrics.nat_flows as f64);
+    page.gauge(
+        "nat_flows_limit",
+        "Room for masqueraded flows",
+        metrics.nat_capacity as f64,
+    );
+    for (name, value) in &metrics.counters {
+        // Names come with prefix and suffix; the registry adds both.
+        let name = name.strip_prefix("sinabro_").unwrap_or(name);
+        let name = name.strip_suffix("_total").unwrap_or(name);
+        let mut bytes = name.bytes();
+        if !name.is_empty() && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_') {
+            page.counter(name, "Counter of the agent", *value);
+        }
+    }
+}
+
+fn addresses(page: &mut Page, reports: &Reports) {
+    let ranges = &reports.ipam.ranges;
+    let cidr = |cidr: &ipnet::IpNet| vec![("cidr", cidr.to_string())];
+    let leased = ranges.iter().map(|r| (cidr(&r.cidr), r.leased as f64));
+    page.gauges(
+        "ipam_addresses_leased",
+        "Leased addresses of a range",
+        leased,
+    );
+    let limit = ranges.iter().map(|r| (cidr(&r.cidr), r.capacity as f64));
+    page.gauges(
+        "ipam_addresses_limit",
+        "Addresses of a range that pods can have",
+        limit,
+    );
+}
+
+fn overlay(page: &mut Page, reports: &Reports) {
+    let (nodes, overlay) = (&reports.nodes, &reports.overlay);
+    page.gauge("nodes", "Known nodes", nodes.len() as f64);
+    let faulty = nodes.iter().filter(|node| node.problem.is_some()).count();
+    page.gauge(
+        "peers_with_problems",
+        "Nodes not reached as they should be",
+        faulty as f64,
+    );
+    page.counter(
+        "overlay_passes",
+        "Reconciliations of the overlay",
+        overlay.runs,
+    );
+    page.counter(
+        "overlay_failed_passes",
+        "Reconciliations that left something undone",
+        overlay.failures,
+    );
+    let spent: Counter<f64, AtomicU64> = Counter::default();
+    spent.inc_by(overlay.time_spent.as_secs_f64());
+    page.0.register(
+        "overlay_pass_seconds",
+        "Time spent reconciling the overlay",
+        spent,
+    );
+    if let Some(at) = overlay.last_success {
+        page.gauge(
+            "overlay_last_success_time_seconds",
+            "When the kernel last was as planned",
+            unix(at),
+        );
+    }
+}
+
+/// One scrape's registry.
+struct Page(Registry);
+
+impl Page {
+    fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        let gauge: Gauge<f64, AtomicU64> = Gauge::default();
+        gauge.set(value);
+        self.0.register(name, help, gauge);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) {
+        let counter: Counter<u64, AtomicU64> = Counter::default();
+        counter.inc_by(value);
+        self.0.register(name, help, counter);
+    }
+
+    fn gauges(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, f64)>) {
+        let family = Gauges::default();
+        for (labels, value) in rows {
+            family.get_or_create(&labels).set(value);
+        }
+        self.0.register(name, help, family);
+    }
+
+    /// Rows with the same labels are added up.
+    fn counters(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, u64)>) {
+        let family = Counters::default();
+        for (labels, value) in rows {
+            family.get_or_create(&labels).inc_by(value);
+        }
+        self.0.register(name, help, family);
+    }
+}
+
+fn flag(value: bool) -> f64 {
+    f64::from(u8::from(value))
+}
+
+fn unix(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs_f64()
 }

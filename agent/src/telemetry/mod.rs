@@ -6,6 +6,9 @@
 pub mod http;
 pub mod metrics;
 
+#[cfg(test)]
+mod tests;
+
 use crate::apply::OverlayStatus;
 use sinabro_common::api::{
     Condition, EndpointReport, IpamReport, MetricsReport, NodeReport, StatusReport,

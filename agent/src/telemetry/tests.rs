@@ -1,0 +1,214 @@
+use super::{metrics::Metrics, *};
+use sinabro_common::api::{DropReport, Owner, PodRef, RangeReport};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::oneshot,
+};
+
+fn endpoint(name: &str, tx_bytes: u64) -> EndpointReport {
+    EndpointReport {
+        owner: Owner {
+            container_id: "c0ffee".into(),
+            ifname: "eth0".into(),
+        },
+        pod: PodRef {
+            namespace: "default".into(),
+            name: name.into(),
+            uid: String::new(),
+        },
+        network: "pods".into(),
+        link: "snb000000000000".into(),
+        ifindex: 7,
+        mac: "0a:58:0a:f4:01:02".parse().unwrap(),
+        addresses: vec!["10.244.1.2".parse().unwrap()],
+        tx_packets: 1,
+        tx_bytes,
+        rx_packets: 2,
+        rx_bytes: 200,
+    }
+}
+
+fn reports() -> Reports {
+    Reports {
+        status: StatusReport {
+            version: "0.1.0".into(),
+            node: "node-a".into(),
+            ready: false,
+            conditions: conditions(),
+            modes: BTreeMap::new(),
+            uplink: "eth0".into(),
+            mtu: 1450,
+            node_addresses: vec![],
+            pod_cidrs: vec![],
+            endpoints: 2,
+            nodes: 2,
+            uptime_seconds: 3,
+        },
+        endpoints: vec![endpoint("we\"b\n", 100), endpoint("", 9)],
+        ipam: IpamReport {
+            ranges: vec![RangeReport {
+                cidr: "10.244.1.0/24".parse().unwrap(),
+                capacity: 253,
+                leased: 2,
+            }],
+            leases: vec![],
+            problems: vec![],
+        },
+        nodes: ["node-a", "node-b"]
+            .map(|name| NodeReport {
+                name: name.into(),
+                addresses: vec![],
+                pod_cidrs: vec![],
+                local: name == "node-a",
+                tunnel: None,
+                problem: (name == "node-b").then(|| "it has no address".into()),
+            })
+            .into(),
+        metrics: MetricsReport {
+            drops: vec![DropReport {
+                number: 2,
+                reason: "source_address".into(),
+                text: "…".into(),
+                packets: 5,
+            }],
+            nat_flows: 3,
+            nat_capacity: 1024,
+            counters: BTreeMap::from([
+                ("sinabro_gc_freed_total".into(), 4),
+                ("not a name".into(), 1),
+            ]),
+        },
+        overlay: OverlayStatus {
+            runs: 6,
+            failures: 1,
+            time_spent: Duration::from_millis(1500),
+            last_success: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000)),
+            ..OverlayStatus::default()
+        },
+    }
+}
+
+fn conditions() -> Vec<Condition> {
+    vec![
+        Condition {
+            name: "datapath".into(),
+            ok: true,
+            detail: String::new(),
+        },
+        Condition {
+            name: "overlay".into(),
+            ok: false,
+            detail: "uplink eth0 is gone".into(),
+        },
+    ]
+}
+
+#[test]
+fn every_report_is_in_the_scrape() {
+    let metrics = Metrics::default();
+    metrics.api_request("allocate", "ok", Duration::from_millis(3));
+    metrics.api_request("allocate", "rangeFull", Duration::from_millis(30));
+    let text = metrics.render(&reports()).unwrap();
+    for line in [
+        r#"sinabro_build_info{version="0.1.0"} 1.0"#,
+        "sinabro_ready 0.0",
+        r#"sinabro_condition{condition="datapath"} 1.0"#,
+        r#"sinabro_condition{condition="overlay"} 0.0"#,
+        "sinabro_endpoints 2.0",
+        r#"sinabro_pod_transmit_bytes_total{namespace="default",pod="we\"b\n",interface="eth0"} 100"#,
+        r#"sinabro_pod_transmit_bytes_total{namespace="default",pod="c0ffee",interface="eth0"} 9"#,
+        r#"sinabro_pod_receive_packets_total{namespace="default",pod="c0ffee",interface="eth0"} 2"#,
+        r#"sinabro_dropped_packets_total{reason="source_address"} 5"#,
+        "sinabro_nat_flows 3.0",
+        "sinabro_nat_flows_limit 1024.0",
+        "sinabro_gc_freed_total 4",
+        r#"sinabro_ipam_addresses_leased{cidr="10.244.1.0/24"} 2.0"#,
+        r#"sinabro_ipam_addresses_limit{cidr="10.244.1.0/24"} 253.0"#,
+        "sinabro_nodes 2.0",
+        "sinabro_peers_with_problems 1.0",
+        "sinabro_overlay_passes_total 6",
+        "sinabro_overlay_failed_passes_total 1",
+        "sinabro_overlay_pass_seconds_total 1.5",
+        "sinabro_overlay_last_success_time_seconds 1000.0",
+        r#"sinabro_api_requests_total{call="allocate",result="rangeFull"} 1"#,
+        r#"sinabro_api_request_seconds_count{call="allocate"} 2"#,
+        r#"sinabro_api_request_seconds_bucket{le="0.005",call="allocate"} 1"#,
+        "# EOF",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+    }
+    assert!(!text.contains("not a name"));
+}
+
+struct Core {
+    failure: Mutex<Option<String>>,
+    conditions: Mutex<Vec<Condition>>,
+}
+
+impl Provider for Core {
+    async fn gather(&self) -> Result<Reports, String> {
+        match self.failure.lock().unwrap().clone() {
+            Some(error) => Err(error),
+            None => Ok(reports()),
+        }
+    }
+
+    async fn conditions(&self) -> Vec<Condition> {
+        self.conditions.lock().unwrap().clone()
+    }
+}
+
+async fn fetch(port: u16, path: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).await.unwrap();
+    reply
+}
+
+#[tokio::test]
+async fn health_readiness_and_metrics_are_served() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let core = Arc::new(Core {
+        failure: Mutex::new(None),
+        conditions: Mutex::new(conditions()),
+    });
+    let (stop, stopped) = oneshot::channel();
+    let stopped = async { stopped.await.unwrap() };
+    let server = tokio::spawn(http::serve(listener, core.clone(), Arc::default(), stopped));
+
+    assert!(fetch(port, "/healthz").await.starts_with("HTTP/1.1 200"));
+    let reply = fetch(port, "/readyz").await;
+    assert!(reply.starts_with("HTTP/1.1 503"), "{reply}");
+    assert!(
+        reply.ends_with("\r\n\r\noverlay: uplink eth0 is gone\n"),
+        "{reply}"
+    );
+    core.conditions.lock().unwrap().clear();
+    assert!(fetch(port, "/readyz").await.starts_with("HTTP/1.1 200"));
+
+    let reply = fetch(port, "/metrics").await;
+    assert!(
+        reply.contains("content-type: application/openmetrics-text"),
+        "{reply}"
+    );
+    assert!(reply.contains("# EOF"));
+    *core.failure.lock().unwrap() = Some("map DROPS is gone".into());
+    let reply = fetch(port, "/metrics").await;
+    assert!(
+        reply.starts_with("HTTP/1.1 500") && reply.contains("map DROPS"),
+        "{reply}"
+    );
+    assert!(fetch(port, "/other").await.starts_with("HTTP/1.1 404"));
+
+    stop.send(()).unwrap();
+    server.await.unwrap().unwrap();
+}
