@@ -1,1 +1,134 @@
-fn main() {}
+//! `sinabroctl`: looks at this node's agent.
+//!
+//! One file per noun; each asks one question ([`client`]), prints the report as a table
+//! ([`table`]) or as JSON, and says how the process ends.
+
+mod client;
+mod endpoints;
+mod ipam;
+mod metrics;
+mod nodes;
+mod status;
+mod table;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+use sinabro_common::names;
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+const AFTER_HELP: &str = "\
+Exit codes:
+  0  all is well
+  1  the agent reports a problem: it is not ready (status), or it refused the request
+  2  the command line is wrong
+  3  the agent cannot be reached, or its answer cannot be understood
+
+Examples:
+  sinabroctl status                     is this node serving pods, and if not, why?
+  sinabroctl status -o json | jq .conditions
+  sinabroctl endpoints                  which pods are here, with addresses and traffic
+  sinabroctl ipam                       who has which address, how full each range is
+  sinabroctl nodes                      which nodes are known, which cannot be reached and why
+  sinabroctl metrics                    what was dropped and why, how full the NAT table is";
+
+/// Shows what the Sinabro agent of this node knows.
+#[derive(Debug, Parser)]
+#[command(name = "sinabroctl", version, max_term_width = 100, after_help = AFTER_HELP)]
+struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    noun: Noun,
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// How to print.
+    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
+    output: Format,
+
+    /// The agent's socket.
+    #[arg(long, global = true, env = "SINABRO_SOCKET", value_name = "PATH",
+          default_value_os_t = default_socket())]
+    socket: PathBuf,
+
+    /// How long to wait for the agent, in seconds.
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 5,
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Aligned columns, for people.
+    Table,
+    /// The whole report, for programs; fields are only ever added.
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Noun {
+    /// Whether this node serves pods, and what stands in the way.
+    ///
+    /// Ends with code 1 if the node is not ready.
+    Status,
+    /// The pods of this node: addresses, link, traffic.
+    Endpoints,
+    /// Address ranges and leases.
+    Ipam,
+    /// The nodes of the cluster and how they are reached.
+    Nodes,
+    /// Drops by reason, NAT table, counters.
+    #[command(visible_alias = "drops")]
+    Metrics,
+}
+
+fn default_socket() -> PathBuf {
+    [names::STATE_DIR, names::SOCKET].iter().collect()
+}
+
+/// How the process ends; see [`AFTER_HELP`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exit {
+    Well = 0,
+    Problem = 1,
+    Unreachable = 3,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let shown = match cli.noun {
+        Noun::Status => status::show(&cli.common),
+        Noun::Endpoints => endpoints::show(&cli.common),
+        Noun::Ipam => ipam::show(&cli.common),
+        Noun::Nodes => nodes::show(&cli.common),
+        Noun::Metrics => metrics::show(&cli.common),
+    };
+    let exit = shown.unwrap_or_else(|error| {
+        // Nowhere to complain to if stderr is closed.
+        let _ = writeln!(io::stderr(), "sinabroctl: {error}");
+        error.exit()
+    });
+    ExitCode::from(exit as u8)
+}
+
+/// Prints a report in the format asked for.
+fn print<T: Serialize>(
+    common: &Common,
+    report: &T,
+    table: impl FnOnce(&T) -> String,
+) -> Result<(), client::Error> {
+    let text = match common.output {
+        Format::Table => table(report),
+        Format::Json => serde_json::to_string_pretty(report).map_err(io::Error::from)? + "\n",
+    };
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        // The reader has seen enough (`| head`).
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
+}

@@ -1,0 +1,47 @@
+//! `sinabroctl status`.
+
+use crate::{
+    Common, Exit, client, print,
+    table::{Table, age, join, yes_no},
+};
+use sinabro_common::api::{Request, Response, StatusReport};
+
+pub fn show(common: &Common) -> Result<Exit, client::Error> {
+    let report = client::ask(common, Request::Status, |response| match response {
+        Response::Status(report) => Some(*report),
+        _ => None,
+    })?;
+    print(common, &report, table)?;
+    Ok(if report.ready {
+        Exit::Well
+    } else {
+        Exit::Problem
+    })
+}
+
+fn table(report: &StatusReport) -> String {
+    let mut facts = Table::plain();
+    let mut fact = |name: &str, value: String| facts.row([name.into(), value]);
+    fact("Node:", report.node.clone());
+    fact("Ready:", yes_no(report.ready));
+    fact("Version:", report.version.clone());
+    fact("Running for:", age(report.uptime_seconds));
+    fact("Addresses:", join(&report.node_addresses));
+    fact("Pod CIDRs:", join(&report.pod_cidrs));
+    fact("Uplink:", report.uplink.clone());
+    fact("Pod MTU:", report.mtu.to_string());
+    fact("Pods:", report.endpoints.to_string());
+    fact("Known nodes:", report.nodes.to_string());
+    for (name, mode) in &report.modes {
+        fact(&format!("Mode {name}:"), mode.clone());
+    }
+    let mut conditions = Table::new(["CONDITION", "OK", "DETAIL"]);
+    for condition in &report.conditions {
+        conditions.row([
+            condition.name.clone(),
+            yes_no(condition.ok),
+            condition.detail.clone(),
+        ]);
+    }
+    format!("{}\n{}", facts.render(), conditions.render())
+}

@@ -1,0 +1,377 @@
+//! The real `sinabroctl` against a socket of the test's own: output, exit codes, bad answers.
+
+use proptest::prelude::*;
+use sinabro_common::api::{frame, *};
+use std::{
+    collections::BTreeMap,
+    io::{Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    thread::{self, JoinHandle},
+};
+use tempfile::TempDir;
+
+fn ctl(socket: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_sinabroctl"))
+        .env("SINABRO_SOCKET", socket)
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).unwrap()
+}
+
+/// A socket that serves one connection with `serve`.
+struct Agent {
+    _dir: TempDir,
+    socket: PathBuf,
+    thread: JoinHandle<()>,
+}
+
+impl Agent {
+    fn new(serve: impl FnOnce(UnixStream) + Send + 'static) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let thread = thread::spawn(move || serve(listener.accept().unwrap().0));
+        Self {
+            _dir: dir,
+            socket,
+            thread,
+        }
+    }
+
+    /// Expects a request and gives a reply.
+    fn replying(expected: Request, version: u32, reply: Reply) -> Self {
+        Self::new(move |mut stream| {
+            let request: RequestEnvelope = frame::read(&mut stream).unwrap();
+            assert_eq!((request.version, request.request), (VERSION, expected));
+            frame::write(&mut stream, &ReplyEnvelope { version, reply }).unwrap();
+        })
+    }
+
+    fn run(self, args: &[&str]) -> Output {
+        let output = ctl(&self.socket, args);
+        self.thread.join().unwrap();
+        output
+    }
+}
+
+fn ask(request: Request, response: Response, args: &[&str]) -> Output {
+    Agent::replying(request, VERSION, Reply::Ok(response)).run(args)
+}
+
+fn status(ready: bool) -> StatusReport {
+    StatusReport {
+        version: "0.1.0".into(),
+        node: "node-a".into(),
+        ready,
+        conditions: vec![Condition {
+            name: "overlay".into(),
+            ok: ready,
+            detail: "uplink eth0 is gone".into(),
+        }],
+        modes: BTreeMap::from([("attach".into(), "tcx".into())]),
+        uplink: "eth0".into(),
+        mtu: 1450,
+        node_addresses: vec!["192.168.0.1".parse().unwrap()],
+        pod_cidrs: vec![
+            "10.244.1.0/24".parse().unwrap(),
+            "fd00::/64".parse().unwrap(),
+        ],
+        endpoints: 3,
+        nodes: 2,
+        uptime_seconds: 3700,
+    }
+}
+
+fn owner() -> Owner {
+    Owner {
+        container_id: "c0ffee".into(),
+        ifname: "eth0".into(),
+    }
+}
+
+fn pod() -> PodRef {
+    PodRef {
+        namespace: "default".into(),
+        name: "web".into(),
+        uid: String::new(),
+    }
+}
+
+#[test]
+fn status_says_what_is_wrong_and_ends_with_1() {
+    for (ready, code) in [(true, 0), (false, 1)] {
+        let response = Response::Status(Box::new(status(ready)));
+        let output = ask(Request::Status, response, &["status"]);
+        assert_eq!(output.status.code(), Some(code));
+        let text = text(&output.stdout);
+        for part in [
+            "node-a",
+            "1h1m",
+            "10.244.1.0/24, fd00::/64",
+            "Mode attach:  tcx",
+            "uplink eth0 is gone",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        assert!(output.stderr.is_empty());
+    }
+}
+
+#[test]
+fn json_is_the_report() {
+    let response = Response::Status(Box::new(status(false)));
+    let output = ask(Request::Status, response, &["-o", "json", "status"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report: StatusReport = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report, status(false));
+}
+
+#[test]
+fn endpoints_are_aligned_rows() {
+    let endpoint = EndpointReport {
+        owner: owner(),
+        pod: pod(),
+        network: "pods".into(),
+        link: "snb0123456789ab".into(),
+        ifindex: 7,
+        mac: "0a:58:0a:f4:01:02".parse().unwrap(),
+        addresses: vec!["10.244.1.2".parse().unwrap(), "fd00::2".parse().unwrap()],
+        tx_packets: 1,
+        tx_bytes: 1536,
+        rx_packets: 2,
+        rx_bytes: 10,
+    };
+    let nameless = EndpointReport {
+        pod: PodRef::default(),
+        ..endpoint.clone()
+    };
+    let response = Response::Endpoints(vec![endpoint, nameless]);
+    let output = ask(Request::Endpoints, response, &["endpoints"]);
+    assert_eq!(output.status.code(), Some(0));
+    let lines: Vec<_> = text(&output.stdout).lines().collect();
+    assert_eq!(lines.len(), 3);
+    assert!(lines[1].starts_with("default/web  eth0"), "{}", lines[1]);
+    assert!(lines[1].contains("10.244.1.2, fd00::2") && lines[1].ends_with("1.5 KiB  10 B"));
+    assert!(lines[2].starts_with("c0ffee "));
+    let column = lines[0].find("LINK").unwrap();
+    assert!(
+        lines[1..]
+            .iter()
+            .all(|line| line[column..].starts_with("snb0123456789ab"))
+    );
+}
+
+#[test]
+fn ipam_shows_ranges_leases_and_problems() {
+    let report = IpamReport {
+        ranges: vec![RangeReport {
+            cidr: "10.244.1.0/24".parse().unwrap(),
+            capacity: 250,
+            leased: 125,
+        }],
+        leases: vec![LeaseReport {
+            address: "10.244.1.2".parse().unwrap(),
+            owner: owner(),
+            pod: pod(),
+            leased_at: 0,
+            active: false,
+        }],
+        problems: vec!["leases/10.244.1.9 is not JSON".into()],
+    };
+    let output = ask(Request::Ipam, Response::Ipam(report), &["ipam"]);
+    assert_eq!(output.status.code(), Some(0));
+    let text = text(&output.stdout);
+    for part in [
+        "125 of 250 (50%)",
+        "10.244.1.2  default/web",
+        "being set up",
+        "is not JSON",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+}
+
+#[test]
+fn nodes_show_tunnel_or_problem() {
+    let node = |name: &str, tunnel: Option<&str>, problem: Option<&str>| NodeReport {
+        name: name.into(),
+        addresses: vec![],
+        pod_cidrs: vec!["10.244.2.0/24".parse().unwrap()],
+        local: name == "node-a",
+        tunnel: tunnel.map(|t| t.parse().unwrap()),
+        problem: problem.map(Into::into),
+    };
+    let report = vec![
+        node("node-a", None, None),
+        node("node-b", Some("192.168.0.2"), None),
+        node("node-c", None, Some("it has no address")),
+    ];
+    let output = ask(Request::Nodes, Response::Nodes(report), &["nodes"]);
+    assert_eq!(output.status.code(), Some(0));
+    let lines: Vec<_> = text(&output.stdout).lines().collect();
+    assert!(lines[1].contains("this node"));
+    assert!(lines[2].contains("192.168.0.2"));
+    assert!(lines[3].contains("none") && lines[3].ends_with("it has no address"));
+}
+
+#[test]
+fn metrics_and_drops_are_one_noun() {
+    for noun in ["metrics", "drops"] {
+        let report = MetricsReport {
+            drops: vec![DropReport {
+                number: 2,
+                reason: "source_address".into(),
+                text: "a pod lied".into(),
+                packets: 42,
+            }],
+            nat_flows: 1,
+            nat_capacity: 4,
+            counters: BTreeMap::from([("sinabro_gc_freed_total".into(), 7)]),
+        };
+        let output = ask(Request::Metrics, Response::Metrics(report), &[noun]);
+        assert_eq!(output.status.code(), Some(0));
+        let text = text(&output.stdout);
+        for part in [
+            "42       source_address  a pod lied",
+            "1 of 4 (25%)",
+            "sinabro_gc_freed_total:  7",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+    }
+}
+
+#[test]
+fn no_agent_is_exit_code_3_with_the_socket_and_a_next_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let absent = dir.path().join("absent.sock");
+    let stale = dir.path().join("stale.sock");
+    drop(UnixListener::bind(&stale).unwrap());
+    for (socket, hint) in [(absent, "is the agent running"), (stale, "has stopped")] {
+        let output = ctl(&socket, &["status"]);
+        assert_eq!(output.status.code(), Some(3));
+        let text = text(&output.stderr);
+        assert!(
+            text.contains(socket.to_str().unwrap()) && text.contains(hint),
+            "{text}"
+        );
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_silent_agent_is_given_up_on() {
+    let agent = Agent::new(|mut stream| {
+        // Until the other side is gone.
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let output = agent.run(&["--timeout", "1", "status"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("did not answer within 1 s"));
+}
+
+#[test]
+fn a_dripping_agent_is_given_up_on() {
+    let agent = Agent::new(|mut stream| {
+        let mut bytes = 1000u32
+            .to_be_bytes()
+            .into_iter()
+            .chain(std::iter::repeat(b' '));
+        while stream.write_all(&[bytes.next().unwrap()]).is_ok() {
+            thread::sleep(std::time::Duration::from_millis(100));
+        }
+    });
+    let output = agent.run(&["--timeout", "1", "status"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("did not answer within 1 s"));
+}
+
+#[test]
+fn refusals_name_their_reason() {
+    let refusal = |code| Reply::Error(ApiError::new(code, "starting: restoring endpoints"));
+    for (code, exit) in [
+        (ErrorCode::NotReady, 1),
+        (ErrorCode::Internal, 1),
+        (ErrorCode::Version, 3),
+    ] {
+        let output = Agent::replying(Request::Ipam, VERSION, refusal(code)).run(&["ipam"]);
+        assert_eq!(output.status.code(), Some(exit));
+        assert!(text(&output.stderr).contains("starting: restoring endpoints"));
+    }
+}
+
+#[test]
+fn wrong_answers_are_errors() {
+    let other = Agent::replying(Request::Ipam, VERSION, Reply::Ok(Response::Done)).run(&["ipam"]);
+    let newer = Agent::replying(Request::Ipam, 9, Reply::Ok(Response::Done)).run(&["ipam"]);
+    let closed = Agent::new(drop).run(&["ipam"]);
+    for (output, part) in [
+        (other, "another question"),
+        (newer, "version 9"),
+        (closed, "no usable answer"),
+    ] {
+        assert_eq!(output.status.code(), Some(3));
+        assert!(
+            text(&output.stderr).contains(part),
+            "{}",
+            text(&output.stderr)
+        );
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn usage_errors_are_exit_code_2_and_help_documents_the_codes() {
+    let nowhere = Path::new("/nonexistent");
+    for args in [
+        &["nonsense"][..],
+        &[],
+        &["status", "-o", "xml"],
+        &["--timeout", "0", "status"],
+    ] {
+        assert_eq!(ctl(nowhere, args).status.code(), Some(2), "{args:?}");
+    }
+    let help = ctl(nowhere, &["--help"]);
+    assert_eq!(help.status.code(), Some(0));
+    let text = text(&help.stdout);
+    for part in ["Exit codes:", "SINABRO_SOCKET", "Examples:", "endpoints"] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+}
+
+#[test]
+fn a_closed_reader_is_no_error() {
+    let response = Response::Status(Box::new(status(true)));
+    let agent = Agent::replying(Request::Status, VERSION, Reply::Ok(response));
+    let (read, write) = std::io::pipe().unwrap();
+    drop(read);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sinabroctl"));
+    command.env("SINABRO_SOCKET", &agent.socket).arg("status");
+    let mut child = command.stdout(write).spawn().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    agent.thread.join().unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn garbage_is_an_error_not_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64), framed: bool) {
+        let agent = Agent::new(move |mut stream| {
+            let _: RequestEnvelope = frame::read(&mut stream).unwrap();
+            if framed {
+                let _ = stream.write_all(&(bytes.len() as u32).to_be_bytes());
+            }
+            let _ = stream.write_all(&bytes);
+        });
+        let output = agent.run(&["nodes"]);
+        prop_assert_eq!(output.status.code(), Some(3));
+        prop_assert!(text(&output.stderr).starts_with("sinabroctl: no usable answer"));
+    }
+}
