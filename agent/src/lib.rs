@@ -1,6 +1,7 @@
 //! The per-node agent. Modules in reading order:
 //!
 //! - [`config`]: flags, environment and file become settings;
+//! - [`node`]: what facts and kernel say about this node;
 //! - [`run`]: start order, supervision, stop;
 //! - pod ADD: [`api`] → [`ipam`] → [`endpoint`] → [`datapath`];
 //! - cluster change: [`watch`] → [`plan`] → [`apply`];
@@ -14,6 +15,7 @@ pub mod config;
 pub mod datapath;
 pub mod endpoint;
 pub mod ipam;
+pub mod node;
 pub mod plan;
 pub mod run;
 pub mod telemetry;

@@ -1,1 +1,77 @@
-fn main() {}
+//! `sinabro-agent`: arguments → settings → log → runtime → [`sinabro_agent::run`].
+
+use anyhow::Context as _;
+use sinabro_agent::{
+    config::{ConfigError, LogFormat, Settings},
+    run,
+};
+use std::{
+    io::{IsTerminal as _, stderr},
+    process::ExitCode,
+};
+use tracing_subscriber::EnvFilter;
+
+/// Exit status for settings that are wrong, as of clap and of the shell's own usage errors.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let settings = match Settings::load(std::env::args_os()) {
+        Ok(settings) => settings,
+        // Help, version, or wrong flags: clap knows where to print and how to exit.
+        Err(ConfigError::Flags(error)) => error.exit(),
+        Err(error) => {
+            eprintln!("error: {:#}", anyhow::Error::from(error));
+            return ExitCode::from(USAGE);
+        }
+    };
+    match start(settings) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(settings: Settings) -> anyhow::Result<()> {
+    start_log(&settings)?;
+    bound_memory();
+    // Almost all work is short; what blocks runs on the pool, a thread for each of a burst of
+    // pods, and threads end when the burst is over.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(64)
+        .thread_stack_size(512 * 1024)
+        .thread_name("sinabro")
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let outcome = runtime.block_on(run::run(settings));
+    // Blocking work that hangs in the kernel must not hold up the exit.
+    runtime.shutdown_background();
+    outcome
+}
+
+fn start_log(settings: &Settings) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&settings.log_level)
+        .with_context(|| format!("log level {}", settings.log_level))?;
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(stderr)
+        .with_ansi(stderr().is_terminal());
+    match settings.log_format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+    Ok(())
+}
+
+/// glibc gives every few threads a heap of their own and keeps what they freed: with a pool of
+/// short-lived threads that is most of the agent's memory. Two heaps suffice.
+fn bound_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt only sets a parameter of malloc; no other thread runs yet.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 2);
+    }
+}

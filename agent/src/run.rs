@@ -1,1 +1,439 @@
+//! Start order, supervision, stop.
+//!
+//! Start: state directory → its lock → kernel settings → data path → records → queued deletes →
+//! garbage → facts, node, overlay → socket → telemetry. So the plugin finds a socket only when
+//! every pod of before is live again, and is told "not ready" until the node knows its ranges.
+//!
+//! Tasks run for ever; one that ends takes the agent down with what it said, and the data path
+//! goes on without it. Stop: no new connections, requests under way finish, the socket goes;
+//! links, programs and maps stay as they are, the pods keep their network.
 
+use crate::{
+    api::{
+        server::Server,
+        status::{Core, NodeStatus, Telemetry},
+    },
+    apply::{
+        OverlayStatus,
+        overlay::{self, OverlayConfig},
+    },
+    config::{self, Settings},
+    datapath::{self, Datapath, DatapathConfig},
+    endpoint::Endpoints,
+    ipam::Allocator,
+    node::{self, NodeState},
+    telemetry::{http, metrics::Metrics},
+    watch::{Snapshot, nodes_file},
+};
+use anyhow::{Context as _, anyhow, bail};
+use nix::fcntl::{Flock, FlockArg};
+use sinabro_common::names;
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    task::{JoinSet, spawn_blocking},
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+
+/// How often garbage is looked for.
+const COLLECT: Duration = Duration::from_secs(60);
+/// How often masquerade flows are looked over.
+const SWEEP: Duration = Duration::from_secs(10);
+/// How often the node's links are looked at although no fact changed.
+const REFRESH: Duration = Duration::from_secs(30);
+/// How soon after they could not be applied.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Runs the agent until it is told to stop.
+///
+/// # Errors
+/// If it cannot start, or a part of it fails for good.
+pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let settings = Arc::new(settings);
+    let _lock = lock_state_dir(&settings.state_dir)?;
+    let ports = match settings.masquerade {
+        true => node::masquerade_ports(&settings)?,
+        false => (0, 0),
+    };
+    for warning in node::prepare(&settings)? {
+        tracing::warn!("{warning}");
+    }
+    let (datapath, endpoints) = {
+        let settings = settings.clone();
+        spawn_blocking(move || restore(&settings)).await??
+    };
+
+    let (stop, stopping) = watch::channel(false);
+    let mut tasks = JoinSet::new();
+    let source = nodes_file::spawn(settings.nodes_file.clone());
+    let facts = source.updates.clone();
+    tasks.spawn(ends("the nodes file's watcher", source.task));
+    let (node_sender, node) = watch::channel(NodeStatus::default());
+    let (overlay_sender, overlay) = watch::channel(OverlayStatus::default());
+    tasks.spawn(follow_node(NodeTask {
+        settings: settings.clone(),
+        datapath: datapath.clone(),
+        endpoints: endpoints.clone(),
+        ports,
+        facts: facts.clone(),
+        node: node_sender,
+        overlay: overlay_sender,
+    }));
+    tasks.spawn(every(COLLECT, {
+        let endpoints = endpoints.clone();
+        move || log_collected(&endpoints)
+    }));
+    tasks.spawn(every(SWEEP, {
+        let datapath = datapath.clone();
+        move || {
+            if let Err(error) = datapath.sweep(datapath::monotonic_ns()) {
+                tracing::warn!("cannot sweep masquerade flows: {error}");
+            }
+        }
+    }));
+
+    let core = Arc::new(Core {
+        settings: settings.clone(),
+        endpoints,
+        datapath,
+        facts,
+        node,
+        overlay,
+        metrics: Arc::new(Metrics::default()),
+        started,
+    });
+    log_start(&core);
+    let server = Server::bind(&settings.socket)
+        .with_context(|| format!("cannot bind socket {}", settings.socket.display()))?;
+    if let Some(address) = settings.metrics_address {
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("cannot listen on metrics address {address}"))?;
+        let provider = Arc::new(Telemetry(core.clone()));
+        let (metrics, mut stopping) = (core.metrics.clone(), stopping.clone());
+        tasks.spawn(async move {
+            let stopped = async move {
+                let _ = stopping.wait_for(|stop| *stop).await;
+            };
+            http::serve(listener, provider, metrics, stopped)
+                .await
+                .context("the metrics server failed")?;
+            // It ends when told to; what ends unasked is an error.
+            std::future::pending().await
+        });
+    }
+    let mut server = tokio::spawn(server.serve(core, stopping));
+
+    let outcome = tokio::select! {
+        signal = told_to_stop() => signal.map(|name| tracing::info!("stopping on {name}")),
+        Some(ended) = tasks.join_next() => ended.context("a part of the agent failed").flatten(),
+        ended = &mut server => match ended {
+            Ok(Ok(())) => Err(anyhow!("the socket's server ended")),
+            Ok(Err(error)) => Err(error).context("the socket failed"),
+            Err(error) => Err(error).context("the socket's server failed"),
+        },
+    };
+    stop.send_replace(true);
+    if !server.is_finished() {
+        // Its own deadline is shorter; this is for what cannot be waited for.
+        let _ = timeout(Duration::from_secs(10), server).await;
+    }
+    outcome
+}
+
+/// Brings back what an earlier agent left, and clears away what is no pod's any more.
+fn restore(settings: &Settings) -> anyhow::Result<(Arc<Datapath>, Arc<Endpoints>)> {
+    let datapath = Datapath::load(&DatapathConfig {
+        bpf_dir: settings.bpf_dir.clone(),
+        cgroup: settings.cgroup_dir.clone(),
+        tcp_fast_path: settings.tcp_fast_path,
+        attach: match settings.attach {
+            config::AttachMode::Auto => datapath::AttachMode::Auto,
+            config::AttachMode::Tcx => datapath::AttachMode::Tcx,
+            config::AttachMode::Clsact => datapath::AttachMode::Clsact,
+        },
+        nat_entries: None,
+    })
+    .context("cannot load the data path")?;
+    let datapath = Arc::new(datapath);
+    let ipam = Allocator::open(&settings.state_dir).context("cannot read the leases")?;
+    let endpoints = Endpoints::open(&settings.state_dir, ipam, datapath.clone())
+        .context("cannot open the endpoint records")?;
+    let restored = endpoints
+        .restore()
+        .context("cannot restore the endpoints")?;
+    tracing::info!(?restored, "endpoints restored");
+    let endpoints = Arc::new(endpoints);
+    log_collected(&endpoints);
+    Ok((datapath, endpoints))
+}
+
+fn log_collected(endpoints: &Endpoints) {
+    let collected = endpoints.collect();
+    for owner in &collected.deletes {
+        tracing::info!("carried out the queued delete of {owner}");
+    }
+    for owner in &collected.endpoints {
+        tracing::info!("freed {owner}, its link is gone");
+    }
+    for owner in &collected.leases {
+        tracing::info!("freed the addresses of {owner}, whose ADD was not finished");
+    }
+    for link in &collected.links {
+        tracing::info!("deleted {link}, which belongs to no pod");
+    }
+}
+
+/// Makes the state directory and keeps other agents out of it for as long as the lock lives; the
+/// kernel lets go of it with the process, however that ends.
+fn lock_state_dir(dir: &Path) -> anyhow::Result<Flock<File>> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .with_context(|| format!("cannot make state directory {}", dir.display()))?;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
+        .with_context(|| format!("cannot close state directory {} to others", dir.display()))?;
+    let path = dir.join("agent.lock");
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .with_context(|| format!("cannot open {}", path.display()))?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(mut lock) => {
+            // For people: the lock is what counts.
+            lock.set_len(0)?;
+            writeln!(lock, "{}", std::process::id())?;
+            Ok(lock)
+        }
+        Err((mut file, nix::errno::Errno::EWOULDBLOCK)) => {
+            let mut pid = String::new();
+            let _ = file.read_to_string(&mut pid);
+            bail!(
+                "another agent (process {}) uses state directory {}, stop it or set --state-dir",
+                pid.trim(),
+                dir.display()
+            )
+        }
+        Err((_, errno)) => Err(errno).with_context(|| format!("cannot lock {}", path.display())),
+    }
+}
+
+/// What the task that follows the node needs.
+struct NodeTask {
+    settings: Arc<Settings>,
+    datapath: Arc<Datapath>,
+    endpoints: Arc<Endpoints>,
+    ports: (u16, u16),
+    facts: watch::Receiver<Snapshot>,
+    node: watch::Sender<NodeStatus>,
+    overlay: watch::Sender<OverlayStatus>,
+}
+
+/// Applies what facts and links say about this node, and runs the overlay over its uplink.
+async fn follow_node(mut task: NodeTask) -> anyhow::Result<()> {
+    let mut overlay: Option<(String, tokio::task::AbortHandle)> = None;
+    let mut overlays = JoinSet::new();
+    loop {
+        let facts = task.facts.borrow_and_update().facts.clone();
+        let mut wait = REFRESH;
+        if let Some(facts) = facts {
+            let before = task.node.borrow().state.clone();
+            let (settings, datapath) = (task.settings.clone(), task.datapath.clone());
+            let (endpoints, ports) = (task.endpoints.clone(), task.ports);
+            let applied = spawn_blocking(move || -> anyhow::Result<Arc<NodeState>> {
+                let state = NodeState::find(&settings, &facts)?;
+                if before.as_deref() == Some(&state) {
+                    // Attached again if somebody took the programs off.
+                    datapath.set_uplinks(&indexes(&state))?;
+                    return Ok(Arc::new(state));
+                }
+                apply_node(&settings, &datapath, &endpoints, ports, &state)?;
+                Ok(Arc::new(state))
+            });
+            match applied.await.context("applying the node's state failed")? {
+                Ok(state) => {
+                    let uplink = &state.uplinks[0].name;
+                    if overlay.as_ref().is_none_or(|(name, _)| name != uplink) {
+                        if let Some((_, running)) = overlay.take() {
+                            running.abort();
+                        }
+                        let running = overlays.spawn(run_overlay(&task, uplink));
+                        overlay = Some((uplink.clone(), running));
+                    }
+                    task.node.send_replace(NodeStatus {
+                        state: Some(state),
+                        problem: None,
+                    });
+                }
+                Err(error) => {
+                    wait = RETRY;
+                    let text = format!("{error:#}");
+                    let known = task.node.borrow().problem.as_ref() == Some(&text);
+                    if !known {
+                        tracing::error!("{text}");
+                        // What was applied stays: pods keep what they have.
+                        task.node.send_modify(|node| node.problem = Some(text));
+                    }
+                }
+            }
+        }
+        tokio::select! {
+            changed = task.facts.changed() => changed.context("the source of facts ended")?,
+            () = sleep(wait) => {}
+            Some(ended) = overlays.join_next() => match ended {
+                Err(error) if error.is_cancelled() => {}
+                Err(error) => return Err(error).context("the overlay failed"),
+                Ok(()) => bail!("the overlay ended"),
+            },
+        }
+    }
+}
+
+fn indexes(state: &NodeState) -> Vec<u32> {
+    state.uplinks.iter().map(|uplink| uplink.index).collect()
+}
+
+fn apply_node(
+    settings: &Settings,
+    datapath: &Datapath,
+    endpoints: &Endpoints,
+    ports: (u16, u16),
+    state: &NodeState,
+) -> anyhow::Result<()> {
+    for uplink in &state.uplinks {
+        node::accept_ra(&uplink.name)?;
+    }
+    let outside = endpoints.ipam.set_ranges(&state.pod_cidrs)?;
+    if !outside.is_empty() {
+        tracing::warn!(
+            ?outside,
+            "addresses outside this node's pod ranges stay in use until their pods are deleted"
+        );
+    }
+    // What is not to be translated is known before anything is.
+    datapath
+        .set_non_masquerade(&state.non_masquerade)
+        .context("cannot set the destinations that are not masqueraded")?;
+    datapath
+        .set_node_config(state.config(settings, ports))
+        .context("cannot set the data path's settings")?;
+    datapath
+        .set_uplinks(&indexes(state))
+        .context("cannot attach to the uplink")?;
+    tracing::info!(
+        uplinks = ?state.uplinks.iter().map(|u| &u.name).collect::<Vec<_>>(),
+        mtu = state.mtu,
+        pod_cidrs = ?state.pod_cidrs,
+        masquerade = ?state.masquerade_v4,
+        "node ready"
+    );
+    Ok(())
+}
+
+/// Runs the overlay over one uplink, and passes its status on.
+fn run_overlay(task: &NodeTask, uplink: &str) -> impl Future<Output = ()> + Send + use<> {
+    let config = OverlayConfig {
+        node: task.settings.node_name.clone(),
+        device: names::VXLAN_LINK.into(),
+        vni: task.settings.vxlan_vni,
+        port: task.settings.vxlan_port,
+        uplink: uplink.to_owned(),
+        mtu: task.settings.mtu,
+    };
+    let (facts, routes) = (task.facts.clone(), task.endpoints.routes());
+    let sender = task.overlay.clone();
+    async move {
+        let overlay = overlay::spawn(config, facts, routes);
+        let mut status = overlay.status;
+        let mut running = AbortOnDrop(overlay.task);
+        loop {
+            tokio::select! {
+                _ = &mut running.0 => return,
+                changed = status.changed() => match changed {
+                    Ok(()) => {
+                        sender.send_replace(status.borrow_and_update().clone());
+                    }
+                    // It is ending.
+                    Err(_) => {
+                        let _ = (&mut running.0).await;
+                        return;
+                    }
+                },
+            }
+        }
+    }
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A task that should never end.
+async fn ends(what: &'static str, task: tokio::task::JoinHandle<()>) -> anyhow::Result<()> {
+    task.await.with_context(|| format!("{what} failed"))?;
+    bail!("{what} ended")
+}
+
+/// Does blocking work again and again.
+async fn every(period: Duration, work: impl Fn() + Clone + Send + 'static) -> anyhow::Result<()> {
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // The first tick is at once, and was done before serving.
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        spawn_blocking(work.clone())
+            .await
+            .context("periodic work failed")?;
+    }
+}
+
+async fn told_to_stop() -> anyhow::Result<&'static str> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    })
+}
+
+fn log_start(core: &Core) {
+    let s = &core.settings;
+    let modes = core.datapath.modes();
+    let modes: Vec<_> = modes.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        node = s.node_name,
+        nodes = %s.nodes_file.display(),
+        state_dir = %s.state_dir.display(),
+        socket = %s.socket.display(),
+        bpf_dir = %s.bpf_dir.display(),
+        vxlan_port = s.vxlan_port,
+        vni = s.vxlan_vni,
+        masquerade = s.masquerade,
+        tcp_fast_path = s.tcp_fast_path,
+        metrics = ?s.metrics_address,
+        modes = modes.join(" "),
+        endpoints = core.endpoints.count(),
+        "agent started"
+    );
+}

@@ -1,1 +1,318 @@
+//! Pods of this node: from leased addresses to a live endpoint and back.
+//!
+//! [`Endpoints`] ties the pieces of one pod together: its leases ([`crate::ipam`]), its link, its
+//! programs ([`crate::datapath`]) and its record. Up: lease → (the plugin makes the link) →
+//! record → programs. Down, in reverse: link → programs and maps → record → lease. So an address
+//! is out of the data path before anybody can get it again, and whatever the agent is killed
+//! between, [`restore`] and [`gc`] find from the files and the kernel alone.
+//!
+//! Methods block. Callers hold the pod link's [`locks::Guard`].
 
+pub mod gc;
+pub mod locks;
+pub mod record;
+pub mod restore;
+
+pub use locks::{Guard, Locks};
+pub use record::{EndpointRecord, attachment};
+
+use crate::{
+    apply::PodRoute,
+    datapath::{Datapath, DatapathError},
+    ipam::{Allocator, IpamError},
+};
+use record::{RecordError, Records};
+use sinabro_common::{
+    abi::{
+        Addr,
+        endpoint::{Endpoint, PodLink},
+    },
+    api::{Mac, Owner},
+    names,
+};
+use sinabro_netlink::{Conn, ResultExt, link};
+use std::{
+    collections::{BTreeMap, HashSet},
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::sync::watch;
+
+#[derive(Debug, thiserror::Error)]
+pub enum EndpointError {
+    #[error("link {ifindex} is not the host side of {owner}: {reason}")]
+    WrongLink {
+        ifindex: u32,
+        owner: Owner,
+        reason: String,
+    },
+    #[error("the link {link} of {owner} belongs to {other}")]
+    Collision {
+        link: String,
+        owner: Owner,
+        other: Owner,
+    },
+    #[error(transparent)]
+    Ipam(#[from] IpamError),
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error(transparent)]
+    Netlink(#[from] sinabro_netlink::Error),
+    #[error(transparent)]
+    Datapath(#[from] DatapathError),
+}
+
+/// What an endpoint needs of the data path.
+///
+/// A trait so that tests can make a step fail and watch the order of steps.
+pub trait PodPrograms: Send + Sync {
+    /// As [`Datapath::attach_pod`].
+    fn attach(&self, record: &EndpointRecord) -> Result<(), DatapathError>;
+    /// As [`Datapath::detach_pod`].
+    fn detach(&self, record: &EndpointRecord) -> Result<(), DatapathError>;
+    /// As [`Datapath::retain_pods`].
+    fn retain(&self, live: &HashSet<String>) -> Result<Vec<String>, DatapathError>;
+}
+
+impl PodPrograms for Datapath {
+    fn attach(&self, record: &EndpointRecord) -> Result<(), DatapathError> {
+        let of_family = |v4| {
+            let address = record.addresses.iter().find(|a| a.is_ipv4() == v4);
+            address.map_or(Addr::UNSPECIFIED, |a| Addr::from(*a))
+        };
+        let pod = PodLink {
+            v4: of_family(true),
+            v6: of_family(false),
+            mac: record.mac.0,
+            pad: [0; 2],
+        };
+        let endpoint = Endpoint {
+            ifindex: record.ifindex,
+            flags: 0,
+            mac: record.mac.0,
+            host_mac: record.host_mac.0,
+        };
+        let endpoints = record.addresses.iter().map(|a| (Addr::from(*a), endpoint));
+        let endpoints: Vec<_> = endpoints.collect();
+        self.attach_pod(record.ifindex, &record.link, &pod, &endpoints)
+    }
+
+    fn detach(&self, record: &EndpointRecord) -> Result<(), DatapathError> {
+        let addresses: Vec<_> = record.addresses.iter().map(|a| Addr::from(*a)).collect();
+        self.detach_pod(record.ifindex, &record.link, &addresses)
+    }
+
+    fn retain(&self, live: &HashSet<String>) -> Result<Vec<String>, DatapathError> {
+        self.retain_pods(live)
+    }
+}
+
+/// All pods of this node.
+pub struct Endpoints {
+    pub ipam: Allocator,
+    pub locks: Locks,
+    programs: Arc<dyn PodPrograms>,
+    records: Records,
+    deletes: PathBuf,
+    /// By link.
+    live: Mutex<BTreeMap<String, EndpointRecord>>,
+    /// What went wrong with a live endpoint at restore, by link; retried by the collection.
+    broken: Mutex<BTreeMap<String, String>>,
+    routes: watch::Sender<Vec<PodRoute>>,
+}
+
+impl Endpoints {
+    /// Opens the state directory; nothing is read back before [`Endpoints::restore`].
+    ///
+    /// # Errors
+    /// If a directory cannot be made.
+    pub fn open(
+        state_dir: &Path,
+        ipam: Allocator,
+        programs: Arc<dyn PodPrograms>,
+    ) -> Result<Self, EndpointError> {
+        Ok(Self {
+            ipam,
+            locks: Locks::default(),
+            programs,
+            records: Records::open(state_dir)?,
+            deletes: state_dir.join(names::DELETES_DIR),
+            live: Mutex::default(),
+            broken: Mutex::default(),
+            routes: watch::Sender::default(),
+        })
+    }
+
+    /// The routes and neighbours that the live endpoints need, on every change.
+    pub fn routes(&self) -> watch::Receiver<Vec<PodRoute>> {
+        self.routes.subscribe()
+    }
+
+    fn live(&self) -> MutexGuard<'_, BTreeMap<String, EndpointRecord>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn broken(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.broken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The live endpoint of an owner.
+    pub fn get(&self, owner: &Owner) -> Option<EndpointRecord> {
+        let live = self.live();
+        let record = live.get(&owner.link())?;
+        (record.owner == *owner).then(|| record.clone())
+    }
+
+    /// Whether the owner has a live endpoint whose link is still the recorded one.
+    ///
+    /// # Errors
+    /// If the kernel cannot be asked.
+    pub fn is_intact(&self, owner: &Owner) -> Result<bool, EndpointError> {
+        let Some(record) = self.get(owner) else {
+            return Ok(false);
+        };
+        let link = Conn::new()?.link_by_name(&record.link).ignore_not_found()?;
+        Ok(link.is_some_and(|link| link.index == record.ifindex))
+    }
+
+    pub fn all(&self) -> Vec<EndpointRecord> {
+        self.live().values().cloned().collect()
+    }
+
+    pub fn count(&self) -> usize {
+        self.live().len()
+    }
+
+    /// Live endpoints whose programs could not be attached, each with the reason.
+    pub fn problems(&self) -> Vec<String> {
+        self.broken().values().cloned().collect()
+    }
+
+    /// Refuses an owner whose link's name another one has.
+    ///
+    /// # Errors
+    /// [`EndpointError::Collision`].
+    pub fn check_collision(&self, owner: &Owner) -> Result<(), EndpointError> {
+        let link = owner.link();
+        match self.live().get(&link) {
+            Some(record) if record.owner != *owner => Err(EndpointError::Collision {
+                link,
+                owner: owner.clone(),
+                other: record.owner.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a pod live: record, programs, maps. On an error it is as if it had not been tried.
+    ///
+    /// # Errors
+    /// If the link is not the one that the owner should have, or a step fails.
+    pub fn activate(&self, record: EndpointRecord) -> Result<(), EndpointError> {
+        self.check_collision(&record.owner)?;
+        check_link(&record)?;
+        let before = self.get(&record.owner);
+        if let Some(before) = &before
+            && before.ifindex != record.ifindex
+        {
+            // Made anew by a repeated ADD: the old link is gone, its entries are not.
+            self.programs.detach(before)?;
+        }
+        self.records.write(&record)?;
+        if let Err(error) = self.programs.attach(&record) {
+            if let Err(undo) = self.programs.detach(&record) {
+                tracing::warn!("cannot undo the attachment of {}: {undo}", record.owner);
+            }
+            self.forget(&record.link)?;
+            return Err(error.into());
+        }
+        self.broken().remove(&record.link);
+        self.live().insert(record.link.clone(), record);
+        self.publish();
+        Ok(())
+    }
+
+    /// Takes a pod down, whatever of it is there: link, programs, record, leases. Idempotent.
+    /// Returns whether there was an endpoint or a lease.
+    ///
+    /// # Errors
+    /// If a step fails; those before it are done, and the address stays leased.
+    pub fn release(&self, owner: &Owner) -> Result<bool, EndpointError> {
+        self.check_collision(owner)?;
+        let link = owner.link();
+        delete_link(&link)?;
+        let record = self.get(owner);
+        if let Some(record) = &record {
+            self.programs.detach(record)?;
+            self.forget(&link)?;
+        }
+        let freed = self.ipam.release(owner)?;
+        Ok(record.is_some() || !freed.is_empty())
+    }
+
+    fn forget(&self, link: &str) -> Result<(), EndpointError> {
+        self.records.remove(link)?;
+        self.broken().remove(link);
+        self.live().remove(link);
+        self.publish();
+        Ok(())
+    }
+
+    fn publish(&self) {
+        let route = |record: &EndpointRecord| PodRoute {
+            addresses: record.addresses.clone(),
+            ifindex: record.ifindex,
+            mac: record.mac,
+        };
+        // Built under the channel's lock: two changes at once cannot publish in the wrong order.
+        self.routes.send_modify(|routes| {
+            *routes = self.live().values().map(route).collect();
+        });
+    }
+}
+
+/// Takes a pod's link away; the other end goes with it. NotFound is what is wanted.
+fn delete_link(name: &str) -> Result<(), sinabro_netlink::Error> {
+    let mut conn = Conn::new()?;
+    conn.execute(link::delete_by_name(name))
+        .ignore_not_found()?;
+    Ok(())
+}
+
+/// Whether the link at the record's index is the host side of the record's pod.
+fn check_link(record: &EndpointRecord) -> Result<(), EndpointError> {
+    let wrong = |reason: String| EndpointError::WrongLink {
+        ifindex: record.ifindex,
+        owner: record.owner.clone(),
+        reason,
+    };
+    let found = Conn::new()?
+        .link_by_index(record.ifindex)
+        .ignore_not_found()?;
+    let Some(found) = found else {
+        return Err(wrong("there is no such link".into()));
+    };
+    if found.name != record.link {
+        return Err(wrong(format!(
+            "its name is {}, not {}",
+            found.name, record.link
+        )));
+    }
+    if found.kind.as_deref() != Some("veth") {
+        return Err(wrong("it is not a veth".into()));
+    }
+    if found.mac != Some(record.host_mac.0) {
+        return Err(wrong(format!("its MAC address is not {}", record.host_mac)));
+    }
+    Ok(())
+}
+
+/// A pod's MAC address: the one asked for, or the one that follows from its first address (IPv4
+/// sorts first).
+pub fn mac_of(asked: Option<Mac>, addresses: &[IpAddr]) -> Option<Mac> {
+    asked.or_else(|| Some(Mac(names::pod_mac(*addresses.iter().min()?))))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,265 @@
+//! The CNI plugin's requests.
+//!
+//! A [`Session`] is one connection. Its ADD is open from Allocate until the reply to Activate is
+//! written; were the connection to end before that, everything is taken back. All that time the
+//! session holds the pod link's lock, so a DEL or a repeated ADD of the same attachment waits,
+//! and garbage collection leaves it alone.
+
+use super::{api_error, status::Core};
+use crate::{
+    endpoint::{EndpointError, EndpointRecord, Guard, attachment, mac_of},
+    ipam::LeaseRequest,
+};
+use sinabro_common::{
+    api::{ApiError, Attachment, ErrorCode, Mac, Owner, Request, Response},
+    names,
+};
+use std::{sync::Arc, time::Duration};
+use tokio::{task::spawn_blocking, time::timeout};
+
+/// How long a request waits for another one of the same attachment. Below the plugin's own
+/// deadline, so that it hears why.
+const TURN: Duration = Duration::from_secs(8);
+/// Longest container id or interface name, far above what runtimes use.
+const MAX_NAME: usize = 256;
+
+/// One connection's part in the life of pods.
+pub struct Session {
+    core: Arc<Core>,
+    add: Option<Add>,
+}
+
+/// An ADD under way.
+struct Add {
+    guard: Guard,
+    request: LeaseRequest,
+    attachment: Attachment,
+    /// Activated; only the reply is not known to be written.
+    active: bool,
+}
+
+impl Session {
+    pub fn new(core: Arc<Core>) -> Self {
+        Self { core, add: None }
+    }
+
+    /// Whether an ADD is under way.
+    pub fn is_open(&self) -> bool {
+        self.add.is_some()
+    }
+
+    /// The last reply was written.
+    pub fn delivered(&mut self) {
+        if self.add.as_ref().is_some_and(|add| add.active) {
+            self.add = None;
+        }
+    }
+
+    /// Carries out one request.
+    ///
+    /// # Errors
+    /// As the reply says it.
+    pub async fn handle(&mut self, request: Request) -> Result<Response, ApiError> {
+        match request {
+            Request::Allocate {
+                owner,
+                network,
+                netns,
+                pod,
+                addresses,
+                mac,
+            } => {
+                let request = LeaseRequest {
+                    owner,
+                    network,
+                    netns,
+                    pod,
+                    mac,
+                    addresses,
+                };
+                self.allocate(request).await.map(Response::Attachment)
+            }
+            Request::Activate { owner, ifindex } => self
+                .activate(owner, ifindex)
+                .await
+                .map(Response::Attachment),
+            Request::Check { owner } => {
+                let record = self.core.endpoints.get(&owner);
+                let record = record.ok_or_else(|| {
+                    ApiError::new(
+                        ErrorCode::NotFound,
+                        format!("there is no endpoint of {owner}"),
+                    )
+                })?;
+                Ok(Response::Attachment(record.attachment()))
+            }
+            Request::Release { owner } => self.release(owner).await,
+            Request::Gc { network, valid } => {
+                let core = self.core.clone();
+                let removed = blocking(move || Ok(core.endpoints.retain(&network, &valid))).await?;
+                for owner in &removed {
+                    tracing::info!("removed {owner}, which the runtime does not know any more");
+                }
+                Ok(Response::Removed(removed))
+            }
+            other => self.core.report(other).await,
+        }
+    }
+
+    async fn allocate(&mut self, request: LeaseRequest) -> Result<Attachment, ApiError> {
+        if let Some(add) = &self.add {
+            return Err(invalid(format!(
+                "this connection's ADD is of {}",
+                add.request.owner
+            )));
+        }
+        check_owner(&request.owner)?;
+        if let Some(mac) = request.mac.filter(|mac| !mac.is_usable()) {
+            return Err(invalid(format!(
+                "MAC address {mac} cannot be an interface's"
+            )));
+        }
+        let mtu = self.core.mtu()?;
+        let guard = self.turn(&request.owner).await?;
+        let core = self.core.clone();
+        let (guard, request, attachment) = blocking(move || {
+            let endpoints = &core.endpoints;
+            endpoints.drain_delete(&request.owner);
+            endpoints.check_collision(&request.owner)?;
+            let addresses = endpoints.ipam.allocate(&request)?;
+            let mac = mac_of(request.mac, &addresses).unwrap_or(Mac(names::HOST_MAC));
+            let attachment = attachment(&request.owner, mac, mtu, addresses);
+            Ok((guard, request, attachment))
+        })
+        .await?;
+        self.add = Some(Add {
+            guard,
+            request,
+            attachment: attachment.clone(),
+            active: false,
+        });
+        Ok(attachment)
+    }
+
+    async fn activate(&mut self, owner: Owner, ifindex: u32) -> Result<Attachment, ApiError> {
+        let Some(add) = self.add.as_mut().filter(|add| add.request.owner == owner) else {
+            return Err(invalid(format!(
+                "no addresses of {owner} were allocated on this connection"
+            )));
+        };
+        let (request, attachment) = (add.request.clone(), add.attachment.clone());
+        let record = EndpointRecord {
+            owner: request.owner,
+            network: request.network,
+            netns: request.netns,
+            pod: request.pod,
+            link: attachment.link.clone(),
+            ifindex,
+            mac: attachment.mac,
+            host_mac: attachment.host_mac,
+            addresses: attachment.addresses.clone(),
+            mtu: attachment.mtu,
+        };
+        let core = self.core.clone();
+        blocking(move || core.endpoints.activate(record)).await?;
+        add.active = true;
+        tracing::info!(pod = %PodName(&add.request), addresses = ?attachment.addresses, link = attachment.link, "pod added");
+        Ok(attachment)
+    }
+
+    async fn release(&mut self, owner: Owner) -> Result<Response, ApiError> {
+        check_owner(&owner)?;
+        // On its own connection, a Release is how an ADD is given up.
+        let guard = match self.add.take_if(|add| add.request.owner == owner) {
+            Some(add) => add.guard,
+            None => self.turn(&owner).await?,
+        };
+        let core = self.core.clone();
+        blocking(move || {
+            let _guard = guard;
+            if core.endpoints.release(&owner)? {
+                tracing::info!(pod = %owner, "pod deleted");
+            }
+            Ok(())
+        })
+        .await?;
+        Ok(Response::Done)
+    }
+
+    /// Waits until no other request of the attachment is under way.
+    async fn turn(&self, owner: &Owner) -> Result<Guard, ApiError> {
+        let link = owner.link();
+        timeout(TURN, self.core.endpoints.locks.lock(&link))
+            .await
+            .map_err(|_| {
+                let text = format!("another request of {owner} is under way, try again later");
+                ApiError::new(ErrorCode::NotReady, text)
+            })
+    }
+
+    /// The connection ended: takes back an ADD that was not finished.
+    pub async fn close(mut self) {
+        let Some(add) = self.add.take() else {
+            return;
+        };
+        let core = self.core.clone();
+        let undo = move || {
+            let owner = &add.request.owner;
+            // A repeated ADD that never touched the pod's link leaves the pod as it was.
+            if !add.active && core.endpoints.is_intact(owner)? {
+                return Ok(());
+            }
+            tracing::info!(pod = %owner, "an ADD was not finished, taking it back");
+            core.endpoints.release(owner)?;
+            drop(add.guard);
+            Ok(())
+        };
+        if let Err(error) = blocking(undo).await {
+            tracing::error!("cannot take back an ADD, garbage collection will: {error}");
+        }
+    }
+}
+
+/// How a pod is called in the log.
+struct PodName<'a>(&'a LeaseRequest);
+
+impl std::fmt::Display for PodName<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let LeaseRequest { owner, pod, .. } = self.0;
+        match pod.name.as_str() {
+            "" => write!(f, "{owner}"),
+            name => write!(f, "{}/{name} {owner}", pod.namespace),
+        }
+    }
+}
+
+fn invalid(text: String) -> ApiError {
+    ApiError::new(ErrorCode::Invalid, text)
+}
+
+fn check_owner(owner: &Owner) -> Result<(), ApiError> {
+    for (what, text) in [
+        ("container id", &owner.container_id),
+        ("interface name", &owner.ifname),
+    ] {
+        if text.is_empty() || text.len() > MAX_NAME {
+            return Err(invalid(format!(
+                "the {what} must have 1 to {MAX_NAME} characters"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Runs kernel and file work where it may block.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, EndpointError> + Send + 'static,
+) -> Result<T, ApiError> {
+    match spawn_blocking(work).await {
+        Ok(outcome) => outcome.map_err(|error| api_error(&error)),
+        Err(error) => Err(ApiError::new(
+            ErrorCode::Internal,
+            format!("the request failed: {error}"),
+        )),
+    }
+}

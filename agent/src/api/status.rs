@@ -1,0 +1,246 @@
+//! What the agent says about itself, to `sinabroctl` and to scrapers.
+
+use super::chain;
+use crate::{
+    apply::OverlayStatus,
+    config::Settings,
+    datapath::{Datapath, DatapathError},
+    endpoint::Endpoints,
+    node::NodeState,
+    plan::overlay::node_reports,
+    telemetry::{Provider, Reports, metrics::Metrics},
+    watch::Snapshot,
+};
+use sinabro_common::api::{
+    ApiError, Condition, DropReport, EndpointReport, ErrorCode, IpamReport, MetricsReport,
+    NodeReport, Request, Response, StatusReport,
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+use tokio::{sync::watch, task::spawn_blocking};
+
+/// How long the overlay may fail to match its plan before the node counts as not ready. Shorter
+/// failures are retried and must not make a node flap.
+const OVERLAY_GRACE: Duration = Duration::from_secs(120);
+
+/// What this node is, once known, and what stands in the way.
+#[derive(Clone, Debug, Default)]
+pub struct NodeStatus {
+    /// The last state that was applied.
+    pub state: Option<Arc<NodeState>>,
+    /// Why the latest facts could not be applied.
+    pub problem: Option<String>,
+}
+
+/// Everything that requests need.
+pub struct Core {
+    pub settings: Arc<Settings>,
+    pub endpoints: Arc<Endpoints>,
+    pub datapath: Arc<Datapath>,
+    pub facts: watch::Receiver<Snapshot>,
+    pub node: watch::Receiver<NodeStatus>,
+    /// Follows whichever overlay runs.
+    pub overlay: watch::Receiver<OverlayStatus>,
+    pub metrics: Arc<Metrics>,
+    pub started: Instant,
+}
+
+impl Core {
+    /// MTU of the pods' interfaces.
+    ///
+    /// # Errors
+    /// While the node does not know its own entry.
+    pub fn mtu(&self) -> Result<u32, ApiError> {
+        let node = self.node.borrow();
+        match &node.state {
+            Some(state) => Ok(state.mtu),
+            None => {
+                let facts = self.facts.borrow();
+                let why = node.problem.as_deref().or(facts.problem.as_deref());
+                let why = why.unwrap_or("the list of nodes is not read yet");
+                let text = format!("the agent is not ready: {why}");
+                Err(ApiError::new(ErrorCode::NotReady, text))
+            }
+        }
+    }
+
+    /// Answers a request for a report.
+    ///
+    /// # Errors
+    /// If the kernel cannot be asked.
+    pub async fn report(self: &Arc<Self>, request: Request) -> Result<Response, ApiError> {
+        let core = self.clone();
+        let work = move || match request {
+            Request::Status => Ok(Response::Status(Box::new(core.status()))),
+            Request::Endpoints => core.endpoint_reports().map(Response::Endpoints),
+            Request::Ipam => Ok(Response::Ipam(core.ipam_report())),
+            Request::Nodes => Ok(Response::Nodes(core.node_reports())),
+            Request::Metrics => core.metrics_report().map(Response::Metrics),
+            _ => Err("this is not a request for a report".to_owned()),
+        };
+        let outcome = spawn_blocking(work)
+            .await
+            .map_err(|error| error.to_string());
+        outcome
+            .flatten()
+            .map_err(|text| ApiError::new(ErrorCode::Internal, text))
+    }
+
+    fn status(&self) -> StatusReport {
+        let node = self.node.borrow().clone();
+        let conditions = self.conditions_now();
+        let state = node.state.as_deref();
+        let uplinks = state.map(|s| {
+            s.uplinks
+                .iter()
+                .map(|u| u.name.as_str())
+                .collect::<Vec<_>>()
+        });
+        StatusReport {
+            version: env!("CARGO_PKG_VERSION").into(),
+            node: self.settings.node_name.clone(),
+            ready: conditions.iter().all(|c| c.ok),
+            conditions,
+            modes: self.datapath.modes(),
+            uplink: uplinks.unwrap_or_default().join(","),
+            mtu: state.map_or(0, |s| s.mtu),
+            node_addresses: state.map(|s| s.addresses.clone()).unwrap_or_default(),
+            pod_cidrs: state.map(|s| s.pod_cidrs.clone()).unwrap_or_default(),
+            endpoints: self.endpoints.count(),
+            nodes: self
+                .facts
+                .borrow()
+                .facts
+                .as_ref()
+                .map_or(0, |f| f.nodes.len()),
+            uptime_seconds: self.started.elapsed().as_secs(),
+        }
+    }
+
+    fn conditions_now(&self) -> Vec<Condition> {
+        let condition = |name: &str, ok, detail: String| Condition {
+            name: name.into(),
+            ok,
+            detail,
+        };
+        let facts = self.facts.borrow();
+        let node = self.node.borrow();
+        let overlay = self.overlay.borrow();
+        let broken = self.endpoints.problems();
+        let waiting = || Some("not known yet".to_owned());
+        let facts_detail = facts.problem.clone();
+        let facts_detail = facts_detail.or_else(|| facts.facts.is_none().then(waiting)?);
+        let node_detail = node.problem.clone();
+        let node_detail = node_detail.or_else(|| node.state.is_none().then(waiting)?);
+        vec![
+            condition(
+                "facts",
+                facts.facts.is_some(),
+                facts_detail.unwrap_or_default(),
+            ),
+            condition(
+                "node",
+                node.state.is_some(),
+                node_detail.unwrap_or_default(),
+            ),
+            condition("overlay", is_fresh(&overlay), overlay.problems.join("; ")),
+            condition("endpoints", broken.is_empty(), broken.join("; ")),
+            // Each costs one address, not the node.
+            condition("leases", true, self.endpoints.ipam.problems().join("; ")),
+        ]
+    }
+
+    fn endpoint_reports(&self) -> Result<Vec<EndpointReport>, String> {
+        let report = |record: crate::endpoint::EndpointRecord| {
+            let counters = self
+                .datapath
+                .pod_counters(record.ifindex)?
+                .unwrap_or_default();
+            Ok(EndpointReport {
+                owner: record.owner,
+                pod: record.pod,
+                network: record.network,
+                link: record.link,
+                ifindex: record.ifindex,
+                mac: record.mac,
+                addresses: record.addresses,
+                tx_packets: counters.tx_packets,
+                tx_bytes: counters.tx_bytes,
+                rx_packets: counters.rx_packets,
+                rx_bytes: counters.rx_bytes,
+            })
+        };
+        let reports = self.endpoints.all().into_iter().map(report);
+        reports
+            .collect::<Result<_, DatapathError>>()
+            .map_err(|error| chain(&error))
+    }
+
+    fn ipam_report(&self) -> IpamReport {
+        let endpoints = &self.endpoints;
+        endpoints
+            .ipam
+            .report(|owner| endpoints.get(owner).is_some())
+    }
+
+    fn node_reports(&self) -> Vec<NodeReport> {
+        let overlay = self.overlay.borrow();
+        if !overlay.nodes.is_empty() {
+            return overlay.nodes.clone();
+        }
+        let facts = self.facts.borrow().facts.clone();
+        facts.map_or_else(Vec::new, |facts| {
+            node_reports(&facts, &self.settings.node_name, None)
+        })
+    }
+
+    fn metrics_report(&self) -> Result<MetricsReport, String> {
+        let drops = self.datapath.drops().map_err(|error| chain(&error))?;
+        let drop = |(reason, packets): (sinabro_common::abi::drop::DropReason, u64)| DropReport {
+            number: reason as u32,
+            reason: reason.label().into(),
+            text: reason.text().into(),
+            packets,
+        };
+        let nat = self.datapath.nat_usage();
+        Ok(MetricsReport {
+            drops: drops.into_iter().map(drop).collect(),
+            nat_flows: nat.flows,
+            nat_capacity: nat.capacity,
+            ..MetricsReport::default()
+        })
+    }
+
+    fn reports(&self) -> Result<Reports, String> {
+        Ok(Reports {
+            status: self.status(),
+            endpoints: self.endpoint_reports()?,
+            ipam: self.ipam_report(),
+            nodes: self.node_reports(),
+            metrics: self.metrics_report()?,
+            overlay: self.overlay.borrow().clone(),
+        })
+    }
+}
+
+fn is_fresh(overlay: &OverlayStatus) -> bool {
+    let age = |t: SystemTime| SystemTime::now().duration_since(t).unwrap_or_default();
+    overlay.ok() || overlay.last_success.is_some_and(|t| age(t) < OVERLAY_GRACE)
+}
+
+/// A handle that telemetry owns.
+pub struct Telemetry(pub Arc<Core>);
+
+impl Provider for Telemetry {
+    async fn gather(&self) -> Result<Reports, String> {
+        let core = self.0.clone();
+        let outcome = spawn_blocking(move || core.reports()).await;
+        outcome.map_err(|error| error.to_string()).flatten()
+    }
+
+    async fn conditions(&self) -> Vec<Condition> {
+        self.0.conditions_now()
+    }
+}

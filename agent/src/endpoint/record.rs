@@ -1,0 +1,326 @@
+//! Endpoint records: one file per pod link, named like it.
+//!
+//! A record appears whole or not at all (temporary file, then rename). It is written before the
+//! programs are attached and removed after they are detached, so whatever is in the data path
+//! has a record. A file that is not a record is set aside under another name and reported.
+
+use serde::{Deserialize, Serialize};
+use sinabro_common::{
+    api::{Attachment, Mac, Owner, PodRef},
+    names,
+};
+use std::{
+    fs::{self, DirBuilder},
+    io::{self, Write},
+    net::IpAddr,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+const SUFFIX: &str = ".json";
+/// Added to the name of a file that is not a record.
+const BAD_SUFFIX: &str = ".bad";
+const TEMPORARY: &str = ".tmp-";
+/// A record is about 500 bytes.
+const MAX_LEN: u64 = 64 * 1024;
+
+/// A pod whose interface is set up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndpointRecord {
+    pub owner: Owner,
+    /// Name of the network configuration.
+    pub network: String,
+    /// Path of the pod's network namespace.
+    pub netns: String,
+    #[serde(default)]
+    pub pod: PodRef,
+    /// Host-side link.
+    pub link: String,
+    pub ifindex: u32,
+    /// MAC address of the pod's interface.
+    pub mac: Mac,
+    pub host_mac: Mac,
+    /// At most one of each family.
+    pub addresses: Vec<IpAddr>,
+    pub mtu: u32,
+}
+
+impl EndpointRecord {
+    /// What the plugin is told about it.
+    pub fn attachment(&self) -> Attachment {
+        attachment(&self.owner, self.mac, self.mtu, self.addresses.clone())
+    }
+}
+
+/// Everything the plugin needs for a pod with these addresses.
+pub fn attachment(owner: &Owner, mac: Mac, mtu: u32, addresses: Vec<IpAddr>) -> Attachment {
+    let gateway = |address: &IpAddr| -> IpAddr {
+        match address {
+            IpAddr::V4(_) => names::GATEWAY_V4.into(),
+            IpAddr::V6(_) => names::GATEWAY_V6.into(),
+        }
+    };
+    Attachment {
+        link: owner.link(),
+        host_mac: Mac(names::HOST_MAC),
+        mac,
+        mtu,
+        gateways: addresses.iter().map(gateway).collect(),
+        addresses,
+    }
+}
+
+/// A file system error with what was attempted.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what} {}", path.display())]
+pub struct RecordError {
+    what: &'static str,
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl RecordError {
+    fn new(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self { what, path, source }
+    }
+}
+
+/// A file that was not a record.
+#[derive(Debug)]
+pub struct BadRecord {
+    /// The link that it is named after.
+    pub link: String,
+    /// What is wrong, with the file's name.
+    pub reason: String,
+}
+
+/// The directory of records.
+#[derive(Debug)]
+pub struct Records {
+    dir: PathBuf,
+}
+
+impl Records {
+    /// Makes the directory if it is missing.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn open(state_dir: &Path) -> Result<Self, RecordError> {
+        let dir = state_dir.join(names::ENDPOINTS_DIR);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir)
+            .map_err(RecordError::new("make directory", &dir))?;
+        Ok(Self { dir })
+    }
+
+    /// Reads all records, and the names of files that are none. Removes temporary files of a
+    /// killed agent.
+    ///
+    /// # Errors
+    /// If the directory cannot be listed.
+    pub fn load(&self) -> Result<(Vec<EndpointRecord>, Vec<BadRecord>), RecordError> {
+        let (mut records, mut bad) = (Vec::new(), Vec::new());
+        let entries = fs::read_dir(&self.dir).map_err(RecordError::new("list", &self.dir))?;
+        for entry in entries {
+            let entry = entry.map_err(RecordError::new("list", &self.dir))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with(TEMPORARY) {
+                let _ = fs::remove_file(entry.path());
+                continue;
+            }
+            let Some(link) = name.strip_suffix(SUFFIX) else {
+                continue;
+            };
+            match read(&entry.path(), link) {
+                Ok(record) => records.push(record),
+                Err(reason) => bad.push(BadRecord {
+                    link: link.to_owned(),
+                    reason: format!("endpoint record {} {reason}", entry.path().display()),
+                }),
+            }
+        }
+        Ok((records, bad))
+    }
+
+    /// Renames a file that is not a record, so that it is reported once and kept for people.
+    ///
+    /// # Errors
+    /// If it cannot be renamed.
+    pub fn set_aside(&self, link: &str) -> Result<(), RecordError> {
+        let path = self.path(link);
+        let mut aside = path.clone().into_os_string();
+        aside.push(BAD_SUFFIX);
+        fs::rename(&path, aside).map_err(RecordError::new("set aside", &path))
+    }
+
+    /// # Errors
+    /// If the file cannot be written; then an earlier record is still there.
+    pub fn write(&self, record: &EndpointRecord) -> Result<(), RecordError> {
+        let path = self.path(&record.link);
+        let temporary = self.dir.join(format!("{TEMPORARY}{}", record.link));
+        let failed = RecordError::new("write", &path);
+        let write = || {
+            let text = serde_json::to_vec(record)?;
+            fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&temporary)?
+                .write_all(&text)?;
+            fs::rename(&temporary, &path)
+        };
+        write().map_err(|error| {
+            let _ = fs::remove_file(&temporary);
+            failed(error)
+        })
+    }
+
+    /// # Errors
+    /// If the file cannot be removed; a missing one is no error.
+    pub fn remove(&self, link: &str) -> Result<(), RecordError> {
+        let path = self.path(link);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other.map_err(RecordError::new("remove", &path)),
+        }
+    }
+
+    fn path(&self, link: &str) -> PathBuf {
+        self.dir.join(format!("{link}{SUFFIX}"))
+    }
+}
+
+fn read(path: &Path, link: &str) -> Result<EndpointRecord, String> {
+    let text = read_small(path).map_err(|error| format!("cannot be read: {error}"))?;
+    let record: EndpointRecord =
+        serde_json::from_slice(&text).map_err(|error| format!("is not a record: {error}"))?;
+    if record.link != link || record.owner.link() != link {
+        return Err(format!(
+            "is a record of {} on {}",
+            record.owner, record.link
+        ));
+    }
+    let families = record.addresses.iter().map(IpAddr::is_ipv4);
+    if record.addresses.is_empty()
+        || families.clone().filter(|v4| *v4).count() > 1
+        || families.filter(|v4| !*v4).count() > 1
+    {
+        return Err("does not have one address of each family".into());
+    }
+    Ok(record)
+}
+
+/// Reads a regular file of sensible size; anything else is an error rather than a hang.
+pub(super) fn read_small(path: &Path) -> io::Result<Vec<u8>> {
+    use std::io::Read as _;
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+        .open(path)?;
+    let mut text = Vec::new();
+    file.take(MAX_LEN + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > MAX_LEN {
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            "file is too large",
+        ));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn record() -> EndpointRecord {
+        let owner = Owner {
+            container_id: "c1".into(),
+            ifname: "eth0".into(),
+        };
+        EndpointRecord {
+            network: "pods".into(),
+            netns: "/run/netns/c1".into(),
+            pod: PodRef::default(),
+            link: owner.link(),
+            owner,
+            ifindex: 7,
+            mac: Mac([2; 6]),
+            host_mac: Mac(names::HOST_MAC),
+            addresses: vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
+            mtu: 1450,
+        }
+    }
+
+    #[test]
+    fn a_record_is_read_back_and_a_killed_write_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path()).unwrap();
+        records.write(&record()).unwrap();
+        let half = dir.path().join("endpoints/.tmp-x");
+        fs::write(&half, "{").unwrap();
+        let (found, bad) = records.load().unwrap();
+        assert_eq!((found, bad.len()), (vec![record()], 0));
+        assert!(!half.exists());
+        records.remove(&record().link).unwrap();
+        records.remove(&record().link).unwrap();
+        assert!(records.load().unwrap().0.is_empty());
+    }
+
+    #[test]
+    fn a_file_that_is_no_record_is_named_and_set_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path()).unwrap();
+        let path = |link: &str| dir.path().join(format!("endpoints/{link}.json"));
+        fs::write(path("snb000000000001"), "{").unwrap();
+        fs::write(
+            path("snb000000000002"),
+            serde_json::to_vec(&record()).unwrap(),
+        )
+        .unwrap();
+        let none = EndpointRecord {
+            addresses: Vec::new(),
+            ..record()
+        };
+        fs::write(path(&none.link), serde_json::to_vec(&none).unwrap()).unwrap();
+        let (found, bad) = records.load().unwrap();
+        assert!(found.is_empty());
+        assert_eq!(bad.len(), 3);
+        for bad in bad {
+            assert!(
+                bad.reason.contains(&format!("{}.json", bad.link)),
+                "{}",
+                bad.reason
+            );
+            records.set_aside(&bad.link).unwrap();
+            assert!(
+                dir.path()
+                    .join(format!("endpoints/{}.json.bad", bad.link))
+                    .exists()
+            );
+        }
+        assert!(records.load().unwrap().1.is_empty());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn garbage_and_truncation_never_panic(
+            garbage in proptest::collection::vec(any::<u8>(), 0..64),
+            cut in 0usize..400,
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            let records = Records::open(dir.path()).unwrap();
+            let whole = serde_json::to_vec(&record()).unwrap();
+            for bytes in [&garbage[..], &whole[..cut.min(whole.len() - 1)]] {
+                fs::write(records.path(&record().link), bytes).unwrap();
+                prop_assert_eq!(records.load().unwrap().1.len(), 1);
+            }
+        }
+    }
+}

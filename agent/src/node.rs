@@ -1,0 +1,303 @@
+//! This node: what the facts and the kernel together say about it.
+//!
+//! - [`prepare`] makes the kernel forward packets, once at start;
+//! - [`NodeState::find`] joins the node's own entry in the facts with its links: which device
+//!   leads out, which MTU pods get, which address masqueraded packets get. It is asked again on
+//!   every change of the facts and now and then, so a new address or MTU is followed.
+
+use crate::{
+    config::Settings,
+    plan::{Facts, Node, non_masquerade, overlay::tunnel_mtu},
+};
+use ipnet::IpNet;
+use sinabro_common::abi::{
+    Addr,
+    config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_TCP_FAST_PATH, NodeConfig},
+};
+use sinabro_netlink::{Conn, Family, Link, ResultExt, route::RouteFilter, sysctl};
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr},
+};
+
+/// Destinations that never get a translated source: link-local, multicast, broadcast.
+const NEVER_MASQUERADED: [&str; 5] = [
+    "169.254.0.0/16",
+    "224.0.0.0/4",
+    "255.255.255.255/32",
+    "fe80::/10",
+    "ff00::/8",
+];
+/// Of routes learnt from router advertisements (linux/rtnetlink.h).
+const RTPROT_RA: u8 = 9;
+/// Fewer translated ports than this would fail under ordinary load.
+const MIN_PORTS: u32 = 1024;
+
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    #[error("node {0} is not in the list of nodes, add it or set --node-name")]
+    Unknown(String),
+    #[error("the entry of this node, {0}, cannot be used: {1}")]
+    Entry(String, crate::plan::facts::NodeProblem),
+    #[error("the entry of this node, {0}, has no pod CIDR")]
+    NoRange(String),
+    #[error("uplink {0} does not exist")]
+    NoSuchLink(String),
+    #[error("no link has this node's address {0} and there is no default route, set --uplinks")]
+    NoUplink(IpAddr),
+    #[error(
+        "uplink {0} has no IPv4 address to masquerade with, set --masquerade=false or give it one"
+    )]
+    NoSource(String),
+    #[error("cannot set {name} to {value}, set it by hand")]
+    Sysctl {
+        name: String,
+        value: &'static str,
+        source: sinabro_netlink::Error,
+    },
+    #[error(
+        "net.ipv4.ip_local_port_range ends at {0} and leaves too few ports above for masquerade, lower it or set --masquerade-ports"
+    )]
+    NoPorts(u32),
+    #[error(transparent)]
+    Netlink(#[from] sinabro_netlink::Error),
+}
+
+/// What the kernel has to be told and what pods are given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeState {
+    pub addresses: Vec<IpAddr>,
+    pub pod_cidrs: Vec<IpNet>,
+    /// The first is the overlay's.
+    pub uplinks: Vec<Uplink>,
+    /// MTU of the pods' interfaces.
+    pub mtu: u32,
+    pub masquerade_v4: Option<Ipv4Addr>,
+    pub non_masquerade: Vec<IpNet>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uplink {
+    pub name: String,
+    pub index: u32,
+}
+
+impl NodeState {
+    /// # Errors
+    /// If the facts do not hold a usable entry of this node, or no uplink can be found.
+    pub fn find(settings: &Settings, facts: &Facts) -> Result<Self, NodeError> {
+        let node = own_entry(&settings.node_name, facts)?;
+        let mut conn = Conn::new()?;
+        let links = uplinks(settings, node, &mut conn)?;
+        // Both lists have a first entry: own_entry and uplinks made sure.
+        let (first, address) = (&links[0], node.addresses[0]);
+        let masquerade_v4 = match settings.masquerade && node.pod_cidrs.iter().any(is_v4) {
+            true => Some(source_v4(node, first, &mut conn)?),
+            false => None,
+        };
+        Ok(Self {
+            addresses: node.addresses.clone(),
+            pod_cidrs: node.pod_cidrs.clone(),
+            mtu: settings
+                .mtu
+                .unwrap_or_else(|| tunnel_mtu(first.mtu, address)),
+            masquerade_v4,
+            non_masquerade: unmasqueraded(facts, settings),
+            uplinks: links
+                .into_iter()
+                .map(|link| Uplink {
+                    name: link.name,
+                    index: link.index,
+                })
+                .collect(),
+        })
+    }
+
+    /// What the programs read.
+    pub fn config(&self, settings: &Settings, ports: (u16, u16)) -> NodeConfig {
+        let masquerade = match self.masquerade_v4 {
+            Some(_) => FLAG_MASQUERADE,
+            None => 0,
+        };
+        let fast_path = match settings.tcp_fast_path {
+            true => FLAG_TCP_FAST_PATH,
+            false => 0,
+        };
+        let source = self.masquerade_v4.map(IpAddr::V4);
+        NodeConfig {
+            masquerade_v4: source.map_or(Addr::UNSPECIFIED, Addr::from),
+            masquerade_v6: Addr::UNSPECIFIED,
+            nat_port_min: ports.0,
+            nat_port_max: ports.1,
+            // The data path clears what the kernel does not have.
+            flags: FLAG_REDIRECT_PEER | masquerade | fast_path,
+        }
+    }
+}
+
+fn is_v4(net: &IpNet) -> bool {
+    net.addr().is_ipv4()
+}
+
+fn own_entry<'a>(name: &str, facts: &'a Facts) -> Result<&'a Node, NodeError> {
+    let node = facts.nodes.get(name);
+    let node = node.ok_or_else(|| NodeError::Unknown(name.to_owned()))?;
+    let (_, mut problems) = facts.usable(name);
+    if let Some(problem) = problems.remove(name) {
+        return Err(NodeError::Entry(name.to_owned(), problem));
+    }
+    if node.pod_cidrs.is_empty() {
+        return Err(NodeError::NoRange(name.to_owned()));
+    }
+    Ok(node)
+}
+
+/// The devices that lead out: as set, else the one with the node's address, else that of the
+/// default route.
+fn uplinks(settings: &Settings, node: &Node, conn: &mut Conn) -> Result<Vec<Link>, NodeError> {
+    if !settings.uplinks.is_empty() {
+        let find = |name: &String| {
+            let link = conn.link_by_name(name).ignore_not_found()?;
+            link.ok_or_else(|| NodeError::NoSuchLink(name.clone()))
+        };
+        return settings.uplinks.iter().map(find).collect();
+    }
+    let addrs = conn.addrs(None)?;
+    let holder = |address: &IpAddr| addrs.iter().find(|a| a.net.addr() == *address);
+    if let Some(addr) = node.addresses.iter().find_map(holder) {
+        let link = conn.link_by_index(addr.link)?;
+        // On loopback in setups that route to the node: the way out is another.
+        if !link.loopback {
+            return Ok(vec![link]);
+        }
+    }
+    let first = node.addresses[0];
+    for family in [Family::of(first), Family::V4, Family::V6] {
+        if let Some(oif) = conn.default_route(family)?.and_then(|route| route.oif) {
+            return Ok(vec![conn.link_by_index(oif)?]);
+        }
+    }
+    Err(NodeError::NoUplink(first))
+}
+
+/// Source of masqueraded packets: the node's own IPv4 address, else the uplink's first.
+fn source_v4(node: &Node, uplink: &Link, conn: &mut Conn) -> Result<Ipv4Addr, NodeError> {
+    let v4 = |address: IpAddr| match address {
+        IpAddr::V4(a) => Some(a),
+        IpAddr::V6(_) => None,
+    };
+    let addrs = conn.addrs(Some(uplink.index))?;
+    let global = addrs.iter().filter(|a| a.scope == libc::RT_SCOPE_UNIVERSE);
+    let of_uplink: Vec<_> = global.filter_map(|a| v4(a.net.addr())).collect();
+    let own = node.addresses.iter().copied().filter_map(v4);
+    own.chain(of_uplink)
+        .next()
+        .ok_or_else(|| NodeError::NoSource(uplink.name.clone()))
+}
+
+fn unmasqueraded(facts: &Facts, settings: &Settings) -> Vec<IpNet> {
+    let never = NEVER_MASQUERADED
+        .iter()
+        .filter_map(|text| text.parse().ok());
+    let configured = settings.non_masquerade_cidrs.iter().copied();
+    let all: Vec<_> = configured.chain(never).collect();
+    non_masquerade(facts, &all).into_iter().collect()
+}
+
+/// The ports that masqueraded flows get: as set, else those above what the node's own sockets
+/// are given, so that the two never claim the same.
+///
+/// # Errors
+/// If too few are left.
+pub fn masquerade_ports(settings: &Settings) -> Result<(u16, u16), NodeError> {
+    if let Some(ports) = settings.masquerade_ports {
+        return Ok(ports);
+    }
+    let range = sysctl::read(&["net", "ipv4", "ip_local_port_range"])?;
+    // Two numbers, by the kernel's own format.
+    let last: u32 = range
+        .split_whitespace()
+        .nth(1)
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(u32::from(u16::MAX));
+    let max = u32::from(u16::MAX);
+    if last + MIN_PORTS > max {
+        return Err(NodeError::NoPorts(last));
+    }
+    Ok((last as u16 + 1, u16::MAX))
+}
+
+/// Makes the kernel forward packets of both families. Returns what could not be done without
+/// being fatal.
+///
+/// # Errors
+/// If IPv4 forwarding is off and cannot be turned on.
+pub fn prepare(settings: &Settings) -> Result<Vec<String>, NodeError> {
+    let mut warnings = Vec::new();
+    ensure(&["net", "ipv4", "ip_forward"], "1")?;
+    if let Err(error) = keep_router_advertisements(settings) {
+        warnings.push(format!(
+            "cannot keep accepting router advertisements: {error}"
+        ));
+    }
+    match ensure(&["net", "ipv6", "conf", "all", "forwarding"], "1") {
+        // A kernel without IPv6.
+        Err(NodeError::Sysctl { source, .. }) if is_missing(&source) => {
+            warnings.push("the kernel has no IPv6, pods get IPv4 only".into());
+        }
+        other => other?,
+    }
+    Ok(warnings)
+}
+
+/// With forwarding on, the kernel takes router advertisements only where accept_ra is 2, and
+/// drops the default routes it learnt otherwise (Documentation/networking/ip-sysctl.rst). So the
+/// links that have such a route get 2 before forwarding goes on.
+fn keep_router_advertisements(settings: &Settings) -> Result<(), NodeError> {
+    let mut conn = Conn::new()?;
+    let learnt = conn.routes(&RouteFilter {
+        family: Some(Family::V6),
+        protocol: Some(RTPROT_RA),
+        ..RouteFilter::default()
+    })?;
+    let mut names = settings.uplinks.clone();
+    for index in learnt.iter().filter_map(|route| route.oif) {
+        names.extend(
+            conn.link_by_index(index)
+                .ignore_not_found()?
+                .map(|l| l.name),
+        );
+    }
+    names.sort_unstable();
+    names.dedup();
+    names.iter().try_for_each(|name| accept_ra(name))
+}
+
+/// Raises a link's accept_ra from 1, its default, to 2; other values are somebody's decision.
+pub fn accept_ra(link: &str) -> Result<(), NodeError> {
+    let name = ["net", "ipv6", "conf", link, "accept_ra"];
+    match sysctl::read(&name) {
+        Ok(value) if value == "1" => ensure(&name, "2"),
+        Ok(_) => Ok(()),
+        Err(error) if is_missing(&error) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn ensure(name: &[&str], value: &'static str) -> Result<(), NodeError> {
+    match sysctl::ensure(name, value) {
+        Ok(_) => Ok(()),
+        Err(source) => Err(NodeError::Sysctl {
+            name: name.join("."),
+            value,
+            source,
+        }),
+    }
+}
+
+fn is_missing(error: &sinabro_netlink::Error) -> bool {
+    match error {
+        sinabro_netlink::Error::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+        other => other.is_not_found(),
+    }
+}
