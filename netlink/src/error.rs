@@ -36,13 +36,13 @@ pub enum Error {
     /// ENOENT, ENODEV, ENXIO, ESRCH, EADDRNOTAVAIL: the object or its link is not there.
     #[error("{0}")]
     NotFound(Refusal),
-    /// EBUSY, EAGAIN.
+    /// EBUSY, EAGAIN, EADDRINUSE.
     #[error("{0}")]
     Busy(Refusal),
-    /// EPERM, EACCES. The kernel answers EACCES also where IPv6 is disabled on the link.
+    /// EPERM, EACCES, EROFS. The kernel answers EACCES also where IPv6 is disabled on the link.
     #[error("{0}")]
     Permission(Refusal),
-    /// EOPNOTSUPP, EPROTONOSUPPORT, EAFNOSUPPORT.
+    /// EOPNOTSUPP, EPROTONOSUPPORT, EAFNOSUPPORT, ENOTTY.
     #[error("{0}")]
     NotSupported(Refusal),
     /// EINVAL, ERANGE.
@@ -61,13 +61,10 @@ pub enum Error {
     /// A sysctl name that could leave /proc/sys.
     #[error("sysctl {name:?}: {reason}")]
     Sysctl { name: String, reason: &'static str },
-    /// A system call on a socket, file or namespace failed.
-    #[error("{what}: {source}")]
-    Io { what: String, source: io::Error },
     /// No answer within the socket's deadline.
     #[error("{what}: no answer from the kernel in time")]
     Timeout { what: String },
-    /// An answer that is not netlink.
+    /// An answer that makes no sense.
     #[error("{what}: malformed answer: {reason}")]
     Malformed { what: String, reason: String },
     /// The tables changed during each of several dumps.
@@ -79,6 +76,58 @@ pub enum Error {
 }
 
 impl Error {
+    /// The variant for an errno.
+    pub(crate) fn refused(what: impl Into<String>, errno: Errno, message: Option<String>) -> Error {
+        let refusal = Refusal {
+            what: what.into(),
+            errno,
+            message,
+        };
+        match errno {
+            Errno::EEXIST => Error::Exists(refusal),
+            Errno::ENOENT | Errno::ENODEV | Errno::ENXIO | Errno::ESRCH | Errno::EADDRNOTAVAIL => {
+                Error::NotFound(refusal)
+            }
+            Errno::EBUSY | Errno::EAGAIN | Errno::EADDRINUSE => Error::Busy(refusal),
+            Errno::EPERM | Errno::EACCES | Errno::EROFS => Error::Permission(refusal),
+            Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT | Errno::ENOTTY => {
+                Error::NotSupported(refusal)
+            }
+            Errno::EINVAL | Errno::ERANGE => Error::Invalid(refusal),
+            Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::ENETDOWN => {
+                Error::Unreachable(refusal)
+            }
+            _ => Error::Kernel(refusal),
+        }
+    }
+
+    /// Of a failed system call.
+    pub(crate) fn system(what: impl Into<String>, error: &io::Error) -> Error {
+        match error.raw_os_error() {
+            Some(code) => Error::refused(what, Errno::from_raw(code), None),
+            None => Error::refused(what, Errno::UnknownErrno, Some(error.to_string())),
+        }
+    }
+
+    /// What the kernel or a system call refused, if that is what happened.
+    pub fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Error::Exists(refusal)
+            | Error::NotFound(refusal)
+            | Error::Busy(refusal)
+            | Error::Permission(refusal)
+            | Error::NotSupported(refusal)
+            | Error::Invalid(refusal)
+            | Error::Unreachable(refusal)
+            | Error::Kernel(refusal) => Some(refusal),
+            _ => None,
+        }
+    }
+
+    pub fn errno(&self) -> Option<Errno> {
+        self.refusal().map(|refusal| refusal.errno)
+    }
+
     pub fn is_exists(&self) -> bool {
         matches!(self, Error::Exists(_))
     }

@@ -38,12 +38,15 @@ pub mod rule;
 pub mod sysctl;
 pub mod veth;
 pub mod vxlan;
+mod wire;
 
 pub use conn::{Conn, Request};
 pub use error::{Error, Result, ResultExt};
 pub use link::{Link, Mac};
 pub use monitor::{Event, Monitor};
 pub use netns::NetNs;
+
+use netlink_packet_route::AddressFamily;
 
 /// An IP address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,6 +62,21 @@ impl Family {
         match address {
             std::net::IpAddr::V4(_) => Family::V4,
             std::net::IpAddr::V6(_) => Family::V6,
+        }
+    }
+
+    pub(crate) fn code(self) -> AddressFamily {
+        match self {
+            Family::V4 => AddressFamily::Inet,
+            Family::V6 => AddressFamily::Inet6,
+        }
+    }
+
+    pub(crate) fn of_code(code: AddressFamily) -> Option<Family> {
+        match code {
+            AddressFamily::Inet => Some(Family::V4),
+            AddressFamily::Inet6 => Some(Family::V6),
+            _ => None,
         }
     }
 }

@@ -1,9 +1,21 @@
 //! Links: finding, changing, deleting.
 
+use crate::conn::{Request, malformed};
 use crate::vxlan::VxlanSettings;
-use crate::{Conn, NetNs, Request, Result};
+use crate::wire::{self, Attr, Garbage, Message};
+use crate::{Conn, Error, NetNs, Result};
+use netlink_packet_route::link::{
+    LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage,
+};
+use std::os::fd::{AsFd, AsRawFd};
 
 pub type Mac = [u8; 6];
+
+/// Length of `struct ifinfomsg`.
+const HEADER: usize = 16;
+
+/// The longest name, without the terminating zero (IFNAMSIZ).
+pub const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 
 /// A network interface as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,70 +44,225 @@ pub struct Link {
 
 impl Conn {
     pub fn link_by_name(&mut self, name: &str) -> Result<Link> {
-        let _ = name;
-        unimplemented!()
+        let what = format!("find link {name}");
+        let body = self.query(get_by_name(what.clone(), name))?;
+        Link::parse(&body).map_err(|garbage| malformed(what, garbage))
     }
 
     pub fn link_by_index(&mut self, index: u32) -> Result<Link> {
-        let _ = index;
-        unimplemented!()
+        let what = format!("find link #{index}");
+        let body = self.query(Request::get(
+            what.clone(),
+            libc::RTM_GETLINK,
+            &message(index, vec![without_statistics()]),
+        ))?;
+        Link::parse(&body).map_err(|garbage| malformed(what, garbage))
     }
 
     /// All links of the namespace.
     pub fn links(&mut self) -> Result<Vec<Link>> {
-        unimplemented!()
+        self.dump(
+            "list links",
+            libc::RTM_GETLINK,
+            &message(0, vec![without_statistics()]),
+            |message: &Message<'_>| match message.kind {
+                libc::RTM_NEWLINK => Link::parse(message.body).map(Some),
+                _ => Ok(None),
+            },
+        )
     }
 }
 
 pub fn set_up(index: u32) -> Request {
-    let _ = index;
-    unimplemented!()
+    set_flags(format!("set link #{index} up"), index, LinkFlags::Up)
 }
 
 pub fn set_down(index: u32) -> Request {
-    let _ = index;
-    unimplemented!()
+    set_flags(format!("set link #{index} down"), index, LinkFlags::empty())
+}
+
+fn set_flags(what: String, index: u32, flags: LinkFlags) -> Request {
+    let mut message = message(index, Vec::new());
+    message.header.flags = flags;
+    message.header.change_mask = LinkFlags::Up;
+    Request::new(what, libc::RTM_SETLINK, 0, &message)
 }
 
 pub fn set_mtu(index: u32, mtu: u32) -> Request {
-    let _ = (index, mtu);
-    unimplemented!()
+    let what = format!("set MTU of link #{index} to {mtu}");
+    set(what, index, LinkAttribute::Mtu(mtu))
 }
 
 pub fn set_mac(index: u32, mac: Mac) -> Request {
-    let _ = (index, mac);
-    unimplemented!()
+    let what = format!("set MAC of link #{index} to {}", wire::mac_text(mac));
+    set(what, index, LinkAttribute::Address(mac.to_vec()))
 }
 
+/// Renames a link. Kernels before 6.2 want it to be down.
 pub fn set_name(index: u32, name: &str) -> Request {
-    let _ = (index, name);
-    unimplemented!()
+    let what = format!("rename link #{index} to {name}");
+    match check_name(name) {
+        Ok(()) => set(what, index, LinkAttribute::IfName(name.into())),
+        Err(error) => Request::wrong(what, error),
+    }
 }
 
+/// Sets the free text that goes with a link; an empty one takes it away.
 pub fn set_alias(index: u32, alias: &str) -> Request {
-    let _ = (index, alias);
-    unimplemented!()
+    let what = format!("set alias of link #{index}");
+    // The kernel takes the attribute's bytes, a terminating zero included.
+    let text = netlink_packet_core::DefaultNla::new(libc::IFLA_IFALIAS, alias.into());
+    set(what, index, LinkAttribute::Other(text))
 }
 
 /// Puts a link under a bridge, or takes it out.
 pub fn set_master(index: u32, master: Option<u32>) -> Request {
-    let _ = (index, master);
-    unimplemented!()
+    let what = match master {
+        Some(master) => format!("put link #{index} under #{master}"),
+        None => format!("take link #{index} from its master"),
+    };
+    set(what, index, LinkAttribute::Controller(master.unwrap_or(0)))
 }
 
 /// Moves a link to another namespace.
 pub fn set_netns(index: u32, netns: &NetNs) -> Request {
-    let _ = (index, netns);
-    unimplemented!()
+    let what = format!("move link #{index} to another namespace");
+    set(what, index, in_netns(netns)).holding(netns)
+}
+
+fn set(what: String, index: u32, attribute: LinkAttribute) -> Request {
+    Request::new(what, libc::RTM_SETLINK, 0, &message(index, vec![attribute]))
 }
 
 pub fn delete(index: u32) -> Request {
-    let _ = index;
-    unimplemented!()
+    let what = format!("delete link #{index}");
+    Request::new(what, libc::RTM_DELLINK, 0, &message(index, Vec::new()))
 }
 
 /// Deletes by name: no look-up before it, so no race with a rename or a new link.
 pub fn delete_by_name(name: &str) -> Request {
-    let _ = name;
-    unimplemented!()
+    let what = format!("delete link {name}");
+    match check_name(name) {
+        Ok(()) => {
+            let name = LinkAttribute::IfName(name.into());
+            Request::new(what, libc::RTM_DELLINK, 0, &message(0, vec![name]))
+        }
+        Err(error) => Request::wrong(what, error),
+    }
+}
+
+pub(crate) fn get_by_name(what: String, name: &str) -> Request {
+    match check_name(name) {
+        Ok(()) => {
+            let name = LinkAttribute::IfName(name.into());
+            let message = message(0, vec![name, without_statistics()]);
+            Request::get(what, libc::RTM_GETLINK, &message)
+        }
+        Err(error) => Request::wrong(what, error),
+    }
+}
+
+pub(crate) fn message(index: u32, attributes: Vec<LinkAttribute>) -> LinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes = attributes;
+    message
+}
+
+/// A message that makes a link, up.
+pub(crate) fn new_up(attributes: Vec<LinkAttribute>) -> LinkMessage {
+    let mut message = message(0, attributes);
+    message.header.flags = LinkFlags::Up;
+    message.header.change_mask = LinkFlags::Up;
+    message
+}
+
+pub(crate) fn in_netns(netns: &NetNs) -> LinkAttribute {
+    LinkAttribute::NetNsFd(netns.as_fd().as_raw_fd())
+}
+
+/// Counters are most of a link's description, and nobody here reads them.
+fn without_statistics() -> LinkAttribute {
+    LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats])
+}
+
+/// The kernel's rules (dev_valid_name), so that the error says which one was broken. `%` is
+/// refused too: the kernel would replace `%d` by a number.
+pub fn check_name(name: &str) -> Result<()> {
+    let reason = if name.is_empty() {
+        "is empty"
+    } else if name.len() > NAME_MAX {
+        "is longer than 15 bytes"
+    } else if name == "." || name == ".." {
+        "is not allowed"
+    } else if name
+        .bytes()
+        // The kernel's isspace takes Latin-1's no-break space for one, within UTF-8 too.
+        .any(|b| matches!(b, b'/' | b':' | b'%' | 0 | b' ' | b'\t'..=b'\r' | 0xa0))
+    {
+        "contains a slash, colon, percent sign or white space"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Name {
+        name: name.into(),
+        reason,
+    })
+}
+
+impl Link {
+    /// From the body of an RTM_NEWLINK message.
+    pub(crate) fn parse(body: &[u8]) -> std::result::Result<Link, Garbage> {
+        let header = LinkHeader::parse(body)?;
+        let mut link = Link {
+            index: header.index,
+            name: String::new(),
+            mac: None,
+            mtu: 0,
+            up: header.flags.contains(LinkFlags::Up),
+            carrier: header.flags.contains(LinkFlags::LowerUp),
+            loopback: header.flags.contains(LinkFlags::Loopback),
+            kind: None,
+            peer: None,
+            peer_elsewhere: false,
+            master: None,
+            alias: None,
+            vxlan: None,
+        };
+        for attr in wire::attrs_after(body, HEADER)? {
+            let attr = attr?;
+            match attr.kind {
+                libc::IFLA_IFNAME => link.name = attr.text(),
+                libc::IFLA_ADDRESS => link.mac = attr.mac(),
+                libc::IFLA_MTU => link.mtu = attr.u32()?,
+                // Zero: the other end is gone or invisible.
+                libc::IFLA_LINK => link.peer = Some(attr.u32()?).filter(|index| *index != 0),
+                libc::IFLA_LINK_NETNSID => link.peer_elsewhere = true,
+                libc::IFLA_MASTER => link.master = Some(attr.u32()?),
+                libc::IFLA_IFALIAS => link.alias = Some(attr.text()),
+                libc::IFLA_LINKINFO => link.parse_info(&attr)?,
+                _ => {}
+            }
+        }
+        if link.name.is_empty() {
+            return wire::garbage(format!("link #{} without a name", link.index));
+        }
+        Ok(link)
+    }
+
+    fn parse_info(&mut self, info: &Attr<'_>) -> std::result::Result<(), Garbage> {
+        let mut data = None;
+        for attr in wire::attrs(info.value) {
+            let attr = attr?;
+            match attr.kind {
+                libc::IFLA_INFO_KIND => self.kind = Some(attr.text()),
+                libc::IFLA_INFO_DATA => data = Some(attr.value),
+                _ => {}
+            }
+        }
+        if let (Some("vxlan"), Some(data)) = (self.kind.as_deref(), data) {
+            self.vxlan = Some(VxlanSettings::parse(data)?);
+        }
+        Ok(())
+    }
 }

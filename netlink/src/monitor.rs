@@ -1,8 +1,40 @@
 //! What the kernel says has changed.
+//!
+//! Events are coarse on purpose: a reconciler looks at the tables anyway, an event only says that
+//! it is worth it. A message that makes no sense therefore counts as lost events.
 
-use crate::{Family, NetNs, Result};
+use crate::addr::Addr;
+use crate::conn::receive;
+use crate::link::Link;
+use crate::neigh::Neigh;
+use crate::route::Route;
+use crate::wire::{self, Garbage, Message};
+use crate::{Error, Family, NetNs, Result};
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::link::LinkHeader;
+use netlink_packet_route::neighbour::NeighbourHeader;
+use netlink_sys::Socket;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{setsockopt, sockopt};
+use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+const GROUPS: [u32; 6] = [
+    libc::RTNLGRP_LINK,
+    libc::RTNLGRP_NEIGH,
+    libc::RTNLGRP_IPV4_IFADDR,
+    libc::RTNLGRP_IPV6_IFADDR,
+    libc::RTNLGRP_IPV4_ROUTE,
+    libc::RTNLGRP_IPV6_ROUTE,
+];
+
+/// Room for events between two reads: a burst of a thousand pods.
+const BUFFER: usize = 4 << 20;
+
+/// Datagrams per [`Monitor::read`], so that a flood can not hold the caller in it.
+const READS: usize = 512;
 
 /// A change, coarsely: enough to decide whether to look.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +60,7 @@ pub enum Event {
     },
     Neigh {
         link: u32,
-        address: Option<IpAddr>,
+        address: IpAddr,
         removed: bool,
     },
     Fdb {
@@ -41,36 +73,143 @@ pub enum Event {
 
 /// A socket subscribed to links, addresses, routes, neighbours and forwarding entries.
 ///
-/// Non-blocking by itself, so that it can be registered with an event loop ([`AsFd`]).
+/// It never blocks by itself, so that it can be registered with an event loop ([`AsFd`]). One
+/// that reports edges must call [`Monitor::read`] until it gives nothing.
 #[derive(Debug)]
 pub struct Monitor {
-    fd: OwnedFd,
+    socket: Socket,
+    datagram: Vec<u8>,
 }
 
 impl Monitor {
+    /// Watches the calling thread's network namespace.
     pub fn new() -> Result<Monitor> {
-        unimplemented!()
+        Monitor::with_buffer(BUFFER)
     }
 
+    /// Watches another network namespace.
     pub fn in_netns(netns: &NetNs) -> Result<Monitor> {
-        let _ = netns;
-        unimplemented!()
+        netns.run(Monitor::new)?
     }
 
-    /// What is there now; empty if nothing is. Never blocks.
+    fn with_buffer(bytes: usize) -> Result<Monitor> {
+        let open = || -> io::Result<Monitor> {
+            let mut socket = Socket::new(netlink_sys::protocols::NETLINK_ROUTE)?;
+            // Beyond net.core.rmem_max with CAP_NET_ADMIN only; less is an earlier overrun.
+            if setsockopt(&socket, sockopt::RcvBufForce, &bytes).is_err() {
+                let _ = setsockopt(&socket, sockopt::RcvBuf, &bytes);
+            }
+            socket.bind_auto()?;
+            for group in GROUPS {
+                socket.add_membership(group)?;
+            }
+            Ok(Monitor {
+                socket,
+                datagram: Vec::new(),
+            })
+        };
+        open().map_err(|error| Error::system("watch the network configuration", &error))
+    }
+
+    /// What has happened since the last call; empty if nothing has. Never blocks.
     pub fn read(&mut self) -> Result<Vec<Event>> {
-        unimplemented!()
+        let mut events = Vec::new();
+        for _ in 0..READS {
+            match receive(&self.socket, &mut self.datagram, libc::MSG_DONTWAIT) {
+                Ok(()) => {
+                    for message in wire::messages(&self.datagram) {
+                        match message.and_then(|message| event(&message)) {
+                            Ok(event) => events.extend(event),
+                            Err(_) => events.push(Event::Overrun),
+                        }
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                    events.push(Event::Overrun);
+                }
+                Err(error) => {
+                    return Err(Error::system("read network configuration events", &error));
+                }
+            }
+        }
+        Ok(events)
     }
 
     /// Waits for at least one event; empty after the timeout.
-    pub fn wait(&mut self, timeout: std::time::Duration) -> Result<Vec<Event>> {
-        let _ = timeout;
-        unimplemented!()
+    pub fn wait(&mut self, timeout: Duration) -> Result<Vec<Event>> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let events = self.read()?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !events.is_empty() || left.is_zero() {
+                return Ok(events);
+            }
+            // Rounded up: a poll of zero milliseconds would spin.
+            let left = left.as_millis().saturating_add(1);
+            let left = i32::try_from(left).unwrap_or(i32::MAX);
+            let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut polled, left) {
+                Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+                Err(errno) => {
+                    let what = "wait for network configuration events";
+                    return Err(Error::refused(what, errno, None));
+                }
+            }
+        }
     }
 }
 
 impl AsFd for Monitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.socket.as_fd()
     }
+}
+
+fn event(message: &Message<'_>) -> std::result::Result<Option<Event>, Garbage> {
+    let body = message.body;
+    Ok(match message.kind {
+        libc::RTM_NEWLINK | libc::RTM_DELLINK => {
+            let header = LinkHeader::parse(body)?;
+            let link = Link::parse(body)?;
+            Some(Event::Link {
+                index: link.index,
+                name: link.name,
+                up: link.up,
+                // Of the bridge family it says that a port has left its bridge.
+                removed: message.kind == libc::RTM_DELLINK
+                    && header.interface_family != AddressFamily::Bridge,
+            })
+        }
+        libc::RTM_NEWADDR | libc::RTM_DELADDR => Addr::parse(body)?.map(|addr| Event::Addr {
+            link: addr.link,
+            address: addr.net.addr(),
+            removed: message.kind == libc::RTM_DELADDR,
+        }),
+        libc::RTM_NEWROUTE | libc::RTM_DELROUTE => Route::parse(body)?.map(|route| Event::Route {
+            family: route.family(),
+            protocol: route.protocol,
+            table: route.table,
+            oif: route.oif,
+            removed: message.kind == libc::RTM_DELROUTE,
+        }),
+        libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH => {
+            let header = NeighbourHeader::parse(body)?;
+            let removed = message.kind == libc::RTM_DELNEIGH;
+            if header.family == AddressFamily::Bridge {
+                Some(Event::Fdb {
+                    link: header.ifindex,
+                    removed,
+                })
+            } else {
+                Neigh::parse(body)?.map(|neigh| Event::Neigh {
+                    link: neigh.link,
+                    address: neigh.address,
+                    removed,
+                })
+            }
+        }
+        _ => None,
+    })
 }

@@ -1,7 +1,13 @@
 //! Neighbours (ARP and NDP entries).
 
-use crate::{Conn, Mac, Request, Result};
+use crate::conn::{CREATE, REPLACE, Request};
+use crate::wire::{self, Garbage, Message};
+use crate::{Conn, Family, Mac, Result};
+use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourHeader, NeighbourMessage};
 use std::net::IpAddr;
+
+/// Length of `struct ndmsg`.
+pub(crate) const HEADER: usize = 12;
 
 /// A neighbour of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,22 +37,74 @@ impl Neigh {
 
     /// Adds; fails with Exists if the address has an entry.
     pub fn add(&self) -> Request {
-        unimplemented!()
+        self.request("add", libc::RTM_NEWNEIGH, CREATE)
     }
 
+    /// Adds, or takes the place of the address's entry.
     pub fn replace(&self) -> Request {
-        unimplemented!()
+        self.request("replace", libc::RTM_NEWNEIGH, REPLACE)
     }
 
     pub fn delete(&self) -> Request {
-        unimplemented!()
+        self.request("delete", libc::RTM_DELNEIGH, 0)
+    }
+
+    fn request(&self, verb: &str, kind: u16, flags: u16) -> Request {
+        let what = format!("{verb} neighbour {} dev #{}", self.address, self.link);
+        let mut message = NeighbourMessage::default();
+        message.header = NeighbourHeader {
+            family: Family::of(self.address).code(),
+            ifindex: self.link,
+            state: self.state.into(),
+            ..NeighbourHeader::default()
+        };
+        message.attributes = vec![NeighbourAttribute::Destination(self.address.into())];
+        message.attributes.extend(
+            self.mac
+                .map(|mac| NeighbourAttribute::LinkLayerAddress(mac.to_vec())),
+        );
+        Request::new(what, kind, flags, &message)
+    }
+
+    /// From the body of an RTM_NEWNEIGH message; none if it is of another family.
+    pub(crate) fn parse(body: &[u8]) -> std::result::Result<Option<Neigh>, Garbage> {
+        let header = NeighbourHeader::parse(body)?;
+        if Family::of_code(header.family).is_none() {
+            return Ok(None);
+        }
+        let (mut address, mut mac) = (None, None);
+        for attr in wire::attrs_after(body, HEADER)? {
+            let attr = attr?;
+            match attr.kind {
+                libc::NDA_DST => address = Some(attr.ip()?),
+                libc::NDA_LLADDR => mac = attr.mac(),
+                _ => {}
+            }
+        }
+        Ok(address.map(|address| Neigh {
+            link: header.ifindex,
+            address,
+            mac,
+            state: header.state.into(),
+        }))
     }
 }
 
 impl Conn {
     /// Neighbours of both families on a link.
     pub fn neighs(&mut self, link: u32) -> Result<Vec<Neigh>> {
-        let _ = link;
-        unimplemented!()
+        let mut message = NeighbourMessage::default();
+        message.attributes = vec![NeighbourAttribute::IfIndex(link)];
+        self.dump(
+            "list neighbours",
+            libc::RTM_GETNEIGH,
+            &message,
+            |message: &Message<'_>| match message.kind {
+                libc::RTM_NEWNEIGH => {
+                    Ok(Neigh::parse(message.body)?.filter(|neigh| neigh.link == link))
+                }
+                _ => Ok(None),
+            },
+        )
     }
 }

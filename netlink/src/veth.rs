@@ -1,6 +1,9 @@
 //! Pairs of virtual Ethernet links.
 
-use crate::{Conn, Link, Mac, NetNs, Request, Result};
+use crate::conn::{CREATE, Request, malformed};
+use crate::link::{self, check_name};
+use crate::{Conn, Link, Mac, NetNs, Result};
+use netlink_packet_route::link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo};
 
 /// A pair to be made by one request, both ends up, the peer in its namespace under its final name.
 #[derive(Clone, Debug)]
@@ -16,7 +19,30 @@ pub struct Veth<'a> {
 
 impl Veth<'_> {
     pub fn create(&self) -> Request {
-        unimplemented!()
+        let what = format!("create veth {} with peer {}", self.name, self.peer_name);
+        if let Err(error) = check_name(self.name).and_then(|()| check_name(self.peer_name)) {
+            return Request::wrong(what, error);
+        }
+        let mut peer = vec![
+            LinkAttribute::IfName(self.peer_name.into()),
+            LinkAttribute::Address(self.peer_mac.to_vec()),
+            LinkAttribute::Mtu(self.mtu),
+        ];
+        peer.extend(self.peer_netns.map(link::in_netns));
+        let message = link::new_up(vec![
+            LinkAttribute::IfName(self.name.into()),
+            LinkAttribute::Address(self.mac.to_vec()),
+            LinkAttribute::Mtu(self.mtu),
+            LinkAttribute::LinkInfo(vec![
+                LinkInfo::Kind(InfoKind::Veth),
+                LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(link::new_up(peer)))),
+            ]),
+        ]);
+        let request = Request::new(what, libc::RTM_NEWLINK, CREATE, &message);
+        match self.peer_netns {
+            Some(netns) => request.holding(netns),
+            None => request,
+        }
     }
 }
 
@@ -24,7 +50,13 @@ impl Conn {
     /// Creates the pair and returns the first end, in one system call each way. The peer's index
     /// in its own namespace is the link's `peer`.
     pub fn create_veth(&mut self, veth: &Veth<'_>) -> Result<Link> {
-        let _ = veth;
-        unimplemented!()
+        let what = format!("find link {}", veth.name);
+        let outcomes = self.transact(vec![
+            veth.create(),
+            link::get_by_name(what.clone(), veth.name),
+        ]);
+        let answers = outcomes.into_iter().collect::<Result<Vec<_>>>()?;
+        let body = answers.last().map_or(&[][..], Vec::as_slice);
+        Link::parse(body).map_err(|garbage| malformed(what, garbage))
     }
 }
