@@ -15,10 +15,7 @@ use sinabro_common::abi::{
     config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_TCP_FAST_PATH, NodeConfig},
 };
 use sinabro_netlink::{Conn, Family, Link, ResultExt, route::RouteFilter, sysctl};
-use std::{
-    io,
-    net::{IpAddr, Ipv4Addr},
-};
+use std::net::{IpAddr, Ipv4Addr};
 
 /// Destinations that never get a translated source: link-local, multicast, broadcast.
 const NEVER_MASQUERADED: [&str; 5] = [
@@ -242,7 +239,7 @@ pub fn prepare(settings: &Settings) -> Result<Vec<String>, NodeError> {
     }
     match ensure(&["net", "ipv6", "conf", "all", "forwarding"], "1") {
         // A kernel without IPv6.
-        Err(NodeError::Sysctl { source, .. }) if is_missing(&source) => {
+        Err(NodeError::Sysctl { source, .. }) if source.is_not_found() => {
             warnings.push("the kernel has no IPv6, pods get IPv4 only".into());
         }
         other => other?,
@@ -279,7 +276,7 @@ pub fn accept_ra(link: &str) -> Result<(), NodeError> {
     match sysctl::read(&name) {
         Ok(value) if value == "1" => ensure(&name, "2"),
         Ok(_) => Ok(()),
-        Err(error) if is_missing(&error) => Ok(()),
+        Err(error) if error.is_not_found() => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
@@ -292,12 +289,5 @@ fn ensure(name: &[&str], value: &'static str) -> Result<(), NodeError> {
             value,
             source,
         }),
-    }
-}
-
-fn is_missing(error: &sinabro_netlink::Error) -> bool {
-    match error {
-        sinabro_netlink::Error::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
-        other => other.is_not_found(),
     }
 }

@@ -90,6 +90,11 @@ impl Request {
         self
     }
 
+    #[cfg(test)]
+    pub(crate) fn body_for_test(&self) -> &[u8] {
+        self.body.as_deref().expect("a request that can be sent")
+    }
+
     /// What it attempts, such as `add route 10.0.0.0/24 dev #3`.
     pub fn what(&self) -> &str {
         &self.what
@@ -178,24 +183,7 @@ impl Conn {
         let first = self.seq;
         self.seq = first.wrapping_add(requests.len() as u32);
         let mut out = Vec::with_capacity(requests.len() * 128);
-        let mut batch = Batch {
-            first,
-            open: 0,
-            entries: Vec::with_capacity(requests.len()),
-        };
-        for mut request in requests {
-            let seq = first.wrapping_add(batch.entries.len() as u32);
-            let body = std::mem::replace(&mut request.body, Ok(Vec::new()));
-            let outcome = match body {
-                Ok(body) => {
-                    emit(request.kind, request.flags, seq, &body, &mut out);
-                    batch.open += 1;
-                    None
-                }
-                Err(error) => Some(Err(error)),
-            };
-            batch.entries.push((request, outcome));
-        }
+        let mut batch = Batch::new(first, requests, &mut out);
         if batch.open > 0 {
             let talked = self.send(&out).and_then(|()| {
                 while batch.open > 0 {
@@ -305,6 +293,28 @@ struct Batch {
 }
 
 impl Batch {
+    /// Frames the requests that can be sent; the others have their outcome already.
+    fn new(first: u32, requests: Vec<Request>, out: &mut Vec<u8>) -> Batch {
+        let mut batch = Batch {
+            first,
+            open: 0,
+            entries: Vec::with_capacity(requests.len()),
+        };
+        for mut request in requests {
+            let seq = first.wrapping_add(batch.entries.len() as u32);
+            let outcome = match std::mem::replace(&mut request.body, Ok(Vec::new())) {
+                Ok(body) => {
+                    emit(request.kind, request.flags, seq, &body, out);
+                    batch.open += 1;
+                    None
+                }
+                Err(error) => Some(Err(error)),
+            };
+            batch.entries.push((request, outcome));
+        }
+        batch
+    }
+
     fn take(&mut self, datagram: &[u8]) {
         for message in wire::messages(datagram) {
             // What follows a malformed message is lost; the deadline ends the wait for it.
@@ -404,4 +414,19 @@ fn lost(what: &str, error: &io::Error) -> Error {
 
 pub(crate) fn malformed(what: String, Garbage(reason): Garbage) -> Error {
     Error::Malformed { what, reason }
+}
+
+/// How many requests stay open, and the outcomes, after the datagrams were taken as answers.
+#[cfg(test)]
+pub(crate) fn test_answers(
+    first: u32,
+    requests: Vec<Request>,
+    datagrams: &[Vec<u8>],
+) -> (usize, Vec<Option<Result<Vec<u8>>>>) {
+    let mut batch = Batch::new(first, requests, &mut Vec::new());
+    for datagram in datagrams {
+        batch.take(datagram);
+    }
+    let outcomes = batch.entries.into_iter().map(|(_, outcome)| outcome);
+    (batch.open, outcomes.collect())
 }

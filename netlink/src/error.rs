@@ -42,7 +42,7 @@ pub enum Error {
     /// EPERM, EACCES, EROFS. The kernel answers EACCES also where IPv6 is disabled on the link.
     #[error("{0}")]
     Permission(Refusal),
-    /// EOPNOTSUPP, EPROTONOSUPPORT, EAFNOSUPPORT, ENOTTY.
+    /// EOPNOTSUPP, EPROTONOSUPPORT, EAFNOSUPPORT.
     #[error("{0}")]
     NotSupported(Refusal),
     /// EINVAL, ERANGE.
@@ -90,7 +90,7 @@ impl Error {
             }
             Errno::EBUSY | Errno::EAGAIN | Errno::EADDRINUSE => Error::Busy(refusal),
             Errno::EPERM | Errno::EACCES | Errno::EROFS => Error::Permission(refusal),
-            Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT | Errno::ENOTTY => {
+            Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => {
                 Error::NotSupported(refusal)
             }
             Errno::EINVAL | Errno::ERANGE => Error::Invalid(refusal),
@@ -158,5 +158,76 @@ impl<T> ResultExt<T> for Result<T> {
             Err(Error::NotFound(_)) => Ok(None),
             other => other.map(Some),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(errno: Errno) -> Error {
+        Error::refused("do it", errno, None)
+    }
+
+    #[test]
+    fn errno_alone_decides_the_variant() {
+        use Errno::*;
+        for errno in [ENOENT, ENODEV, ENXIO, ESRCH, EADDRNOTAVAIL] {
+            assert!(refused(errno).is_not_found(), "{errno}");
+        }
+        assert!(refused(EEXIST).is_exists());
+        for errno in [EBUSY, EADDRINUSE] {
+            assert!(matches!(refused(errno), Error::Busy(_)));
+        }
+        for errno in [EPERM, EACCES, EROFS] {
+            assert!(matches!(refused(errno), Error::Permission(_)));
+        }
+        for errno in [EOPNOTSUPP, EPROTONOSUPPORT, EAFNOSUPPORT] {
+            assert!(matches!(refused(errno), Error::NotSupported(_)));
+        }
+        for errno in [EINVAL, ERANGE] {
+            assert!(matches!(refused(errno), Error::Invalid(_)));
+        }
+        for errno in [ENETUNREACH, EHOSTUNREACH, ENETDOWN] {
+            assert!(matches!(refused(errno), Error::Unreachable(_)));
+        }
+        let other = refused(ENOSPC);
+        assert!(matches!(other, Error::Kernel(_)));
+        assert_eq!(other.errno(), Some(ENOSPC));
+        // A text that says otherwise changes nothing.
+        let text = Some("File exists".to_string());
+        assert!(!Error::refused("do it", EINVAL, text).is_exists());
+    }
+
+    #[test]
+    fn only_the_named_outcome_is_ignored() {
+        assert_eq!(Ok(7).ignore_exists().unwrap(), Some(7));
+        assert_eq!(
+            Err::<(), _>(refused(Errno::EEXIST))
+                .ignore_exists()
+                .unwrap(),
+            None
+        );
+        assert_eq!(
+            Err::<(), _>(refused(Errno::ESRCH))
+                .ignore_not_found()
+                .unwrap(),
+            None
+        );
+        assert!(Err::<(), _>(refused(Errno::ESRCH)).ignore_exists().is_err());
+        assert!(
+            Err::<(), _>(refused(Errno::EEXIST))
+                .ignore_not_found()
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn the_text_names_the_attempt_the_errno_and_the_kernel_s_reason() {
+        let error = Error::refused("add it", Errno::EINVAL, Some("not like this".into()));
+        assert_eq!(
+            error.to_string(),
+            "add it: EINVAL: Invalid argument (not like this)"
+        );
     }
 }

@@ -77,6 +77,17 @@ pub fn set_up(index: u32) -> Request {
     set_flags(format!("set link #{index} up"), index, LinkFlags::Up)
 }
 
+pub fn set_up_by_name(name: &str) -> Request {
+    let what = format!("set link {name} up");
+    match check_name(name) {
+        Ok(()) => {
+            let message = new_up(vec![LinkAttribute::IfName(name.into())]);
+            Request::new(what, libc::RTM_SETLINK, 0, &message)
+        }
+        Err(error) => Request::wrong(what, error),
+    }
+}
+
 pub fn set_down(index: u32) -> Request {
     set_flags(format!("set link #{index} down"), index, LinkFlags::empty())
 }
@@ -169,7 +180,7 @@ pub(crate) fn message(index: u32, attributes: Vec<LinkAttribute>) -> LinkMessage
     message
 }
 
-/// A message that makes a link, up.
+/// A message that makes a link up.
 pub(crate) fn new_up(attributes: Vec<LinkAttribute>) -> LinkMessage {
     let mut message = message(0, attributes);
     message.header.flags = LinkFlags::Up;

@@ -213,3 +213,46 @@ fn event(message: &Message<'_>) -> std::result::Result<Option<Event>, Garbage> {
         _ => None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::in_fresh;
+    use crate::{Conn, bridge, link};
+
+    #[test]
+    fn a_buffer_that_ran_over_is_told_and_the_monitor_goes_on() {
+        in_fresh(|| {
+            // The kernel raises this to its least, some 2 KiB: a few events.
+            let mut monitor = Monitor::with_buffer(1).unwrap();
+            let mut conn = Conn::new().unwrap();
+            conn.execute(bridge::create("br0")).unwrap();
+            let br0 = conn.link_by_name("br0").unwrap().index;
+            let mut flood = || {
+                let renames = (0..50).map(|number| link::set_alias(br0, &number.to_string()));
+                conn.execute_all(renames).unwrap();
+            };
+            for _ in 0..2 {
+                flood();
+                let mut events = monitor.read().unwrap();
+                loop {
+                    let more = monitor.read().unwrap();
+                    if more.is_empty() {
+                        break;
+                    }
+                    events.extend(more);
+                }
+                assert!(events.contains(&Event::Overrun), "{events:?}");
+                assert!(events.len() < 50, "{} events came through", events.len());
+            }
+            conn.execute(link::set_down(br0)).unwrap();
+            let events = monitor.wait(Duration::from_secs(10)).unwrap();
+            assert!(
+                events.iter().any(
+                    |event| matches!(event, Event::Link { index, up: false, .. } if *index == br0)
+                ),
+                "{events:?}"
+            );
+        });
+    }
+}

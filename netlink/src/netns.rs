@@ -31,7 +31,7 @@ pub struct NetNsId {
 
 impl NetNs {
     /// Opens a path such as /var/run/netns/NAME or /proc/PID/ns/net. NotFound if it is missing,
-    /// NotSupported or Invalid if it is not a network namespace.
+    /// Invalid if it is not a network namespace.
     pub fn open(path: impl AsRef<Path>) -> Result<NetNs> {
         let path = path.as_ref();
         let what = format!("open network namespace {}", path.display());
@@ -45,7 +45,12 @@ impl NetNs {
                 Errno::EINVAL,
                 Some("a namespace of another kind".into()),
             )),
-            Err(errno) => Err(Error::refused(what, errno, Some("not a namespace".into()))),
+            // ENOTTY: a file of some other kind.
+            Err(_) => Err(Error::refused(
+                what,
+                Errno::EINVAL,
+                Some("not a namespace".into()),
+            )),
         }
     }
 

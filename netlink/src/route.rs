@@ -397,3 +397,78 @@ impl Conn {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::in_fresh;
+    use crate::{bridge, conn};
+    use netlink_packet_route::route::{RouteNextHop, RouteNextHopFlags};
+
+    /// One that Sinabro never makes, but finds on nodes.
+    fn multipath(dst: IpNet, hops: &[Hop]) -> RouteMessage {
+        let mut message = RouteMessage::default();
+        message.header = RouteHeader {
+            address_family: Family::of(dst.addr()).code(),
+            destination_prefix_length: dst.prefix_len(),
+            table: libc::RT_TABLE_MAIN,
+            protocol: libc::RTPROT_STATIC.into(),
+            kind: libc::RTN_UNICAST.into(),
+            ..RouteHeader::default()
+        };
+        let hops = hops.iter().map(|hop| {
+            let mut next = RouteNextHop::default();
+            next.flags = RouteNextHopFlags::Onlink;
+            next.interface_index = hop.oif;
+            let gateway = hop.gateway.map(|ip| RouteAttribute::Gateway(ip.into()));
+            next.attributes.extend(gateway);
+            next
+        });
+        message.attributes = vec![
+            RouteAttribute::Destination(dst.network().into()),
+            RouteAttribute::MultiPath(hops.collect()),
+        ];
+        message
+    }
+
+    #[test]
+    fn a_multipath_route_lists_all_its_hops_and_can_be_deleted() {
+        for (dst, one, two) in [
+            ("10.9.0.0/16", "192.0.2.1", "192.0.2.2"),
+            ("fd09::/64", "fe80::1", "fe80::2"),
+        ] {
+            in_fresh(|| {
+                let mut conn = Conn::new().unwrap();
+                let mut hop = |name: &str, gateway: &str| {
+                    conn.execute(bridge::create(name)).unwrap();
+                    Hop {
+                        gateway: Some(gateway.parse().unwrap()),
+                        oif: conn.link_by_name(name).unwrap().index,
+                    }
+                };
+                let hops = [hop("br1", one), hop("br2", two)];
+                let dst: IpNet = dst.parse().unwrap();
+                let message = multipath(dst, &hops);
+                let add = Request::new("add".into(), libc::RTM_NEWROUTE, conn::CREATE, &message);
+                conn.execute(add).unwrap();
+
+                let by_second = RouteFilter {
+                    oif: Some(hops[1].oif),
+                    protocol: Some(libc::RTPROT_STATIC),
+                    ..RouteFilter::default()
+                };
+                let found = conn.routes(&by_second).unwrap();
+                assert_eq!(found.len(), 1, "{found:?}");
+                assert_eq!(found[0].dst, dst);
+                assert_eq!(
+                    (found[0].gateway, found[0].oif),
+                    (hops[0].gateway, Some(hops[0].oif))
+                );
+                assert_eq!(found[0].more_hops, hops[1..]);
+
+                conn.execute(found[0].delete()).unwrap();
+                assert_eq!(conn.routes(&by_second).unwrap(), []);
+            });
+        }
+    }
+}

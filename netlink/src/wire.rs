@@ -237,3 +237,7 @@ pub(crate) fn mac_text(mac: Mac) -> String {
     let [a, b, c, d, e, f] = mac;
     format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
 }
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;

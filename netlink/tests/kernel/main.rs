@@ -1,0 +1,30 @@
+//! Every operation against the real kernel, each test in network namespaces of its own.
+//!
+//! Needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
+
+#![allow(clippy::unwrap_used)] // also in the helpers that are no tests themselves
+
+mod conn;
+mod links;
+mod monitor;
+mod netns;
+mod sysctl;
+mod tables;
+
+use sinabro_netlink::{Conn, veth::Veth};
+
+const MAC_A: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0a];
+const MAC_B: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0b];
+
+/// A pair `a`, `b` in the calling thread's namespace; the index of `a`.
+fn pair(conn: &mut Conn) -> u32 {
+    let veth = Veth {
+        name: "a",
+        mac: MAC_A,
+        mtu: 1500,
+        peer_name: "b",
+        peer_mac: MAC_B,
+        peer_netns: None,
+    };
+    conn.create_veth(&veth).unwrap().index
+}
