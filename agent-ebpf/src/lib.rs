@@ -1,1 +1,36 @@
+//! The data path. A packet's way: hook (`bin/`) → [`parse`] → the [`stage`]s in order → verdict.
+//!
+//! - `bin/pod.rs`: both directions of every pod's host-side interface;
+//! - `bin/host.rs`: both directions of the uplink;
+//! - `bin/sock.rs`: TCP sockets of pods.
+//!
+//! Headers are read with `bpf_skb_load_bytes` and written with `bpf_skb_store_bytes`: both work
+//! on packets whose data is not linear, and no pointer into the packet can go stale.
+//!
+//! Helpers and program features used are those of Linux 5.10.
 #![no_std]
+
+pub mod maps;
+pub mod parse;
+pub mod rewrite;
+pub mod stage;
+
+use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
+
+/// Lets a packet go on: to programs that others attached after ours, then to the stack.
+pub const PASS: i32 = TC_ACT_UNSPEC;
+/// Drops a packet.
+pub const DROP: i32 = TC_ACT_SHOT;
+
+/// Helpers that the kernel does not tie to a licence still check for one here and there.
+#[cfg(target_arch = "bpf")]
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 4] = *b"GPL\0";
+
+/// A panic that can be reached is a loop without end, which the verifier refuses to load.
+#[cfg(target_arch = "bpf")]
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}

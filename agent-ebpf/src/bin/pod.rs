@@ -1,17 +1,72 @@
-//! Programs on the host side of every pod link.
+//! Both directions of the host-side interface of every pod.
+//!
+//! - `pod_out`, ingress of the interface: what leaves the pod;
+//! - `pod_in`, egress of the interface: what the stack delivers to the pod. Packets redirected
+//!   by `pod_out` of the sender do not pass here.
 #![no_std]
 #![no_main]
 
-use aya_ebpf::{bindings::TC_ACT_OK, macros::classifier, programs::TcContext};
+use aya_ebpf::{macros::classifier, programs::TcContext};
+use sinabro_common::abi::{config::FLAG_REDIRECT_PEER, drop::DropReason};
+use sinabro_ebpf::{
+    PASS,
+    maps::{CONFIG, POD_LINKS},
+    parse::{Ip, arp, eth, l4},
+    stage::{Verdict, deliver, identity, report, track},
+};
 
-/// Packets that leave the pod.
 #[classifier]
-pub fn pod_egress(_ctx: TcContext) -> i32 {
-    TC_ACT_OK
+pub fn pod_out(ctx: TcContext) -> i32 {
+    match leave(&ctx) {
+        Ok(action) => action,
+        Err(reason) => report::dropped(reason),
+    }
 }
 
-#[cfg(not(test))]
-#[panic_handler]
-fn panic(_info: &core::panic::PanicInfo) -> ! {
-    loop {}
+#[inline(always)]
+fn leave(ctx: &TcContext) -> Verdict {
+    let ifindex = ifindex(ctx);
+    // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
+    let link = unsafe { POD_LINKS.get(ifindex) }.ok_or(DropReason::UnknownLink)?;
+    let eth = eth::read(ctx).ok_or(DropReason::Malformed)?;
+    identity::frame(ctx, &eth, link)?;
+    match Ip::read(ctx, eth.kind) {
+        Some(ip) => {
+            let ip = ip.ok_or(DropReason::Malformed)?;
+            identity::ip(&ip, link)?;
+            let l4 = l4::read(ctx, &ip).ok_or(DropReason::Malformed)?;
+            report::sent(ctx, ifindex);
+            deliver::local(ctx, ifindex, &ip, &l4)
+        }
+        None if eth.kind == eth::ARP => {
+            let arp = arp::read(ctx).ok_or(DropReason::Malformed)?;
+            identity::arp(&arp, link)?;
+            report::sent(ctx, ifindex);
+            Ok(PASS)
+        }
+        // No address in it is the pod's.
+        None => Err(DropReason::SourceAddr),
+    }
+}
+
+#[classifier]
+pub fn pod_in(ctx: TcContext) -> i32 {
+    report::received(&ctx, ifindex(&ctx));
+    let redirects = CONFIG
+        .get(0)
+        .is_some_and(|config| config.flags & FLAG_REDIRECT_PEER != 0);
+    if redirects
+        && let Some(eth) = eth::read(&ctx)
+        && let Some(Some(ip)) = Ip::read(&ctx, eth.kind)
+        && let Some(l4) = l4::read(&ctx, &ip)
+    {
+        track::note(&ip, &l4);
+    }
+    PASS
+}
+
+#[inline(always)]
+fn ifindex(ctx: &TcContext) -> u32 {
+    // SAFETY: the context is valid for as long as the program runs.
+    unsafe { (*ctx.skb.skb).ifindex }
 }

@@ -1,7 +1,25 @@
+//! The same-node TCP fast path.
+//!
+//! - `sock_ops`, on a cgroup: enrols connections between pods of this node;
+//! - `sk_msg`, on the map `SOCKETS`: sends what enrolled sockets write.
 #![no_std]
 #![no_main]
 
-#[panic_handler]
-fn panic(_info: &core::panic::PanicInfo) -> ! {
-    loop {}
+use aya_ebpf::{
+    macros::{sk_msg, sock_ops},
+    programs::{SkMsgContext, SockOpsContext},
+};
+#[path = "../fastpath.rs"]
+mod fastpath;
+
+#[sock_ops]
+pub fn pod_sockets(ctx: SockOpsContext) -> u32 {
+    fastpath::follow(&ctx);
+    // Any other value is an answer to a question that was not asked.
+    1
+}
+
+#[sk_msg]
+pub fn pod_messages(ctx: SkMsgContext) -> u32 {
+    fastpath::send(&ctx)
 }

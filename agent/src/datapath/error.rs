@@ -19,13 +19,13 @@ pub enum DatapathError {
         source: io::Error,
     },
 
-    /// The kernel refused a program; what ran before keeps running.
-    #[error("the kernel refused program `{program}`: {reason}\n{log}")]
+    /// What ran before keeps running.
+    #[error("the kernel refused the program `{program}`, the end of its log:\n{log}\n")]
     Refused {
-        program: &'static str,
-        reason: String,
+        program: String,
         /// The end of the verifier's log.
         log: String,
+        source: Box<aya::programs::ProgramError>,
     },
 
     #[error("loading the eBPF object `{object}` failed")]
@@ -34,29 +34,31 @@ pub enum DatapathError {
         source: Box<aya::EbpfError>,
     },
 
-    /// The object lacks what the agent expects: it was built from other sources.
-    #[error("the eBPF object `{object}` has no {what} `{name}`")]
+    /// The object lacks what the agent expects: they were built from different sources.
+    #[error("the eBPF object has no {what} `{name}`")]
     Missing {
-        object: &'static str,
         what: &'static str,
         name: &'static str,
     },
 
-    /// This kernel lacks something without which there is no data path.
+    /// This kernel lacks something that was asked for.
     #[error("this kernel lacks {0}")]
     Unsupported(&'static str),
 
-    #[error("attaching program `{program}` to {target} failed")]
+    #[error("attaching the program `{program}` to {target} failed")]
     Attach {
         program: &'static str,
         target: String,
-        source: io::Error,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
 
-    #[error("{call} on map `{map}` failed")]
+    #[error("{what} the map `{map}` failed")]
     Map {
         map: &'static str,
-        call: &'static str,
-        source: io::Error,
+        what: &'static str,
+        source: Box<aya::maps::MapError>,
     },
+
+    #[error("a probe of the kernel failed")]
+    Probe(#[source] io::Error),
 }

@@ -10,24 +10,37 @@
 //!
 //! Interface indexes are those of the network namespace of the calling thread.
 
+mod attach;
 mod error;
+mod maps;
+mod object;
+mod probe;
+mod sweep;
+mod sys;
 
 pub use error::DatapathError;
 
+use attach::{Classifiers, sock};
 use ipnet::IpNet;
+use maps::Maps;
 use sinabro_common::{
     abi::{
         Addr,
-        config::NodeConfig,
+        config::{FLAG_REDIRECT_PEER, FLAG_TCP_FAST_PATH, NodeConfig},
         counters::PodCounters,
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
+        nat::NatKey,
     },
     names,
 };
 use std::{
     collections::{BTreeMap, HashSet},
     path::PathBuf,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 /// How to load the data path.
@@ -79,88 +92,287 @@ pub struct NatUsage {
     pub capacity: u64,
 }
 
+/// A program as the kernel has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramReport {
+    pub name: &'static str,
+    /// The kernel's number for it.
+    pub id: u32,
+    /// Instructions that the verifier walked through, where the kernel tells (Linux 5.16).
+    pub instructions: Option<u32>,
+}
+
 /// The loaded data path.
-pub struct Datapath {}
+pub struct Datapath {
+    maps: Maps,
+    classifiers: Classifiers,
+    redirect_peer: bool,
+    fast_path: FastPath,
+    /// Links of pods attached by this process.
+    attached: Mutex<HashSet<String>>,
+    /// Whether `ENDPOINTS` is known to hold every pod of this node.
+    complete: AtomicBool,
+    suspects: Mutex<HashSet<NatKey>>,
+    flows: AtomicU64,
+}
+
+enum FastPath {
+    Off,
+    On(PathBuf),
+    Failed(DatapathError),
+}
 
 impl Datapath {
     /// Loads and verifies every program, using maps that are already pinned, then updates every
     /// pinned link in place.
     ///
     /// Where a pinned map did not fit and was replaced by an empty one, links are left alone
-    /// until the `attach_` and `set_` calls have filled it again.
-    pub fn load(_config: &DatapathConfig) -> Result<Self, DatapathError> {
-        Ok(Self {})
+    /// until [`Self::attach_pod`] and [`Self::set_uplinks`] come by, after the records are there.
+    pub fn load(config: &DatapathConfig) -> Result<Self, DatapathError> {
+        let mut objects = object::load(config)?;
+        let links = config.bpf_dir.join(names::BPF_LINKS_DIR);
+        let maps = Maps::take(&mut objects.pod)?;
+        let classifiers =
+            Classifiers::new(objects.pod, objects.host, links.clone(), config.attach)?;
+        let fast_path = match objects.sock {
+            None => {
+                sock::detach(&links)?;
+                FastPath::Off
+            }
+            Some(loaded) => {
+                match loaded
+                    .and_then(|mut ebpf| sock::attach(&mut ebpf, &links, config.cgroup.as_deref()))
+                {
+                    Ok(cgroup) => FastPath::On(cgroup),
+                    Err(error) => {
+                        // Pods can do without.
+                        tracing::warn!(error = %Chain(&error), "no tcp fast path");
+                        FastPath::Failed(error)
+                    }
+                }
+            }
+        };
+        let fits = objects.replaced.is_empty();
+        if fits {
+            classifiers.swap()?;
+        }
+        Ok(Self {
+            maps,
+            classifiers,
+            redirect_peer: probe::has_redirect_peer(),
+            fast_path,
+            attached: Mutex::default(),
+            complete: AtomicBool::new(fits),
+            suspects: Mutex::default(),
+            flows: AtomicU64::new(0),
+        })
     }
 
-    /// Makes a pod live: its records, its counters, its programs. Idempotent.
+    /// Makes a pod live: its records, its counters, its programs. Idempotent; a failure leaves
+    /// nothing of a pod that was not live before.
     ///
     /// `link` is the name of the host-side interface; it names the pins.
     pub fn attach_pod(
         &self,
-        _ifindex: u32,
-        _link: &str,
-        _pod: &PodLink,
-        _endpoints: &[(Addr, Endpoint)],
+        ifindex: u32,
+        link: &str,
+        pod: &PodLink,
+        endpoints: &[(Addr, Endpoint)],
     ) -> Result<(), DatapathError> {
-        Ok(())
+        let new = lock(&self.attached).insert(link.to_owned());
+        let attach = || {
+            // Records first: a program without them drops.
+            self.maps.pod_links.insert(ifindex, *pod)?;
+            self.maps.counters.start(ifindex)?;
+            self.classifiers.attach_pod(ifindex, link)?;
+            // Last what makes others send here.
+            endpoints
+                .iter()
+                .try_for_each(|&(addr, endpoint)| self.maps.endpoints.insert(addr, endpoint))
+        };
+        attach().inspect_err(|_| {
+            if new {
+                let addresses: Vec<Addr> = endpoints.iter().map(|(addr, _)| *addr).collect();
+                if let Err(error) = self.detach_pod(ifindex, link, &addresses) {
+                    tracing::warn!(link, error = %Chain(&error), "undoing an attachment failed");
+                }
+            }
+        })
     }
 
     /// Forgets a pod, whether or not its interface still exists. Idempotent.
+    ///
+    /// The pod's masquerade flows end with the next [`Self::sweep`].
     pub fn detach_pod(
         &self,
-        _ifindex: u32,
-        _link: &str,
-        _addresses: &[Addr],
+        ifindex: u32,
+        link: &str,
+        addresses: &[Addr],
     ) -> Result<(), DatapathError> {
-        Ok(())
+        // First what makes others send there. Every step is tried, the first error is told.
+        let mut result = addresses
+            .iter()
+            .map(|&addr| self.maps.endpoints.remove(addr, ifindex))
+            .fold(Ok(()), Result::and);
+        result = result.and(self.classifiers.detach_pod(link));
+        result = result.and(self.maps.pod_links.remove(ifindex));
+        result = result.and(self.maps.counters.remove(ifindex));
+        lock(&self.attached).remove(link);
+        result
     }
 
-    /// Removes the pins and records of every pod whose link is not in `live`, and returns the
-    /// names of the links whose pins were removed.
-    pub fn retain_pods(&self, _live: &HashSet<String>) -> Result<Vec<String>, DatapathError> {
-        Ok(Vec::new())
+    /// Removes the pins and records that earlier processes left of pods whose link is not in
+    /// `live`, and returns the names of the links whose pins were removed.
+    ///
+    /// To be called once the pods of `live` are attached. Pods that this process attached are
+    /// left alone: they end by [`Self::detach_pod`].
+    pub fn retain_pods(&self, live: &HashSet<String>) -> Result<Vec<String>, DatapathError> {
+        let mut keep = lock(&self.attached).clone();
+        keep.extend(live.iter().cloned());
+        let mut gone = Vec::new();
+        for link in self.classifiers.pinned_pods()? {
+            if !keep.contains(&link) && !lock(&self.attached).contains(&link) {
+                self.classifiers.detach_pod(&link)?;
+                gone.push(link);
+            }
+        }
+        let indexes = || -> HashSet<u32> {
+            let attached = lock(&self.attached);
+            keep.iter()
+                .chain(attached.iter())
+                .filter_map(|link| nix::net::if_::if_nametoindex(link.as_str()).ok())
+                .collect()
+        };
+        let kept = indexes();
+        // What is not there may belong to a pod attached since.
+        let is_stale = |ifindex| !kept.contains(&ifindex) && !indexes().contains(&ifindex);
+        for (addr, ifindex) in self.maps.endpoints.list()? {
+            if is_stale(ifindex) {
+                self.maps.endpoints.remove(addr, ifindex)?;
+            }
+        }
+        for ifindex in self.maps.pod_links.keys()? {
+            if is_stale(ifindex) {
+                self.maps.pod_links.remove(ifindex)?;
+            }
+        }
+        for ifindex in self.maps.counters.keys()? {
+            if is_stale(ifindex) {
+                self.maps.counters.remove(ifindex)?;
+            }
+        }
+        self.complete.store(true, Ordering::Relaxed);
+        Ok(gone)
     }
 
     /// Attaches the uplink programs to exactly these interfaces. Idempotent.
-    pub fn set_uplinks(&self, _ifindexes: &[u32]) -> Result<(), DatapathError> {
-        Ok(())
+    pub fn set_uplinks(&self, ifindexes: &[u32]) -> Result<(), DatapathError> {
+        self.classifiers.set_uplinks(ifindexes)
     }
 
     /// Sets this node's settings; flags that the kernel or the configuration does not allow are
-    /// cleared.
-    pub fn set_node_config(&self, _config: NodeConfig) -> Result<(), DatapathError> {
-        Ok(())
+    /// cleared. Flows masqueraded as another address than the new one end at the next
+    /// [`Self::sweep`].
+    pub fn set_node_config(&self, config: NodeConfig) -> Result<(), DatapathError> {
+        let mut config = config;
+        if !self.redirect_peer {
+            config.flags &= !FLAG_REDIRECT_PEER;
+        }
+        if !matches!(self.fast_path, FastPath::On(_)) {
+            config.flags &= !FLAG_TCP_FAST_PATH;
+        }
+        self.maps.config.set(config)
     }
 
-    /// Makes these the destinations that keep the pod's own source address.
-    pub fn set_non_masquerade(&self, _prefixes: &[IpNet]) -> Result<(), DatapathError> {
-        Ok(())
+    /// Makes these the destinations that keep the pod's own source address. Flows that are
+    /// masqueraded already stay so until they end.
+    pub fn set_non_masquerade(&self, prefixes: &[IpNet]) -> Result<(), DatapathError> {
+        self.maps.non_masquerade.set(prefixes)
     }
 
     /// Counters of the pod at a host-side interface, summed over CPUs; none if it is not attached.
-    pub fn pod_counters(&self, _ifindex: u32) -> Result<Option<PodCounters>, DatapathError> {
-        Ok(None)
+    pub fn pod_counters(&self, ifindex: u32) -> Result<Option<PodCounters>, DatapathError> {
+        self.maps.counters.get(ifindex)
     }
 
     /// Packets dropped so far, for every reason.
     pub fn drops(&self) -> Result<Vec<(DropReason, u64)>, DatapathError> {
-        Ok(Vec::new())
+        self.maps.drops.get()
     }
 
     /// Masquerade flows at the last [`Self::sweep`].
     pub fn nat_usage(&self) -> NatUsage {
-        NatUsage::default()
+        NatUsage {
+            flows: self.flows.load(Ordering::Relaxed),
+            capacity: u64::from(self.maps.nat.max_entries() / 2),
+        }
     }
 
-    /// Removes masquerade flows that are over at `now` ([`monotonic_ns`]) or belong to no pod of
-    /// this node any more, and returns how many.
-    pub fn sweep(&self, _now_ns: u64) -> Result<u64, DatapathError> {
-        Ok(0)
+    /// Removes masquerade flows that are over at `now_ns` ([`monotonic_ns`]) or belong to no pod
+    /// of this node any more, and returns how many.
+    pub fn sweep(&self, now_ns: u64) -> Result<u64, DatapathError> {
+        let node = self.maps.config.get()?.masquerade_v4;
+        let rules = sweep::Rules {
+            now_ns,
+            masquerade: (node != Addr::UNSPECIFIED).then_some(node),
+            endpoints: self
+                .complete
+                .load(Ordering::Relaxed)
+                .then_some(&self.maps.endpoints),
+        };
+        let swept = sweep::sweep(&self.maps.nat, &rules, &mut lock(&self.suspects))?;
+        self.flows.store(swept.flows, Ordering::Relaxed);
+        Ok(swept.removed)
     }
 
     /// What the kernel allowed, for people: `attach: tcx` and so on.
     pub fn modes(&self) -> BTreeMap<String, String> {
-        BTreeMap::new()
+        let yes_no = |yes| if yes { "yes" } else { "no" }.to_owned();
+        let fast_path = match &self.fast_path {
+            FastPath::Off => "off".to_owned(),
+            FastPath::On(cgroup) => format!("on, cgroup {}", cgroup.display()),
+            FastPath::Failed(error) => format!("off: {}", Chain(error)),
+        };
+        [
+            ("attach", self.classifiers.mode().to_string()),
+            ("btf", yes_no(probe::has_btf())),
+            ("redirectPeer", yes_no(self.redirect_peer)),
+            ("tcpFastPath", fast_path),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+    }
+
+    /// The interface programs, as the kernel has them.
+    pub fn programs(&self) -> Vec<ProgramReport> {
+        self.classifiers
+            .programs()
+            .map(|(name, id, instructions)| ProgramReport {
+                name,
+                id,
+                instructions,
+            })
+            .collect()
+    }
+}
+
+/// What these locks guard is whole after every step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An error with everything that led to it.
+struct Chain<'a>(&'a dyn std::error::Error);
+
+impl std::fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut error = self.0;
+        while let Some(source) = error.source() {
+            write!(f, ": {source}")?;
+            error = source;
+        }
+        Ok(())
     }
 }
 

@@ -49,12 +49,17 @@ pub struct NatEntry {
     pub kind: u8,
     /// [`crate::algo::ct_state`] bits seen in this entry's direction.
     pub state: u8,
+    /// The same of the other direction where no second entry has them ([`KIND_DIRECT`]), else
+    /// zero.
+    pub peer_state: u8,
     /// Zero.
-    pub pad: [u8; 4],
+    pub pad: [u8; 3],
     /// `bpf_ktime_get_ns` of the last packet in this entry's direction.
     pub last_seen_ns: u64,
 }
 map_type!(NatEntry, 32);
+
+const PROTO_ICMP: u8 = 1;
 
 impl NatKey {
     /// The key of replies to a flow once its source has become `addr`:`port`.
@@ -63,10 +68,61 @@ impl NatKey {
         Self {
             src: self.dst,
             dst: addr,
-            src_port: self.dst_port,
+            // An echo message has one id, and the reply has its request's (RFC 792).
+            src_port: if self.proto == PROTO_ICMP {
+                port
+            } else {
+                self.dst_port
+            },
             dst_port: port,
             proto: self.proto,
             pad: [0; 3],
+        }
+    }
+
+    /// The forward key of the flow whose reverse entry has this key and gives replies back to
+    /// `addr`:`port`; the inverse of [`Self::reply_to`].
+    #[inline(always)]
+    pub const fn sent_by(&self, addr: Addr, port: [u8; 2]) -> Self {
+        Self {
+            src: addr,
+            dst: self.src,
+            src_port: port,
+            dst_port: if self.proto == PROTO_ICMP {
+                port
+            } else {
+                self.src_port
+            },
+            proto: self.proto,
+            pad: [0; 3],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_reply_leads_back_to_its_flow(
+            src: [u8; 4], dst: [u8; 4], node: [u8; 4],
+            ports: [u8; 2], dst_port: [u8; 2], given: [u8; 2], proto: u8,
+        ) {
+            let echo = proto == PROTO_ICMP;
+            let key = NatKey {
+                src: Addr::v4(src),
+                dst: Addr::v4(dst),
+                src_port: ports,
+                dst_port: if echo { ports } else { dst_port },
+                proto,
+                pad: [0; 3],
+            };
+            let reply = key.reply_to(Addr::v4(node), given);
+            prop_assert_eq!((reply.src, reply.dst, reply.dst_port), (key.dst, Addr::v4(node), given));
+            prop_assert_eq!(reply.src_port, if echo { given } else { dst_port });
+            prop_assert_eq!(reply.sent_by(key.src, key.src_port), key);
         }
     }
 }

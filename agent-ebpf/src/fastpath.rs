@@ -1,0 +1,166 @@
+//! TCP between two pods of this node, from socket to socket.
+//!
+//! Enrolled are connections whose two addresses are both pods' of this node
+//! (`sinabro_common::abi::socket`): loopback and node addresses never are.
+//!
+//! Order is what must not break: data handed to the receiving socket would overtake data still
+//! on its way through TCP. So each direction chooses once, at its first message, and keeps to
+//! it ([`NEW`] → [`DIRECT`] or [`STACK`]); a socket that has already sent is not enrolled.
+//!
+//! Its maps are here, so that only the object `sock` needs a kernel that has them.
+//!
+//! Limit: a pod allowed to configure its network could give itself another pod's address on
+//! its loopback interface and connect to itself with that pod's ports.
+
+use aya_ebpf::{
+    bindings::{
+        BPF_F_INGRESS, BPF_F_NO_PREALLOC, BPF_NOEXIST, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB,
+        BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
+        BPF_TCP_CLOSE, sk_action::SK_PASS,
+    },
+    macros::map,
+    maps::{HashMap, SockHash},
+    programs::{SkMsgContext, SockOpsContext},
+};
+use core::ptr::{addr_of, read_volatile};
+use sinabro_common::abi::{
+    Addr,
+    config::FLAG_TCP_FAST_PATH,
+    socket::{MAX_SOCKETS, SocketKey},
+};
+use sinabro_ebpf::maps::{CONFIG, ENDPOINTS};
+
+#[map]
+pub static SOCKETS: SockHash<SocketKey> = SockHash::pinned(MAX_SOCKETS, 0);
+
+/// What a socket's sender does: [`NEW`], [`DIRECT`] or [`STACK`].
+#[map]
+pub static SOCKET_PATHS: HashMap<SocketKey, u8> = HashMap::pinned(MAX_SOCKETS, BPF_F_NO_PREALLOC);
+
+/// Enrolled, nothing sent yet.
+pub const NEW: u8 = 1;
+/// Sends to the receiving socket.
+pub const DIRECT: u8 = 2;
+/// Sends through TCP.
+pub const STACK: u8 = 3;
+
+const AF_INET: u32 = 2;
+const AF_INET6: u32 = 10;
+
+/// The key of the socket behind a context. The verifier wants each field read on its own, with
+/// the width it is declared with: volatile reads are not merged.
+macro_rules! key_of {
+    ($ctx:expr) => {{
+        let ctx = $ctx;
+        // SAFETY: the context is valid for as long as the program runs.
+        unsafe {
+            let ends = match read_volatile(addr_of!((*ctx).family)) {
+                AF_INET => Some((
+                    Addr::v4(read_volatile(addr_of!((*ctx).local_ip4)).to_ne_bytes()),
+                    Addr::v4(read_volatile(addr_of!((*ctx).remote_ip4)).to_ne_bytes()),
+                )),
+                // An IPv4 connection of an IPv6 socket has mapped addresses: the same key.
+                AF_INET6 => Some((
+                    words([
+                        read_volatile(addr_of!((*ctx).local_ip6[0])),
+                        read_volatile(addr_of!((*ctx).local_ip6[1])),
+                        read_volatile(addr_of!((*ctx).local_ip6[2])),
+                        read_volatile(addr_of!((*ctx).local_ip6[3])),
+                    ]),
+                    words([
+                        read_volatile(addr_of!((*ctx).remote_ip6[0])),
+                        read_volatile(addr_of!((*ctx).remote_ip6[1])),
+                        read_volatile(addr_of!((*ctx).remote_ip6[2])),
+                        read_volatile(addr_of!((*ctx).remote_ip6[3])),
+                    ]),
+                )),
+                _ => None,
+            };
+            ends.map(|(local, remote)| SocketKey {
+                local,
+                remote,
+                local_port: read_volatile(addr_of!((*ctx).local_port)) as u16,
+                // Network order in the upper half of the word.
+                remote_port: u32::from_be(read_volatile(addr_of!((*ctx).remote_port))) as u16,
+            })
+        }
+    }};
+}
+
+#[inline(always)]
+fn words(words: [u32; 4]) -> Addr {
+    let [a, b, c, d] = words.map(u32::to_ne_bytes);
+    Addr([
+        a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3], c[0], c[1], c[2], c[3], d[0], d[1], d[2],
+        d[3],
+    ])
+}
+
+/// Enrols a connection when it is established, forgets it when it closes.
+#[inline(always)]
+pub fn follow(ctx: &SockOpsContext) {
+    match ctx.op() {
+        BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB | BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB => enrol(ctx),
+        // args[1] is the new state.
+        BPF_SOCK_OPS_STATE_CB if ctx.arg(1) == BPF_TCP_CLOSE => {
+            if let Some(key) = key_of!(ctx.ops) {
+                let _ = SOCKET_PATHS.remove(&key);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[inline(always)]
+fn enrol(ctx: &SockOpsContext) {
+    let wanted = CONFIG
+        .get(0)
+        .is_some_and(|config| config.flags & FLAG_TCP_FAST_PATH != 0);
+    // SAFETY: the context is valid for as long as the program runs.
+    let sent = unsafe { read_volatile(addr_of!((*ctx.ops).data_segs_out)) };
+    if !wanted || sent != 0 {
+        return;
+    }
+    let Some(key) = key_of!(ctx.ops) else { return };
+    if ENDPOINTS.get_ptr(key.local).is_none() || ENDPOINTS.get_ptr(key.remote).is_none() {
+        return;
+    }
+    // The way first: without one a socket does not send directly.
+    if SOCKET_PATHS.insert(&key, NEW, 0).is_err() {
+        return;
+    }
+    let flags = ctx.cb_flags() | BPF_SOCK_OPS_STATE_CB_FLAG;
+    // SAFETY: the context is valid for as long as the program runs.
+    let enrolled = ctx.set_cb_flags(flags as i32).is_ok()
+        && SOCKETS
+            .update(key, unsafe { &mut *ctx.ops }, BPF_NOEXIST.into())
+            .is_ok();
+    if !enrolled {
+        let _ = SOCKET_PATHS.remove(&key);
+    }
+}
+
+/// Hands a message to the other end's socket, or lets TCP have it.
+#[inline(always)]
+pub fn send(ctx: &SkMsgContext) -> u32 {
+    let Some(key) = key_of!(ctx.msg) else {
+        return SK_PASS;
+    };
+    let Some(path) = SOCKET_PATHS.get_ptr_mut(&key) else {
+        return SK_PASS;
+    };
+    // SAFETY: a value that the map gave, valid until the program ends; the kernel runs this
+    // program with the socket locked, so nobody else writes it.
+    unsafe {
+        if *path == STACK {
+            return SK_PASS;
+        }
+        if SOCKETS.redirect_msg(ctx, key.peer(), BPF_F_INGRESS.into()) == SK_PASS.into() {
+            *path = DIRECT;
+        } else if *path == NEW {
+            *path = STACK;
+        }
+    }
+    // Where the other end closed in the middle, TCP tells the sender so.
+    SK_PASS
+}

@@ -1,0 +1,44 @@
+//! Every map but those of `fastpath`, pinned by its name. Layouts and meaning:
+//! `sinabro_common::abi`.
+//!
+//! Every object has every map declared here, used or not.
+
+use aya_ebpf::{
+    bindings::BPF_F_NO_PREALLOC,
+    macros::map,
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap},
+};
+use sinabro_common::abi::{
+    Addr,
+    config::{MAX_NON_MASQUERADE, NodeConfig},
+    counters::PodCounters,
+    drop::MAX_DROP_REASONS,
+    endpoint::{Endpoint, MAX_PODS, PodLink},
+    flow::{FlowKey, MAX_STACK_FLOWS},
+    nat::{MAX_NAT_ENTRIES, NatEntry, NatKey},
+};
+
+#[map]
+pub static CONFIG: Array<NodeConfig> = Array::pinned(1, 0);
+
+#[map]
+pub static ENDPOINTS: HashMap<Addr, Endpoint> = HashMap::pinned(2 * MAX_PODS, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static POD_LINKS: HashMap<u32, PodLink> = HashMap::pinned(MAX_PODS, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static POD_COUNTERS: PerCpuHashMap<u32, PodCounters> =
+    PerCpuHashMap::pinned(MAX_PODS, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static DROPS: PerCpuArray<u64> = PerCpuArray::pinned(MAX_DROP_REASONS, 0);
+
+#[map]
+pub static STACK_FLOWS: LruHashMap<FlowKey, u8> = LruHashMap::pinned(MAX_STACK_FLOWS, 0);
+
+#[map]
+pub static NAT: HashMap<NatKey, NatEntry> = HashMap::pinned(MAX_NAT_ENTRIES, 0);
+
+#[map]
+pub static NON_MASQUERADE: LpmTrie<Addr, u8> = LpmTrie::pinned(MAX_NON_MASQUERADE, 0);

@@ -1,0 +1,32 @@
+//! Ethernet II (RFC 894).
+
+use aya_ebpf::programs::TcContext;
+
+/// Length of the header, and offset of what follows.
+pub const LEN: u32 = 14;
+
+pub const IP4: [u8; 2] = [0x08, 0x00];
+pub const ARP: [u8; 2] = [0x08, 0x06];
+pub const IP6: [u8; 2] = [0x86, 0xdd];
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Eth {
+    pub dst: [u8; 6],
+    pub src: [u8; 6],
+    /// EtherType as it is on the wire.
+    pub kind: [u8; 2],
+}
+
+#[inline(always)]
+pub fn read(ctx: &TcContext) -> Option<Eth> {
+    ctx.load(0).ok()
+}
+
+/// Whether a VLAN tag was taken out of the frame: what the header says is then not what the
+/// stack will make of it. A tag still inside the frame is an EtherType of its own.
+#[inline(always)]
+pub fn is_tagged(ctx: &TcContext) -> bool {
+    // SAFETY: the context is valid for as long as the program runs.
+    unsafe { (*ctx.skb.skb).vlan_present != 0 }
+}

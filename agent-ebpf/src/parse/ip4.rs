@@ -1,0 +1,62 @@
+//! IPv4 (RFC 791).
+
+use super::{Fragment, Ip, eth};
+use aya_ebpf::programs::TcContext;
+use sinabro_common::abi::Addr;
+
+/// Offsets from the start of the frame.
+pub const TTL: u32 = eth::LEN + 8;
+pub const CHECKSUM: u32 = eth::LEN + 10;
+pub const SRC: u32 = eth::LEN + 12;
+pub const DST: u32 = eth::LEN + 16;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Header {
+    version_length: u8,
+    service: u8,
+    total_len: [u8; 2],
+    id: [u8; 2],
+    fragment: [u8; 2],
+    ttl: u8,
+    proto: u8,
+    checksum: [u8; 2],
+    src: [u8; 4],
+    dst: [u8; 4],
+}
+
+#[inline(always)]
+pub fn read(ctx: &TcContext) -> Option<Ip> {
+    let header: Header = ctx.load(eth::LEN as usize).ok()?;
+    let header_len = (header.version_length & 0x0f) as u32 * 4;
+    if header.version_length >> 4 != 4 || header_len < 20 {
+        return None;
+    }
+    let there = ctx.len().wrapping_sub(eth::LEN);
+    let mut total_len = u16::from_be_bytes(header.total_len) as u32;
+    if total_len == 0 && there > u16::MAX as u32 {
+        // A segmentation offload packet too large for the field ("BIG TCP", Linux 6.3).
+        total_len = there;
+    }
+    if total_len < header_len || total_len > there {
+        return None;
+    }
+    let fragment = u16::from_be_bytes(header.fragment);
+    Some(Ip {
+        src: Addr::v4(header.src),
+        dst: Addr::v4(header.dst),
+        l4: eth::LEN + header_len,
+        l4_len: total_len - header_len,
+        proto: header.proto,
+        ttl: header.ttl,
+        v6: false,
+        options: header_len > 20,
+        fragment: if fragment & 0x1fff != 0 {
+            Fragment::Later
+        } else if fragment & 0x2000 != 0 {
+            Fragment::First
+        } else {
+            Fragment::No
+        },
+    })
+}

@@ -1,0 +1,102 @@
+//! Transport headers: what tells flows apart.
+
+use super::{Fragment, Ip, icmp, proto};
+use aya_ebpf::programs::TcContext;
+
+/// Offsets of checksums from the start of the transport header.
+pub const TCP_CHECKSUM: u32 = 16;
+pub const UDP_CHECKSUM: u32 = 6;
+
+#[derive(Clone, Copy, Default)]
+pub struct L4 {
+    /// Network order; the id of an ICMP echo message; zero where there is none.
+    pub src_port: [u8; 2],
+    /// As `src_port`; an echo message has its id in both.
+    pub dst_port: [u8; 2],
+    /// Byte 13 of the TCP header.
+    pub tcp_flags: u8,
+    /// Type of an ICMP message.
+    pub icmp: u8,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Tcp {
+    src_port: [u8; 2],
+    dst_port: [u8; 2],
+    numbers: [u8; 8],
+    data_offset: u8,
+    flags: u8,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Ports {
+    src_port: [u8; 2],
+    dst_port: [u8; 2],
+}
+
+/// Reads the transport header of `ip`; everything zero in a later fragment and for protocols
+/// that are not known here.
+#[inline(always)]
+pub fn read(ctx: &TcContext, ip: &Ip) -> Option<L4> {
+    if ip.fragment == Fragment::Later {
+        return Some(L4::default());
+    }
+    match ip.proto {
+        proto::TCP => {
+            if ip.l4_len < 20 {
+                return None;
+            }
+            let tcp: Tcp = ctx.load(ip.l4 as usize).ok()?;
+            let header_len = (tcp.data_offset >> 4) as u32 * 4;
+            if header_len < 20 || (header_len > ip.l4_len && ip.fragment == Fragment::No) {
+                return None;
+            }
+            Some(L4 {
+                src_port: tcp.src_port,
+                dst_port: tcp.dst_port,
+                tcp_flags: tcp.flags,
+                icmp: 0,
+            })
+        }
+        proto::UDP => ports(ctx, ip, 8),
+        proto::SCTP => ports(ctx, ip, 12),
+        proto::ICMP if !ip.v6 => echo(ctx, ip),
+        proto::ICMPV6 if ip.v6 => echo(ctx, ip),
+        _ => Some(L4::default()),
+    }
+}
+
+#[inline(always)]
+fn ports(ctx: &TcContext, ip: &Ip, header_len: u32) -> Option<L4> {
+    if ip.l4_len < header_len {
+        return None;
+    }
+    let ports: Ports = ctx.load(ip.l4 as usize).ok()?;
+    Some(L4 {
+        src_port: ports.src_port,
+        dst_port: ports.dst_port,
+        tcp_flags: 0,
+        icmp: 0,
+    })
+}
+
+#[inline(always)]
+fn echo(ctx: &TcContext, ip: &Ip) -> Option<L4> {
+    if ip.l4_len < icmp::MIN_LEN {
+        return None;
+    }
+    let header: icmp::Header = ctx.load(ip.l4 as usize).ok()?;
+    let id = if icmp::is_echo(ip.v6, header.kind) {
+        header.id
+    } else {
+        [0; 2]
+    };
+    Some(L4 {
+        src_port: id,
+        dst_port: id,
+        tcp_flags: 0,
+        icmp: header.kind,
+    })
+}

@@ -1,0 +1,67 @@
+//! Headers, read into values. A reader returns `None` for what is truncated or contradicts
+//! itself, and never looks beyond the length that the header before it gave.
+
+pub mod arp;
+pub mod eth;
+pub mod icmp;
+pub mod ip4;
+pub mod ip6;
+pub mod l4;
+
+use aya_ebpf::programs::TcContext;
+use sinabro_common::abi::Addr;
+
+/// IP protocol numbers.
+pub mod proto {
+    pub const HOP_BY_HOP: u8 = 0;
+    pub const ICMP: u8 = 1;
+    pub const TCP: u8 = 6;
+    pub const UDP: u8 = 17;
+    pub const ROUTING: u8 = 43;
+    pub const FRAGMENT: u8 = 44;
+    pub const AUTH: u8 = 51;
+    pub const ICMPV6: u8 = 58;
+    pub const DEST_OPTIONS: u8 = 60;
+    pub const SCTP: u8 = 132;
+}
+
+/// What the stages need of an IP header of either family.
+#[derive(Clone, Copy)]
+pub struct Ip {
+    pub src: Addr,
+    pub dst: Addr,
+    /// Offset of the transport header from the start of the frame.
+    pub l4: u32,
+    /// Length of the transport header and everything behind it.
+    pub l4_len: u32,
+    /// Transport protocol, behind any IPv6 extension headers.
+    pub proto: u8,
+    /// TTL or hop limit.
+    pub ttl: u8,
+    pub v6: bool,
+    /// IPv4 options or IPv6 extension headers are there.
+    pub options: bool,
+    pub fragment: Fragment,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Fragment {
+    /// A whole packet.
+    No,
+    /// Has the transport header.
+    First,
+    /// Does not.
+    Later,
+}
+
+impl Ip {
+    /// Reads the header that `kind`, an EtherType, announces; `None` if it is not IP.
+    #[inline(always)]
+    pub fn read(ctx: &TcContext, kind: [u8; 2]) -> Option<Option<Self>> {
+        match kind {
+            eth::IP4 => Some(ip4::read(ctx)),
+            eth::IP6 => Some(ip6::read(ctx)),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Edits that keep every checksum right, also where the network card is to complete it
+//! (CHECKSUM_PARTIAL) and in segmentation offload packets: the kernel's own helpers do the sums.
+//!
+//! An edit that fails half-way leaves a damaged packet: callers drop it.
+
+use crate::parse::{Ip, icmp, ip4, ip6, l4, proto};
+use aya_ebpf::{
+    bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
+    programs::TcContext,
+};
+use sinabro_common::abi::Addr;
+
+/// The kernel refused an edit.
+pub struct Failed;
+
+impl<T> From<T> for Failed
+where
+    T: Into<i64>,
+{
+    #[inline(always)]
+    fn from(_errno: T) -> Self {
+        Self
+    }
+}
+
+/// Which end of a packet to edit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    Source,
+    Destination,
+}
+
+/// Destination and source MAC address.
+#[inline(always)]
+pub fn macs(ctx: &TcContext, dst: [u8; 6], src: [u8; 6]) -> Result<(), Failed> {
+    Ok(ctx.store(0, &[dst, src], 0)?)
+}
+
+/// One hop less. The caller has seen that more than one is left.
+#[inline(always)]
+pub fn decrement_ttl(ctx: &TcContext, ip: &Ip) -> Result<(), Failed> {
+    let ttl = ip.ttl - 1;
+    if ip.v6 {
+        // No header checksum, but the sum of the whole packet that a card may have left.
+        ctx.store(ip6::HOP_LIMIT as usize, &ttl, BPF_F_RECOMPUTE_CSUM.into())?;
+    } else {
+        // The word of TTL and protocol.
+        let from = u16::from_ne_bytes([ip.ttl, ip.proto]);
+        let to = u16::from_ne_bytes([ttl, ip.proto]);
+        ctx.l3_csum_replace(ip4::CHECKSUM as usize, from.into(), to.into(), 2)?;
+        ctx.store(ip4::TTL as usize, &ttl, 0)?;
+    }
+    Ok(())
+}
+
+/// Address and port of one end of an IPv4 TCP, UDP or ICMP echo packet.
+#[inline(always)]
+pub fn endpoint(
+    ctx: &TcContext,
+    ip: &Ip,
+    end: End,
+    from: (Addr, [u8; 2]),
+    to: (Addr, [u8; 2]),
+) -> Result<(), Failed> {
+    let (from_addr, to_addr) = (word(&from.0), word(&to.0));
+    let from_port = u16::from_ne_bytes(from.1);
+    let to_port = u16::from_ne_bytes(to.1);
+
+    // A UDP checksum of zero means none, and a sum that becomes zero is sent as all ones
+    // (RFC 768); MARK_MANGLED_0 is both rules.
+    let (checksum, mark) = match ip.proto {
+        proto::TCP => (l4::TCP_CHECKSUM, 0),
+        proto::UDP => (l4::UDP_CHECKSUM, BPF_F_MARK_MANGLED_0),
+        _ => (icmp::CHECKSUM, 0),
+    };
+    let checksum = (ip.l4 + checksum) as usize;
+    if ip.proto != proto::ICMP {
+        // Addresses are part of the sum through the pseudo header; ICMP has none in IPv4.
+        let flags = BPF_F_PSEUDO_HDR | mark | 4;
+        ctx.l4_csum_replace(checksum, from_addr.into(), to_addr.into(), flags.into())?;
+    }
+    if from_port != to_port {
+        let flags = mark | 2;
+        ctx.l4_csum_replace(checksum, from_port.into(), to_port.into(), flags.into())?;
+        let offset = match (ip.proto, end) {
+            (proto::ICMP, _) => icmp::ECHO_ID,
+            (_, End::Source) => 0,
+            (_, End::Destination) => 2,
+        };
+        ctx.store((ip.l4 + offset) as usize, &to.1, 0)?;
+    }
+
+    ctx.l3_csum_replace(ip4::CHECKSUM as usize, from_addr.into(), to_addr.into(), 4)?;
+    let offset = match end {
+        End::Source => ip4::SRC,
+        End::Destination => ip4::DST,
+    };
+    Ok(ctx.store(offset as usize, &to_addr, 0)?)
+}
+
+/// The IPv4 address inside a mapped one, as it lies in memory on the wire.
+#[inline(always)]
+fn word(addr: &Addr) -> u32 {
+    u32::from_ne_bytes([addr.0[12], addr.0[13], addr.0[14], addr.0[15]])
+}

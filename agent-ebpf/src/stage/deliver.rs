@@ -1,0 +1,55 @@
+//! Same-node traffic goes straight into the receiving pod.
+//!
+//! Left to the stack, whose routes deliver it too: fragments, because only their first part
+//! names the flow; ICMP other than echo, because it speaks of a flow that the stack may have
+//! translated; options and extension headers, because a router must act on them; a TTL that
+//! ends here, because someone must say so.
+
+use super::{Verdict, report, track};
+use crate::{
+    PASS,
+    maps::{CONFIG, ENDPOINTS},
+    parse::{Fragment, Ip, icmp, l4::L4, proto},
+    rewrite,
+};
+use aya_ebpf::{helpers::bpf_redirect_peer, programs::TcContext};
+use sinabro_common::abi::{config::FLAG_REDIRECT_PEER, drop::DropReason};
+
+/// linux/if_packet.h: the frame is to this interface's own MAC address.
+const PACKET_HOST: u32 = 0;
+
+#[inline(always)]
+pub fn local(ctx: &TcContext, ifindex: u32, ip: &Ip, l4: &L4) -> Verdict {
+    if !CONFIG
+        .get(0)
+        .is_some_and(|config| config.flags & FLAG_REDIRECT_PEER != 0)
+    {
+        return Ok(PASS);
+    }
+    // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
+    let Some(receiver) = (unsafe { ENDPOINTS.get(ip.dst) }) else {
+        return Ok(PASS);
+    };
+    // The packet type is kept on the way into the pod, so it must be right: not a frame to some
+    // other MAC address or to all.
+    // SAFETY: the context is valid for as long as the program runs.
+    let to_gateway = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
+    if !to_gateway
+        || receiver.ifindex == ifindex
+        || ip.ttl <= 1
+        || ip.options
+        || ip.fragment != Fragment::No
+        || (matches!(ip.proto, proto::ICMP | proto::ICMPV6) && !icmp::is_echo(ip.v6, l4.icmp))
+        || track::keeps_to_stack(ip, l4)
+    {
+        return Ok(PASS);
+    }
+    if rewrite::decrement_ttl(ctx, ip).is_err()
+        || rewrite::macs(ctx, receiver.mac, receiver.host_mac).is_err()
+    {
+        return Err(DropReason::RewriteFailed);
+    }
+    report::received(ctx, receiver.ifindex);
+    // SAFETY: no pointers involved; an interface that is gone makes the kernel drop the packet.
+    Ok(unsafe { bpf_redirect_peer(receiver.ifindex, 0) } as i32)
+}

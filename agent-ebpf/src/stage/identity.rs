@@ -1,0 +1,84 @@
+//! A pod speaks for itself only: its own MAC address and its own IP addresses.
+//!
+//! From an IPv6 pod also come packets of the link itself, neighbour discovery and multicast
+//! listener reports: to link-local and multicast destinations a pod may send from the
+//! link-local address that its MAC address gives (RFC 4291 appendix A), and to multicast ones
+//! from the unspecified address (RFC 4862 §5.4, RFC 3590).
+
+use crate::parse::{Ip, arp, eth};
+use aya_ebpf::programs::TcContext;
+use sinabro_common::abi::{Addr, drop::DropReason, endpoint::PodLink};
+
+/// The frame comes from the pod's own MAC address, and what it carries is what the stack will
+/// take it for.
+#[inline(always)]
+pub fn frame(ctx: &TcContext, eth: &eth::Eth, link: &PodLink) -> Result<(), DropReason> {
+    if eth.src != link.mac {
+        return Err(DropReason::SourceMac);
+    }
+    if eth::is_tagged(ctx) {
+        return Err(DropReason::SourceAddr);
+    }
+    Ok(())
+}
+
+/// An ARP packet says nothing of other addresses than the pod's.
+#[inline(always)]
+pub fn arp(arp: &arp::Arp, link: &PodLink) -> Result<(), DropReason> {
+    if arp.sender_mac != link.mac {
+        return Err(DropReason::SourceMac);
+    }
+    if link.v4 == Addr::UNSPECIFIED || Addr::v4(arp.sender) != link.v4 {
+        return Err(DropReason::SourceAddr);
+    }
+    Ok(())
+}
+
+/// An IP packet comes from the pod's own address.
+#[inline(always)]
+pub fn ip(ip: &Ip, link: &PodLink) -> Result<(), DropReason> {
+    if !ip.v6 {
+        // The unspecified address is all zeros and no mapped address: it never matches.
+        return if ip.src == link.v4 {
+            Ok(())
+        } else {
+            Err(DropReason::SourceAddr)
+        };
+    }
+    if ip.src == link.v6 && ip.src != Addr::UNSPECIFIED {
+        return Ok(());
+    }
+    let to = &ip.dst.0;
+    let multicast = to[0] == 0xff;
+    let link_local = to[0] == 0xfe && to[1] & 0xc0 == 0x80;
+    if (multicast || link_local) && ip.src == from_mac(&link.mac) {
+        return Ok(());
+    }
+    if multicast && ip.src == Addr::UNSPECIFIED {
+        return Ok(());
+    }
+    Err(DropReason::SourceAddr)
+}
+
+/// The link-local address of an interface with this MAC address.
+#[inline(always)]
+fn from_mac(mac: &[u8; 6]) -> Addr {
+    Addr([
+        0xfe,
+        0x80,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        mac[0] ^ 0x02,
+        mac[1],
+        mac[2],
+        0xff,
+        0xfe,
+        mac[3],
+        mac[4],
+        mac[5],
+    ])
+}

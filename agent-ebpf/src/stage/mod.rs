@@ -1,0 +1,13 @@
+//! The stages in packet order. Each lets a packet go on, settles what becomes of it, or names
+//! the reason to drop it.
+
+pub mod deliver;
+pub mod identity;
+pub mod nat;
+pub mod report;
+pub mod track;
+
+use sinabro_common::abi::drop::DropReason;
+
+/// What becomes of a packet: an action for the kernel, or a reason to drop it.
+pub type Verdict = Result<i32, DropReason>;

@@ -1,0 +1,326 @@
+//! Puts programs on interfaces, one file per way of doing it: [`tcx`] links where the kernel has
+//! them, [`clsact`] filters elsewhere; and on sockets, [`sock`].
+//!
+//! Each hook has one program and one name for its pin:
+//!
+//! | program | where | pin |
+//! |-|-|-|
+//! | `pod_out` | ingress of the pod's host-side interface | `<link>-out` |
+//! | `pod_in` | egress of the same | `<link>-in` |
+//! | `host_in` | ingress of an uplink | `host-<ifindex>-in` |
+//! | `host_out` | egress of the same | `host-<ifindex>-out` |
+
+mod clsact;
+pub mod sock;
+mod tcx;
+
+use super::{AttachMode, DatapathError, object, probe};
+use aya::{Ebpf, programs::SchedClassifier};
+use std::{
+    collections::BTreeSet,
+    fmt, fs,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+/// Pins of uplinks begin with this, and no pod link's name does.
+const HOST: &str = "host-";
+
+/// A place that a program is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    PodOut,
+    PodIn,
+    HostOut,
+    HostIn,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Ingress,
+    Egress,
+}
+
+impl Hook {
+    pub const POD: [Self; 2] = [Self::PodOut, Self::PodIn];
+    pub const HOST: [Self; 2] = [Self::HostOut, Self::HostIn];
+
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::PodOut => "pod_out",
+            Self::PodIn => "pod_in",
+            Self::HostOut => "host_out",
+            Self::HostIn => "host_in",
+        }
+    }
+
+    /// As the interface has it: what leaves a pod comes in at the host side.
+    fn direction(self) -> Direction {
+        match self {
+            Self::PodOut | Self::HostIn => Direction::Ingress,
+            Self::PodIn | Self::HostOut => Direction::Egress,
+        }
+    }
+
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::PodOut | Self::HostOut => "-out",
+            Self::PodIn | Self::HostIn => "-in",
+        }
+    }
+
+    /// The pin of this hook at a pod link's name or an uplink's [`uplink`] name.
+    fn pin(self, place: &str) -> String {
+        format!("{place}{}", self.suffix())
+    }
+
+    /// The hook that a pin's name is of, and the place; none if it is no interface's.
+    fn of_pin(pin: &str) -> Option<(Self, &str)> {
+        let host = pin.starts_with(HOST);
+        if let Some(place) = pin.strip_suffix("-out") {
+            Some((if host { Self::HostOut } else { Self::PodOut }, place))
+        } else {
+            let place = pin.strip_suffix("-in")?;
+            Some((if host { Self::HostIn } else { Self::PodIn }, place))
+        }
+    }
+}
+
+/// The name of an uplink in pins.
+fn uplink(ifindex: u32) -> String {
+    format!("{HOST}{ifindex}")
+}
+
+/// How programs are attached, once decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Tcx,
+    Clsact,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+        })
+    }
+}
+
+/// A verified program.
+pub struct Classifier {
+    fd: OwnedFd,
+    id: u32,
+    /// Instructions that the verifier walked through (Linux 5.16).
+    instructions: Option<u32>,
+}
+
+/// The programs of interfaces, ready to be attached.
+pub struct Classifiers {
+    mode: Mode,
+    links: PathBuf,
+    programs: Vec<(Hook, Classifier)>,
+    /// The objects, which aya wants exclusively to attach filters.
+    pod: Mutex<Ebpf>,
+    host: Mutex<Ebpf>,
+}
+
+impl Classifiers {
+    pub fn new(
+        pod: Ebpf,
+        host: Ebpf,
+        links: PathBuf,
+        wanted: AttachMode,
+    ) -> Result<Self, DatapathError> {
+        let (mut pod, mut host) = (pod, host);
+        let mut programs = Vec::new();
+        for hook in Hook::POD {
+            programs.push((hook, classifier(&mut pod, hook)?));
+        }
+        for hook in Hook::HOST {
+            programs.push((hook, classifier(&mut host, hook)?));
+        }
+        let has_tcx = || probe::has_tcx(programs[0].1.fd.as_fd()).map_err(DatapathError::Probe);
+        let mode = match wanted {
+            AttachMode::Clsact => Mode::Clsact,
+            AttachMode::Auto if has_tcx()? => Mode::Tcx,
+            AttachMode::Auto => Mode::Clsact,
+            AttachMode::Tcx if has_tcx()? => Mode::Tcx,
+            AttachMode::Tcx => return Err(DatapathError::Unsupported("tcx links (Linux 6.6)")),
+        };
+        Ok(Self {
+            mode,
+            links,
+            programs,
+            pod: Mutex::new(pod),
+            host: Mutex::new(host),
+        })
+    }
+
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Kernel id and verified instructions of each program.
+    pub fn programs(&self) -> impl Iterator<Item = (&'static str, u32, Option<u32>)> {
+        self.programs
+            .iter()
+            .map(|(hook, program)| (hook.program(), program.id, program.instructions))
+    }
+
+    pub fn attach_pod(&self, ifindex: u32, link: &str) -> Result<(), DatapathError> {
+        Hook::POD
+            .into_iter()
+            .try_for_each(|hook| self.attach(hook, ifindex, link))
+    }
+
+    /// Removes a pod's pins. Filters go with the interface.
+    pub fn detach_pod(&self, link: &str) -> Result<(), DatapathError> {
+        Hook::POD
+            .into_iter()
+            .try_for_each(|hook| object::remove_pin(&self.links.join(hook.pin(link))))
+    }
+
+    /// The places of pods that have pins.
+    pub fn pinned_pods(&self) -> Result<BTreeSet<String>, DatapathError> {
+        Ok(self
+            .pins()?
+            .iter()
+            .filter_map(|pin| Hook::of_pin(pin))
+            .filter(|(hook, _)| Hook::POD.contains(hook))
+            .map(|(_, place)| place.to_owned())
+            .collect())
+    }
+
+    /// Attaches to these uplinks and to no other.
+    pub fn set_uplinks(&self, ifindexes: &[u32]) -> Result<(), DatapathError> {
+        for &ifindex in ifindexes {
+            for hook in Hook::HOST {
+                self.attach(hook, ifindex, &uplink(ifindex))?;
+            }
+        }
+        let wanted: BTreeSet<String> = ifindexes.iter().map(|&index| uplink(index)).collect();
+        for pin in self.pins()? {
+            if let Some((Hook::HostIn | Hook::HostOut, place)) = Hook::of_pin(&pin)
+                && !wanted.contains(place)
+            {
+                object::remove_pin(&self.links.join(&pin))?;
+            }
+        }
+        if self.mode == Mode::Clsact {
+            clsact::detach_others(&Hook::HOST, ifindexes)?;
+        }
+        Ok(())
+    }
+
+    /// Updates every pinned link of an interface that still exists.
+    pub fn swap(&self) -> Result<(), DatapathError> {
+        for pin in self.pins()? {
+            let Some((hook, _)) = Hook::of_pin(&pin) else {
+                continue;
+            };
+            let path = self.links.join(&pin);
+            if let Err(error) = tcx::update(&path, self.program(hook)) {
+                // Its interface is gone, or will be attached anew.
+                tracing::debug!(path = %path.display(), %error, "pinned link not updated");
+            }
+        }
+        Ok(())
+    }
+
+    fn attach(&self, hook: Hook, ifindex: u32, place: &str) -> Result<(), DatapathError> {
+        let path = self.links.join(hook.pin(place));
+        match self.mode {
+            Mode::Tcx => {
+                let created = tcx::attach(&path, hook, self.program(hook), ifindex)?;
+                if created {
+                    // Left by an agent that had to use filters, or was told to.
+                    clsact::detach(hook, ifindex);
+                }
+                Ok(())
+            }
+            Mode::Clsact => {
+                let ebpf = match hook {
+                    Hook::PodOut | Hook::PodIn => &self.pod,
+                    Hook::HostOut | Hook::HostIn => &self.host,
+                };
+                let mut ebpf = ebpf.lock().unwrap_or_else(PoisonError::into_inner);
+                clsact::attach(hook, find(&mut ebpf, hook)?, ifindex)?;
+                object::remove_pin(&path)
+            }
+        }
+    }
+
+    fn program(&self, hook: Hook) -> &Classifier {
+        // `new` made one of each.
+        let at = self.programs.iter().position(|(of, _)| *of == hook);
+        &self.programs[at.unwrap_or_default()].1
+    }
+
+    fn pins(&self) -> Result<Vec<String>, DatapathError> {
+        list(&self.links)
+    }
+}
+
+/// The names in a directory.
+fn list(path: &Path) -> Result<Vec<String>, DatapathError> {
+    let read = || -> std::io::Result<Vec<String>> {
+        fs::read_dir(path)?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect()
+    };
+    read().map_err(|source| DatapathError::File {
+        what: "reading directory",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn find(ebpf: &mut Ebpf, hook: Hook) -> Result<&mut SchedClassifier, DatapathError> {
+    ebpf.program_mut(hook.program())
+        .and_then(|program| program.try_into().ok())
+        .ok_or(DatapathError::Missing {
+            what: "classifier",
+            name: hook.program(),
+        })
+}
+
+fn classifier(ebpf: &mut Ebpf, hook: Hook) -> Result<Classifier, DatapathError> {
+    let attach = |source: Box<dyn std::error::Error + Send + Sync>| DatapathError::Attach {
+        program: hook.program(),
+        target: "nothing yet".into(),
+        source,
+    };
+    let program = find(ebpf, hook)?;
+    let info = program.info().map_err(|error| attach(error.into()))?;
+    let fd = program
+        .fd()
+        .map_err(|error| attach(error.into()))?
+        .as_fd()
+        .try_clone_to_owned()
+        .map_err(|error| attach(error.into()))?;
+    Ok(Classifier {
+        fd,
+        id: info.id(),
+        instructions: info.verified_instruction_count(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pin_names_its_hook_and_place() {
+        for hook in Hook::POD {
+            let pin = hook.pin("snb0123456789ab");
+            assert_eq!(Hook::of_pin(&pin), Some((hook, "snb0123456789ab")));
+        }
+        for hook in Hook::HOST {
+            assert_eq!(Hook::of_pin(&hook.pin(&uplink(7))), Some((hook, "host-7")));
+        }
+        assert_eq!(Hook::of_pin(sock::PIN), None);
+        assert_eq!(Hook::of_pin(""), None);
+    }
+}

@@ -1,0 +1,103 @@
+//! The TCP fast path: `pod_sockets` on a cgroup, `pod_messages` on the map of sockets.
+
+use crate::datapath::{DatapathError, object, probe, sys};
+use aya::{
+    Ebpf,
+    maps::Map,
+    programs::{SkMsg, SockOps},
+};
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+};
+
+/// Name of the cgroup link's pin.
+pub const PIN: &str = "sock";
+
+const SOCKET_PROGRAM: &str = "pod_sockets";
+const MESSAGE_PROGRAM: &str = "pod_messages";
+
+/// Attaches both programs, in the place of earlier ones, and returns the cgroup.
+pub fn attach(
+    ebpf: &mut Ebpf,
+    links: &Path,
+    cgroup: Option<&Path>,
+) -> Result<PathBuf, DatapathError> {
+    let cgroup = match cgroup {
+        Some(path) => path.to_owned(),
+        None => probe::cgroup2_mount()
+            .map_err(DatapathError::Probe)?
+            .ok_or(DatapathError::Unsupported(
+                "a cgroup v2 mount: mount one, or name a cgroup directory in the settings",
+            ))?,
+    };
+    let on_map = |error: Box<dyn std::error::Error + Send + Sync>| DatapathError::Attach {
+        program: MESSAGE_PROGRAM,
+        target: "the map `SOCKETS`".into(),
+        source: error,
+    };
+    let on_cgroup = |error: Box<dyn std::error::Error + Send + Sync>| DatapathError::Attach {
+        program: SOCKET_PROGRAM,
+        target: format!("the cgroup {}", cgroup.display()),
+        source: error,
+    };
+
+    let missing = |what, name| DatapathError::Missing { what, name };
+    let Some(Map::SockHash(sockets)) = ebpf.map("SOCKETS") else {
+        return Err(missing("sock hash", "SOCKETS"));
+    };
+    let messages: &SkMsg = ebpf
+        .program(MESSAGE_PROGRAM)
+        .and_then(|program| program.try_into().ok())
+        .ok_or(missing("program", MESSAGE_PROGRAM))?;
+    let messages = messages.fd().map_err(|error| on_map(error.into()))?;
+    sys::prog_attach(
+        messages.as_fd(),
+        sockets.fd().as_fd(),
+        sys::AttachType::SkMsgVerdict,
+    )
+    .map_err(|error| on_map(error.into()))?;
+
+    let program: &SockOps = ebpf
+        .program(SOCKET_PROGRAM)
+        .and_then(|program| program.try_into().ok())
+        .ok_or(missing("program", SOCKET_PROGRAM))?;
+    let program = program.fd().map_err(|error| on_cgroup(error.into()))?;
+
+    let directory = File::open(&cgroup).map_err(|error| on_cgroup(error.into()))?;
+    let inode = directory
+        .metadata()
+        .map_err(|error| on_cgroup(error.into()))?
+        .ino();
+    let path = links.join(PIN);
+    if let Ok(link) = sys::obj_get(&path)
+        && sys::kind(link.as_fd()).is_ok_and(|kind| kind == sys::Kind::Link)
+        && sys::link_info(link.as_fd()).is_ok_and(|info| info.cgroup_id() == inode)
+    {
+        sys::link_update(link.as_fd(), program.as_fd()).map_err(|error| on_cgroup(error.into()))?;
+        return Ok(cgroup);
+    }
+    object::remove_pin(&path)?;
+    let link = sys::link_create(
+        program.as_fd(),
+        directory.as_raw_fd() as u32,
+        sys::AttachType::CgroupSockOps,
+    )
+    .map_err(|error: io::Error| on_cgroup(error.into()))?;
+    sys::obj_pin(link.as_fd(), &path).map_err(|source| DatapathError::File {
+        what: "pinning link",
+        path,
+        source,
+    })?;
+    Ok(cgroup)
+}
+
+/// Enrols no more connections; those enrolled stay what they are until they close.
+pub fn detach(links: &Path) -> Result<(), DatapathError> {
+    object::remove_pin(&links.join(PIN))
+}

@@ -1,0 +1,50 @@
+//! tcx links: each pinned, so that it outlives the agent, and updated in place.
+
+use super::{Classifier, Direction, Hook};
+use crate::datapath::{DatapathError, object, sys};
+use std::{io, os::fd::AsFd, path::Path};
+
+/// Attaches through the pinned link if it is still this interface's, else through a new one.
+/// Returns whether a new one was made.
+pub fn attach(
+    path: &Path,
+    hook: Hook,
+    program: &Classifier,
+    ifindex: u32,
+) -> Result<bool, DatapathError> {
+    let failed = |error: io::Error| DatapathError::Attach {
+        program: hook.program(),
+        target: format!("interface {ifindex} by tcx"),
+        source: error.into(),
+    };
+    if let Ok(link) = sys::obj_get(path)
+        && sys::kind(link.as_fd()).is_ok_and(|kind| kind == sys::Kind::Link)
+        && let Ok(info) = sys::link_info(link.as_fd())
+        && info.ifindex() == ifindex
+    {
+        if info.prog_id != program.id {
+            sys::link_update(link.as_fd(), program.fd.as_fd()).map_err(failed)?;
+        }
+        return Ok(false);
+    }
+    // An interface that is gone, or something that is no link.
+    object::remove_pin(path)?;
+    let attach = match hook.direction() {
+        Direction::Ingress => sys::AttachType::TcxIngress,
+        Direction::Egress => sys::AttachType::TcxEgress,
+    };
+    let link = sys::link_create(program.fd.as_fd(), ifindex, attach).map_err(failed)?;
+    // Without a pin the link would end with this process: better now, and said.
+    sys::obj_pin(link.as_fd(), path).map_err(|source| DatapathError::File {
+        what: "pinning link",
+        path: path.to_owned(),
+        source,
+    })?;
+    Ok(true)
+}
+
+/// Puts a program in the place of a pinned link's.
+pub fn update(path: &Path, program: &Classifier) -> io::Result<()> {
+    let link = sys::obj_get(path)?;
+    sys::link_update(link.as_fd(), program.fd.as_fd())
+}

@@ -1,0 +1,89 @@
+//! The pinned maps, typed: one file per file of `sinabro_common::abi`.
+//!
+//! aya wants a map exclusively to write to it; a lock per map serves several threads.
+
+mod config;
+mod counters;
+mod drops;
+mod endpoints;
+pub mod nat;
+pub mod shape;
+
+pub use config::{Config, NonMasquerade};
+pub use counters::Counters;
+pub use drops::Drops;
+pub use endpoints::{Endpoints, PodLinks};
+pub use nat::Nat;
+
+use super::DatapathError;
+use aya::{
+    Ebpf,
+    maps::{Map, MapError},
+};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub struct Maps {
+    pub config: Config,
+    pub non_masquerade: NonMasquerade,
+    pub endpoints: Endpoints,
+    pub pod_links: PodLinks,
+    pub counters: Counters,
+    pub drops: Drops,
+    pub nat: Nat,
+}
+
+impl Maps {
+    /// Takes the maps out of a loaded object; each object has all of them.
+    pub fn take(ebpf: &mut Ebpf) -> Result<Self, DatapathError> {
+        Ok(Self {
+            config: Config::new(take(ebpf, "CONFIG")?)?,
+            non_masquerade: NonMasquerade::new(take(ebpf, "NON_MASQUERADE")?)?,
+            endpoints: Endpoints::new(take(ebpf, "ENDPOINTS")?)?,
+            pod_links: PodLinks::new(take(ebpf, "POD_LINKS")?)?,
+            counters: Counters::new(take(ebpf, "POD_COUNTERS")?)?,
+            drops: Drops::new(take(ebpf, "DROPS")?)?,
+            nat: Nat::new(take(ebpf, "NAT")?)?,
+        })
+    }
+}
+
+fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, DatapathError> {
+    ebpf.take_map(name)
+        .ok_or(DatapathError::Missing { what: "map", name })
+}
+
+/// Locks a map. A panic elsewhere leaves a map whole: the kernel changes entries atomically.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes an error name its map.
+fn error(map: &'static str, what: &'static str) -> impl Fn(MapError) -> DatapathError {
+    move |source| DatapathError::Map {
+        map,
+        what,
+        source: Box::new(source),
+    }
+}
+
+/// A removed entry may already be gone.
+fn removed(result: Result<(), MapError>) -> Result<(), MapError> {
+    match result {
+        Err(MapError::SyscallError(error))
+            if error.io_error.raw_os_error() == Some(libc::ENOENT) =>
+        {
+            Ok(())
+        }
+        Err(MapError::KeyNotFound) => Ok(()),
+        other => other,
+    }
+}
+
+/// An entry looked for may not be there.
+fn found<T>(result: Result<T, MapError>) -> Result<Option<T>, MapError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(MapError::KeyNotFound) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,101 @@
+//! What each pinned map must look like for the programs to use it.
+//!
+//! The table repeats `agent-ebpf/src/maps.rs` from the user's side; a test compares the two.
+
+use crate::datapath::{DatapathConfig, sys::MapInfo};
+use sinabro_common::abi::{
+    Addr,
+    config::{MAX_NON_MASQUERADE, NodeConfig},
+    counters::PodCounters,
+    drop::MAX_DROP_REASONS,
+    endpoint::{Endpoint, MAX_PODS, PodLink},
+    flow::{FlowKey, MAX_STACK_FLOWS},
+    nat::{MAX_NAT_ENTRIES, NatEntry, NatKey},
+    socket::{MAX_SOCKETS, SocketKey},
+};
+use std::fmt;
+
+/// `enum bpf_map_type`.
+const HASH: u32 = 1;
+const ARRAY: u32 = 2;
+const PERCPU_HASH: u32 = 5;
+const PERCPU_ARRAY: u32 = 6;
+const LRU_HASH: u32 = 9;
+const LPM_TRIE: u32 = 11;
+const SOCKHASH: u32 = 18;
+
+/// `BPF_F_NO_PREALLOC`.
+const NO_PREALLOC: u32 = 1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    pub name: &'static str,
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
+
+impl Shape {
+    pub fn of(name: &'static str, info: &MapInfo) -> Self {
+        Self {
+            name,
+            map_type: info.map_type,
+            key_size: info.key_size,
+            value_size: info.value_size,
+            max_entries: info.max_entries,
+            flags: info.map_flags,
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.map_type {
+            HASH => f.write_str("hash")?,
+            ARRAY => f.write_str("array")?,
+            PERCPU_HASH => f.write_str("per-CPU hash")?,
+            PERCPU_ARRAY => f.write_str("per-CPU array")?,
+            LRU_HASH => f.write_str("LRU hash")?,
+            LPM_TRIE => f.write_str("LPM trie")?,
+            SOCKHASH => f.write_str("sock hash")?,
+            other => write!(f, "map of type {other}")?,
+        }
+        write!(
+            f,
+            " of {} entries, key {} bytes, value {} bytes, flags {}",
+            self.max_entries, self.key_size, self.value_size, self.flags
+        )
+    }
+}
+
+fn shape<K, V>(name: &'static str, map_type: u32, max_entries: u32, flags: u32) -> Shape {
+    Shape {
+        name,
+        map_type,
+        key_size: size_of::<K>() as u32,
+        value_size: size_of::<V>() as u32,
+        max_entries,
+        flags,
+    }
+}
+
+/// An LPM trie's key: the length of the prefix comes first.
+type Prefix = (u32, Addr);
+
+pub fn expected(config: &DatapathConfig) -> Vec<Shape> {
+    let nat = config.nat_entries.unwrap_or(MAX_NAT_ENTRIES);
+    vec![
+        shape::<u32, NodeConfig>("CONFIG", ARRAY, 1, 0),
+        shape::<Addr, Endpoint>("ENDPOINTS", HASH, 2 * MAX_PODS, NO_PREALLOC),
+        shape::<u32, PodLink>("POD_LINKS", HASH, MAX_PODS, NO_PREALLOC),
+        shape::<u32, PodCounters>("POD_COUNTERS", PERCPU_HASH, MAX_PODS, NO_PREALLOC),
+        shape::<u32, u64>("DROPS", PERCPU_ARRAY, MAX_DROP_REASONS, 0),
+        shape::<FlowKey, u8>("STACK_FLOWS", LRU_HASH, MAX_STACK_FLOWS, 0),
+        shape::<NatKey, NatEntry>("NAT", HASH, nat, 0),
+        shape::<Prefix, u8>("NON_MASQUERADE", LPM_TRIE, MAX_NON_MASQUERADE, NO_PREALLOC),
+        shape::<SocketKey, u32>("SOCKETS", SOCKHASH, MAX_SOCKETS, 0),
+        shape::<SocketKey, u8>("SOCKET_PATHS", HASH, MAX_SOCKETS, NO_PREALLOC),
+    ]
+}

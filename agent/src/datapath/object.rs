@@ -1,0 +1,260 @@
+//! Brings the embedded objects into the kernel beside whatever runs already.
+//!
+//! Pinned maps are used again if they have the expected shape. One that has not (an older
+//! agent's, or something else under that name) is replaced, but only once every program has
+//! been accepted: until then its successor is pinned under a name of its own.
+
+use super::{
+    DatapathConfig, DatapathError,
+    maps::shape::{self, Shape},
+    sys,
+};
+use aya::{Ebpf, EbpfLoader, include_bytes_aligned, programs::ProgramError};
+use sinabro_common::names;
+use std::{
+    fs, io,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+};
+
+static POD: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pod"));
+static HOST: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/host"));
+static SOCK: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sock"));
+
+/// Suffix of a successor's pin; no map's name has a dot.
+const NEXT: &str = ".next";
+
+/// Lines of the verifier's log worth showing: the refusal and what led to it.
+const LOG_LINES: usize = 20;
+
+pub struct Objects {
+    pub pod: Ebpf,
+    pub host: Ebpf,
+    /// The TCP fast path, or why there is none.
+    pub sock: Option<Result<Ebpf, DatapathError>>,
+    /// Maps that were replaced by empty ones.
+    pub replaced: Vec<&'static str>,
+}
+
+/// Loads and verifies every program.
+pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
+    if POD.is_empty() || HOST.is_empty() || SOCK.is_empty() {
+        return Err(DatapathError::NotBuilt);
+    }
+    make_directory(&config.bpf_dir)?;
+    raise_memlock();
+
+    let shapes = shape::expected(config);
+    let mut misfits = Vec::new();
+    for shape in &shapes {
+        if let Some(found) = misfit(&config.bpf_dir, shape)? {
+            tracing::warn!(
+                path = %config.bpf_dir.join(shape.name).display(),
+                expected = %shape,
+                found = %found,
+                "pinned map does not fit and is replaced by an empty one"
+            );
+            misfits.push(shape.name);
+        }
+    }
+
+    let mut loader = EbpfLoader::new();
+    loader.default_map_pin_directory(&config.bpf_dir);
+    if let Some(entries) = config.nat_entries {
+        loader.map_max_entries("NAT", entries);
+    }
+    for name in &misfits {
+        let next = next_pin(&config.bpf_dir, name);
+        // Left by a process that was killed in the middle.
+        remove_pin(&next)?;
+        loader.map_pin_path(name, next);
+    }
+
+    let pod = load_object(&mut loader, "pod", POD)?;
+    let host = load_object(&mut loader, "host", HOST)?;
+    let sock = config
+        .tcp_fast_path
+        .then(|| load_object(&mut loader, "sock", SOCK));
+    drop(loader);
+    trim();
+
+    let mut replaced = Vec::new();
+    for name in misfits {
+        let next = next_pin(&config.bpf_dir, name);
+        let path = config.bpf_dir.join(name);
+        // The fast path's maps are there only where its object was loaded.
+        if !exists(&next) {
+            continue;
+        }
+        if path.is_dir() {
+            remove_pin(&path)?;
+        }
+        fs::rename(&next, &path).map_err(|source| DatapathError::File {
+            what: "replacing pinned map",
+            path,
+            source,
+        })?;
+        replaced.push(name);
+    }
+    Ok(Objects {
+        pod,
+        host,
+        sock,
+        replaced,
+    })
+}
+
+/// Loads one object: its maps first, then each of its programs.
+fn load_object(
+    loader: &mut EbpfLoader<'_>,
+    object: &'static str,
+    bytes: &[u8],
+) -> Result<Ebpf, DatapathError> {
+    let mut ebpf = loader.load(bytes).map_err(|source| DatapathError::Object {
+        object,
+        source: Box::new(source),
+    })?;
+    for (name, program) in ebpf.programs_mut() {
+        use aya::programs::Program;
+        let result = match program {
+            Program::SchedClassifier(program) => program.load(),
+            Program::SockOps(program) => program.load(),
+            Program::SkMsg(program) => program.load(),
+            _ => Err(ProgramError::UnexpectedProgramType),
+        };
+        result.map_err(|error| refused(name, error))?;
+    }
+    Ok(ebpf)
+}
+
+fn refused(program: &str, error: ProgramError) -> DatapathError {
+    let program = program.to_owned();
+    match error {
+        ProgramError::LoadError {
+            io_error,
+            verifier_log,
+        } => DatapathError::Refused {
+            program,
+            log: tail(&verifier_log.to_string()),
+            source: Box::new(io_error.into()),
+        },
+        error => DatapathError::Refused {
+            program,
+            log: String::new(),
+            source: Box::new(error),
+        },
+    }
+}
+
+fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
+}
+
+/// Makes the directories of maps and links, on a bpffs.
+fn make_directory(path: &Path) -> Result<(), DatapathError> {
+    let links = path.join(names::BPF_LINKS_DIR);
+    // The nearest directory that exists decides: nothing is made elsewhere.
+    let there = links.ancestors().find(|path| path.exists());
+    let on_bpffs = there.is_some_and(|there| {
+        nix::sys::statfs::statfs(there)
+            .is_ok_and(|stat| stat.filesystem_type() == nix::sys::statfs::BPF_FS_MAGIC)
+    });
+    if !on_bpffs {
+        return Err(DatapathError::NotBpffs {
+            path: path.to_owned(),
+        });
+    }
+    fs::create_dir_all(&links).map_err(|source| DatapathError::File {
+        what: "making directory",
+        path: links,
+        source,
+    })
+}
+
+/// What is wrong with a pinned map, if there is one and it does not fit.
+fn misfit(directory: &Path, shape: &Shape) -> Result<Option<String>, DatapathError> {
+    let path = directory.join(shape.name);
+    if !exists(&path) {
+        return Ok(None);
+    }
+    let describe = || -> io::Result<Option<String>> {
+        let fd = sys::obj_get(&path)?;
+        Ok(match sys::kind(fd.as_fd())? {
+            sys::Kind::Map => {
+                let found = Shape::of(shape.name, &sys::map_info(fd.as_fd())?);
+                (found != *shape).then(|| found.to_string())
+            }
+            other => Some(format!("not a map but {other:?}")),
+        })
+    };
+    // What cannot even be opened (a directory, for example) does not fit either.
+    Ok(describe().unwrap_or_else(|error| Some(format!("not a map: {error}"))))
+}
+
+fn next_pin(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{name}{NEXT}"))
+}
+
+fn exists(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
+/// Removes a pin; none is fine.
+pub fn remove_pin(path: &Path) -> Result<(), DatapathError> {
+    let result = if path.is_dir() {
+        fs::remove_dir(path)
+    } else {
+        fs::remove_file(path)
+    };
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(DatapathError::File {
+            what: "removing pin",
+            path: path.to_owned(),
+            source: error,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Until Linux 5.11 maps count against RLIMIT_MEMLOCK. Where raising it is not allowed, the
+/// kernel either does not count or says so when a map is made.
+fn raise_memlock() {
+    let limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: reads one structure.
+    unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) };
+}
+
+/// Gives back what parsing the kernel's type information took: tens of megabytes, once.
+fn trim() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no preconditions.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_the_end_of_a_verifier_log() {
+        let log: String = (0..100).map(|line| format!("{line}\n")).collect();
+        let tail = tail(&log);
+        assert!(tail.starts_with("80\n") && tail.ends_with("\n99"));
+        assert_eq!(super::tail("one"), "one");
+    }
+
+    #[test]
+    fn refuses_a_directory_that_is_not_on_a_bpffs() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a/b");
+        let error = make_directory(&path).unwrap_err();
+        assert!(matches!(error, DatapathError::NotBpffs { path: p } if p == path));
+        assert!(!path.exists());
+    }
+}

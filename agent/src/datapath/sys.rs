@@ -1,0 +1,288 @@
+//! The few bpf(2) commands that aya does not offer in the form needed here: links of any type
+//! that are pinned, looked at and updated through their file, and maps read many entries at once.
+//!
+//! Structures are those of linux/bpf.h, cut where the rest would be zero: the kernel takes
+//! shorter ones.
+
+use std::{
+    ffi::CString,
+    io, mem,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
+
+const OBJ_PIN: libc::c_int = 6;
+const OBJ_GET: libc::c_int = 7;
+const PROG_ATTACH: libc::c_int = 8;
+const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const MAP_LOOKUP_BATCH: libc::c_int = 24;
+const LINK_CREATE: libc::c_int = 28;
+const LINK_UPDATE: libc::c_int = 29;
+
+/// `enum bpf_attach_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum AttachType {
+    CgroupSockOps = 3,
+    SkMsgVerdict = 7,
+    TcxIngress = 46,
+    TcxEgress = 47,
+}
+
+/// Runs a command whose structure is `attr`.
+///
+/// # Safety
+///
+/// `attr` is the structure of `cmd`, and every pointer in it is valid for what `cmd` does.
+unsafe fn bpf<T>(cmd: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
+    // SAFETY: the caller's promise; the size is that of the structure.
+    let ret = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            cmd,
+            std::ptr::from_mut(attr),
+            mem::size_of::<T>(),
+        )
+    };
+    if ret < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        // A descriptor, or zero.
+        Ok(ret as RawFd)
+    }
+}
+
+/// # Safety
+///
+/// `fd` was just given by the kernel and belongs to nobody else.
+unsafe fn own(fd: RawFd) -> OwnedFd {
+    // SAFETY: the caller's promise.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ObjAttr {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
+}
+
+/// Opens a pinned object of any kind.
+pub fn obj_get(path: &Path) -> io::Result<OwnedFd> {
+    let path = c_path(path)?;
+    let mut attr = ObjAttr {
+        path: path.as_ptr() as u64,
+        ..Default::default()
+    };
+    // SAFETY: the path lives until the call returns, and the descriptor is new.
+    unsafe { bpf(OBJ_GET, &mut attr).map(|fd| own(fd)) }
+}
+
+pub fn obj_pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    let mut attr = ObjAttr {
+        path: path.as_ptr() as u64,
+        fd: fd.as_raw_fd() as u32,
+        flags: 0,
+    };
+    // SAFETY: the path lives until the call returns.
+    unsafe { bpf(OBJ_PIN, &mut attr) }.map(drop)
+}
+
+/// What a descriptor refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Map,
+    Program,
+    Link,
+    Other,
+}
+
+/// Asks what a BPF descriptor is, by the name that the kernel gives its anonymous inode.
+pub fn kind(fd: BorrowedFd<'_>) -> io::Result<Kind> {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    Ok(match name.as_os_str().as_bytes() {
+        b"anon_inode:bpf-map" => Kind::Map,
+        b"anon_inode:bpf-prog" => Kind::Program,
+        // With or without underscore, by version.
+        b"anon_inode:bpf_link" | b"anon_inode:bpf-link" => Kind::Link,
+        _ => Kind::Other,
+    })
+}
+
+/// The beginning of `struct bpf_map_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MapInfo {
+    pub map_type: u32,
+    pub id: u32,
+    pub key_size: u32,
+    pub value_size: u32,
+    pub max_entries: u32,
+    pub map_flags: u32,
+}
+
+/// The beginning of `struct bpf_link_info`; `target` is the first field of its union.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct LinkInfoRaw {
+    link_type: u32,
+    id: u32,
+    prog_id: u32,
+    pad: u32,
+    target: [u32; 2],
+    rest: [u32; 2],
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct LinkInfo {
+    pub prog_id: u32,
+    target: [u32; 2],
+}
+
+impl LinkInfo {
+    /// Of a tcx link: the interface, zero once it is gone.
+    pub fn ifindex(&self) -> u32 {
+        self.target[0]
+    }
+
+    /// Of a cgroup link: the directory's inode number.
+    pub fn cgroup_id(&self) -> u64 {
+        u64::from(self.target[0]) | u64::from(self.target[1]) << 32
+    }
+}
+
+fn info<T: Default>(fd: BorrowedFd<'_>) -> io::Result<T> {
+    #[repr(C)]
+    struct Attr {
+        fd: u32,
+        len: u32,
+        info: u64,
+    }
+    let mut info = T::default();
+    let mut attr = Attr {
+        fd: fd.as_raw_fd() as u32,
+        len: mem::size_of::<T>() as u32,
+        info: std::ptr::from_mut(&mut info) as u64,
+    };
+    // SAFETY: `info` is as long as it says; both instances of T are integers only.
+    unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut attr) }?;
+    Ok(info)
+}
+
+pub fn map_info(fd: BorrowedFd<'_>) -> io::Result<MapInfo> {
+    info(fd)
+}
+
+pub fn link_info(fd: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    let raw: LinkInfoRaw = info(fd)?;
+    Ok(LinkInfo {
+        prog_id: raw.prog_id,
+        target: raw.target,
+    })
+}
+
+#[repr(C)]
+struct FourAttr([u32; 4]);
+
+/// Attaches a program to an interface (by index) or a cgroup (by descriptor).
+pub fn link_create(prog: BorrowedFd<'_>, target: u32, attach: AttachType) -> io::Result<OwnedFd> {
+    let mut attr = FourAttr([prog.as_raw_fd() as u32, target, attach as u32, 0]);
+    // SAFETY: no pointers; the descriptor is new.
+    unsafe { bpf(LINK_CREATE, &mut attr).map(|fd| own(fd)) }
+}
+
+/// Puts another program in a link's place; no packet sees neither.
+pub fn link_update(link: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = FourAttr([link.as_raw_fd() as u32, prog.as_raw_fd() as u32, 0, 0]);
+    // SAFETY: no pointers.
+    unsafe { bpf(LINK_UPDATE, &mut attr) }.map(drop)
+}
+
+/// Attaches a program to a map of sockets, in the place of the one before.
+pub fn prog_attach(
+    prog: BorrowedFd<'_>,
+    target: BorrowedFd<'_>,
+    attach: AttachType,
+) -> io::Result<()> {
+    let target = target.as_raw_fd() as u32;
+    let mut attr = FourAttr([target, prog.as_raw_fd() as u32, attach as u32, 0]);
+    // SAFETY: no pointers.
+    unsafe { bpf(PROG_ATTACH, &mut attr) }.map(drop)
+}
+
+/// Entries read at once: more than any hash bucket holds, else the kernel refuses.
+const BATCH: usize = 4096;
+
+/// Calls `each` with every entry of a hash map, many at a time. Entries that come or go meanwhile
+/// may be missed; none is seen twice.
+pub fn for_each<K: aya::Pod, V: aya::Pod>(
+    map: BorrowedFd<'_>,
+    mut each: impl FnMut(K, V),
+) -> io::Result<()> {
+    #[repr(C)]
+    struct Attr {
+        in_batch: u64,
+        out_batch: u64,
+        keys: u64,
+        values: u64,
+        count: u32,
+        map: u32,
+        elem_flags: u64,
+        flags: u64,
+    }
+    let mut keys: Vec<mem::MaybeUninit<K>> = Vec::with_capacity(BATCH);
+    let mut values: Vec<mem::MaybeUninit<V>> = Vec::with_capacity(BATCH);
+    // Where the walk goes on: for a hash map the number of a bucket.
+    let mut next = 0u32;
+    let mut first = true;
+    loop {
+        let from = next;
+        let mut attr = Attr {
+            in_batch: if first {
+                0
+            } else {
+                std::ptr::from_ref(&from) as u64
+            },
+            out_batch: std::ptr::from_mut(&mut next) as u64,
+            keys: keys.as_mut_ptr() as u64,
+            values: values.as_mut_ptr() as u64,
+            count: BATCH as u32,
+            map: map.as_fd().as_raw_fd() as u32,
+            elem_flags: 0,
+            flags: 0,
+        };
+        // SAFETY: both buffers have room for `count` entries of the map, whose key and value
+        // sizes the caller's types have; `from` and `next` outlive the call.
+        let result = unsafe { bpf(MAP_LOOKUP_BATCH, &mut attr) };
+        let end = match result {
+            Ok(_) => false,
+            // The end; `count` entries came with it.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+            Err(error) => return Err(error),
+        };
+        let count = (attr.count as usize).min(BATCH);
+        for i in 0..count {
+            // SAFETY: the kernel has written the first `count` entries.
+            let (key, value) = unsafe {
+                (
+                    keys.as_ptr().add(i).read().assume_init(),
+                    values.as_ptr().add(i).read().assume_init(),
+                )
+            };
+            each(key, value);
+        }
+        if end {
+            return Ok(());
+        }
+        first = false;
+    }
+}
