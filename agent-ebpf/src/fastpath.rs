@@ -16,13 +16,12 @@ use aya_ebpf::{
     bindings::{
         BPF_F_INGRESS, BPF_F_NO_PREALLOC, BPF_NOEXIST, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB,
         BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
-        BPF_TCP_CLOSE, sk_action::SK_PASS,
+        BPF_TCP_CLOSE, bpf_sock_ops, sk_action::SK_PASS, sk_msg_md,
     },
     macros::map,
     maps::{HashMap, SockHash},
     programs::{SkMsgContext, SockOpsContext},
 };
-use core::ptr::{addr_of, read_volatile};
 use sinabro_common::abi::{
     Addr,
     config::FLAG_TCP_FAST_PATH,
@@ -47,43 +46,58 @@ pub const STACK: u8 = 3;
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
 
-/// The key of the socket behind a context. The verifier wants each field read on its own, with
-/// the width it is declared with: volatile reads are not merged.
-macro_rules! key_of {
-    ($ctx:expr) => {{
-        let ctx = $ctx;
+/// Reads a word of a context. The verifier wants its offset in the instruction itself; left to
+/// itself, the compiler shares one load between several fields and computes the address.
+macro_rules! field {
+    ($ctx:expr, $type:ty, $field:ident $(, $index:literal)?) => {{
+        let value: u64;
         // SAFETY: the context is valid for as long as the program runs.
         unsafe {
-            let ends = match read_volatile(addr_of!((*ctx).family)) {
-                AF_INET => Some((
-                    Addr::v4(read_volatile(addr_of!((*ctx).local_ip4)).to_ne_bytes()),
-                    Addr::v4(read_volatile(addr_of!((*ctx).remote_ip4)).to_ne_bytes()),
-                )),
-                // An IPv4 connection of an IPv6 socket has mapped addresses: the same key.
-                AF_INET6 => Some((
-                    words([
-                        read_volatile(addr_of!((*ctx).local_ip6[0])),
-                        read_volatile(addr_of!((*ctx).local_ip6[1])),
-                        read_volatile(addr_of!((*ctx).local_ip6[2])),
-                        read_volatile(addr_of!((*ctx).local_ip6[3])),
-                    ]),
-                    words([
-                        read_volatile(addr_of!((*ctx).remote_ip6[0])),
-                        read_volatile(addr_of!((*ctx).remote_ip6[1])),
-                        read_volatile(addr_of!((*ctx).remote_ip6[2])),
-                        read_volatile(addr_of!((*ctx).remote_ip6[3])),
-                    ]),
-                )),
-                _ => None,
-            };
-            ends.map(|(local, remote)| SocketKey {
-                local,
-                remote,
-                local_port: read_volatile(addr_of!((*ctx).local_port)) as u16,
-                // Network order in the upper half of the word.
-                remote_port: u32::from_be(read_volatile(addr_of!((*ctx).remote_port))) as u16,
-            })
+            core::arch::asm!(
+                "{value} = *(u32 *)({ctx} + {offset})",
+                value = out(reg) value,
+                ctx = in(reg) $ctx,
+                offset = const { core::mem::offset_of!($type, $field) $(+ 4 * $index)? },
+                options(pure, readonly, nostack),
+            );
         }
+        value as u32
+    }};
+}
+
+/// The key of the socket behind a context.
+macro_rules! key_of {
+    ($ctx:expr, $type:ty) => {{
+        let ctx = $ctx;
+        let ends = match field!(ctx, $type, family) {
+            AF_INET => Some((
+                Addr::v4(field!(ctx, $type, local_ip4).to_ne_bytes()),
+                Addr::v4(field!(ctx, $type, remote_ip4).to_ne_bytes()),
+            )),
+            // An IPv4 connection of an IPv6 socket has mapped addresses: the same key.
+            AF_INET6 => Some((
+                words([
+                    field!(ctx, $type, local_ip6, 0),
+                    field!(ctx, $type, local_ip6, 1),
+                    field!(ctx, $type, local_ip6, 2),
+                    field!(ctx, $type, local_ip6, 3),
+                ]),
+                words([
+                    field!(ctx, $type, remote_ip6, 0),
+                    field!(ctx, $type, remote_ip6, 1),
+                    field!(ctx, $type, remote_ip6, 2),
+                    field!(ctx, $type, remote_ip6, 3),
+                ]),
+            )),
+            _ => None,
+        };
+        ends.map(|(local, remote)| SocketKey {
+            local,
+            remote,
+            local_port: field!(ctx, $type, local_port) as u16,
+            // Network order in the upper half of the word.
+            remote_port: u32::from_be(field!(ctx, $type, remote_port)) as u16,
+        })
     }};
 }
 
@@ -103,7 +117,7 @@ pub fn follow(ctx: &SockOpsContext) {
         BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB | BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB => enrol(ctx),
         // args[1] is the new state.
         BPF_SOCK_OPS_STATE_CB if ctx.arg(1) == BPF_TCP_CLOSE => {
-            if let Some(key) = key_of!(ctx.ops) {
+            if let Some(key) = key_of!(ctx.ops, bpf_sock_ops) {
                 let _ = SOCKET_PATHS.remove(&key);
             }
         }
@@ -116,12 +130,13 @@ fn enrol(ctx: &SockOpsContext) {
     let wanted = CONFIG
         .get(0)
         .is_some_and(|config| config.flags & FLAG_TCP_FAST_PATH != 0);
-    // SAFETY: the context is valid for as long as the program runs.
-    let sent = unsafe { read_volatile(addr_of!((*ctx.ops).data_segs_out)) };
+    let sent = field!(ctx.ops, bpf_sock_ops, data_segs_out);
     if !wanted || sent != 0 {
         return;
     }
-    let Some(key) = key_of!(ctx.ops) else { return };
+    let Some(key) = key_of!(ctx.ops, bpf_sock_ops) else {
+        return;
+    };
     if ENDPOINTS.get_ptr(key.local).is_none() || ENDPOINTS.get_ptr(key.remote).is_none() {
         return;
     }
@@ -143,7 +158,7 @@ fn enrol(ctx: &SockOpsContext) {
 /// Hands a message to the other end's socket, or lets TCP have it.
 #[inline(always)]
 pub fn send(ctx: &SkMsgContext) -> u32 {
-    let Some(key) = key_of!(ctx.msg) else {
+    let Some(key) = key_of!(ctx.msg, sk_msg_md) else {
         return SK_PASS;
     };
     let Some(path) = SOCKET_PATHS.get_ptr_mut(&key) else {

@@ -4,6 +4,7 @@
 //! - `sk_msg`, on the map `SOCKETS`: sends what enrolled sockets write.
 #![no_std]
 #![no_main]
+#![feature(asm_experimental_arch)]
 
 use aya_ebpf::{
     macros::{sk_msg, sock_ops},
