@@ -6,38 +6,49 @@
 //! learnt. Everything but the pair itself is an [`Item`] in a list: ADD makes the list, CHECK
 //! compares it with the kernel.
 //!
+//! The pod's side cannot be up from the start: the kernel would open it before it is joined to
+//! the other (ENOTCONN). So the pod's list begins with raising it.
+//!
 //! Three exchanges with the kernel make all of it: the pair, the pod's list, the host's list.
 
 use crate::error::{Code, Error, chain};
 use ipnet::IpNet;
+use nix::libc::RTN_LOCAL;
 use sinabro_common::{api::Attachment, names};
 use sinabro_netlink::{
     Conn, Family, NetNs, Request, ResultExt, addr::Addr, link, neigh::Neigh, route::Route, sysctl,
     veth::Veth,
 };
-use std::net::IpAddr;
+use std::{
+    net::IpAddr,
+    time::{Duration, Instant},
+};
 
 type Netlink = sinabro_netlink::Error;
 
 /// One thing on a link.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
+    /// The link of this index is up.
+    Up(u32),
     Addr(Addr),
     Neigh(Neigh),
     Route(Route),
 }
 
 impl Item {
-    fn family(&self) -> Family {
+    fn family(&self) -> Option<Family> {
         match self {
-            Self::Addr(addr) => Family::of(addr.net.addr()),
-            Self::Neigh(neigh) => Family::of(neigh.address),
-            Self::Route(route) => route.family(),
+            Self::Up(_) => None,
+            Self::Addr(addr) => Some(Family::of(addr.net.addr())),
+            Self::Neigh(neigh) => Some(Family::of(neigh.address)),
+            Self::Route(route) => Some(route.family()),
         }
     }
 
     fn make(&self) -> Request {
         match self {
+            &Self::Up(index) => link::set_up(index),
             Self::Addr(addr) => addr.add(),
             // Replaced: a new link has none, unless this is the second try.
             Self::Neigh(neigh) => neigh.replace(),
@@ -50,7 +61,8 @@ impl Item {
 
 /// What the pod's side has, `index` being its index.
 pub fn pod_items(attachment: &Attachment, index: u32) -> Vec<Item> {
-    let mut items = Vec::with_capacity(6);
+    let mut items = Vec::with_capacity(7);
+    items.push(Item::Up(index));
     for (&address, &gateway) in attachment.addresses.iter().zip(&attachment.gateways) {
         items.push(Item::Addr(Addr::new(index, IpNet::from(address)).nodad()));
         items.push(Item::Neigh(Neigh::new(
@@ -170,6 +182,23 @@ fn make_pair(host: &mut Conn, veth: &Veth) -> Result<sinabro_netlink::Link, Erro
     })
 }
 
+/// Waits until the pod can receive at its addresses. The kernel makes an IPv6 address's local
+/// route later, on a work queue that contends for the same lock as every link being made. It is
+/// there by the time this is called, unless the node is very busy; so the wait is short and its
+/// end no error.
+pub fn wait_usable(pod: &mut Conn, attachment: &Attachment) {
+    let deadline = Instant::now() + Duration::from_secs(1);
+    for &address in attachment.addresses.iter().filter(|a| a.is_ipv6()) {
+        let mut local = || {
+            let route = pod.route_get(address);
+            route.is_ok_and(|route| route.kind == RTN_LOCAL)
+        };
+        while !local() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
 /// Code 103.
 pub fn exists(ifname: &str) -> Error {
     Error::new(
@@ -186,32 +215,44 @@ fn apply(
     enable_ipv6: &dyn Fn() -> Result<(), Netlink>,
 ) -> Result<Vec<Family>, Netlink> {
     let mut taken = Vec::new();
-    let outcomes = conn.execute_each(items.iter().map(Item::make));
     let mut again = Vec::new();
+    let mut disabled = false;
+    let outcomes = conn.execute_each(items.iter().map(Item::make));
     for (item, outcome) in items.iter().zip(outcomes) {
         match outcome {
-            Ok(()) => {}
-            Err(Netlink::Exists(_)) if matches!(item, Item::Route(_)) => taken.push(item.family()),
-            // EACCES: IPv6 is switched off for new links of this namespace.
-            Err(Netlink::Permission(_)) if item.family() == Family::V6 => again.push(item),
-            Err(error) => return Err(error),
+            Err(error) if item.family() == Some(Family::V6) && !error.is_exists() => {
+                // What the kernel says of an address or route on a link without IPv6. Others
+                // fail in other ways for the same reason.
+                disabled |= matches!(error, Netlink::Permission(_));
+                again.push((item, error));
+            }
+            other => settle(item, other, &mut taken)?,
         }
     }
-    if again.is_empty() {
-        return Ok(taken);
-    }
-    enable_ipv6()?;
-    for (item, outcome) in again
-        .iter()
-        .zip(conn.execute_each(again.iter().map(|item| item.make())))
-    {
-        match outcome {
-            Ok(()) => {}
-            Err(Netlink::Exists(_)) if matches!(item, Item::Route(_)) => taken.push(item.family()),
-            Err(error) => return Err(error),
+    if disabled {
+        enable_ipv6()?;
+        let outcomes = conn.execute_each(again.iter().map(|(item, _)| item.make()));
+        for ((item, _), outcome) in again.into_iter().zip(outcomes) {
+            settle(item, outcome, &mut taken)?;
         }
+    } else if let Some((_, error)) = again.into_iter().next() {
+        return Err(error);
     }
     Ok(taken)
+}
+
+fn settle(
+    item: &Item,
+    outcome: Result<(), Netlink>,
+    taken: &mut Vec<Family>,
+) -> Result<(), Netlink> {
+    match (item, outcome) {
+        (Item::Route(route), Err(Netlink::Exists(_))) => {
+            taken.push(route.family());
+            Ok(())
+        }
+        (_, outcome) => outcome,
+    }
 }
 
 fn enable_ipv6(link: &str) -> Result<(), Netlink> {

@@ -68,6 +68,7 @@ fn attach(
         ifindex: made.host_index,
     };
     self::attachment(agent.call(activate)?, agent)?;
+    pod_link::wait_usable(pod, &attachment);
     Ok((attachment, made))
 }
 

@@ -1,0 +1,187 @@
+//! GC, STATUS, VERSION, and input that makes no sense to any verb.
+
+use crate::{
+    agent::{Act, status},
+    node::{Node, Pod, snapshot},
+};
+use serde_json::{Value, json};
+use sinabro_common::api::{Condition, ErrorCode, Request};
+
+#[test]
+fn gc_passes_on_what_is_valid() {
+    let node = Node::new();
+    let valid = json!([
+        {"containerID": "c1", "ifname": "eth0"},
+        {"containerID": "c2", "ifname": "net1", "more": 1},
+    ]);
+    let call = node.bare("GC").conf("cni.dev/valid-attachments", valid);
+    call.run().silent();
+    let calls = node.agent().state().calls.clone();
+    let [Request::Gc { network, valid }] = &calls[..] else {
+        panic!("{calls:?}");
+    };
+    assert_eq!(network, "pods");
+    let keys: Vec<_> = valid.iter().map(ToString::to_string).collect();
+    assert_eq!(keys, ["c1/eth0", "c2/net1"]);
+}
+
+#[test]
+fn gc_without_a_list_removes_nothing() {
+    let node = Node::new();
+    node.bare("GC")
+        .run()
+        .fails_with(7, "cni.dev/valid-attachments");
+    let call = node.bare("GC").conf("cni.dev/valid-attachments", json!([]));
+    call.unset("CNI_PATH").run().fails_with(4, "CNI_PATH");
+    let call = node
+        .bare("GC")
+        .conf("cni.dev/valid-attachments", json!([7]));
+    call.run().fails_with(7, "cni.dev/valid-attachments");
+    assert!(node.agent().calls().is_empty());
+}
+
+#[test]
+fn gc_says_when_it_could_not() {
+    let mut node = Node::new();
+    let gc = |node: &Node| {
+        node.bare("GC")
+            .conf("cni.dev/valid-attachments", json!([]))
+            .run()
+    };
+    node.agent().script("gc", Act::Refuse(ErrorCode::Internal));
+    gc(&node).fails_with(100, "scripted refusal");
+    node.agent().script("gc", Act::Die);
+    gc(&node).fails_with(11, "agent.sock");
+    node.stop_agent();
+    gc(&node).fails_with(11, "agent.sock");
+}
+
+#[test]
+fn status_is_the_agents() {
+    let mut node = Node::new();
+    node.bare("STATUS").run().silent();
+    node.bare("STATUS").unset("CNI_PATH").run().silent();
+
+    let failing = |name: &str| {
+        let condition = |name: &str, ok, detail: &str| Condition {
+            name: name.into(),
+            ok,
+            detail: detail.into(),
+        };
+        let mut report = status();
+        report.ready = false;
+        report.conditions = vec![
+            condition("socket", true, "fine"),
+            condition(name, false, "no addresses left"),
+        ];
+        report
+    };
+    node.agent().state().status = failing("ipam");
+    let outcome = node.bare("STATUS").run();
+    outcome.fails_with(50, "ipam: no addresses left");
+    assert!(!outcome.error().1.contains("fine"));
+    node.agent().state().status = failing("datapath");
+    node.bare("STATUS").run().fails_with(51, "datapath");
+
+    node.agent().script("status", Act::Die);
+    node.bare("STATUS").run().fails_with(50, "agent.sock");
+    node.agent().script("status", Act::Mistake);
+    node.bare("STATUS").run().fails_with(50, "not a status");
+    node.stop_agent();
+    node.bare("STATUS").run().fails_with(50, "agent.sock");
+}
+
+#[test]
+fn version_needs_nothing() {
+    let node = Node::without_agent();
+    let ask = |input: &str| {
+        let call = node.bare("VERSION").unset("CNI_PATH");
+        call.input(input.as_bytes()).run().result()
+    };
+    let all = json!(["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]);
+    for (input, echo) in [
+        (r#"{"cniVersion":"1.0.0"}"#, "1.0.0"),
+        (r#"{"cniVersion":"0.2.0"}"#, "0.2.0"),
+        ("", "1.1.0"),
+        ("no JSON", "1.1.0"),
+    ] {
+        assert_eq!(
+            ask(input),
+            json!({"cniVersion": echo, "supportedVersions": all})
+        );
+    }
+}
+
+#[test]
+fn gc_and_status_came_with_1_1() {
+    let node = Node::new();
+    for verb in ["GC", "STATUS"] {
+        for version in ["0.3.1", "0.4.0", "1.0.0"] {
+            let call = node.bare(verb).version(version);
+            let call = call.conf("cni.dev/valid-attachments", json!([]));
+            call.run().fails_with(1, verb);
+        }
+    }
+    assert!(node.agent().calls().is_empty());
+}
+
+#[test]
+fn a_bad_environment_is_named_and_nothing_is_touched() {
+    let (node, pod) = (Node::new(), Pod::new());
+    let before = (snapshot(&node.netns), snapshot(&pod.netns));
+    for verb in ["ADD", "DEL", "CHECK"] {
+        for (name, value) in [
+            ("CNI_CONTAINERID", ""),
+            ("CNI_CONTAINERID", "../../etc"),
+            ("CNI_IFNAME", ""),
+            ("CNI_IFNAME", "a/b"),
+            ("CNI_IFNAME", "longer-than-15-bytes"),
+            ("CNI_NETNS", "relative"),
+        ] {
+            let call = node.call(verb, &pod).var(name, value);
+            call.run().fails_with(4, name);
+        }
+    }
+    for verb in ["ADD", "CHECK"] {
+        node.call(verb, &pod)
+            .unset("CNI_NETNS")
+            .run()
+            .fails_with(4, "CNI_NETNS");
+    }
+    let call = node.call("ADD", &pod).var("CNI_ARGS", "K8S_POD_NAME");
+    call.run().fails_with(4, "CNI_ARGS");
+    node.call("add", &pod).run().fails_with(4, "CNI_COMMAND");
+    let call = node.call("ADD", &pod).unset("CNI_COMMAND");
+    call.run().fails_with(4, "CNI_COMMAND");
+    assert!(node.agent().calls().is_empty());
+    assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+}
+
+#[test]
+fn bad_input_is_named_for_every_verb() {
+    let (node, pod) = (Node::new(), Pod::new());
+    let whole = json!({"cniVersion": "1.1.0", "name": "pods", "type": "sinabro"}).to_string();
+    for verb in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
+        let run = |input: &[u8]| node.call(verb, &pod).input(input).run();
+        for len in [0, 1, 10, whole.len() / 2, whole.len() - 1] {
+            run(&whole.as_bytes()[..len]).fails_with(6, "JSON");
+        }
+        run(b"\xff\xfe\x00").fails_with(6, "JSON");
+        run("[".repeat(100_000).as_bytes()).fails_with(6, "JSON");
+        run(&vec![b' '; 3 << 20]).fails_with(5, "longer");
+        run(br#"{"name":"pods","type":"sinabro"}"#).fails_with(1, "0.1.0");
+        run(br#"{"cniVersion":"9.9.9","name":"pods","type":"sinabro"}"#).fails_with(1, "9.9.9");
+        run(br#"{"cniVersion":"1.1.0","type":"sinabro"}"#).fails_with(7, "name");
+    }
+    assert!(node.agent().calls().is_empty());
+}
+
+#[test]
+fn an_error_speaks_the_version_asked_for() {
+    let (node, pod) = (Node::without_agent(), Pod::new());
+    let version = |call: crate::node::Call| -> Value {
+        serde_json::from_str::<Value>(&call.run().stdout).unwrap()["cniVersion"].clone()
+    };
+    assert_eq!(version(node.call("ADD", &pod).version("0.4.0")), "0.4.0");
+    assert_eq!(version(node.call("ADD", &pod).version("7.0.0")), "1.1.0");
+}
