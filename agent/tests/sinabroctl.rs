@@ -1,5 +1,7 @@
 //! The real `sinabroctl` against a socket of the test's own: output, exit codes, bad answers.
 
+#![allow(clippy::unwrap_used)]
+
 use proptest::prelude::*;
 use sinabro_common::api::{frame, *};
 use std::{

@@ -138,7 +138,7 @@ fn peers_whose_derived_macs_collide_are_told() {
     // Birthday search: 32 bits of hash collide among some hundred thousand addresses.
     let mut seen = std::collections::HashMap::new();
     let (a, b) = (0u128..)
-        .map(|i| IpAddr::V6((0xfd00_u128 << 112 | i << 64 | i * 7 + 1).into()))
+        .map(|i| IpAddr::V6(((0xfd00_u128 << 112) + (i << 64) + i * 7 + 1).into()))
         .find_map(|ip| {
             seen.insert(names::vxlan_mac(ip), ip)
                 .map(|other| (other, ip))

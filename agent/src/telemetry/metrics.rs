@@ -121,9 +121,12 @@ impl Metrics {
     }
 }
 
+/// A counter of every pod: name, help, value.
+type Field = (&'static str, &'static str, fn(&EndpointReport) -> u64);
+
 fn pods(page: &mut Page, endpoints: &[EndpointReport]) {
     page.gauge("endpoints", "Active pods", endpoints.len() as f64);
-    let counters: [(_, _, fn(&EndpointReport) -> u64); 4] = [
+    let counters: [Field; 4] = [
         ("pod_transmit_packets", "Packets sent by a pod", |e| {
             e.tx_packets
         }),
