@@ -1,0 +1,247 @@
+//! Nodes for the tests: namespaces joined by a bridge, each with the reconciler at work.
+
+use ipnet::IpNet;
+use sinabro_agent::{
+    apply::{self, Overlay, OverlayConfig, OverlayStatus, PodRoute},
+    plan::{Facts, Node},
+    watch::Snapshot,
+};
+use sinabro_common::names::{VXLAN_LINK, VXLAN_PORT, VXLAN_VNI};
+use sinabro_netlink::{Conn, Link, NetNs, ResultExt, addr::Addr, bridge, link, veth::Veth};
+use std::{
+    net::{IpAddr, UdpSocket},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+use tokio::{runtime::Runtime, sync::watch};
+
+/// Far beyond what anything takes; only a failure waits for it.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Underlay {
+    V4,
+    V6,
+}
+
+/// A node's namespace and reconciler. Number `n` has 192.168.7.n and fd07::n on eth0, and one
+/// pod address per range on its loopback.
+pub struct Machine {
+    pub ns: NetNs,
+    pub overlay: Overlay,
+    pub pods: watch::Sender<Vec<PodRoute>>,
+}
+
+/// The machines and what they are told.
+pub struct Net {
+    switch: NetNs,
+    pub machines: Vec<Machine>,
+    facts: watch::Sender<Snapshot>,
+    runtime: Runtime,
+}
+
+/// The entry of node `n`, with ranges 10.244.r.0/24 and fd00:244:0:r::/64.
+pub fn entry(n: u8, range: u8, underlay: Underlay) -> Node {
+    let v4: IpAddr = [192, 168, 7, n].into();
+    let v6: IpAddr = [0xfd07, 0, 0, 0, 0, 0, 0, u16::from(n)].into();
+    let addresses = match underlay {
+        Underlay::V4 => vec![v4, v6],
+        Underlay::V6 => vec![v6, v4],
+    };
+    let cidrs = [
+        format!("10.244.{range}.0/24"),
+        format!("fd00:244:0:{range:x}::/64"),
+    ];
+    Node {
+        name: format!("n{n}"),
+        addresses,
+        pod_cidrs: cidrs.iter().map(|c| c.parse().unwrap()).collect(),
+    }
+}
+
+/// The pod addresses of range `r`.
+pub fn pod(range: u8) -> [IpAddr; 2] {
+    [
+        [10, 244, range, 5].into(),
+        [0xfd00, 0x244, 0, u16::from(range), 0, 0, 0, 5].into(),
+    ]
+}
+
+impl Net {
+    /// So many machines that know one another.
+    pub fn new(count: u8, underlay: Underlay) -> Self {
+        let net = Self::without_facts(count);
+        net.tell((1..=count).map(|n| entry(n, n, underlay)));
+        net
+    }
+
+    pub fn without_facts(count: u8) -> Self {
+        let switch = NetNs::create().unwrap();
+        let mut conn = Conn::in_netns(&switch).unwrap();
+        conn.execute(bridge::create("br0")).unwrap();
+        let runtime = Runtime::new().unwrap();
+        let (facts, _) = watch::channel(Snapshot::default());
+        let mut net = Self {
+            switch,
+            machines: Vec::new(),
+            facts,
+            runtime,
+        };
+        for n in 1..=count {
+            net.boot(n);
+        }
+        net
+    }
+
+    fn boot(&mut self, n: u8) {
+        let ns = NetNs::create().unwrap();
+        let mut conn = Conn::in_netns(&self.switch).unwrap();
+        let bridge = conn.link_by_name("br0").unwrap().index;
+        let port = Veth {
+            name: &format!("port{n}"),
+            mac: [2, 0, 0, 0, 1, n],
+            mtu: 1500,
+            peer_name: "eth0",
+            peer_mac: [2, 0, 0, 0, 2, n],
+            peer_netns: Some(&ns),
+        };
+        let port = conn.create_veth(&port).unwrap().index;
+        conn.execute(link::set_master(port, Some(bridge))).unwrap();
+
+        let mut conn = Conn::in_netns(&ns).unwrap();
+        let (eth0, lo) = (index(&mut conn, "eth0"), index(&mut conn, "lo"));
+        conn.execute_all([link::set_up(eth0), link::set_up(lo)])
+            .unwrap();
+        for address in [format!("192.168.7.{n}/24"), format!("fd07::{n:x}/64")] {
+            let address = Addr::new(eth0, address.parse().unwrap()).nodad();
+            conn.execute(address.add()).unwrap();
+        }
+        for address in pod(n) {
+            add_address(&mut conn, lo, address);
+        }
+        let config = OverlayConfig {
+            node: format!("n{n}"),
+            device: VXLAN_LINK.into(),
+            vni: VXLAN_VNI,
+            port: VXLAN_PORT,
+            uplink: "eth0".into(),
+            mtu: None,
+        };
+        let (pods, receiver) = watch::channel(Vec::new());
+        let _context = self.runtime.enter();
+        let overlay = apply::spawn_in(Some(ns.clone()), config, self.facts.subscribe(), receiver);
+        self.machines.push(Machine { ns, overlay, pods });
+    }
+
+    pub fn tell(&self, nodes: impl IntoIterator<Item = Node>) {
+        self.facts.send_replace(Snapshot {
+            facts: Some(Arc::new(Facts::new(nodes))),
+            problem: None,
+        });
+    }
+
+    /// Machine `n`, counted from one.
+    pub fn machine(&self, n: u8) -> &Machine {
+        &self.machines[usize::from(n) - 1]
+    }
+
+    /// Waits until a datagram of each family crosses from one pod to another, and back.
+    pub fn crosses(&self, (from, from_range): (u8, u8), (to, to_range): (u8, u8)) {
+        for (a, b) in pod(from_range).into_iter().zip(pod(to_range)) {
+            let here = self.machine(from).socket(a);
+            let there = self.machine(to).socket(b);
+            let b = there.local_addr().unwrap();
+            eventually(&format!("{a} reaches {b}"), || {
+                // A failing send (no route yet) is part of the waiting.
+                let _ = here.send_to(b"ping", b);
+                let mut buffer = [0; 16];
+                let (len, source) = there.recv_from(&mut buffer).ok()?;
+                assert_eq!(source, here.local_addr().unwrap(), "the pod's own source");
+                let _ = there.send_to(&buffer[..len], source);
+                (here.recv(&mut buffer).ok()? == 4).then_some(())
+            });
+        }
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        // The tasks end with the facts' source; a panic elsewhere must not be hidden by waiting.
+        for machine in &self.machines {
+            machine.overlay.task.abort();
+        }
+    }
+}
+
+impl Machine {
+    pub fn conn(&self) -> Conn {
+        Conn::in_netns(&self.ns).unwrap()
+    }
+
+    /// A socket of this machine, with a short receive timeout.
+    pub fn socket(&self, address: IpAddr) -> UdpSocket {
+        let socket = self
+            .ns
+            .run(|| UdpSocket::bind((address, 0)).unwrap())
+            .unwrap();
+        let timeout = Some(Duration::from_millis(50));
+        socket.set_read_timeout(timeout).unwrap();
+        socket
+    }
+
+    pub fn device(&self) -> Option<Link> {
+        self.conn()
+            .link_by_name(VXLAN_LINK)
+            .ignore_not_found()
+            .unwrap()
+    }
+
+    pub fn status(&self) -> OverlayStatus {
+        self.overlay.status.borrow().clone()
+    }
+
+    /// Gives the machine a pod address of another range.
+    pub fn add_pod(&self, range: u8) {
+        let mut conn = self.conn();
+        let lo = index(&mut conn, "lo");
+        for address in pod(range) {
+            add_address(&mut conn, lo, address);
+        }
+    }
+}
+
+pub fn index(conn: &mut Conn, name: &str) -> u32 {
+    conn.link_by_name(name).unwrap().index
+}
+
+fn add_address(conn: &mut Conn, link: u32, address: IpAddr) {
+    let address = Addr::new(link, IpNet::from(address)).nodad();
+    conn.execute(address.add()).unwrap();
+}
+
+/// Waits for something, up to [`DEADLINE`].
+pub fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < end, "did not happen: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits until something holds, up to [`DEADLINE`].
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    eventually(what, || condition().then_some(()));
+}
+
+/// Root may make namespaces; without it there is nothing to test.
+pub fn is_root() -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: needs root");
+    }
+    root
+}
