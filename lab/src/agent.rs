@@ -1,9 +1,6 @@
 //! The agent's process on a node.
 
-use crate::{
-    namespace::ended,
-    node::{LOG_FILE, NODES_FILE, Node},
-};
+use crate::node::{LOG_FILE, NODES_FILE, Node};
 use anyhow::{Context as _, Result, bail};
 use nix::{
     sys::signal::{Signal, kill},
@@ -97,7 +94,6 @@ impl Agent {
     pub(crate) fn kill(mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
-        ended(&self.child);
         Ok(())
     }
 
@@ -112,7 +108,6 @@ impl Agent {
             }
             thread::sleep(Duration::from_millis(5));
         }
-        ended(&self.child);
         Ok(())
     }
 }

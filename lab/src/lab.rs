@@ -236,8 +236,6 @@ fn connect(router: &Namespace, port: &str, machine: &Namespace, nets: &[IpNet]) 
         peer_netns: Some(machine.place().net()),
     })?;
     let mut conn = Conn::in_netns(machine.place().net())?;
-    let eth0 = conn.link_by_name("eth0")?.index;
-    conn.execute(link::set_up(eth0))?;
     add_addresses(&mut conn, "eth0", nets)
 }
 

@@ -416,17 +416,6 @@ pub(crate) fn malformed(what: String, Garbage(reason): Garbage) -> Error {
     Error::Malformed { what, reason }
 }
 
-/// How many requests stay open, and the outcomes, after the datagrams were taken as answers.
 #[cfg(test)]
-pub(crate) fn test_answers(
-    first: u32,
-    requests: Vec<Request>,
-    datagrams: &[Vec<u8>],
-) -> (usize, Vec<Option<Result<Vec<u8>>>>) {
-    let mut batch = Batch::new(first, requests, &mut Vec::new());
-    for datagram in datagrams {
-        batch.take(datagram);
-    }
-    let outcomes = batch.entries.into_iter().map(|(_, outcome)| outcome);
-    (batch.open, outcomes.collect())
-}
+#[path = "conn_tests.rs"]
+pub(crate) mod tests;

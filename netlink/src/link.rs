@@ -162,6 +162,29 @@ pub fn delete_by_name(name: &str) -> Request {
     }
 }
 
+/// Puts a link into a group of the namespace, so that [`delete_group`] takes it. All links start
+/// in group 0.
+pub fn set_group(index: u32, group: u32) -> Request {
+    let what = format!("put link #{index} into group {group}");
+    set(what, index, LinkAttribute::Group(group))
+}
+
+/// Deletes all links of a group but group 0. NotFound if there is none.
+///
+/// A delete waits some 20 ms for RCU grace periods, whatever the link; this waits once for all.
+/// Links that cannot be deleted, such as physical ones, make the kernel refuse it as a whole.
+pub fn delete_group(group: u32) -> Request {
+    let what = format!("delete links of group {group}");
+    if group == 0 {
+        // The kernel would: it is every link that nobody put elsewhere.
+        let message = Some("group 0 is all links".to_string());
+        let error = Error::refused(what.clone(), nix::errno::Errno::EINVAL, message);
+        return Request::wrong(what, error);
+    }
+    let group = LinkAttribute::Group(group);
+    Request::new(what, libc::RTM_DELLINK, 0, &message(0, vec![group]))
+}
+
 pub(crate) fn get_by_name(what: String, name: &str) -> Request {
     match check_name(name) {
         Ok(()) => {

@@ -240,4 +240,4 @@ pub(crate) fn mac_text(mac: Mac) -> String {
 
 #[cfg(test)]
 #[path = "wire_tests.rs"]
-mod tests;
+pub(crate) mod tests;

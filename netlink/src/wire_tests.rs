@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::addr::Addr;
-use crate::conn::test_answers;
+use crate::conn::tests::answers;
 use crate::fdb::Fdb;
 use crate::neigh::Neigh;
 use crate::route::Route;
@@ -11,7 +11,7 @@ use crate::{Error, Family, Link, Request, bridge, link};
 use proptest::prelude::*;
 
 /// A message as the kernel would frame it.
-fn frame(kind: i32, flags: i32, seq: u32, body: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(kind: i32, flags: i32, seq: u32, body: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     out.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
     out.extend_from_slice(&(kind as u16).to_ne_bytes());
@@ -33,7 +33,7 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
 }
 
 /// Body of an NLMSG_ERROR: the code, the request's header, what else was echoed, attributes.
-fn refusal(errno: i32, echoed: &[u8], attributes: &[u8]) -> Vec<u8> {
+pub(crate) fn refusal(errno: i32, echoed: &[u8], attributes: &[u8]) -> Vec<u8> {
     let mut out = (-errno).to_ne_bytes().to_vec();
     out.extend(frame(0, 0, 0, echoed));
     out.extend_from_slice(attributes);
@@ -174,7 +174,7 @@ fn a_batch_takes_only_answers_that_are_its_own() {
         datagrams.push(frame(kind, 0, seq, body));
     }
     let requests = vec![link::set_up(1), link::set_up(2), link::set_up(3)];
-    let (open, outcomes) = test_answers(100, requests, &datagrams);
+    let (open, outcomes) = answers(100, requests, &datagrams);
     assert_eq!(open, 1, "one request has no answer");
     assert!(
         matches!(outcomes[0], Some(Err(Error::Busy(_)))),
@@ -196,7 +196,7 @@ proptest! {
             let _ = Verdict::of_done(&message);
         }
         let requests = vec![link::set_up(1), link::set_up(2)];
-        let (open, _) = test_answers(1, requests, &[bytes]);
+        let (open, _) = answers(1, requests, &[bytes]);
         prop_assert!(open <= 2);
     }
 

@@ -77,7 +77,9 @@ impl Endpoints {
                 continue;
             }
             match delete_link(&name) {
-                Ok(()) => collected.links.push(name),
+                Ok(true) => collected.links.push(name),
+                // It went with its lease, or by itself.
+                Ok(false) => {}
                 Err(error) => tracing::error!("{error}"),
             }
         }

@@ -272,12 +272,11 @@ impl Endpoints {
     }
 }
 
-/// Takes a pod's link away; the other end goes with it. NotFound is what is wanted.
-fn delete_link(name: &str) -> Result<(), sinabro_netlink::Error> {
+/// Takes a pod's link away, and the other end with it; says whether it was there.
+fn delete_link(name: &str) -> Result<bool, sinabro_netlink::Error> {
     let mut conn = Conn::new()?;
-    conn.execute(link::delete_by_name(name))
-        .ignore_not_found()?;
-    Ok(())
+    let deleted = conn.execute(link::delete_by_name(name));
+    Ok(deleted.ignore_not_found()?.is_some())
 }
 
 /// Whether the link at the record's index is the host side of the record's pod.

@@ -141,6 +141,42 @@ fn links_change_in_every_way_that_is_offered() {
 }
 
 #[test]
+fn a_group_is_deleted_as_a_whole_and_nothing_else() {
+    in_fresh(|| {
+        let mut conn = Conn::new().unwrap();
+        pair(&mut conn);
+        for name in ["br1", "br2", "br3"] {
+            conn.execute(bridge::create(name)).unwrap();
+        }
+        let mut doomed = |name| {
+            let index = conn.link_by_name(name).unwrap().index;
+            conn.execute(link::set_group(index, 0x5b)).unwrap();
+        };
+        doomed("br1");
+        doomed("br3");
+        conn.execute(link::delete_group(0x5b)).unwrap();
+        let names: Vec<_> = conn
+            .links()
+            .unwrap()
+            .into_iter()
+            .map(|link| link.name)
+            .collect();
+        assert!(
+            names.iter().all(|name| name != "br1" && name != "br3"),
+            "{names:?}"
+        );
+        for name in ["a", "b", "br2", "lo"] {
+            assert!(names.iter().any(|found| found == name), "{names:?}");
+        }
+        let error = conn.execute(link::delete_group(0x5b)).unwrap_err();
+        assert!(error.is_not_found(), "{error}");
+        let error = conn.execute(link::delete_group(0)).unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)), "{error}");
+        conn.link_by_name("br2").unwrap();
+    });
+}
+
+#[test]
 fn links_go_under_a_bridge_and_out_again() {
     in_fresh(|| {
         let mut conn = Conn::new().unwrap();

@@ -1,0 +1,550 @@
+//! The real agent on the real kernel, spoken to as the CNI plugin speaks to it.
+
+// A step that fails is a test that fails.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use nix::sys::signal::Signal;
+use sinabro_common::{
+    api::{ErrorCode, Request, Response, frame},
+    names,
+};
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{IpAddr, Shutdown},
+    os::unix::{fs::PermissionsExt, net::UnixStream, process::CommandExt},
+    process::{Command, Stdio},
+    time::Instant,
+};
+use support::{DEADLINE, Node, Plugin, allocate, eventually, owner};
+
+#[test]
+fn an_add_whose_connection_ends_is_taken_back() {
+    let mut node = Node::new();
+    node.start();
+    let mut plugin = node.connect();
+    let attachment = plugin.allocate("a").unwrap();
+    assert_eq!(node.leases(), ["10.9.0.2", "fd09::2"]);
+    node.add_link(&attachment);
+    drop(plugin);
+    eventually("the leases are gone", || node.leases().is_empty());
+    eventually("the link is gone", || node.links().is_empty());
+    assert_eq!(node.check("a").unwrap_err().code, ErrorCode::NotFound);
+    // The next pod gets others: these were used last.
+    assert_eq!(
+        node.add("b").addresses,
+        ["10.9.0.3", "fd09::3"].map(|a| a.parse::<IpAddr>().unwrap())
+    );
+}
+
+#[test]
+fn a_pod_is_allocated_activated_checked_and_released() {
+    let mut node = Node::new();
+    node.start();
+    let mut plugin = node.connect();
+    let attachment = plugin.allocate("a").unwrap();
+    assert_eq!(attachment.link, owner("a").link());
+    assert_eq!(
+        attachment.mac.0,
+        names::pod_mac("10.9.0.2".parse().unwrap())
+    );
+    // Ethernet 1500 less the tunnel's 50.
+    assert_eq!(attachment.mtu, 1450);
+    assert_eq!(attachment.gateways[0].to_string(), "169.254.1.1");
+    assert_eq!(attachment.gateways[1].to_string(), "fe80::5342:1");
+    assert!(!node.ipam().leases[0].active);
+    let ifindex = node.add_link(&attachment);
+    assert_eq!(plugin.activate("a", ifindex).unwrap(), attachment);
+    drop(plugin);
+
+    assert_eq!(node.check("a").unwrap(), attachment);
+    let report = node.ipam();
+    assert!(report.leases.len() == 2 && report.leases.iter().all(|lease| lease.active));
+    assert_eq!(node.status().unwrap().endpoints, 1);
+    let record = node.state(&format!("endpoints/{}.json", attachment.link));
+    assert!(record.exists());
+
+    // As DEL: link first, then Release, which may come twice.
+    node.delete_link(&attachment.link);
+    for _ in 0..2 {
+        assert_eq!(node.connect().release("a").unwrap(), Response::Done);
+    }
+    assert!(node.leases().is_empty() && !record.exists());
+    assert_eq!(node.check("a").unwrap_err().code, ErrorCode::NotFound);
+}
+
+#[test]
+fn a_release_takes_the_link_too() {
+    let mut node = Node::new();
+    node.start();
+    node.add("a");
+    node.connect().release("a").unwrap();
+    assert!(node.links().is_empty());
+}
+
+#[test]
+fn endpoints_outlive_a_killed_agent() {
+    let mut node = Node::new();
+    node.start();
+    let pods: Vec<_> = ["a", "b", "c"].iter().map(|id| node.add(id)).collect();
+    node.kill();
+    assert!(node.connect_refused());
+    // One pod dies meanwhile; one ADD was under way.
+    node.delete_link(&pods[2].link);
+    node.start();
+    assert_eq!(node.check("a").unwrap(), pods[0]);
+    assert_eq!(node.check("b").unwrap(), pods[1]);
+    assert_eq!(node.check("c").unwrap_err().code, ErrorCode::NotFound);
+    assert_eq!(node.links().len(), 2);
+    assert_eq!(
+        node.leases(),
+        ["10.9.0.2", "10.9.0.3", "fd09::2", "fd09::3"]
+    );
+}
+
+#[test]
+fn an_add_cut_off_by_a_killed_agent_leaves_nothing() {
+    let mut node = Node::new();
+    node.start();
+    let mut plugin = node.connect();
+    let attachment = plugin.allocate("a").unwrap();
+    node.add_link(&attachment);
+    node.kill();
+    assert!(plugin.is_closed());
+    assert_eq!(node.leases().len(), 2);
+    node.start();
+    assert!(node.leases().is_empty() && node.links().is_empty());
+}
+
+#[test]
+fn garbage_gets_an_error_and_hurts_nobody() {
+    let mut node = Node::new();
+    node.start();
+    let mut working = node.connect();
+    working.allocate("a").unwrap();
+    let framed = |body: &str| [&(body.len() as u32).to_be_bytes(), body.as_bytes()].concat();
+    for (bytes, code, part) in [
+        (
+            b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+            ErrorCode::Invalid,
+            "longer than",
+        ),
+        (vec![0xff; 64], ErrorCode::Invalid, "longer than"),
+        (framed("{"), ErrorCode::Invalid, "not valid"),
+        (framed(""), ErrorCode::Invalid, "not valid"),
+        (
+            framed("{\"version\":2,\"request\":{\"call\":\"x\"}}"),
+            ErrorCode::Version,
+            "version 1",
+        ),
+        (
+            framed("{\"version\":1,\"request\":{\"call\":\"x\"}}"),
+            ErrorCode::Invalid,
+            "unknown variant",
+        ),
+    ] {
+        let mut plugin = node.connect();
+        plugin.0.write_all(&bytes).unwrap();
+        let error = plugin.reply().unwrap_err();
+        assert!(
+            error.code == code && error.message.contains(part),
+            "{error:?}"
+        );
+        plugin.0.shutdown(Shutdown::Write).unwrap();
+        assert!(plugin.is_closed());
+    }
+    // A frame that never ends, in pieces.
+    for cut in [1, 3, 4, 20] {
+        let mut plugin = node.connect();
+        let whole = frame::encode(&allocate("b")).unwrap();
+        plugin.0.write_all(&whole[..cut]).unwrap();
+        plugin.0.shutdown(Shutdown::Write).unwrap();
+        assert!(plugin.is_closed());
+    }
+    // Garbage after a good request takes the ADD back.
+    let mut plugin = node.connect();
+    plugin.allocate("c").unwrap();
+    plugin.0.write_all(&framed("nonsense")).unwrap();
+    assert_eq!(plugin.reply().unwrap_err().code, ErrorCode::Invalid);
+    assert!(node.connect().release("c").is_ok());
+    assert_eq!(node.leases().len(), 2);
+    working.release("a").unwrap();
+}
+
+#[test]
+fn requests_that_contradict_their_connection_are_refused() {
+    let mut node = Node::new();
+    node.start();
+    let mut plugin = node.connect();
+    let error = plugin.activate("a", 1).unwrap_err();
+    assert_eq!(error.code, ErrorCode::Invalid);
+    let attachment = plugin.allocate("a").unwrap();
+    assert_eq!(plugin.allocate("b").unwrap_err().code, ErrorCode::Invalid);
+    assert_eq!(
+        plugin.activate("b", 1).unwrap_err().code,
+        ErrorCode::Invalid
+    );
+    // The wrong link, then the right one.
+    let error = plugin.activate("a", 1).unwrap_err();
+    assert!(
+        error.code == ErrorCode::Invalid && error.message.contains("its name is lo"),
+        "{error}"
+    );
+    let ifindex = node.add_link(&attachment);
+    plugin.activate("a", ifindex).unwrap();
+    // Owners that no runtime has.
+    for id in ["", &"x".repeat(300)] {
+        assert_eq!(plugin.allocate(id).unwrap_err().code, ErrorCode::Invalid);
+        assert_eq!(plugin.release(id).unwrap_err().code, ErrorCode::Invalid);
+    }
+}
+
+#[test]
+fn fifty_pods_at_once() {
+    let mut node = Node::new();
+    node.start();
+    let node = &node;
+    let ids: Vec<_> = (0..50).map(|n| format!("c{n}")).collect();
+    let all: Vec<_> = std::thread::scope(|scope| {
+        let adds: Vec<_> = ids
+            .iter()
+            .map(|id| scope.spawn(move || node.add(id)))
+            .collect();
+        adds.into_iter().map(|add| add.join().unwrap()).collect()
+    });
+    let addresses: std::collections::BTreeSet<_> = all.iter().flat_map(|a| &a.addresses).collect();
+    assert_eq!(addresses.len(), 100);
+    assert_eq!(node.status().unwrap().endpoints, 50);
+    for (id, attachment) in ids.iter().zip(&all) {
+        assert_eq!(node.check(id).unwrap(), *attachment);
+    }
+    let idle = rss_kib(node.agent_pid());
+    println!("RSS with 50 pods: {idle} KiB");
+    std::thread::scope(|scope| {
+        for id in &ids {
+            scope.spawn(move || node.connect().release(id).unwrap());
+        }
+    });
+    assert!(node.leases().is_empty() && node.links().is_empty());
+}
+
+fn rss_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS:"))
+        .unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_second_add_of_one_pod_waits_for_the_first() {
+    let mut node = Node::new();
+    node.start();
+    let mut first = node.connect();
+    let addresses = first.allocate("a").unwrap().addresses;
+    let mut second = node.connect();
+    let waiting = std::thread::spawn(move || {
+        let got = second.allocate("a");
+        (second, got)
+    });
+    // Another pod does not wait.
+    node.add("b");
+    assert!(!waiting.is_finished());
+    drop(first);
+    let (second, got) = waiting.join().unwrap();
+    // The first was taken back before the second got its own.
+    assert_ne!(got.unwrap().addresses, addresses);
+    drop(second);
+}
+
+#[test]
+fn a_repeated_add_that_never_touched_the_link_leaves_the_pod() {
+    let mut node = Node::new();
+    node.start();
+    let attachment = node.add("a");
+    let mut plugin = node.connect();
+    assert_eq!(plugin.allocate("a").unwrap(), attachment);
+    drop(plugin);
+    // Its turn comes after the undo.
+    let mut plugin = node.connect();
+    assert_eq!(plugin.allocate("a").unwrap(), attachment);
+    assert_eq!(node.check("a").unwrap(), attachment);
+    // With a link made anew the pod moves there, and the old index is forgotten.
+    node.delete_link(&attachment.link);
+    let ifindex = node.add_link(&attachment);
+    plugin.activate("a", ifindex).unwrap();
+    drop(plugin);
+    assert_eq!(node.check("a").unwrap(), attachment);
+    assert_eq!(node.links().len(), 1);
+}
+
+#[test]
+fn other_users_are_refused_whatever_the_sockets_mode() {
+    let mut node = Node::new();
+    node.start();
+    let socket = node.state(names::SOCKET);
+    let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&socket), 0o600);
+    assert_eq!(mode(&node.state("")), 0o700);
+    let open = |path: &std::path::Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap()
+    };
+    open(&socket, 0o666);
+    open(&node.state(""), 0o755);
+    open(&node.path(""), 0o755);
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "child_talks_to_the_agent",
+            "--ignored",
+            "--nocapture",
+        ])
+        .env("SOCKET", &socket)
+        .uid(65534)
+        .gid(65534)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains("user 65534 may not talk to the agent"),
+        "{output:?}"
+    );
+    assert!(node.status().is_some());
+}
+
+#[test]
+#[ignore = "run as another user by other_users_are_refused_whatever_the_sockets_mode"]
+fn child_talks_to_the_agent() {
+    let socket = std::env::var("SOCKET").unwrap();
+    let mut plugin = Plugin(UnixStream::connect(socket).unwrap());
+    println!("{:?}", plugin.call(Request::Status));
+}
+
+#[test]
+fn queued_deletes_are_carried_out_before_anything_is_served() {
+    let mut node = Node::new();
+    node.start();
+    let (gone, kept) = (node.add("a"), node.add("b"));
+    node.kill();
+    let queue = node.state(names::DELETES_DIR);
+    fs::create_dir_all(&queue).unwrap();
+    let file = queue.join(format!("{}.json", gone.link));
+    fs::write(&file, serde_json::to_vec(&owner("a")).unwrap()).unwrap();
+    fs::write(queue.join("snb000000000000.json"), "garbage").unwrap();
+    node.start_with(&[]);
+    assert!(!file.exists());
+    assert_eq!(node.links(), [kept.link]);
+    assert_eq!(node.leases(), ["10.9.0.3", "fd09::3"]);
+}
+
+#[test]
+fn a_bad_lease_file_costs_its_address_and_is_named() {
+    let mut node = Node::new();
+    let file = node.state("leases/10.9.0.2");
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, [0xff, 0, b'{']).unwrap();
+    node.start();
+    assert_eq!(node.add("a").addresses[0].to_string(), "10.9.0.3");
+    let problems = node.ipam().problems;
+    assert!(
+        problems.len() == 1 && problems[0].contains(file.to_str().unwrap()),
+        "{problems:?}"
+    );
+    let conditions = node.status().unwrap().conditions;
+    let leases = conditions.iter().find(|c| c.name == "leases").unwrap();
+    assert!(
+        leases.ok && leases.detail.contains("10.9.0.2"),
+        "{leases:?}"
+    );
+    assert!(file.exists());
+}
+
+#[test]
+fn a_corrupt_record_costs_nothing() {
+    let mut node = Node::new();
+    node.start();
+    let attachment = node.add("a");
+    node.kill();
+    let file = node.state(&format!("endpoints/{}.json", attachment.link));
+    fs::write(&file, b"{\"owner\": 7}").unwrap();
+    node.start();
+    assert_eq!(node.check("a").unwrap(), attachment);
+    assert!(
+        node.state(&format!("endpoints/{}.json.bad", attachment.link))
+            .exists()
+    );
+}
+
+#[test]
+fn the_runtimes_gc_removes_what_it_does_not_name() {
+    let mut node = Node::new();
+    node.start();
+    let (kept, _stale) = (node.add("a"), node.add("b"));
+    let mut adding = node.connect();
+    adding.allocate("c").unwrap();
+    let gc = |network: &str| Request::Gc {
+        network: network.into(),
+        valid: vec![owner("a")],
+    };
+    assert_eq!(
+        node.connect().call(gc("other")).unwrap(),
+        Response::Removed(vec![])
+    );
+    assert_eq!(
+        node.connect().call(gc("pods")).unwrap(),
+        Response::Removed(vec![owner("b")])
+    );
+    assert_eq!(node.links(), [kept.link]);
+    // An ADD under way is not the runtime's to list yet.
+    assert_eq!(node.leases().len(), 4);
+}
+
+#[test]
+fn until_the_node_is_known_there_is_status_but_no_address() {
+    let mut node = Node::new();
+    node.write_nodes("[{name: other, addresses: [192.0.2.9], podCIDRs: [10.8.0.0/24]}]");
+    node.start_with(&[]);
+    eventually("the facts are read", || {
+        node.status().is_some_and(|s| s.nodes == 1)
+    });
+    let error = node.connect().allocate("a").unwrap_err();
+    assert_eq!(error.code, ErrorCode::NotReady);
+    eventually("the reason is said", || {
+        let error = node.connect().allocate("a").unwrap_err();
+        error.message.contains("n1 is not in the list of nodes")
+    });
+    assert!(!node.status().unwrap().ready);
+    // Releases are served all the same.
+    node.connect().release("a").unwrap();
+    node.write_nodes("[{name: n1, addresses: [192.0.2.1], podCIDRs: [10.7.0.0/24]}]");
+    eventually("the node is known", || node.connect().allocate("a").is_ok());
+}
+
+#[test]
+fn new_pod_ranges_are_taken_up_live_and_old_pods_stay() {
+    let mut node = Node::new();
+    node.start();
+    let old = node.add("a");
+    node.write_nodes("[{name: n1, addresses: [192.0.2.1], podCIDRs: [10.7.0.0/24]}]");
+    eventually("the range is taken up", || {
+        node.status().unwrap().pod_cidrs == ["10.7.0.0/24".parse().unwrap()]
+    });
+    assert_eq!(
+        node.add("b").addresses,
+        ["10.7.0.2".parse::<IpAddr>().unwrap()]
+    );
+    assert_eq!(node.check("a").unwrap(), old);
+}
+
+#[test]
+fn a_stopped_agent_leaves_pods_alone_and_lets_an_add_finish() {
+    let mut node = Node::new();
+    node.start();
+    let pod = node.add("a");
+    let mut plugin = node.connect();
+    let attachment = plugin.allocate("b").unwrap();
+    let ifindex = node.add_link(&attachment);
+    node.signal(Signal::SIGTERM);
+    eventually("the socket is gone", || !node.state(names::SOCKET).exists());
+    plugin.activate("b", ifindex).unwrap();
+    drop(plugin);
+    assert!(node.stop());
+    assert_eq!(node.links().len(), 2);
+    assert_eq!(node.leases().len(), 4);
+    node.start();
+    assert_eq!(node.check("a").unwrap(), pod);
+    assert_eq!(node.check("b").unwrap(), attachment);
+}
+
+#[test]
+fn two_agents_do_not_share_a_state_directory() {
+    let mut node = Node::new();
+    node.start();
+    let output = node.command().output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    let pid = node.agent_pid().to_string();
+    assert!(
+        text.contains("another agent") && text.contains(&pid),
+        "{text}"
+    );
+    // The first was not disturbed.
+    assert!(node.state(names::SOCKET).exists());
+    node.add("a");
+}
+
+#[test]
+fn wrong_settings_are_told_in_one_line() {
+    let node = Node::new();
+    for (args, part) in [
+        (&["--mtu=900"][..], "mtu = `900`"),
+        (&["--config=/no/such/file"], "/no/such/file"),
+        (&["--no-such-flag"], "--no-such-flag"),
+    ] {
+        let output = node.command().args(args).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(part), "{text}");
+    }
+    let output = node.command().arg("--help").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success());
+    for part in [
+        "--state-dir",
+        "SINABRO_STATE_DIR",
+        names::STATE_DIR,
+        "stateDir",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[test]
+fn forwarding_is_turned_on() {
+    let mut node = Node::new();
+    node.start();
+    let read = |name: &'static [&'static str]| {
+        node.net
+            .run(|| sinabro_netlink::sysctl::read(name))
+            .unwrap()
+            .unwrap()
+    };
+    assert_eq!(read(&["net", "ipv4", "ip_forward"]), "1");
+    assert_eq!(read(&["net", "ipv6", "conf", "all", "forwarding"]), "1");
+    assert_eq!(read(&["net", "ipv6", "conf", "up0", "accept_ra"]), "2");
+    assert_eq!(read(&["net", "ipv6", "conf", "up1", "accept_ra"]), "1");
+}
+
+impl Node {
+    fn connect_refused(&self) -> bool {
+        Plugin::try_connect(self.state(names::SOCKET)).is_none()
+    }
+}
+
+#[test]
+fn a_slow_frame_does_not_hold_up_others() {
+    let mut node = Node::new();
+    node.start();
+    let slow: Vec<_> = (0..20)
+        .map(|_| {
+            let mut plugin = node.connect();
+            plugin.0.write_all(&[0, 0, 1]).unwrap();
+            plugin
+        })
+        .collect();
+    let started = Instant::now();
+    node.add("a");
+    assert!(started.elapsed() < DEADLINE);
+    // Each is told that its time is up.
+    for mut plugin in slow {
+        let error = plugin.reply().unwrap_err();
+        assert!(error.message.contains("in time"), "{error}");
+        let mut rest = Vec::new();
+        plugin.0.shutdown(Shutdown::Write).unwrap();
+        plugin.0.read_to_end(&mut rest).unwrap();
+    }
+}
