@@ -36,8 +36,9 @@ use tracing::{debug, info, warn};
 const PERIOD: Duration = Duration::from_secs(30);
 /// Events come in groups; a pass waits for the rest.
 const DEBOUNCE: Duration = Duration::from_millis(50);
-/// Longest wait between passes that each find something to change.
-const DEBOUNCE_CAP: Duration = Duration::from_millis(1600);
+/// So many passes in a row may find something to change before the wait grows: somebody at work
+/// by hand is answered at once, a program that undoes every pass is not met with a busy loop.
+const PATIENCE: u32 = 8;
 const RETRY: Duration = Duration::from_millis(250);
 
 /// Settings of the overlay on this node.
@@ -97,7 +98,7 @@ pub fn spawn_in(
         pod_faults: Vec::new(),
         retry_at: None,
         backoff: Backoff::new(RETRY, PERIOD),
-        churn: Backoff::new(DEBOUNCE, DEBOUNCE_CAP),
+        churn: 0,
     };
     let task = tokio::spawn(async move { driver.run().await });
     Overlay { status, task }
@@ -121,7 +122,8 @@ struct Driver {
     pod_faults: Vec<Fault>,
     retry_at: Option<tokio::time::Instant>,
     backoff: Backoff,
-    churn: Backoff,
+    /// Passes in a row that changed something.
+    churn: u32,
 }
 
 impl Driver {
@@ -131,17 +133,14 @@ impl Driver {
         period.reset();
         loop {
             let changed = self.pass().await;
-            let wait = match changed {
-                0 => {
-                    self.churn.succeeded();
-                    DEBOUNCE
-                }
-                _ => self.churn.failed(),
+            self.churn = match changed {
+                0 => 0,
+                _ => self.churn.saturating_add(1),
             };
             if !self.wait(&mut period).await {
                 return;
             }
-            sleep(wait).await;
+            sleep(debounce(self.churn)).await;
             self.take_events();
         }
     }
@@ -182,7 +181,8 @@ impl Driver {
 
         if overlay {
             self.device = outcome.device;
-            self.plan = outcome.plan;
+            // Without a new plan the kernel is still as the last one wanted it.
+            self.plan = outcome.plan.or(self.plan.take());
             self.faults = outcome.faults;
         }
         if looked_at_pods {
@@ -340,6 +340,11 @@ impl Driver {
     }
 }
 
+/// The wait after that many passes in a row that changed something: up to 1.6 seconds.
+fn debounce(churn: u32) -> Duration {
+    DEBOUNCE * (1 << churn.saturating_sub(PATIENCE).min(5))
+}
+
 fn add_problem(node: &mut NodeReport, text: &str) {
     let problem = node.problem.get_or_insert_default();
     if !problem.is_empty() {
@@ -414,5 +419,16 @@ impl Watcher {
             }
             all.extend(events);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_grows_only_when_every_pass_is_undone() {
+        let waits = [0, PATIENCE, PATIENCE + 1, PATIENCE + 3, u32::MAX].map(debounce);
+        assert_eq!(waits.map(|w| w.as_millis()), [50, 50, 100, 400, 1600]);
     }
 }
