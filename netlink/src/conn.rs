@@ -4,7 +4,7 @@
 //!   order, and has queued every answer by the time the call returns.
 //! - Answers are matched to requests by sequence number; a late one of an earlier request is
 //!   skipped.
-//! - A dump during which the tables changed (NLM_F_DUMP_INTR) is begun anew, [`DUMP_TRIES`] times.
+//! - A dump during which the tables changed (NLM_F_DUMP_INTR) is begun anew, a few times.
 //! - An answer may have any size: it is measured before it is read.
 
 use crate::wire::{self, Garbage, HEADER, Message, Verdict};
@@ -27,9 +27,6 @@ const DUMP_TRIES: usize = 8;
 /// Requests per system call: their answers have to fit the socket's receive buffer (208 KiB by
 /// default, some 1 KiB each), else the kernel drops them.
 const BATCH: usize = 64;
-
-/// Bytes per system call, well below the default send buffer.
-const BATCH_BYTES: usize = 64 * 1024;
 
 const ACK: u16 = libc::NLM_F_ACK as u16;
 const DUMP: u16 = libc::NLM_F_DUMP as u16;
@@ -164,19 +161,14 @@ impl Conn {
     /// The outcome of each request: an object's body if it asked for one, else nothing.
     pub(crate) fn transact(&mut self, requests: Vec<Request>) -> Vec<Result<Vec<u8>>> {
         let mut outcomes = Vec::with_capacity(requests.len());
-        let mut batch = Vec::new();
-        let mut bytes = 0;
-        for request in requests {
-            let size = HEADER + request.body.as_ref().map_or(0, Vec::len);
-            if batch.len() == BATCH || bytes + size > BATCH_BYTES {
-                outcomes.append(&mut self.transact_batch(std::mem::take(&mut batch)));
-                bytes = 0;
+        let mut rest = requests.into_iter();
+        loop {
+            let batch: Vec<_> = rest.by_ref().take(BATCH).collect();
+            if batch.is_empty() {
+                return outcomes;
             }
-            bytes += size;
-            batch.push(request);
+            outcomes.append(&mut self.transact_batch(batch));
         }
-        outcomes.append(&mut self.transact_batch(batch));
-        outcomes
     }
 
     fn transact_batch(&mut self, requests: Vec<Request>) -> Vec<Result<Vec<u8>>> {

@@ -4,8 +4,12 @@
 //! apart as netlink does, and ignores the address they are sent to.
 
 use super::*;
+use crate::addr::Addr;
+use crate::fdb::Fdb;
+use crate::neigh::Neigh;
+use crate::route::{Route, RouteFilter};
 use crate::wire::tests::{frame, refusal};
-use crate::{Link, link};
+use crate::{Family, Link, link};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -151,6 +155,73 @@ fn a_dump_s_end_may_carry_an_errno_or_nothing() {
         assert!(matches!(conn.links(), Err(Error::Permission(_))));
         assert!(matches!(conn.links(), Err(Error::NotSupported(_))));
         assert_eq!(names(conn.links()), ["one"]);
+    });
+}
+
+#[test]
+fn what_an_old_kernel_does_not_filter_is_filtered_here() {
+    // Before 4.20 a dump takes no heed of the link that it is asked for.
+    let ours = "10.0.0.1/32".parse().unwrap();
+    let kernel = move |seq, before| {
+        let listing = |kind: u16, of: &dyn Fn(u32) -> Request| {
+            let objects = [3, 4].map(|link| {
+                let request = of(link);
+                frame(kind.into(), 0, seq, request.body_for_test())
+            });
+            objects.into_iter().chain([done(0, seq, 0)]).collect()
+        };
+        let (ip, mac) = ([10, 0, 0, 1].into(), [2; 6]);
+        match before {
+            0 => listing(libc::RTM_NEWADDR, &|link| Addr::new(link, ours).add()),
+            1 => listing(libc::RTM_NEWNEIGH, &|link| Neigh::new(link, ip, mac).add()),
+            2 => listing(libc::RTM_NEWNEIGH, &|link| Fdb { link, mac, dst: ip }.add()),
+            _ => listing(libc::RTM_NEWROUTE, &|link| {
+                let route = Route::to(ours)
+                    .dev(link)
+                    .table(link + 100)
+                    .protocol(link as u8);
+                route.add()
+            }),
+        }
+    };
+    with_kernel(kernel, |conn| {
+        let addrs = conn.addrs(Some(4)).unwrap();
+        assert_eq!(addrs.iter().map(|addr| addr.link).collect::<Vec<_>>(), [4]);
+        let neighs = conn.neighs(4).unwrap();
+        assert_eq!(
+            neighs.iter().map(|neigh| neigh.link).collect::<Vec<_>>(),
+            [4]
+        );
+        let entries = conn.fdb(4).unwrap();
+        assert_eq!(
+            entries.iter().map(|entry| entry.link).collect::<Vec<_>>(),
+            [4]
+        );
+        for filter in [
+            RouteFilter {
+                oif: Some(4),
+                ..RouteFilter::default()
+            },
+            RouteFilter {
+                table: Some(104),
+                ..RouteFilter::default()
+            },
+            RouteFilter {
+                protocol: Some(4),
+                ..RouteFilter::default()
+            },
+        ] {
+            let routes = conn.routes(&filter).unwrap();
+            assert_eq!(
+                routes.iter().map(|route| route.oif).collect::<Vec<_>>(),
+                [Some(4)]
+            );
+        }
+        let v6 = RouteFilter {
+            family: Some(Family::V6),
+            ..RouteFilter::default()
+        };
+        assert_eq!(conn.routes(&v6).unwrap(), []);
     });
 }
 

@@ -139,6 +139,17 @@ fn wrong_sizes_are_told_and_unknown_attributes_passed_over() {
 }
 
 #[test]
+fn index_zero_is_no_peer() {
+    let mut body = vec![0; 16];
+    body.extend(attribute(libc::IFLA_IFNAME, b"a\0"));
+    let mut far = body.clone();
+    body.extend(attribute(libc::IFLA_LINK, &0u32.to_ne_bytes()));
+    far.extend(attribute(libc::IFLA_LINK, &9u32.to_ne_bytes()));
+    assert_eq!(Link::parse(&body).unwrap().peer, None);
+    assert_eq!(Link::parse(&far).unwrap().peer, Some(9));
+}
+
+#[test]
 fn an_error_s_text_is_found_behind_whatever_is_echoed() {
     let text = attribute(1, b"because\0");
     let capped = libc::NLM_F_CAPPED | libc::NLM_F_ACK_TLVS;

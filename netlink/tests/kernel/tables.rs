@@ -207,6 +207,48 @@ fn a_pod_s_onlink_default_routes_work_through_link_local_gateways() {
 }
 
 #[test]
+fn a_delete_need_not_know_the_scope_or_the_gateway() {
+    in_fresh(|| {
+        let mut conn = Conn::new().unwrap();
+        let a = pair(&mut conn);
+        let host = Route::to_host(ip("10.244.1.5")).dev(a);
+        let far = Route::to(net("10.9.0.0/16"));
+        conn.execute_all([
+            host.clone().scope_link().add(),
+            far.clone().via(ip("10.0.0.1")).dev(a).onlink().add(),
+        ])
+        .unwrap();
+        conn.execute_all([host.delete(), far.delete()]).unwrap();
+        assert_eq!(routes_to(&mut conn, host.dst), []);
+        assert_eq!(routes_to(&mut conn, far.dst), []);
+    });
+}
+
+#[test]
+fn a_look_up_follows_the_rules_and_names_the_table() {
+    in_fresh(|| {
+        let mut conn = Conn::new().unwrap();
+        let a = pair(&mut conn);
+        let b = conn.link_by_name("b").unwrap().index;
+        for far in ["198.51.100.1", "2001:db8::1"] {
+            let family = Family::of(ip(far));
+            let rule = Rule {
+                dst: Some(IpNet::from(ip(far))),
+                ..Rule::new(family, 100, 300)
+            };
+            conn.execute_all([
+                Route::default_of(family).dev(a).add(),
+                Route::default_of(family).dev(b).table(300).add(),
+                rule.add(),
+            ])
+            .unwrap();
+            let taken = conn.route_get(ip(far)).unwrap();
+            assert_eq!((taken.table, taken.oif), (300, Some(b)));
+        }
+    });
+}
+
+#[test]
 fn an_ipv4_gateway_off_the_link_is_unreachable_without_onlink() {
     in_fresh(|| {
         let mut conn = Conn::new().unwrap();
