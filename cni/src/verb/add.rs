@@ -11,11 +11,10 @@ use crate::{
     pod_link::{self, Made},
     result::{CniResult, Interface, IpConfig, Route},
     undo::{Step, Undo},
-    verb::del::queue_file,
 };
+use nix::sched::{CloneFlags, setns};
 use sinabro_common::api::{ApiError, Attachment, ErrorCode, Request, Response};
 use sinabro_netlink::{Conn, NetNs, ResultExt, link};
-use std::{fs, io};
 
 /// Returns the result's JSON.
 ///
@@ -26,15 +25,12 @@ pub fn run(conf: &Conf, target: &Target, args: Args) -> Result<String, Error> {
     let wishes = conf.wishes(&args)?;
     let previous = conf.prev_result()?;
     let dns = conf.dns()?;
-    let netns = open_netns(target)?;
-    let mut pod = Conn::in_netns(&netns).map_err(no_socket)?;
+    let (netns, mut pod) = open_netns(target)?;
     let mut host = Conn::new().map_err(no_socket)?;
     let mut agent = Agent::connect(&conf.socket, ADD_BUDGET)?;
     refuse_existing(&mut pod, &mut host, &mut agent, target)?;
-    forget_queued_delete(conf, target)?;
 
     let mut undo = Undo::default();
-    undo.begin(Step::Leased);
     let request = allocate(conf, target, args, wishes);
     match attach(
         &mut undo, request, target, &netns, &mut pod, &mut host, &mut agent,
@@ -46,7 +42,7 @@ pub fn run(conf: &Conf, target: &Target, args: Args) -> Result<String, Error> {
             result.append(ours);
             result.to_json(conf.version)
         }
-        Err(error) => Err(undo.run(error, &mut host, agent)),
+        Err(error) => Err(undo.run(error, &mut host, &mut agent)),
     }
 }
 
@@ -61,6 +57,7 @@ fn attach(
 ) -> Result<(Attachment, Made), Error> {
     let attachment = attachment(agent.call(request)?, agent)?;
     check(&attachment, target).map_err(|why| agent.garbled(why))?;
+    undo.begin(Step::Leased(target.owner.clone()));
     undo.begin(Step::Linked(attachment.link.clone()));
     let made = pod_link::make(host, pod, netns, &attachment, &target.owner.ifname)?;
     let activate = Request::Activate {
@@ -72,26 +69,35 @@ fn attach(
     Ok((attachment, made))
 }
 
-/// Opens CNI_NETNS.
+/// Opens CNI_NETNS and a socket in it.
 ///
 /// # Errors
 /// Code 4 if it is no network namespace, or the plugin's own without leave.
-pub fn open_netns(target: &Target) -> Result<NetNs, Error> {
+pub fn open_netns(target: &Target) -> Result<(NetNs, Conn), Error> {
     let invalid = |why: &str| env::invalid("CNI_NETNS", &target.netns, why);
     let netns = NetNs::open(&target.netns).map_err(|error| match error {
         sinabro_netlink::Error::NotFound(_) => invalid("which does not exist"),
         sinabro_netlink::Error::Invalid(_) => invalid("which is not a network namespace"),
         other => invalid("which cannot be opened").details(chain(&other)),
     })?;
-    if !target.netns_override {
-        let own = NetNs::current().and_then(|own| own.id());
-        let own = own.map_err(no_socket)?;
-        if netns.id().map_err(no_socket)? == own {
-            return Err(invalid("the plugin's own namespace")
-                .details("CNI_NETNS_OVERRIDE=1 allows that, if it is meant"));
-        }
+    let own = NetNs::current().map_err(no_socket)?;
+    let same = netns.id().and_then(|id| Ok(id == own.id()?));
+    if same.map_err(no_socket)? && !target.netns_override {
+        return Err(invalid("the plugin's own namespace")
+            .details("CNI_NETNS_OVERRIDE=1 allows that, if it is meant"));
     }
-    Ok(netns)
+    // There and back on the only thread: one more thread would take longer than all the rest of
+    // this. Whoever cannot come back does nothing more.
+    let enter = |netns: &NetNs| {
+        setns(netns, CloneFlags::CLONE_NEWNET).map_err(|errno| {
+            let what = format!("network namespace {} cannot be entered", target.netns);
+            Error::new(Code::Kernel, what).details(errno)
+        })
+    };
+    enter(&netns)?;
+    let pod = Conn::new();
+    enter(&own)?;
+    Ok((netns, pod.map_err(no_socket)?))
 }
 
 /// An interface that exists is an error (specification, section 2, ADD), unless it is this
@@ -133,18 +139,6 @@ fn refuse_existing(
         }
         Err(other) => Err(other.into()),
         Ok(_) => Err(pod_link::exists(ifname)),
-    }
-}
-
-/// A delete of an earlier attachment of the same key, still queued, must not hit this one.
-fn forget_queued_delete(conf: &Conf, target: &Target) -> Result<(), Error> {
-    let file = queue_file(&conf.state_dir, &target.owner);
-    match fs::remove_file(&file) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            let what = format!("queued delete {} cannot be removed", file.display());
-            Err(Error::new(Code::Io, what).details(error))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -56,8 +56,7 @@ pub fn run(conf: &Conf, target: &Target) -> Result<(), Error> {
             .details(format!("link {link} is there; DEL removes it")),
         });
     };
-    let netns = open_netns(target)?;
-    let mut pod = Conn::in_netns(&netns).map_err(refused)?;
+    let (_netns, mut pod) = open_netns(target)?;
     let inner = pod
         .link_by_name(&target.owner.ifname)
         .ignore_not_found()

@@ -71,7 +71,7 @@ fn can_wait(error: &AgentError) -> bool {
 }
 
 /// The file that stands for a delete the agent has not been told.
-pub fn queue_file(state_dir: &Path, owner: &Owner) -> PathBuf {
+fn queue_file(state_dir: &Path, owner: &Owner) -> PathBuf {
     state_dir
         .join(names::DELETES_DIR)
         .join(format!("{}.json", owner.link()))

@@ -26,8 +26,9 @@ fn ask(conf: &Conf) -> Result<Box<StatusReport>, AgentError> {
     }
 }
 
-/// Conditions that concern the traffic of pods that are there already.
-const TRAFFIC: [&str; 2] = ["datapath", "overlay"];
+/// Conditions that concern pods that are there already: the way to other nodes, and their own
+/// places in the data path.
+const TRAFFIC: [&str; 2] = ["overlay", "endpoints"];
 
 fn judge(report: &StatusReport) -> Result<(), Error> {
     if report.ready {

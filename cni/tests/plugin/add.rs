@@ -293,16 +293,6 @@ fn without_an_agent_the_runtime_is_told_to_try_again() {
 }
 
 #[test]
-fn a_queued_delete_of_the_same_key_is_forgotten() {
-    let (mut node, pod) = (Node::without_agent(), Pod::new());
-    node.call("DEL", &pod).run().silent();
-    assert!(node.queue_file(&pod).exists());
-    node.start_agent();
-    node.call("ADD", &pod).run().result();
-    assert!(!node.queue_file(&pod).exists());
-}
-
-#[test]
 fn fifty_at_once_all_work() {
     let node = Node::new();
     let pods: Vec<_> = (0..50).map(|_| Pod::new()).collect();

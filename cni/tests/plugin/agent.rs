@@ -184,7 +184,8 @@ impl Connection {
 
     fn serve(mut self, mut stream: UnixStream) {
         let peer = getsockopt(&stream, PeerCredentials).unwrap().pid();
-        let kill_peer = || kill(Pid::from_raw(peer), Signal::SIGKILL).unwrap();
+        // It may have ended by itself; until it is waited for, the number is still its own.
+        let kill_peer = || drop(kill(Pid::from_raw(peer), Signal::SIGKILL));
         while let Ok(envelope) = frame::read::<RequestEnvelope>(&mut stream) {
             assert_eq!(envelope.version, VERSION);
             let act = {
@@ -282,6 +283,8 @@ impl Connection {
             },
             Request::Release { owner } => {
                 state.endpoints.remove(&owner);
+                // On its own connection, how an ADD is given up.
+                self.held.take_if(|(held, _)| *held == owner);
                 Response::Done
             }
             Request::Gc { .. } => Response::Removed(Vec::new()),

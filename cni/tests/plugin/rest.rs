@@ -80,8 +80,8 @@ fn status_is_the_agents() {
     let outcome = node.bare("STATUS").run();
     outcome.fails_with(50, "ipam: no addresses left");
     assert!(!outcome.error().1.contains("fine"));
-    node.agent().state().status = failing("datapath");
-    node.bare("STATUS").run().fails_with(51, "datapath");
+    node.agent().state().status = failing("overlay");
+    node.bare("STATUS").run().fails_with(51, "overlay");
 
     node.agent().script("status", Act::Die);
     node.bare("STATUS").run().fails_with(50, "agent.sock");
