@@ -304,14 +304,15 @@ impl Settings {
             Some(_) => layers.parse("socket", absolute_path)?,
             None => state_dir.join(names::SOCKET),
         };
-        // sockaddr_un.sun_path, unix(7), with its final zero.
-        if socket.as_os_str().len() > 107 {
+        // sockaddr_un.sun_path, unix(7), has 108 bytes with the final zero, and the socket is
+        // bound under a name four bytes longer at first.
+        if socket.as_os_str().len() > 103 {
             let key = if layers.found("socket").is_some() {
                 "socket"
             } else {
                 "stateDir"
             };
-            return Err(layers.invalid(key, "the socket's path is longer than 107 bytes"));
+            return Err(layers.invalid(key, "the socket's path is longer than 103 bytes"));
         }
         let node_name = match layers.found("nodeName") {
             Some(_) => layers.parse("nodeName", node_name)?,

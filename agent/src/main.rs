@@ -41,7 +41,6 @@ fn start(settings: Settings) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(64)
-        .thread_stack_size(512 * 1024)
         .thread_name("sinabro")
         .enable_all()
         .build()

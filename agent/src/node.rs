@@ -7,7 +7,9 @@
 
 use crate::{
     config::Settings,
-    plan::{Facts, Node, non_masquerade, overlay::tunnel_mtu},
+    plan::{
+        Facts, Node, OverlayPlan, OverlaySettings, PlanError, facts::NodeProblem, non_masquerade,
+    },
 };
 use ipnet::IpNet;
 use sinabro_common::abi::{
@@ -35,7 +37,7 @@ pub enum NodeError {
     #[error("node {0} is not in the list of nodes, add it or set --node-name")]
     Unknown(String),
     #[error("the entry of this node, {0}, cannot be used: {1}")]
-    Entry(String, crate::plan::facts::NodeProblem),
+    Entry(String, NodeProblem),
     #[error("the entry of this node, {0}, has no pod CIDR")]
     NoRange(String),
     #[error("uplink {0} does not exist")]
@@ -56,6 +58,8 @@ pub enum NodeError {
         "net.ipv4.ip_local_port_range ends at {0} and leaves too few ports above for masquerade, lower it or set --masquerade-ports"
     )]
     NoPorts(u32),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     #[error(transparent)]
     Netlink(#[from] sinabro_netlink::Error),
 }
@@ -87,7 +91,9 @@ impl NodeState {
         let mut conn = Conn::new()?;
         let links = uplinks(settings, node, &mut conn)?;
         // Both lists have a first entry: own_entry and uplinks made sure.
-        let (first, address) = (&links[0], node.addresses[0]);
+        let first = &links[0];
+        // The overlay's own plan decides the MTU, so that pods and tunnel cannot disagree.
+        let plan = OverlayPlan::new(facts, &overlay_settings(settings, first.mtu))?;
         let masquerade_v4 = match settings.masquerade && node.pod_cidrs.iter().any(is_v4) {
             true => Some(source_v4(node, first, &mut conn)?),
             false => None,
@@ -95,9 +101,7 @@ impl NodeState {
         Ok(Self {
             addresses: node.addresses.clone(),
             pod_cidrs: node.pod_cidrs.clone(),
-            mtu: settings
-                .mtu
-                .unwrap_or_else(|| tunnel_mtu(first.mtu, address)),
+            mtu: plan.device.mtu,
             masquerade_v4,
             non_masquerade: unmasqueraded(facts, settings),
             uplinks: links
@@ -129,6 +133,17 @@ impl NodeState {
             // The data path clears what the kernel does not have.
             flags: FLAG_REDIRECT_PEER | masquerade | fast_path,
         }
+    }
+}
+
+fn overlay_settings(settings: &Settings, uplink_mtu: u32) -> OverlaySettings {
+    OverlaySettings {
+        node: settings.node_name.clone(),
+        device: sinabro_common::names::VXLAN_LINK.into(),
+        vni: settings.vxlan_vni,
+        port: settings.vxlan_port,
+        uplink_mtu,
+        mtu: settings.mtu,
     }
 }
 

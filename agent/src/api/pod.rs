@@ -22,6 +22,8 @@ use tokio::{task::spawn_blocking, time::timeout};
 const TURN: Duration = Duration::from_secs(8);
 /// Longest container id or interface name, far above what runtimes use.
 const MAX_NAME: usize = 256;
+/// Longest of the other texts of a request. They are kept in lease files, whose size is bounded.
+const MAX_TEXT: usize = 1024;
 
 /// One connection's part in the life of pods.
 pub struct Session {
@@ -114,6 +116,19 @@ impl Session {
             )));
         }
         check_owner(&request.owner)?;
+        let LeaseRequest {
+            network,
+            netns,
+            pod,
+            ..
+        } = &request;
+        for text in [network, netns, &pod.namespace, &pod.name, &pod.uid] {
+            if text.len() > MAX_TEXT {
+                return Err(invalid(format!(
+                    "a text of the request is longer than {MAX_TEXT} bytes"
+                )));
+            }
+        }
         if let Some(mac) = request.mac.filter(|mac| !mac.is_usable()) {
             return Err(invalid(format!(
                 "MAC address {mac} cannot be an interface's"
@@ -238,14 +253,14 @@ fn invalid(text: String) -> ApiError {
 }
 
 fn check_owner(owner: &Owner) -> Result<(), ApiError> {
-    for (what, text) in [
+    let fields = [
         ("container id", &owner.container_id),
         ("interface name", &owner.ifname),
-    ] {
-        if text.is_empty() || text.len() > MAX_NAME {
-            return Err(invalid(format!(
-                "the {what} must have 1 to {MAX_NAME} characters"
-            )));
+    ];
+    for (what, text) in fields {
+        if text.is_empty() || text.len() > MAX_NAME || !text.bytes().all(|b| b.is_ascii_graphic()) {
+            let rule = format!("1 to {MAX_NAME} printable characters without blanks");
+            return Err(invalid(format!("the {what} {text:?} does not have {rule}")));
         }
     }
     Ok(())

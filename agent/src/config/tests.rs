@@ -183,8 +183,8 @@ fn bad_values_are_named_with_key_value_and_source() {
         "bpfDir",
         "must not be empty",
     );
-    let long = format!("--state-dir=/{}", "x".repeat(107));
-    refused(load(&["--nodes=/n", &long]), "stateDir", "107 bytes");
+    let long = format!("--state-dir=/{}", "x".repeat(93));
+    refused(load(&["--nodes=/n", &long]), "stateDir", "103 bytes");
 }
 
 #[test]

@@ -10,13 +10,23 @@ use sinabro_common::{
     api::{ErrorCode, Request, Response, frame},
     names,
 };
+use sinabro_netlink::{
+    link,
+    neigh::Neigh,
+    route::{Route, RouteFilter},
+};
 use std::{
+    collections::{BTreeSet, HashMap},
     fs,
     io::{Read, Write},
     net::{IpAddr, Shutdown},
     os::unix::{fs::PermissionsExt, net::UnixStream, process::CommandExt},
     process::{Command, Stdio},
-    time::Instant,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
 use support::{DEADLINE, Node, Plugin, allocate, eventually, owner};
 
@@ -195,7 +205,7 @@ fn requests_that_contradict_their_connection_are_refused() {
     let ifindex = node.add_link(&attachment);
     plugin.activate("a", ifindex).unwrap();
     // Owners that no runtime has.
-    for id in ["", &"x".repeat(300)] {
+    for id in ["", "a b", "a\n", &"x".repeat(300)] {
         assert_eq!(plugin.allocate(id).unwrap_err().code, ErrorCode::Invalid);
         assert_eq!(plugin.release(id).unwrap_err().code, ErrorCode::Invalid);
     }
@@ -546,5 +556,231 @@ fn a_slow_frame_does_not_hold_up_others() {
         let mut rest = Vec::new();
         plugin.0.shutdown(Shutdown::Write).unwrap();
         plugin.0.read_to_end(&mut rest).unwrap();
+    }
+}
+
+/// Whether each side's program is pinned.
+fn pins(node: &Node, link: &str) -> [bool; 2] {
+    let dir = node.bpf("sinabro/links");
+    ["in", "out"].map(|side| dir.join(format!("{link}-{side}")).exists())
+}
+
+#[test]
+fn programs_follow_the_pods_through_kill_and_restart() {
+    let mut node = Node::new();
+    node.start();
+    let (dead, live) = (node.add("a"), node.add("b"));
+    assert_eq!(
+        [pins(&node, &dead.link), pins(&node, &live.link)],
+        [[true; 2]; 2]
+    );
+    node.kill();
+    assert_eq!(
+        [pins(&node, &dead.link), pins(&node, &live.link)],
+        [[true; 2]; 2]
+    );
+    node.delete_link(&dead.link);
+    node.start();
+    assert_eq!(
+        [pins(&node, &dead.link), pins(&node, &live.link)],
+        [[false; 2], [true; 2]]
+    );
+    node.connect().release("b").unwrap();
+    assert_eq!(pins(&node, &live.link), [false; 2]);
+}
+
+#[test]
+fn routes_and_neighbours_of_live_pods_are_put_back_after_a_restart() {
+    let mut node = Node::new();
+    node.start();
+    let pod = node.add("a");
+    let ifindex = node.conn().link_by_name(&pod.link).unwrap().index;
+    let complete = |node: &Node| {
+        let filter = RouteFilter {
+            oif: Some(ifindex),
+            ..RouteFilter::default()
+        };
+        let routes = node.conn().routes(&filter).unwrap();
+        let neighs = node.conn().neighs(ifindex).unwrap();
+        pod.addresses.iter().all(|address| {
+            routes
+                .iter()
+                .any(|r| r.dst == (*address).into() && r.protocol == names::ROUTE_PROTOCOL)
+                && neighs
+                    .iter()
+                    .any(|n| n.address == *address && n.mac == Some(pod.mac.0) && n.is_permanent())
+        })
+    };
+    let mut conn = node.conn();
+    for &address in &pod.addresses {
+        let route = Route::to_host(address).dev(ifindex).scope_link();
+        conn.execute_all([
+            route.protocol(names::ROUTE_PROTOCOL).add(),
+            Neigh::new(ifindex, address, pod.mac.0).replace(),
+        ])
+        .unwrap();
+    }
+    assert!(complete(&node));
+    node.kill();
+    for route in conn
+        .routes(&RouteFilter {
+            oif: Some(ifindex),
+            protocol: Some(names::ROUTE_PROTOCOL),
+            ..RouteFilter::default()
+        })
+        .unwrap()
+    {
+        conn.execute(route.delete()).unwrap();
+    }
+    for &address in &pod.addresses {
+        conn.execute(Neigh::new(ifindex, address, pod.mac.0).delete())
+            .unwrap();
+    }
+    assert!(!complete(&node));
+    node.start();
+    eventually("they are put back", || complete(&node));
+}
+
+#[test]
+fn texts_that_a_lease_file_cannot_hold_are_refused() {
+    let mut node = Node::new();
+    node.start();
+    let Request::Allocate {
+        owner,
+        network,
+        pod,
+        addresses,
+        mac,
+        ..
+    } = allocate("a")
+    else {
+        unreachable!()
+    };
+    let request = |netns: String| Request::Allocate {
+        owner: owner.clone(),
+        network: network.clone(),
+        netns,
+        pod: pod.clone(),
+        addresses: addresses.clone(),
+        mac,
+    };
+    let error = node
+        .connect()
+        .call(request("x".repeat(100_000)))
+        .unwrap_err();
+    assert_eq!(error.code, ErrorCode::Invalid);
+    assert!(node.leases().is_empty());
+    // The longest that is taken, in the form that grows most, is read back at start.
+    node.connect().call(request("\0".repeat(1024))).unwrap();
+    let mut plugin = node.connect();
+    plugin.call(request("\u{1}".repeat(1024))).unwrap();
+    node.kill();
+    node.start();
+    assert!(node.ipam().problems.is_empty());
+}
+
+#[test]
+fn pods_that_the_tunnel_leaves_no_room_for_are_not_served() {
+    let mut node = Node::new();
+    let up = node.conn().link_by_name("up0").unwrap().index;
+    node.conn().execute(link::set_mtu(up, 1300)).unwrap();
+    node.start_with(&[]);
+    eventually("the reason is said", || {
+        let error = node.connect().allocate("a").unwrap_err();
+        error.code == ErrorCode::NotReady && error.message.contains("the uplink's MTU is 1300")
+    });
+}
+
+#[test]
+fn a_deeply_nested_nodes_file_is_an_error_not_a_crash() {
+    let mut node = Node::new();
+    node.start();
+    node.write_nodes(&"[".repeat(200_000));
+    eventually("it is refused", || {
+        let conditions = node.status().unwrap().conditions;
+        conditions
+            .iter()
+            .any(|c| c.name == "facts" && c.detail.contains("nodes.yaml"))
+    });
+    node.add("a");
+}
+
+/// kill -9 at any moment of a storm of ADDs and DELs: no address is given twice, none is lost,
+/// and every pod whose ADD succeeded is there.
+#[test]
+fn kills_in_a_storm_neither_double_nor_leak_addresses() {
+    const ROUNDS: usize = 6;
+    const WORKERS: usize = 8;
+    let mut node = Node::new();
+    node.start();
+    let live = Mutex::new(HashMap::<String, Vec<IpAddr>>::new());
+    for round in 0..ROUNDS {
+        let stop = AtomicBool::new(false);
+        let (shared, live, stop) = (&node, &live, &stop);
+        std::thread::scope(|scope| {
+            for worker in 0..WORKERS {
+                scope.spawn(move || storm(shared, &format!("{round}-{worker}"), live, stop));
+            }
+            // Not a wait for anything: the kill is to come at a moment that nobody chose.
+            std::thread::sleep(Duration::from_millis(40 + 37 * round as u64));
+            shared.signal(Signal::SIGKILL);
+            stop.store(true, Ordering::Relaxed);
+        });
+        node.kill();
+        node.start();
+    }
+    let live = live.into_inner().unwrap();
+    assert!(!live.is_empty());
+    let expected: BTreeSet<_> = live.values().flatten().map(ToString::to_string).collect();
+    // What the ADDs cut off last had is freed with their connections.
+    eventually("only live pods have leases", || {
+        node.leases().into_iter().collect::<BTreeSet<_>>() == expected
+    });
+    assert_eq!(node.links().len(), live.len());
+    for (id, addresses) in &live {
+        assert_eq!(node.check(id).unwrap().addresses, *addresses);
+    }
+}
+
+/// One plugin after another, until the agent is gone.
+fn storm(node: &Node, name: &str, live: &Mutex<HashMap<String, Vec<IpAddr>>>, stop: &AtomicBool) {
+    for n in 0.. {
+        let id = format!("{name}-{n}");
+        let Some(mut plugin) = Plugin::try_connect(node.state(names::SOCKET)) else {
+            return;
+        };
+        let Ok(attachment) = plugin.allocate(&id) else {
+            return;
+        };
+        let ifindex = node.add_link(&attachment);
+        if plugin.activate(&id, ifindex).is_err() {
+            // As the plugin undoes itself.
+            let _ = node.conn().execute(link::delete_by_name(&attachment.link));
+            return;
+        }
+        {
+            let mut live = live.lock().unwrap();
+            for (other, addresses) in live.iter() {
+                let double = addresses.iter().find(|a| attachment.addresses.contains(a));
+                assert_eq!(double, None, "of {other} and {id}");
+            }
+            live.insert(id.clone(), attachment.addresses.clone());
+        }
+        if n % 3 != 0 {
+            live.lock().unwrap().remove(&id);
+            node.delete_link(&attachment.link);
+            let released =
+                Plugin::try_connect(node.state(names::SOCKET)).map(|mut p| p.release(&id));
+            if !matches!(released, Some(Ok(_))) {
+                let queue = node.state(names::DELETES_DIR);
+                fs::create_dir_all(&queue).unwrap();
+                let temporary = queue.join(format!(".{}", attachment.link));
+                fs::write(&temporary, serde_json::to_vec(&owner(&id)).unwrap()).unwrap();
+                fs::rename(&temporary, queue.join(format!("{}.json", attachment.link))).unwrap();
+            }
+        }
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
     }
 }

@@ -127,6 +127,13 @@ impl Node {
         self.path("state").join(name)
     }
 
+    /// A path on the node's bpffs, which only its mount namespace has.
+    pub fn bpf(&self, name: &str) -> PathBuf {
+        let root = PathBuf::from(format!("/proc/{}/root", self.holder.id()));
+        let bpf = self.path("bpf").join(name);
+        root.join(bpf.strip_prefix("/").unwrap())
+    }
+
     pub fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sinabro-agent"));
         let flag = |name: &str, value: PathBuf| format!("--{name}={}", value.display());
@@ -291,7 +298,8 @@ impl Plugin {
             version: VERSION,
             request,
         };
-        frame::write(&mut self.0, &envelope).unwrap();
+        // A peer that is gone shows in the missing reply.
+        let _ = frame::write(&mut self.0, &envelope);
         self.reply()
     }
 
