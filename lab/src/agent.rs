@@ -1,6 +1,9 @@
 //! The agent's process on a node.
 
-use crate::node::{LOG_FILE, NODES_FILE, Node};
+use crate::{
+    namespace::ended,
+    node::{LOG_FILE, NODES_FILE, Node},
+};
 use anyhow::{Context as _, Result, bail};
 use nix::{
     sys::signal::{Signal, kill},
@@ -94,6 +97,7 @@ impl Agent {
     pub(crate) fn kill(mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
+        ended(&self.child);
         Ok(())
     }
 
@@ -108,6 +112,7 @@ impl Agent {
             }
             thread::sleep(Duration::from_millis(5));
         }
+        ended(&self.child);
         Ok(())
     }
 }

@@ -9,14 +9,19 @@
 use anyhow::{Context as _, Result, bail};
 use nix::{
     errno::Errno,
-    sys::{signal::Signal, wait::waitpid},
+    sys::{
+        signal::{Signal, kill},
+        wait::waitpid,
+    },
     unistd::{ForkResult, Pid},
 };
 use std::{
+    collections::BTreeSet,
     ffi::CStr,
     fs::File,
     io::Read as _,
     os::fd::{AsRawFd as _, OwnedFd},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 /// Name of the process in `ps` and /proc/PID/comm; [`crate::residue`] looks for it.
@@ -42,6 +47,28 @@ const STAGES: [&str; 7] = [
     "leave the terminal",
 ];
 
+/// Processes of all labs of this process, holders and programs.
+static PROCESSES: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+
+pub(crate) fn remember(pid: i32) {
+    processes().insert(pid);
+}
+
+pub(crate) fn forget(pid: i32) {
+    processes().remove(&pid);
+}
+
+fn processes() -> MutexGuard<'static, BTreeSet<i32>> {
+    PROCESSES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Kills every process of every lab, kept ones included: for a process that was interrupted.
+pub fn end_all() {
+    for pid in processes().iter() {
+        let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+    }
+}
+
 /// Forks the holder; the calling thread is its parent, and with [`Lifetime::Process`] the
 /// kernel kills the holder when that *thread* ends (PR_SET_PDEATHSIG).
 pub fn fork(lifetime: Lifetime) -> Result<Pid> {
@@ -56,7 +83,10 @@ pub fn fork(lifetime: Lifetime) -> Result<Pid> {
     let mut report = Vec::new();
     File::from(reader).read_to_end(&mut report)?;
     match report[..] {
-        [0xff] => Ok(pid),
+        [0xff] => {
+            remember(pid.as_raw());
+            Ok(pid)
+        }
         [stage, errno] => {
             let _ = waitpid(pid, None);
             let stage = STAGES.get(usize::from(stage)).copied().unwrap_or("start");
@@ -82,10 +112,12 @@ fn child(lifetime: Lifetime, parent: Pid, report: &OwnedFd) -> ! {
     unsafe {
         libc::write(report.as_raw_fd(), bytes.as_ptr().cast(), len);
         libc::close_range(0, libc::c_uint::MAX, 0);
-        while ready {
+        if !ready {
+            libc::_exit(1);
+        }
+        loop {
             libc::pause();
         }
-        libc::_exit(1)
     }
 }
 

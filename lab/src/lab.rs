@@ -31,7 +31,9 @@ pub struct Binaries {
 impl Binaries {
     /// Takes the programs of a directory; all three must be there.
     pub fn at(dir: impl Into<PathBuf>) -> Result<Self> {
-        let binaries = Self { dir: dir.into() };
+        // Absolute: whoever enters a node's mount namespace loses the working directory.
+        let dir = std::path::absolute(dir.into()).context("cannot find the programs")?;
+        let binaries = Self { dir };
         for path in [binaries.plugin(), binaries.agent(), binaries.ctl()] {
             ensure!(
                 path.is_file(),
@@ -236,6 +238,8 @@ fn connect(router: &Namespace, port: &str, machine: &Namespace, nets: &[IpNet]) 
         peer_netns: Some(machine.place().net()),
     })?;
     let mut conn = Conn::in_netns(machine.place().net())?;
+    let eth0 = conn.link_by_name("eth0")?.index;
+    conn.execute(link::set_up(eth0))?;
     add_addresses(&mut conn, "eth0", nets)
 }
 

@@ -5,12 +5,13 @@
 
 use crate::{
     Place, Pod,
-    checks::Scene,
+    checks::{PODS_PER_NODE, Scene},
     node::Node,
     traffic::rate::{latency, throughput},
 };
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
+use sinabro_common::api::{Request, Response};
 use std::{collections::BTreeMap, fs, net::IpAddr, thread, time::Duration};
 
 const TIME: Duration = Duration::from_millis(1000);
@@ -86,15 +87,15 @@ pub fn measure(planned: &Planned<'_>) -> Result<Path> {
     })
 }
 
-/// Adds pods to a node until it has `total`; returns the new ones.
-pub fn fill(scene: &Scene, node: &Node, total: usize) -> Result<Vec<Pod>> {
-    const AT_ONCE: usize = 10;
-    let present = crate::checks::PODS_PER_NODE;
-    let numbers: Vec<usize> = (present..total).collect();
+/// Pods added or deleted at the same time.
+const AT_ONCE: usize = 10;
+
+/// Adds pods to a scene's node until it has `total`; returns the new ones.
+pub fn fill(node: &Node, total: usize) -> Result<Vec<Pod>> {
+    let numbers: Vec<usize> = (PODS_PER_NODE..total).collect();
     let chunks: Vec<&[usize]> = numbers
         .chunks(numbers.len().div_ceil(AT_ONCE).max(1))
         .collect();
-    let _ = scene;
     thread::scope(|scope| {
         let threads: Vec<_> = chunks
             .into_iter()
@@ -117,6 +118,35 @@ pub fn fill(scene: &Scene, node: &Node, total: usize) -> Result<Vec<Pod>> {
         }
         Ok(pods)
     })
+}
+
+/// Deletes what [`fill`] added; the agent must know none of them afterwards.
+pub fn clear(node: &Node, pods: &[Pod]) -> Result<()> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = pods
+            .chunks(pods.len().div_ceil(AT_ONCE).max(1))
+            .map(|chunk| scope.spawn(|| chunk.iter().try_for_each(|pod| node.delete_pod(pod))))
+            .collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread
+                .join()
+                .map_err(|_| anyhow::anyhow!("a thread panicked"))?
+        })
+    })?;
+    let Response::Ipam(ipam) = node.ask(Request::Ipam)? else {
+        bail!("unexpected answer about leases");
+    };
+    for pod in pods {
+        let owner = pod.owner();
+        if let Some(lease) = ipam.leases.iter().find(|lease| lease.owner == owner) {
+            bail!(
+                "{} is still leased to deleted pod {}",
+                lease.address,
+                pod.id()
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Resident memory of a node's agent, in bytes (VmRSS, proc(5)).

@@ -113,6 +113,7 @@ impl Namespace {
                 if let (Some(pid), Lifetime::Process) = (pid, lifetime) {
                     let _ = kill(pid, Signal::SIGKILL);
                     let _ = waitpid(pid, None);
+                    holder::forget(pid.as_raw());
                 }
             })
             .context("cannot start a thread")?;
@@ -160,7 +161,8 @@ impl Namespace {
         })
     }
 
-    /// Starts a program inside that lives as long as the lab.
+    /// Starts a program inside that lives as long as the lab. Who waits for its end tells
+    /// [`ended`].
     pub fn spawn(&self, mut command: Command) -> Result<Child> {
         let lifetime = self.lifetime;
         // SAFETY: only async-signal-safe system calls.
@@ -179,7 +181,11 @@ impl Namespace {
             .as_ref()
             .and_then(|jobs| {
                 jobs.send(Box::new(move || {
-                    let _ = reply.send(command.spawn());
+                    let child = command.spawn();
+                    if let Ok(child) = &child {
+                        holder::remember(child.id() as i32);
+                    }
+                    let _ = reply.send(child);
                 }))
                 .ok()
             })
@@ -187,6 +193,12 @@ impl Namespace {
             .ok_or_else(|| anyhow!("the worker thread of {} is gone", self.name()))?
             .with_context(|| format!("cannot start {} on {}", program.display(), self.name()))
     }
+}
+
+/// To be told once a program that [`Namespace::spawn`] started has been waited for: its process
+/// id may be another's by now.
+pub(crate) fn ended(child: &Child) {
+    holder::forget(child.id() as i32);
 }
 
 impl Drop for Namespace {

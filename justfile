@@ -1,0 +1,37 @@
+# Every action as one recipe; `cargo xtask --help` knows more.
+
+_default:
+    @just --list
+
+# Install what is missing to build and test
+setup:
+    cargo xtask setup
+
+# Static release binaries in target/dist
+build:
+    cargo xtask build
+
+# Pods on two nodes, on this machine's own kernel
+demo *arguments:
+    cargo xtask demo {{arguments}}
+
+# Every test
+test *arguments:
+    cargo xtask test {{arguments}}
+
+# ADD and DEL beside the plugins ptp and host-local
+bench-cni *arguments:
+    cargo xtask bench cni {{arguments}}
+
+# What Sinabro has left on this machine
+residue:
+    cargo xtask residue
+
+# Formatting and lints, as CI checks them
+lint:
+    cargo fmt --all --check
+    cargo clippy --workspace --exclude sinabro-ebpf --all-targets -- -D warnings
+
+# All that CI does
+ci:
+    .ci/run

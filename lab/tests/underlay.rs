@@ -1,0 +1,102 @@
+//! The lab itself, before any agent: what the other tests stand on.
+#![allow(clippy::unwrap_used)]
+
+use sinabro_lab::{
+    Binaries, Lab, Lifetime, Namespace,
+    residue::{Kind, Snapshot},
+    traffic::{PATIENCE, icmp, tcp, udp},
+};
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+#[test]
+fn nodes_reach_each_other_and_the_outside() {
+    let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
+    let (n1, n2) = (lab.node(1), lab.node(2));
+    for address in n2.addresses() {
+        icmp::ping(n1.place(), address, PATIENCE).unwrap();
+        let seen = tcp::transfer(n1.place(), n2.place(), address, 100_000)
+            .unwrap()
+            .seen;
+        assert!(n1.addresses().contains(&seen), "{seen}");
+        // 1472 + 8 + 20 = 1500, 1452 + 8 + 40 = 1500
+        let payload = if address.is_ipv4() { 1472 } else { 1452 };
+        udp::echo(n1.place(), n2.place(), address, payload, true).unwrap();
+        udp::is_too_long(n1.place(), address, payload + 1).unwrap();
+    }
+    for address in lab.outside_addresses().unwrap() {
+        let seen = icmp::ping_seen(n1.place(), lab.outside().place(), address).unwrap();
+        assert!(n1.addresses().contains(&seen), "{seen}");
+    }
+}
+
+#[test]
+fn a_bare_sandbox_reaches_nothing() {
+    let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
+    let sandbox = lab.node(1).make_sandbox("bare").unwrap();
+    let node = lab.node(1).addresses()[0];
+    icmp::ping(&sandbox, node, Duration::from_millis(300)).unwrap_err();
+    icmp::ping(&sandbox, "127.0.0.1".parse().unwrap(), PATIENCE).unwrap();
+    lab.node(1).remove_sandbox("bare").unwrap();
+}
+
+#[test]
+fn a_namespace_ends_with_its_owner() {
+    let namespace = Namespace::new("brief", Lifetime::Process).unwrap();
+    let pid = namespace.pid();
+    std::fs::write(namespace.path("/run/file"), "x").unwrap();
+    assert!(
+        !std::path::Path::new("/run/file").exists(),
+        "its /run must be its own"
+    );
+    drop(namespace);
+    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+}
+
+/// Started by the test below in a process of its own; does nothing otherwise.
+#[test]
+#[ignore = "a part of another test"]
+fn make_a_lab_and_wait() {
+    let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
+    println!("\nready {:?}", lab.pids());
+    thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn a_killed_process_takes_its_lab_along() {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "make_a_lab_and_wait", "--nocapture"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let ready = lines
+        .map(Result::unwrap)
+        .find(|line| line.starts_with("ready"))
+        .unwrap();
+    let pids: Vec<&str> = ready
+        .trim_start_matches("ready [")
+        .trim_end_matches(']')
+        .split(", ")
+        .collect();
+    assert_eq!(pids.len(), 3);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let left = || -> Vec<String> {
+        let all = Snapshot::take().unwrap().ours();
+        all.into_iter()
+            .filter(|item| item.kind == Kind::Process)
+            .map(|item| item.name)
+            .filter(|name| pids.iter().any(|pid| name.contains(&format!("({pid})"))))
+            .collect()
+    };
+    while !left().is_empty() {
+        assert!(Instant::now() < deadline, "left: {:?}", left());
+        thread::sleep(Duration::from_millis(20));
+    }
+}

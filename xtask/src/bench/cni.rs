@@ -1,0 +1,300 @@
+//! ADD and DEL of whole plugins, from exec to exit, beside ptp with host-local.
+//!
+//! Both run on the same lab node, into sandboxes made alike beforehand, with both address
+//! families, in turns. What is timed is posix_spawn to wait: no shell, no copy of a large
+//! process. The agent that serves ours is the release build.
+
+use super::{Report, Row, stats};
+use crate::{build, interrupt, report, root, setup, ui, workspace::dist};
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+use sinabro_lab::{Binaries, Lab, Lifetime, Node, cni::Call, holder, node::netns_path};
+use std::{
+    path::PathBuf,
+    process::{ExitCode, Stdio},
+    sync::Barrier,
+    thread,
+    time::Instant,
+};
+
+const SPEC: &str = "1.0.0";
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Rounds, each of both subjects; at least 5
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(5..))]
+    rounds: u32,
+
+    /// Pods in sequence, and at once
+    #[arg(long, default_value_t = 50)]
+    pods: usize,
+
+    /// Write the figures to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    #[arg(long, hide = true, value_name = "DIR")]
+    programs: Option<PathBuf>,
+}
+
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let programs = match &options.programs {
+        Some(dir) => dir.clone(),
+        None => {
+            setup::ensure(setup::BENCH)?;
+            build::release()?;
+            dist()
+        }
+    };
+    if !root::is_root() {
+        let (rounds, pods) = (options.rounds.to_string(), options.pods.to_string());
+        let programs = programs.display().to_string();
+        let mut arguments = vec![
+            "bench",
+            "cni",
+            "--programs",
+            &programs,
+            "--rounds",
+            &rounds,
+            "--pods",
+            &pods,
+        ];
+        let json = match &options.json {
+            Some(path) => std::path::absolute(path)?.display().to_string(),
+            None => String::new(),
+        };
+        if !json.is_empty() {
+            arguments.extend(["--json", &json]);
+        }
+        root::become_root("making network namespaces", &arguments)?;
+    }
+    measure(options, programs)
+}
+
+/// A plugin and its configuration.
+struct Subject {
+    name: &'static str,
+    plugin: PathBuf,
+    config: Value,
+}
+
+/// The figures of one subject in one round, in milliseconds.
+struct Round {
+    add: Vec<f64>,
+    del: Vec<f64>,
+    add_at_once: Vec<f64>,
+    del_at_once: Vec<f64>,
+}
+
+fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
+    interrupt::on_interrupt(holder::end_all)?;
+    let binaries = Binaries::at(programs)?;
+    let subjects = subjects(&binaries)?;
+    let lab = Lab::start(binaries, 1, Lifetime::Process)?;
+    let node = lab.node(1);
+
+    let [ours, theirs] = &subjects;
+    println!(
+        "  {} against {} with host-local: ADD and DEL, exec to exit, IPv4 and IPv6,\n  \
+         {} pods one after the other, then all at once; {} rounds in turns",
+        ours.name, theirs.name, options.pods, options.rounds
+    );
+    let mut rounds: Vec<[Round; 2]> = Vec::new();
+    let mut step = ui::step("measuring");
+    // The first round warms caches up and does not count.
+    for number in 0..=options.rounds {
+        step.now(format!("round {number} of {}", options.rounds));
+        let one = |subject| round(node, subject, number, options.pods);
+        // Who goes first changes from round to round.
+        let pair = if number % 2 == 0 {
+            let first = one(ours)?;
+            [first, one(theirs)?]
+        } else {
+            let first = one(theirs)?;
+            [one(ours)?, first]
+        };
+        if number > 0 {
+            rounds.push(pair);
+        }
+    }
+    step.clear();
+
+    let rows = rows(&rounds, ours.name, theirs.name, options.pods);
+    print(&rows);
+    if let Some(path) = &options.json {
+        let machine = report::Machine::look()?;
+        report::write(path, &Report { machine, rows })?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn subjects(binaries: &Binaries) -> Result<[Subject; 2]> {
+    let reference = setup::reference_plugins().context("the plugin ptp is missing")?;
+    Ok([
+        Subject {
+            name: "sinabro",
+            plugin: binaries.plugin(),
+            config: json!({"cniVersion": SPEC, "name": "bench", "type": "sinabro"}),
+        },
+        Subject {
+            name: "ptp",
+            plugin: reference.join("ptp"),
+            config: json!({
+                "cniVersion": SPEC,
+                "name": "bench-ptp",
+                "type": "ptp",
+                "ipMasq": false,
+                "ipam": {
+                    "type": "host-local",
+                    // On the node's tmpfs, as are our leases.
+                    "dataDir": "/run/lab/host-local",
+                    "ranges": [[{"subnet": "10.99.0.0/16"}], [{"subnet": "fd00:99::/64"}]],
+                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                },
+            }),
+        },
+    ])
+}
+
+fn round(node: &Node, subject: &Subject, number: u32, pods: usize) -> Result<Round> {
+    let ids: Vec<String> = (0..pods)
+        .map(|pod| format!("{}-{number}-{pod}", subject.name))
+        .collect();
+    for id in &ids {
+        node.make_sandbox(id)?;
+    }
+    let result = Round {
+        add: in_sequence(node, subject, "ADD", &ids)?,
+        del: in_sequence(node, subject, "DEL", &ids)?,
+        add_at_once: at_once(node, subject, "ADD", &ids)?,
+        del_at_once: at_once(node, subject, "DEL", &ids)?,
+    };
+    for id in &ids {
+        node.remove_sandbox(id)?;
+    }
+    Ok(result)
+}
+
+fn in_sequence(node: &Node, subject: &Subject, command: &str, ids: &[String]) -> Result<Vec<f64>> {
+    node.namespace().run(|| {
+        ids.iter()
+            .map(|id| call(subject, command, id, || ()))
+            .collect()
+    })
+}
+
+fn at_once(node: &Node, subject: &Subject, command: &str, ids: &[String]) -> Result<Vec<f64>> {
+    let start = Barrier::new(ids.len());
+    // Threads inherit the namespaces of the one that starts them.
+    node.namespace().run(|| {
+        thread::scope(|scope| {
+            let threads: Vec<_> = ids
+                .iter()
+                .map(|id| {
+                    scope.spawn(|| {
+                        call(subject, command, id, || {
+                            start.wait();
+                        })
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| {
+                    thread
+                        .join()
+                        .map_err(|_| anyhow::anyhow!("a thread panicked"))?
+                })
+                .collect()
+        })
+    })
+}
+
+/// One call, in milliseconds. `ready` is called just before the clock starts.
+fn call(subject: &Subject, command: &str, id: &str, ready: impl FnOnce()) -> Result<f64> {
+    let prepared = Call {
+        plugin: &subject.plugin,
+        command,
+        container_id: id,
+        netns: Some(&netns_path(id)),
+        args: None,
+        config: &subject.config,
+    }
+    .command();
+    ready();
+    let mut process = prepared?;
+    process.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let start = Instant::now();
+    let mut child = process
+        .spawn()
+        .with_context(|| format!("cannot start {}", subject.name))?;
+    // What a plugin prints fits into a pipe: nobody needs to read before it ends.
+    let status = child.wait()?;
+    let took = start.elapsed();
+    if !status.success() {
+        let answer = sinabro_lab::cni::answer(child)?;
+        bail!(
+            "{command} of {id}: {status}, {} {}",
+            answer.json,
+            answer.stderr.trim()
+        );
+    }
+    Ok(took.as_secs_f64() * 1e3)
+}
+
+fn rows(rounds: &[[Round; 2]], ours: &'static str, theirs: &'static str, pods: usize) -> Vec<Row> {
+    type Pick = fn(&Round) -> &[f64];
+    let cases: [(String, Pick); 4] = [
+        (format!("ADD, {pods} in sequence"), |round| &round.add),
+        (format!("DEL, {pods} in sequence"), |round| &round.del),
+        (format!("ADD, {pods} at once"), |round| &round.add_at_once),
+        (format!("DEL, {pods} at once"), |round| &round.del_at_once),
+    ];
+    let mut rows = Vec::new();
+    for (case, pick) in cases {
+        for percent in [50.0, 99.0] {
+            let figures = |subject: usize| -> Vec<f64> {
+                rounds
+                    .iter()
+                    .map(|round| stats::percentile(pick(&round[subject]), percent))
+                    .collect()
+            };
+            let (value, against) = (figures(0), figures(1));
+            let ratios: Vec<f64> = value.iter().zip(&against).map(|(a, b)| a / b).collect();
+            rows.push(Row {
+                case: case.clone(),
+                metric: format!("p{percent}"),
+                unit: "ms",
+                subject: ours,
+                value: stats::median(&value),
+                against: theirs,
+                against_value: stats::median(&against),
+                ratio: stats::median(&ratios),
+                spread: stats::extent(&ratios),
+            });
+        }
+    }
+    rows
+}
+
+fn print(rows: &[Row]) {
+    let mut table = vec![vec![
+        "case".to_string(),
+        String::new(),
+        format!("{} ms", rows[0].subject),
+        format!("{} ms", rows[0].against),
+        "ratio".into(),
+        "over rounds".into(),
+    ]];
+    for row in rows {
+        table.push(vec![
+            row.case.clone(),
+            row.metric.clone(),
+            format!("{:.2}", row.value),
+            format!("{:.2}", row.against_value),
+            format!("{:.2}", row.ratio),
+            format!("{:.2}–{:.2}", row.spread[0], row.spread[1]),
+        ]);
+    }
+    ui::table(&table);
+}
