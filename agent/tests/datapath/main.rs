@@ -1,8 +1,13 @@
 //! The data path on the running kernel: every program by BPF_PROG_TEST_RUN, then real traffic.
 //!
 //! Needs root; each test makes and leaves namespaces of its own.
+#![allow(clippy::unwrap_used)]
 
+mod host_hooks;
 mod kit;
+mod packet;
+mod pod_hooks;
+mod run;
 
 #[test]
 fn the_kernel_accepts_every_program() {

@@ -1,0 +1,238 @@
+//! Packets, made and judged by their own code: nothing here is shared with the programs.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+pub const TCP: u8 = 6;
+pub const UDP: u8 = 17;
+pub const ICMP: u8 = 1;
+pub const ICMPV6: u8 = 58;
+
+pub const SYN: u8 = 0x02;
+pub const ACK: u8 = 0x10;
+pub const FIN: u8 = 0x01;
+
+pub const IP4: u16 = 0x0800;
+pub const ARP: u16 = 0x0806;
+pub const IP6: u16 = 0x86dd;
+
+/// Adds up 16-bit words in one's complement.
+fn sum(parts: &[&[u8]]) -> u16 {
+    let mut sum = 0u32;
+    for part in parts {
+        for pair in part.chunks(2) {
+            sum += u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
+        }
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+fn pseudo_header(src: IpAddr, dst: IpAddr, proto: u8, len: usize) -> Vec<u8> {
+    let mut header = Vec::new();
+    for address in [src, dst] {
+        match address {
+            IpAddr::V4(a) => header.extend(a.octets()),
+            IpAddr::V6(a) => header.extend(a.octets()),
+        }
+    }
+    header.extend((len as u32).to_be_bytes());
+    header.extend([0, 0, 0, proto]);
+    header
+}
+
+pub fn eth(dst: [u8; 6], src: [u8; 6], kind: u16, payload: &[u8]) -> Vec<u8> {
+    [&dst[..], &src, &kind.to_be_bytes(), payload].concat()
+}
+
+/// An IP packet of either family, with fields that tests like to change.
+#[derive(Clone)]
+pub struct Ip {
+    pub src: IpAddr,
+    pub dst: IpAddr,
+    pub proto: u8,
+    pub ttl: u8,
+    /// IPv4: flags and offset. IPv6: a fragment header with this field, if not zero.
+    pub fragment: u16,
+    /// IPv4 options, or a destination options header, of a multiple of four or eight bytes.
+    pub options: Vec<u8>,
+    pub payload: Vec<u8>,
+}
+
+impl Ip {
+    pub fn bytes(&self) -> Vec<u8> {
+        match (self.src, self.dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => self.v4(src, dst),
+            (IpAddr::V6(src), IpAddr::V6(dst)) => self.v6(src, dst),
+            _ => panic!("two families"),
+        }
+    }
+
+    fn v4(&self, src: Ipv4Addr, dst: Ipv4Addr) -> Vec<u8> {
+        let header_len = 20 + self.options.len();
+        let mut header = vec![0x40 | (header_len / 4) as u8, 0];
+        header.extend(((header_len + self.payload.len()) as u16).to_be_bytes());
+        header.extend([0x12, 0x34]);
+        header.extend(self.fragment.to_be_bytes());
+        header.extend([self.ttl, self.proto, 0, 0]);
+        header.extend(src.octets());
+        header.extend(dst.octets());
+        header.extend(&self.options);
+        let checksum = !sum(&[&header]);
+        header[10..12].copy_from_slice(&checksum.to_be_bytes());
+        [header, self.payload.clone()].concat()
+    }
+
+    fn v6(&self, src: Ipv6Addr, dst: Ipv6Addr) -> Vec<u8> {
+        let mut extensions = Vec::new();
+        let mut next = self.proto;
+        if self.fragment != 0 {
+            let [a, b] = self.fragment.to_be_bytes();
+            extensions = [vec![next, 0, a, b, 1, 2, 3, 4], extensions].concat();
+            next = 44;
+        }
+        if !self.options.is_empty() {
+            let mut header = self.options.clone();
+            header[0] = next;
+            header[1] = (header.len() / 8 - 1) as u8;
+            extensions = [header, extensions].concat();
+            next = 60;
+        }
+        let mut header = vec![0x60, 0, 0, 0];
+        header.extend(((extensions.len() + self.payload.len()) as u16).to_be_bytes());
+        header.extend([next, self.ttl]);
+        header.extend(src.octets());
+        header.extend(dst.octets());
+        [header, extensions, self.payload.clone()].concat()
+    }
+
+    pub fn kind(&self) -> u16 {
+        if self.src.is_ipv4() { IP4 } else { IP6 }
+    }
+}
+
+fn ip(src: IpAddr, dst: IpAddr, proto: u8, payload: Vec<u8>) -> Ip {
+    Ip {
+        src,
+        dst,
+        proto,
+        ttl: 64,
+        fragment: 0,
+        options: Vec::new(),
+        payload,
+    }
+}
+
+fn with_checksum(ip: Ip, offset: usize) -> Ip {
+    let mut ip = ip;
+    let pseudo = match (ip.proto, ip.src) {
+        (ICMP, IpAddr::V4(_)) => Vec::new(),
+        _ => pseudo_header(ip.src, ip.dst, ip.proto, ip.payload.len()),
+    };
+    let checksum = match !sum(&[&pseudo, &ip.payload]) {
+        0 if ip.proto == UDP => 0xffff,
+        checksum => checksum,
+    };
+    ip.payload[offset..offset + 2].copy_from_slice(&checksum.to_be_bytes());
+    ip
+}
+
+pub fn tcp(src: (IpAddr, u16), dst: (IpAddr, u16), flags: u8, data: &[u8]) -> Ip {
+    let mut bytes = Vec::new();
+    bytes.extend(src.1.to_be_bytes());
+    bytes.extend(dst.1.to_be_bytes());
+    bytes.extend([1, 2, 3, 4, 5, 6, 7, 8, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+    bytes.extend(data);
+    with_checksum(ip(src.0, dst.0, TCP, bytes), 16)
+}
+
+pub fn udp(src: (IpAddr, u16), dst: (IpAddr, u16), data: &[u8]) -> Ip {
+    let mut bytes = Vec::new();
+    bytes.extend(src.1.to_be_bytes());
+    bytes.extend(dst.1.to_be_bytes());
+    bytes.extend((8 + data.len() as u16).to_be_bytes());
+    bytes.extend([0, 0]);
+    bytes.extend(data);
+    with_checksum(ip(src.0, dst.0, UDP, bytes), 6)
+}
+
+/// An ICMP or ICMPv6 message; the two bytes after the checksum are an echo message's id.
+pub fn icmp(src: IpAddr, dst: IpAddr, kind: u8, id: u16) -> Ip {
+    let [a, b] = id.to_be_bytes();
+    let proto = if src.is_ipv4() { ICMP } else { ICMPV6 };
+    let bytes = vec![kind, 0, 0, 0, a, b, 0, 1, b'p', b'i', b'n', b'g', b'!'];
+    with_checksum(ip(src, dst, proto, bytes), 2)
+}
+
+pub fn other(src: IpAddr, dst: IpAddr, proto: u8) -> Ip {
+    ip(src, dst, proto, vec![0x55; 24])
+}
+
+pub fn arp(sender_mac: [u8; 6], sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
+    let mut bytes = vec![0, 1, 8, 0, 6, 4, 0, 1];
+    bytes.extend(sender_mac);
+    bytes.extend(sender.octets());
+    bytes.extend([0; 6]);
+    bytes.extend(target.octets());
+    bytes
+}
+
+/// A frame without extension headers, taken apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub dst_mac: [u8; 6],
+    pub src_mac: [u8; 6],
+    pub src: IpAddr,
+    pub dst: IpAddr,
+    pub ttl: u8,
+    pub proto: u8,
+    /// Ports, or the echo id twice.
+    pub ports: (u16, u16),
+    pub data: Vec<u8>,
+}
+
+/// Takes a frame apart, insisting that every checksum is right.
+pub fn see(frame: &[u8]) -> Seen {
+    let ip = &frame[14..];
+    let (src, dst, ttl, proto, l4): (IpAddr, IpAddr, u8, u8, &[u8]) = if ip[0] >> 4 == 4 {
+        let header_len = usize::from(ip[0] & 0xf) * 4;
+        assert_eq!(sum(&[&ip[..header_len]]), 0xffff, "IPv4 checksum");
+        let total = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
+        let address = |at: usize| <[u8; 4]>::try_from(&ip[at..at + 4]).unwrap().into();
+        (
+            address(12),
+            address(16),
+            ip[8],
+            ip[9],
+            &ip[header_len..total],
+        )
+    } else {
+        let address = |at: usize| <[u8; 16]>::try_from(&ip[at..at + 16]).unwrap().into();
+        (address(8), address(24), ip[7], ip[6], &ip[40..])
+    };
+    let word = |at: usize| u16::from_be_bytes([l4[at], l4[at + 1]]);
+    let no_checksum = proto == UDP && word(6) == 0;
+    if !no_checksum {
+        let pseudo = match proto {
+            ICMP => Vec::new(),
+            _ => pseudo_header(src, dst, proto, l4.len()),
+        };
+        assert_eq!(sum(&[&pseudo, l4]), 0xffff, "transport checksum");
+    }
+    let (ports, data) = match proto {
+        TCP => ((word(0), word(2)), &l4[20..]),
+        UDP => ((word(0), word(2)), &l4[8..]),
+        _ => ((word(4), word(4)), &l4[8..]),
+    };
+    Seen {
+        dst_mac: frame[..6].try_into().unwrap(),
+        src_mac: frame[6..12].try_into().unwrap(),
+        src,
+        dst,
+        ttl,
+        proto,
+        ports,
+        data: data.to_vec(),
+    }
+}

@@ -1,0 +1,106 @@
+//! Runs a program on one packet (BPF_PROG_TEST_RUN).
+
+use sinabro_agent::datapath::Datapath;
+use std::{
+    collections::HashMap,
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+};
+
+const PROG_TEST_RUN: libc::c_int = 10;
+const PROG_GET_FD_BY_ID: libc::c_int = 13;
+
+/// The programs' verdicts.
+pub const PASS: i32 = -1;
+pub const DROP: i32 = 2;
+pub const REDIRECT: i32 = 7;
+
+#[repr(C)]
+#[derive(Default)]
+struct TestRun {
+    program: u32,
+    return_value: u32,
+    data_size_in: u32,
+    data_size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    ctx_size_in: u32,
+    ctx_size_out: u32,
+    ctx_in: u64,
+    ctx_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    pad: u32,
+}
+
+/// Size of `struct __sk_buff` and where its `ifindex` is.
+const SK_BUFF: usize = 192;
+const IFINDEX: usize = 40;
+
+fn bpf<T>(cmd: libc::c_int, attr: &mut T) -> io::Result<i32> {
+    // SAFETY: the callers below give the structure of the command.
+    let ret =
+        unsafe { libc::syscall(libc::SYS_bpf, cmd, std::ptr::from_mut(attr), size_of::<T>()) };
+    if ret < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(ret as i32)
+    }
+}
+
+pub struct Programs(HashMap<&'static str, OwnedFd>);
+
+impl Programs {
+    pub fn of(datapath: &Datapath) -> Self {
+        let open = |id: u32| {
+            let mut attr = [id, 0, 0, 0];
+            let fd = bpf(PROG_GET_FD_BY_ID, &mut attr).unwrap();
+            // SAFETY: a new descriptor.
+            unsafe { OwnedFd::from_raw_fd(fd) }
+        };
+        let programs = datapath.programs();
+        Self(
+            programs
+                .iter()
+                .map(|program| (program.name, open(program.id)))
+                .collect(),
+        )
+    }
+
+    /// The verdict on a frame that comes by at an interface, and what became of the frame.
+    pub fn run(&self, program: &str, ifindex: u32, frame: &[u8]) -> (i32, Vec<u8>) {
+        self.try_run(program, ifindex, frame).unwrap()
+    }
+
+    /// As `run`. Newer kernels refuse to run a program on a frame that ends within its fixed IP
+    /// header; a pod can send one nevertheless.
+    pub fn try_run(&self, program: &str, ifindex: u32, frame: &[u8]) -> Option<(i32, Vec<u8>)> {
+        let mut out = vec![0; frame.len() + 64];
+        let mut context = [0u8; SK_BUFF];
+        context[IFINDEX..IFINDEX + 4].copy_from_slice(&ifindex.to_ne_bytes());
+        let mut attr = TestRun {
+            program: self.0[program].as_raw_fd() as u32,
+            data_size_in: frame.len() as u32,
+            data_in: frame.as_ptr() as u64,
+            data_size_out: out.len() as u32,
+            data_out: out.as_mut_ptr() as u64,
+            ctx_size_in: SK_BUFF as u32,
+            ctx_in: context.as_ptr() as u64,
+            ..Default::default()
+        };
+        if let Err(error) = bpf(PROG_TEST_RUN, &mut attr) {
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
+            let header = match frame[12..14] {
+                [0x08, 0x00] => 34,
+                _ => 54,
+            };
+            assert!(frame.len() < header, "{error}");
+            return None;
+        }
+        out.truncate(attr.data_size_out as usize);
+        Some((attr.return_value as i32, out))
+    }
+}
