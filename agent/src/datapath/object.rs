@@ -21,8 +21,8 @@ static POD: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pod"));
 static HOST: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/host"));
 static SOCK: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sock"));
 
-/// Suffix of a successor's pin; no map's name has a dot.
-const NEXT: &str = ".next";
+/// Suffix of a successor's pin. No map's name ends so, and a bpffs allows no dots.
+const NEXT: &str = "_next";
 
 /// Lines of the verifier's log worth showing: the refusal and what led to it.
 const LOG_LINES: usize = 20;

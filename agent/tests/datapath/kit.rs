@@ -19,11 +19,19 @@ use sinabro_netlink::{
     Conn, Family, NetNs, addr::Addr as Address, link, neigh::Neigh, netns, route::Route, sysctl,
     veth::Veth,
 };
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    io::ErrorKind,
+    net::{IpAddr, Ipv4Addr, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
 
 pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 pub const OUTSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
-/// Outside the range of translated ports in [`node_config`].
+/// Addresses of the node that its pods can reach.
+const LOCAL_V4: &str = "10.1.0.1";
+const LOCAL_V6: &str = "fd00:1::1";
+/// Translated ports.
 pub const PORT_MIN: u16 = 61000;
 pub const PORT_MAX: u16 = 65535;
 
@@ -42,6 +50,13 @@ pub fn fresh<T: Send>(test: impl FnOnce() -> T + Send) -> T {
                 _ => (["net", "ipv6", "conf", "all", "forwarding"].to_vec(), "1"),
             };
             sysctl::write(&name, value).unwrap();
+        }
+        let mut conn = Conn::new().unwrap();
+        let lo = conn.link_by_name("lo").unwrap().index;
+        for address in [LOCAL_V4, LOCAL_V6] {
+            let address: IpAddr = address.parse().unwrap();
+            conn.execute(Address::new(lo, address.into()).nodad().add())
+                .unwrap();
         }
         test()
     })
@@ -76,6 +91,22 @@ pub fn dropped(datapath: &Datapath, reason: DropReason) -> u64 {
     drops.iter().find(|(r, _)| *r == reason).unwrap().1
 }
 
+/// Waits until packets get through to a host and back. A link that was just raised drops them
+/// until the kernel has got round to it.
+fn wait_for(address: IpAddr) {
+    let error = TcpStream::connect((address, 9)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{address}");
+}
+
+/// Waits for something that the kernel does on its own time; never to see it not happen.
+pub fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !is() {
+        assert!(Instant::now() < deadline, "{what} did not happen");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// A pod of the node.
 pub struct Pod {
     pub netns: NetNs,
@@ -91,6 +122,10 @@ impl Pod {
     pub fn new(n: u8) -> Self {
         let pod = Self::link(n);
         pod.configure();
+        pod.run(|| {
+            wait_for(LOCAL_V4.parse().unwrap());
+            wait_for(LOCAL_V6.parse().unwrap());
+        });
         pod
     }
 
@@ -233,7 +268,9 @@ impl Outside {
             .execute(Address::new(eth0, net(OUTSIDE)).add())
             .unwrap();
         datapath.set_uplinks(&[uplink]).unwrap();
-        Self { netns, uplink }
+        let outside = Self { netns, uplink };
+        outside.run(|| wait_for(NODE.into()));
+        outside
     }
 
     /// Lets the outside host reach pods at their own addresses too.

@@ -5,9 +5,12 @@
 
 mod host_hooks;
 mod kit;
+mod nat_property;
 mod packet;
 mod pod_hooks;
+mod restart;
 mod run;
+mod traffic;
 
 #[test]
 fn the_kernel_accepts_every_program() {
