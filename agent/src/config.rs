@@ -145,8 +145,9 @@ pub struct Options {
     )]
     tcp_fast_path: Option<String>,
 
-    /// How programs are attached to network devices: auto (tcx where the kernel has it), tcx or
-    /// clsact.
+    /// How programs are attached to network devices: auto (filters on pod links, which is many
+    /// times faster to set up, tcx links on uplinks where the kernel has them), tcx or clsact
+    /// (the same on all).
     #[arg(
         long,
         env = "SINABRO_ATTACH",
@@ -215,7 +216,7 @@ pub struct Settings {
 /// How programs are attached to network devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachMode {
-    /// tcx where the kernel has it, else clsact.
+    /// clsact on pod links; on uplinks tcx where the kernel has it, else clsact.
     Auto,
     Tcx,
     Clsact,

@@ -19,7 +19,7 @@ use crate::{
     },
     config::{self, Settings},
     datapath::{self, Datapath, DatapathConfig},
-    endpoint::Endpoints,
+    endpoint::{Endpoints, release::Reaper},
     ipam::Allocator,
     node::{self, NodeState},
     telemetry::{http, metrics::Metrics},
@@ -104,6 +104,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 
     let core = Arc::new(Core {
         settings: settings.clone(),
+        reaper: Reaper::start(endpoints.clone()),
         endpoints,
         datapath,
         facts,

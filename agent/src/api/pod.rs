@@ -14,8 +14,11 @@ use sinabro_common::{
     api::{ApiError, Attachment, ErrorCode, Mac, Owner, Request, Response},
     names,
 };
-use std::{sync::Arc, time::Duration};
-use tokio::{task::spawn_blocking, time::timeout};
+use std::{net::IpAddr, sync::Arc, time::Duration};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, timeout, timeout_at},
+};
 
 /// How long a request waits for another one of the same attachment. Below the plugin's own
 /// deadline, so that it hears why.
@@ -136,17 +139,9 @@ impl Session {
         }
         let mtu = self.core.mtu()?;
         let guard = self.turn(&request.owner).await?;
-        let core = self.core.clone();
-        let (guard, request, attachment) = blocking(move || {
-            let endpoints = &core.endpoints;
-            endpoints.drain_delete(&request.owner);
-            endpoints.check_collision(&request.owner)?;
-            let addresses = endpoints.ipam.allocate(&request)?;
-            let mac = mac_of(request.mac, &addresses).unwrap_or(Mac(names::HOST_MAC));
-            let attachment = attachment(&request.owner, mac, mtu, addresses);
-            Ok((guard, request, attachment))
-        })
-        .await?;
+        let addresses = self.lease(&request).await?;
+        let mac = mac_of(request.mac, &addresses).unwrap_or(Mac(names::HOST_MAC));
+        let attachment = attachment(&request.owner, mac, mtu, addresses);
         self.add = Some(Add {
             guard,
             request,
@@ -154,6 +149,32 @@ impl Session {
             active: false,
         });
         Ok(attachment)
+    }
+
+    /// Leases the addresses. A full range waits for the deletes under way: their pods are gone
+    /// already as far as the runtime knows.
+    async fn lease(&self, request: &LeaseRequest) -> Result<Vec<IpAddr>, ApiError> {
+        let deadline = Instant::now() + TURN;
+        loop {
+            let addresses_come = self.core.reaper.is_busy();
+            let (core, request) = (self.core.clone(), request.clone());
+            let leased = blocking(move || {
+                let endpoints = &core.endpoints;
+                endpoints.drain_delete(&request.owner);
+                endpoints.check_collision(&request.owner)?;
+                Ok(endpoints.ipam.allocate(&request)?)
+            });
+            match leased.await {
+                Err(error)
+                    if error.code == ErrorCode::RangeFull
+                        && addresses_come
+                        && Instant::now() < deadline =>
+                {
+                    let _ = timeout_at(deadline, self.core.reaper.progress()).await;
+                }
+                other => return other,
+            }
+        }
     }
 
     async fn activate(&mut self, owner: Owner, ifindex: u32) -> Result<Attachment, ApiError> {
@@ -191,9 +212,8 @@ impl Session {
         };
         let core = self.core.clone();
         blocking(move || {
-            let _guard = guard;
-            if core.endpoints.release(&owner)? {
-                tracing::info!(pod = %owner, "pod deleted");
+            if core.endpoints.begin_release(&owner)? {
+                core.reaper.take(guard, owner);
             }
             Ok(())
         })

@@ -5,7 +5,7 @@ use crate::{
     apply::OverlayStatus,
     config::Settings,
     datapath::{Datapath, DatapathError},
-    endpoint::Endpoints,
+    endpoint::{Endpoints, release::Reaper},
     node::NodeState,
     plan::overlay::node_reports,
     telemetry::{Provider, Reports, metrics::Metrics},
@@ -38,6 +38,8 @@ pub struct NodeStatus {
 pub struct Core {
     pub settings: Arc<Settings>,
     pub endpoints: Arc<Endpoints>,
+    /// Finishes the deletes that were begun.
+    pub reaper: Reaper,
     pub datapath: Arc<Datapath>,
     pub facts: watch::Receiver<Snapshot>,
     pub node: watch::Receiver<NodeStatus>,

@@ -325,7 +325,7 @@ impl Datapath {
         Ok(swept.removed)
     }
 
-    /// What the kernel allowed, for people: `attach: tcx` and so on.
+    /// What the kernel allowed, for people: `attachUplinks: tcx` and so on.
     pub fn modes(&self) -> BTreeMap<String, String> {
         let yes_no = |yes| if yes { "yes" } else { "no" }.to_owned();
         let fast_path = match &self.fast_path {
@@ -333,14 +333,18 @@ impl Datapath {
             FastPath::On(cgroup) => format!("on, cgroup {}", cgroup.display()),
             FastPath::Failed(error) => format!("off: {}", Chain(error)),
         };
-        [
-            ("attach", self.classifiers.mode().to_string()),
+        let attach = self.classifiers.modes();
+        let attach = attach.map(|(name, mode)| (name, mode.to_string()));
+        let others = [
             ("btf", yes_no(probe::has_btf())),
             ("redirectPeer", yes_no(self.redirect_peer)),
             ("tcpFastPath", fast_path),
-        ]
-        .map(|(name, value)| (name.to_owned(), value))
-        .into()
+        ];
+        attach
+            .into_iter()
+            .chain(others)
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect()
     }
 
     /// The interface programs, as the kernel has them.

@@ -11,7 +11,7 @@
 //!
 //! Also here: the deletes that the plugin queued while the agent was away, and the CNI verb GC.
 
-use super::{EndpointError, Endpoints, delete_link, record::read_small, restore::pod_links};
+use super::{EndpointError, Endpoints, delete_links, record::read_small, restore::pod_links};
 use sinabro_common::{api::Owner, names};
 use std::{
     collections::{BTreeSet, HashSet},
@@ -76,10 +76,10 @@ impl Endpoints {
             if self.live().contains_key(&name) || self.leased_link(&name) {
                 continue;
             }
-            match delete_link(&name) {
-                Ok(true) => collected.links.push(name),
+            match delete_links(std::slice::from_ref(&name)) {
                 // It went with its lease, or by itself.
-                Ok(false) => {}
+                Ok(0) => {}
+                Ok(_) => collected.links.push(name),
                 Err(error) => tracing::error!("{error}"),
             }
         }
@@ -177,8 +177,8 @@ impl Endpoints {
         if !self.free(&owner) {
             return None;
         }
-        if let Err(error) = fs::remove_file(path) {
-            tracing::error!("cannot remove {}: {error}", path.display());
+        if let Err(error) = self.forget_delete(&owner) {
+            tracing::error!("{error}");
         }
         Some(owner)
     }

@@ -2,7 +2,7 @@
 //!
 //! [`Endpoints`] ties the pieces of one pod together: its leases ([`crate::ipam`]), its link, its
 //! programs ([`crate::datapath`]) and its record. Up: lease → (the plugin makes the link) →
-//! record → programs. Down, in reverse: link → programs and maps → record → lease. So an address
+//! record → programs. Down ([`release`]): programs and maps → link → record → lease. So an address
 //! is out of the data path before anybody can get it again, and whatever the agent is killed
 //! between, [`restore`] and [`gc`] find from the files and the kernel alone.
 //!
@@ -11,6 +11,7 @@
 pub mod gc;
 pub mod locks;
 pub mod record;
+pub mod release;
 pub mod restore;
 
 pub use locks::{Guard, Locks};
@@ -33,6 +34,7 @@ use sinabro_common::{
 use sinabro_netlink::{Conn, ResultExt, link};
 use std::{
     collections::{BTreeMap, HashSet},
+    io,
     net::IpAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -53,6 +55,8 @@ pub enum EndpointError {
         owner: Owner,
         other: Owner,
     },
+    #[error("the queued delete {} cannot be written or removed", path.display())]
+    Queue { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Ipam(#[from] IpamError),
     #[error(transparent)]
@@ -233,24 +237,6 @@ impl Endpoints {
         Ok(())
     }
 
-    /// Takes a pod down, whatever of it is there: link, programs, record, leases. Idempotent.
-    /// Returns whether there was an endpoint or a lease.
-    ///
-    /// # Errors
-    /// If a step fails; those before it are done, and the address stays leased.
-    pub fn release(&self, owner: &Owner) -> Result<bool, EndpointError> {
-        self.check_collision(owner)?;
-        let link = owner.link();
-        delete_link(&link)?;
-        let record = self.get(owner);
-        if let Some(record) = &record {
-            self.programs.detach(record)?;
-            self.forget(&link)?;
-        }
-        let freed = self.ipam.release(owner)?;
-        Ok(record.is_some() || !freed.is_empty())
-    }
-
     fn forget(&self, link: &str) -> Result<(), EndpointError> {
         self.records.remove(link)?;
         self.broken().remove(link);
@@ -272,11 +258,41 @@ impl Endpoints {
     }
 }
 
-/// Takes a pod's link away, and the other end with it; says whether it was there.
-fn delete_link(name: &str) -> Result<bool, sinabro_netlink::Error> {
+/// The group that links are put into to be deleted together. No other link of the node is in it.
+const DOOMED: u32 = 0x736e_6264;
+
+/// Takes pods' links away, and their other ends with them; says how many were there. Links that
+/// are not there are what is wanted.
+fn delete_links(names: &[String]) -> Result<usize, sinabro_netlink::Error> {
     let mut conn = Conn::new()?;
-    let deleted = conn.execute(link::delete_by_name(name));
-    Ok(deleted.ignore_not_found()?.is_some())
+    let mut doomed = Vec::new();
+    for name in names {
+        if let Some(found) = conn.link_by_name(name).ignore_not_found()? {
+            doomed.push(found);
+        }
+    }
+    match &doomed[..] {
+        [] => {}
+        [one] => {
+            conn.execute(link::delete(one.index)).ignore_not_found()?;
+        }
+        many => {
+            let marks = many
+                .iter()
+                .map(|found| link::set_group(found.index, DOOMED));
+            for marked in conn.execute_each(marks) {
+                marked.ignore_not_found()?;
+            }
+            conn.execute(link::delete_group(DOOMED))
+                .ignore_not_found()?;
+        }
+    }
+    Ok(doomed.len())
+}
+
+fn link_exists(name: &str) -> Result<bool, sinabro_netlink::Error> {
+    let found = Conn::new()?.link_by_name(name).ignore_not_found()?;
+    Ok(found.is_some())
 }
 
 /// Whether the link at the record's index is the host side of the record's pod.

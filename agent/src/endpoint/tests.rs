@@ -193,6 +193,50 @@ fn a_pod_goes_up_and_down_without_a_trace() {
 }
 
 #[test]
+fn begun_deletes_are_finished_together_and_spare_the_others() {
+    in_fresh(|| {
+        let node = Node::new();
+        let (a, b, c) = (node.add(1), node.add(2), node.add(3));
+        // One has lost its link already.
+        delete_links(&[b.link.clone()]).unwrap();
+        for record in [&a, &b] {
+            assert!(node.endpoints.begin_release(&record.owner).unwrap());
+            // Out of the data path at once; the address is nobody's before the link is gone.
+            assert!(
+                !node
+                    .programs
+                    .attached
+                    .lock()
+                    .unwrap()
+                    .contains_key(&record.link)
+            );
+            assert!(node.endpoints.ipam.has(&record.owner));
+        }
+        assert!(node.has_link(&a.owner));
+        node.endpoints.finish_releases(&[&a.owner, &b.owner]);
+        node.assert_gone(&a);
+        node.assert_gone(&b);
+        assert!(node.has_link(&c.owner) && node.endpoints.get(&c.owner).is_some());
+        assert_eq!(fs::read_dir(node.path("deletes")).unwrap().count(), 0);
+        // Of somebody who never was: nothing to finish.
+        assert!(!node.endpoints.begin_release(&request(9).owner).unwrap());
+    });
+}
+
+#[test]
+fn a_delete_that_was_only_begun_is_finished_by_the_next_agent() {
+    in_fresh(|| {
+        let node = Node::new();
+        let record = node.add(1);
+        node.endpoints.begin_release(&record.owner).unwrap();
+        let node = node.restart();
+        let collected = node.endpoints.collect();
+        assert_eq!(collected.deletes, [record.owner.clone()]);
+        node.assert_gone(&record);
+    });
+}
+
+#[test]
 fn a_link_that_is_not_the_pods_is_refused() {
     in_fresh(|| {
         let node = Node::new();
@@ -257,11 +301,11 @@ fn an_address_stays_leased_while_it_is_in_the_data_path() {
         let node = Node::new();
         let record = node.add(1);
         *node.programs.refuse_detach.lock().unwrap() = true;
-        assert!(node.endpoints.release(&record.owner).is_err());
+        assert!(node.endpoints.begin_release(&record.owner).is_err());
         assert!(node.endpoints.ipam.has(&record.owner));
-        // The next round finds the link gone and gets through.
+        // It is written down, so the next round tries again and gets through.
         *node.programs.refuse_detach.lock().unwrap() = false;
-        assert_eq!(node.endpoints.collect().endpoints, from_ref(&record.owner));
+        assert_eq!(node.endpoints.collect().deletes, from_ref(&record.owner));
         node.assert_gone(&record);
     });
 }
@@ -273,7 +317,7 @@ fn a_restart_keeps_live_pods_and_frees_dead_ones() {
         let (live, dead) = (node.add(1), node.add(2));
         let routes = node.endpoints.routes().borrow().len();
         assert_eq!(routes, 2);
-        delete_link(&dead.link).unwrap();
+        delete_links(&[dead.link.clone()]).unwrap();
         node.programs.attached.lock().unwrap().remove(&live.link);
         let node = node.restart();
         assert_eq!(node.endpoints.all(), from_ref(&live));
@@ -298,7 +342,7 @@ fn a_link_made_anew_under_the_name_is_not_the_pod_of_before() {
     in_fresh(|| {
         let node = Node::new();
         let record = node.add(1);
-        delete_link(&record.link).unwrap();
+        delete_links(&[record.link.clone()]).unwrap();
         assert_ne!(node.add_link(&record.owner).index, record.ifindex);
         let node = node.restart();
         node.assert_gone(&record);
@@ -366,7 +410,7 @@ fn collection_takes_what_belongs_to_nobody_and_nothing_else() {
     in_fresh(|| {
         let node = Node::new();
         let (live, dead) = (node.add(1), node.add(2));
-        delete_link(&dead.link).unwrap();
+        delete_links(&[dead.link.clone()]).unwrap();
         // An ADD that was never finished, with and without its link; a link without a lease.
         node.endpoints.ipam.allocate(&request(3)).unwrap();
         node.endpoints.ipam.allocate(&request(4)).unwrap();

@@ -162,6 +162,10 @@ impl Node {
     /// Starts the agent and waits until it serves.
     pub fn start(&mut self) {
         self.start_with(&[]);
+        self.wait_ready();
+    }
+
+    pub fn wait_ready(&self) {
         eventually("the node is ready", || {
             self.status().is_some_and(|s| s.node_addresses.len() == 1)
         });

@@ -106,7 +106,9 @@ pub enum Request {
     Check {
         owner: Owner,
     },
-    /// Forgets the endpoint and frees its addresses. Succeeds if there is nothing to free.
+    /// Takes the pod off the network. When the reply comes it can send and receive nothing and
+    /// the delete is on disk; its link and then its addresses go right after. Succeeds if there
+    /// is nothing to delete.
     Release {
         owner: Owner,
     },

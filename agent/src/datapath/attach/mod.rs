@@ -1,5 +1,11 @@
-//! Puts programs on interfaces, one file per way of doing it: [`tcx`] links where the kernel has
-//! them, [`clsact`] filters elsewhere; and on sockets, [`sock`].
+//! Puts programs on interfaces, one file per way of doing it: [`tcx`] links and [`clsact`]
+//! filters; and on sockets, [`sock`].
+//!
+//! By default uplinks have tcx links where the kernel has them: others put programs there too,
+//! and a link cannot be taken away by mistake. Pod links have filters on every kernel: each tcx
+//! attachment waits for an RCU grace period under the RTNL lock (`tcx_entry_sync`, kernel commit
+//! e420bed02507), some 12 ms, and again when the interface goes. A pod link is ours alone, has
+//! two programs, and pods come in dozens at once.
 //!
 //! Each hook has one program and one name for its pin:
 //!
@@ -118,7 +124,8 @@ pub struct Classifier {
 
 /// The programs of interfaces, ready to be attached.
 pub struct Classifiers {
-    mode: Mode,
+    pods: Mode,
+    uplinks: Mode,
     links: PathBuf,
     programs: Vec<(Hook, Classifier)>,
     /// The objects, which aya wants exclusively to attach filters.
@@ -142,15 +149,16 @@ impl Classifiers {
             programs.push((hook, classifier(&mut host, hook)?));
         }
         let has_tcx = || probe::has_tcx(programs[0].1.fd.as_fd()).map_err(DatapathError::Probe);
-        let mode = match wanted {
-            AttachMode::Clsact => Mode::Clsact,
-            AttachMode::Auto if has_tcx()? => Mode::Tcx,
-            AttachMode::Auto => Mode::Clsact,
-            AttachMode::Tcx if has_tcx()? => Mode::Tcx,
+        let (pods, uplinks) = match wanted {
+            AttachMode::Clsact => (Mode::Clsact, Mode::Clsact),
+            AttachMode::Auto if has_tcx()? => (Mode::Clsact, Mode::Tcx),
+            AttachMode::Auto => (Mode::Clsact, Mode::Clsact),
+            AttachMode::Tcx if has_tcx()? => (Mode::Tcx, Mode::Tcx),
             AttachMode::Tcx => return Err(DatapathError::Unsupported("tcx links (Linux 6.6)")),
         };
         Ok(Self {
-            mode,
+            pods,
+            uplinks,
             links,
             programs,
             pod: Mutex::new(pod),
@@ -158,8 +166,16 @@ impl Classifiers {
         })
     }
 
-    pub fn mode(&self) -> Mode {
-        self.mode
+    /// How programs are on pod links and on uplinks.
+    pub fn modes(&self) -> [(&'static str, Mode); 2] {
+        [("attachPods", self.pods), ("attachUplinks", self.uplinks)]
+    }
+
+    fn mode(&self, hook: Hook) -> Mode {
+        match hook {
+            Hook::PodOut | Hook::PodIn => self.pods,
+            Hook::HostOut | Hook::HostIn => self.uplinks,
+        }
     }
 
     /// Kernel id and verified instructions of each program.
@@ -208,7 +224,7 @@ impl Classifiers {
                 object::remove_pin(&self.links.join(&pin))?;
             }
         }
-        if self.mode == Mode::Clsact {
+        if self.uplinks == Mode::Clsact {
             clsact::detach_others(&Hook::HOST, ifindexes)?;
         }
         Ok(())
@@ -231,7 +247,7 @@ impl Classifiers {
 
     fn attach(&self, hook: Hook, ifindex: u32, place: &str) -> Result<(), DatapathError> {
         let path = self.links.join(hook.pin(place));
-        match self.mode {
+        match self.mode(hook) {
             Mode::Tcx => {
                 let created = tcx::attach(&path, hook, self.program(hook), ifindex)?;
                 if created {

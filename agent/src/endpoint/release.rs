@@ -1,0 +1,166 @@
+//! The way down: out of the data path → link → record → leases.
+//!
+//! The kernel takes some 20 ms to delete a link, nearly all of it spent waiting for RCU grace
+//! periods, and as long for fifty at once as for one. So a DEL is carried out in two steps:
+//!
+//! 1. [`Endpoints::begin_release`]: the delete is written down in the queue that the plugin uses
+//!    too, and the pod leaves the data path, which drops what it sends from here on. Then the
+//!    plugin has its answer.
+//! 2. [`Endpoints::finish_releases`]: the links of all that wait are deleted together, and only
+//!    then are their addresses free. [`Reaper`] does it at once; if the agent is killed before,
+//!    the next one finds the queue.
+//!
+//! The attachment's lock is held until the end of step 2, so a new ADD of the same one waits.
+
+use super::{EndpointError, Endpoints, Guard, delete_links};
+use sinabro_common::api::Owner;
+use std::{fs, io, sync::Arc};
+use tokio::{
+    sync::{mpsc, watch},
+    task::spawn_blocking,
+};
+
+impl Endpoints {
+    /// Takes a pod down, whatever of it is there, and waits for it. Idempotent. Returns whether
+    /// there was an endpoint or a lease.
+    ///
+    /// # Errors
+    /// If a step fails; those before it are done, and the address stays leased.
+    pub fn release(&self, owner: &Owner) -> Result<bool, EndpointError> {
+        self.check_collision(owner)?;
+        self.disconnect(owner)?;
+        delete_links(&[owner.link()])?;
+        self.free_books(owner)
+    }
+
+    /// First step of a delete. Returns whether there is anything to delete.
+    ///
+    /// # Errors
+    /// If the delete cannot be written down, or the data path keeps the pod.
+    pub fn begin_release(&self, owner: &Owner) -> Result<bool, EndpointError> {
+        self.check_collision(owner)?;
+        let known = self.get(owner).is_some() || self.ipam.has(owner);
+        if !known && !super::link_exists(&owner.link())? {
+            return Ok(false);
+        }
+        self.write_delete(owner)?;
+        self.disconnect(owner)?;
+        Ok(true)
+    }
+
+    /// Second step, for all that wait. What fails is logged; it stays in the queue, which is
+    /// gone through again every minute.
+    pub fn finish_releases(&self, owners: &[&Owner]) {
+        let links: Vec<_> = owners.iter().map(|owner| owner.link()).collect();
+        if let Err(error) = delete_links(&links) {
+            tracing::error!("cannot delete pod links, will try again: {error}");
+            return;
+        }
+        for owner in owners {
+            match self
+                .free_books(owner)
+                .and_then(|_| self.forget_delete(owner))
+            {
+                Ok(()) => tracing::info!(pod = %owner, "pod deleted"),
+                Err(error) => {
+                    tracing::error!("cannot free {owner}, will try again: {error}");
+                }
+            }
+        }
+    }
+
+    fn disconnect(&self, owner: &Owner) -> Result<(), EndpointError> {
+        if let Some(record) = self.get(owner) {
+            self.programs.detach(&record)?;
+        }
+        Ok(())
+    }
+
+    /// Record and leases; the link is gone.
+    fn free_books(&self, owner: &Owner) -> Result<bool, EndpointError> {
+        let record = self.get(owner);
+        if let Some(record) = &record {
+            self.forget(&record.link)?;
+        }
+        let freed = self.ipam.release(owner)?;
+        Ok(record.is_some() || !freed.is_empty())
+    }
+
+    /// As the plugin does when there is no agent.
+    fn write_delete(&self, owner: &Owner) -> Result<(), EndpointError> {
+        let link = owner.link();
+        let path = self.deletes.join(format!("{link}.json"));
+        let aside = self.deletes.join(format!(".{link}"));
+        let write = || -> io::Result<()> {
+            fs::create_dir_all(&self.deletes)?;
+            fs::write(&aside, serde_json::to_vec(owner)?)?;
+            fs::rename(&aside, &path)
+        };
+        write().map_err(|source| EndpointError::Queue { path, source })
+    }
+
+    pub(super) fn forget_delete(&self, owner: &Owner) -> Result<(), EndpointError> {
+        let path = self.deletes.join(format!("{}.json", owner.link()));
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(EndpointError::Queue { path, source })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Takes over begun deletes. Clones share the queue.
+#[derive(Clone)]
+pub struct Reaper {
+    queue: mpsc::UnboundedSender<(Guard, Owner)>,
+    /// Deletes handed over and not finished.
+    pending: watch::Sender<usize>,
+}
+
+impl Reaper {
+    /// Starts the task that finishes deletes. It ends when every clone is dropped.
+    pub fn start(endpoints: Arc<Endpoints>) -> Self {
+        let (queue, mut begun) = mpsc::unbounded_channel::<(Guard, Owner)>();
+        let pending = watch::Sender::new(0);
+        let done = pending.clone();
+        tokio::spawn(async move {
+            let mut batch = Vec::new();
+            while begun.recv_many(&mut batch, 256).await > 0 {
+                let (endpoints, work) = (endpoints.clone(), std::mem::take(&mut batch));
+                let count = work.len();
+                let finished = spawn_blocking(move || {
+                    let owners: Vec<_> = work.iter().map(|(_, owner)| owner).collect();
+                    endpoints.finish_releases(&owners);
+                });
+                if let Err(error) = finished.await {
+                    tracing::error!("deleting pods failed, will try again: {error}");
+                }
+                done.send_modify(|pending| *pending -= count);
+            }
+        });
+        Self { queue, pending }
+    }
+
+    /// Hands over a delete that was begun.
+    pub fn take(&self, guard: Guard, owner: Owner) {
+        self.pending.send_modify(|pending| *pending += 1);
+        if self.queue.send((guard, owner)).is_err() {
+            // The task is gone, the agent stops: the queue on disk has it.
+            self.pending.send_modify(|pending| *pending -= 1);
+        }
+    }
+
+    /// Whether deletes are under way, whose addresses will be free soon.
+    pub fn is_busy(&self) -> bool {
+        *self.pending.borrow() > 0
+    }
+
+    /// Waits until some of the deletes under way are finished, or there are none.
+    pub async fn progress(&self) {
+        let mut pending = self.pending.subscribe();
+        let before = *pending.borrow_and_update();
+        // An error means that the agent stops.
+        let _ = pending.wait_for(|now| *now == 0 || *now < before).await;
+    }
+}
