@@ -118,7 +118,7 @@ pub struct Datapath {
 
 enum FastPath {
     Off,
-    On(PathBuf),
+    On(sock::Attached),
     Failed(DatapathError),
 }
 
@@ -140,10 +140,9 @@ impl Datapath {
                 FastPath::Off
             }
             Some(loaded) => {
-                match loaded
-                    .and_then(|mut ebpf| sock::attach(&mut ebpf, &links, config.cgroup.as_deref()))
+                match loaded.and_then(|ebpf| sock::attach(&ebpf, &links, config.cgroup.as_deref()))
                 {
-                    Ok(cgroup) => FastPath::On(cgroup),
+                    Ok(attached) => FastPath::On(attached),
                     Err(error) => {
                         // Pods can do without.
                         tracing::warn!(error = %Chain(&error), "no tcp fast path");
@@ -330,7 +329,7 @@ impl Datapath {
         let yes_no = |yes| if yes { "yes" } else { "no" }.to_owned();
         let fast_path = match &self.fast_path {
             FastPath::Off => "off".to_owned(),
-            FastPath::On(cgroup) => format!("on, cgroup {}", cgroup.display()),
+            FastPath::On(attached) => format!("on, cgroup {}", attached.cgroup.display()),
             FastPath::Failed(error) => format!("off: {}", Chain(error)),
         };
         let attach = self.classifiers.modes();
@@ -347,16 +346,13 @@ impl Datapath {
             .collect()
     }
 
-    /// The interface programs, as the kernel has them.
+    /// The programs, as the kernel has them.
     pub fn programs(&self) -> Vec<ProgramReport> {
-        self.classifiers
-            .programs()
-            .map(|(name, id, instructions)| ProgramReport {
-                name,
-                id,
-                instructions,
-            })
-            .collect()
+        let mut programs: Vec<ProgramReport> = self.classifiers.programs().collect();
+        if let FastPath::On(attached) = &self.fast_path {
+            programs.extend(attached.programs.iter().cloned());
+        }
+        programs
     }
 }
 

@@ -3,6 +3,7 @@
 //! Needs root; each test makes and leaves namespaces of its own.
 #![allow(clippy::unwrap_used)]
 
+mod fastpath;
 mod host_hooks;
 mod kit;
 mod nat_property;
@@ -12,11 +13,29 @@ mod restart;
 mod run;
 mod traffic;
 
+use sinabro_agent::datapath::{Datapath, DatapathConfig};
+
 #[test]
 fn the_kernel_accepts_every_program() {
     kit::fresh(|| {
-        let datapath = kit::load();
-        assert_eq!(datapath.programs().len(), 4);
+        let datapath = Datapath::load(&DatapathConfig {
+            tcp_fast_path: true,
+            ..kit::config()
+        })
+        .unwrap();
+        for program in datapath.programs() {
+            println!("{}: {:?} instructions", program.name, program.instructions);
+        }
+        let names: Vec<_> = datapath.programs().iter().map(|p| p.name).collect();
+        let expected = [
+            "pod_out",
+            "pod_in",
+            "host_out",
+            "host_in",
+            "pod_sockets",
+            "pod_messages",
+        ];
+        assert_eq!(names, expected);
         assert_eq!(datapath.modes()["redirectPeer"], "yes");
     });
 }

@@ -35,7 +35,7 @@ impl World {
         self.programs.run("pod_out", self.a.ifindex, frame)
     }
 
-    fn from_a(&self, ip: &Ip) -> Vec<u8> {
+    fn frame_of_a(&self, ip: &Ip) -> Vec<u8> {
         packet::eth(HOST_MAC, self.a.mac, ip.kind(), &ip.bytes())
     }
 
@@ -83,7 +83,7 @@ fn a_pods_own_packets_pass_and_are_counted() {
                 packet::other(src, far(src), 132),
                 packet::other(src, far(src), 47),
             ] {
-                let frame = w.from_a(&ip);
+                let frame = w.frame_of_a(&ip);
                 w.passes(&frame, &format!("{src} protocol {}", ip.proto));
                 bytes += frame.len() as u64;
             }
@@ -104,13 +104,17 @@ fn other_sources_are_dropped() {
             for forged in [dst, far(src)] {
                 for to in [dst, far(src)] {
                     let ip = packet::udp((forged, 1), (to, 2), b"");
-                    w.dropped(&w.from_a(&ip), DropReason::SourceAddr, "a forged source");
+                    w.dropped(
+                        &w.frame_of_a(&ip),
+                        DropReason::SourceAddr,
+                        "a forged source",
+                    );
                 }
             }
         }
         let zero: IpAddr = "0.0.0.0".parse().unwrap();
         let ip = packet::udp((zero, 68), ("255.255.255.255".parse().unwrap(), 67), b"");
-        w.dropped(&w.from_a(&ip), DropReason::SourceAddr, "no IPv4 source");
+        w.dropped(&w.frame_of_a(&ip), DropReason::SourceAddr, "no IPv4 source");
         let counters = w.datapath.pod_counters(w.a.ifindex).unwrap().unwrap();
         assert_eq!(counters.tx_packets, 0);
     });
@@ -133,7 +137,7 @@ fn neighbour_discovery_passes_and_nothing_else_from_such_sources() {
         let other_local: IpAddr = "fe80::1234".parse().unwrap();
         let multicast: IpAddr = "ff02::1:ff00:5".parse().unwrap();
         let gateway: IpAddr = sinabro_common::names::GATEWAY_V6.into();
-        let send = |src, dst| w.from_a(&packet::icmp(src, dst, 135, 0));
+        let send = |src, dst| w.frame_of_a(&packet::icmp(src, dst, 135, 0));
 
         for (src, dst) in [
             (unspecified, multicast),
@@ -204,7 +208,7 @@ fn what_is_neither_ip_nor_arp_is_dropped() {
 #[test]
 fn a_link_without_a_record_is_dropped() {
     world(|w| {
-        let frame = w.from_a(&packet::udp((w.a.v4, 1), (w.b.v4, 2), b""));
+        let frame = w.frame_of_a(&packet::udp((w.a.v4, 1), (w.b.v4, 2), b""));
         w.datapath
             .detach_pod(w.a.ifindex, &w.a.link, &w.a.addresses())
             .unwrap();
@@ -231,7 +235,7 @@ fn every_truncation_is_malformed() {
             packet::icmp(v6.0, v6.1, 128, 1),
             packet::other(v4.0, v4.1, 132),
         ] {
-            let frame = w.from_a(&ip);
+            let frame = w.frame_of_a(&ip);
             for len in 14..frame.len() {
                 let what = format!("{} protocol {}, {len} bytes", ip.src, ip.proto);
                 w.dropped(&frame[..len], DropReason::Malformed, &what);
@@ -244,7 +248,7 @@ fn every_truncation_is_malformed() {
 fn headers_that_contradict_themselves_are_malformed() {
     world(|w| {
         let (src, dst) = w.pairs()[0];
-        let good = w.from_a(&packet::tcp((src, 1), (dst, 2), SYN, b"data"));
+        let good = w.frame_of_a(&packet::tcp((src, 1), (dst, 2), SYN, b"data"));
         let edit = |at: usize, value: u8| {
             let mut frame = good.clone();
             frame[at] = value;
@@ -276,7 +280,7 @@ fn headers_that_contradict_themselves_are_malformed() {
         );
 
         let (src, dst) = w.pairs()[1];
-        let good = w.from_a(&packet::udp((src, 1), (dst, 2), b"data"));
+        let good = w.frame_of_a(&packet::udp((src, 1), (dst, 2), b"data"));
         let mut frame = good.clone();
         frame[14] = 0x45;
         w.dropped(&frame, DropReason::Malformed, "version 4 in IPv6");
@@ -298,7 +302,7 @@ fn same_node_traffic_is_redirected_one_hop_on() {
                 packet::udp((src, 4000), (dst, 53), b"hello"),
                 packet::icmp(src, dst, echo, 77),
             ] {
-                let frame = w.from_a(&ip);
+                let frame = w.frame_of_a(&ip);
                 let before = see(&frame);
                 let (verdict, out) = w.out(&frame);
                 assert_eq!(verdict, REDIRECT, "{src} protocol {}", ip.proto);
@@ -324,14 +328,14 @@ fn what_needs_a_router_goes_to_the_stack() {
     world(|w| {
         for (src, dst) in w.pairs() {
             let good = packet::udp((src, 4000), (dst, 53), b"hello");
-            assert_eq!(w.out(&w.from_a(&good)).0, REDIRECT);
+            assert_eq!(w.out(&w.frame_of_a(&good)).0, REDIRECT);
 
             for ttl in [0, 1] {
                 let ip = Ip {
                     ttl,
                     ..good.clone()
                 };
-                w.passes(&w.from_a(&ip), "its last hop");
+                w.passes(&w.frame_of_a(&ip), "its last hop");
             }
             // More fragments; then a later one, whose first bytes are no ports.
             let (first, later) = match src {
@@ -343,29 +347,29 @@ fn what_needs_a_router_goes_to_the_stack() {
                     fragment,
                     ..good.clone()
                 };
-                w.passes(&w.from_a(&ip), "a fragment");
+                w.passes(&w.frame_of_a(&ip), "a fragment");
             }
             let ip = Ip {
                 options: vec![1; 8],
                 ..good.clone()
             };
-            w.passes(&w.from_a(&ip), "options");
+            w.passes(&w.frame_of_a(&ip), "options");
             let unreachable = if src.is_ipv4() { 3 } else { 1 };
             let ip = packet::icmp(src, dst, unreachable, 0);
-            w.passes(&w.from_a(&ip), "an ICMP error");
+            w.passes(&w.frame_of_a(&ip), "an ICMP error");
             let frame = packet::eth([0xff; 6], w.a.mac, good.kind(), &good.bytes());
             w.passes(&frame, "a broadcast frame");
             let frame = packet::eth(w.b.mac, w.a.mac, good.kind(), &good.bytes());
             w.passes(&frame, "a frame past the gateway");
             let ip = packet::udp((src, 1), (src, 2), b"");
-            w.passes(&w.from_a(&ip), "to itself");
+            w.passes(&w.frame_of_a(&ip), "to itself");
         }
         let mut config = kit::node_config();
         config.flags = 0;
         w.datapath.set_node_config(config).unwrap();
         let (src, dst) = w.pairs()[0];
         w.passes(
-            &w.from_a(&packet::udp((src, 1), (dst, 2), b"")),
+            &w.frame_of_a(&packet::udp((src, 1), (dst, 2), b"")),
             "not wanted",
         );
     });
@@ -380,7 +384,7 @@ fn replies_to_what_the_stack_delivered_go_back_through_it() {
                     TCP => packet::tcp(from, to, ACK, b""),
                     _ => packet::udp(from, to, b""),
                 };
-                let reply = w.from_a(&make((src, 80), (dst, 4000)));
+                let reply = w.frame_of_a(&make((src, 80), (dst, 4000)));
                 assert_eq!(w.out(&reply).0, REDIRECT);
 
                 // Comes to pod a through the stack.
@@ -390,7 +394,7 @@ fn replies_to_what_the_stack_delivered_go_back_through_it() {
                 assert_eq!((verdict, out), (PASS, frame));
 
                 w.passes(&reply, "a reply");
-                let other = w.from_a(&make((src, 80), (dst, 4001)));
+                let other = w.frame_of_a(&make((src, 80), (dst, 4001)));
                 assert_eq!(w.out(&other).0, REDIRECT, "another flow");
             }
         }

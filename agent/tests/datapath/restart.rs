@@ -222,7 +222,7 @@ fn what_vanished_pods_left_is_removed() {
                 .retain_pods(&HashSet::from([b.link.clone()]))
                 .unwrap();
             if mode == AttachMode::Tcx {
-                assert_eq!(gone, [a.link.clone()]);
+                assert_eq!(gone, std::slice::from_ref(&a.link));
                 assert!(links().keys().all(|name| name.starts_with(&b.link)));
                 assert_eq!(links().len(), 2);
             }
@@ -387,10 +387,7 @@ fn a_kernel_that_refuses_leaves_everything_as_it_was() {
             refused.join().unwrap().unwrap()
         });
         assert!(
-            matches!(
-                error,
-                DatapathError::Refused { .. } | DatapathError::Object { .. }
-            ),
+            matches!(&error, DatapathError::Refused { program, .. } if program.starts_with("pod_")),
             "{error:?}"
         );
         assert_eq!((maps(), links()), before);

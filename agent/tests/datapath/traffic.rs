@@ -68,7 +68,7 @@ fn echo_once(listener: &TcpListener) -> SocketAddr {
 
 /// Sends bytes through an echo server and checks that they come back.
 fn echo_through(mut stream: TcpStream, bytes: usize) {
-    let data: Vec<u8> = (0..bytes).map(|n| (n * 31 >> 3) as u8).collect();
+    let data: Vec<u8> = (0..bytes).map(|n| ((n * 31) >> 3) as u8).collect();
     let mut reader = stream.try_clone().unwrap();
     let expected = data.clone();
     let check = thread::spawn(move || {

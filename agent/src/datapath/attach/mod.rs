@@ -20,7 +20,7 @@ mod clsact;
 pub mod sock;
 mod tcx;
 
-use super::{AttachMode, DatapathError, object, probe};
+use super::{AttachMode, DatapathError, ProgramReport, object, probe};
 use aya::{Ebpf, programs::SchedClassifier};
 use std::{
     collections::BTreeSet,
@@ -178,11 +178,12 @@ impl Classifiers {
         }
     }
 
-    /// Kernel id and verified instructions of each program.
-    pub fn programs(&self) -> impl Iterator<Item = (&'static str, u32, Option<u32>)> {
-        self.programs
-            .iter()
-            .map(|(hook, program)| (hook.program(), program.id, program.instructions))
+    pub fn programs(&self) -> impl Iterator<Item = ProgramReport> {
+        self.programs.iter().map(|(hook, program)| ProgramReport {
+            name: hook.program(),
+            id: program.id,
+            instructions: program.instructions,
+        })
     }
 
     pub fn attach_pod(&self, ifindex: u32, link: &str) -> Result<(), DatapathError> {

@@ -1,10 +1,10 @@
 //! The TCP fast path: `pod_sockets` on a cgroup, `pod_messages` on the map of sockets.
 
-use crate::datapath::{DatapathError, object, probe, sys};
+use crate::datapath::{DatapathError, ProgramReport, object, probe, sys};
 use aya::{
     Ebpf,
     maps::Map,
-    programs::{SkMsg, SockOps},
+    programs::{ProgramError, ProgramInfo, SkMsg, SockOps},
 };
 use std::{
     fs::File,
@@ -22,12 +22,14 @@ pub const PIN: &str = "sock";
 const SOCKET_PROGRAM: &str = "pod_sockets";
 const MESSAGE_PROGRAM: &str = "pod_messages";
 
-/// Attaches both programs, in the place of earlier ones, and returns the cgroup.
-pub fn attach(
-    ebpf: &mut Ebpf,
-    links: &Path,
-    cgroup: Option<&Path>,
-) -> Result<PathBuf, DatapathError> {
+/// The fast path, attached.
+pub struct Attached {
+    pub cgroup: PathBuf,
+    pub programs: [ProgramReport; 2],
+}
+
+/// Attaches both programs, in the place of earlier ones.
+pub fn attach(ebpf: &Ebpf, links: &Path, cgroup: Option<&Path>) -> Result<Attached, DatapathError> {
     let cgroup = match cgroup {
         Some(path) => path.to_owned(),
         None => probe::cgroup2_mount()
@@ -55,19 +57,23 @@ pub fn attach(
         .program(MESSAGE_PROGRAM)
         .and_then(|program| program.try_into().ok())
         .ok_or(missing("program", MESSAGE_PROGRAM))?;
-    let messages = messages.fd().map_err(|error| on_map(error.into()))?;
+    let fd = messages.fd().map_err(|error| on_map(error.into()))?;
     sys::prog_attach(
-        messages.as_fd(),
+        fd.as_fd(),
         sockets.fd().as_fd(),
         sys::AttachType::SkMsgVerdict,
     )
     .map_err(|error| on_map(error.into()))?;
 
-    let program: &SockOps = ebpf
+    let enrol: &SockOps = ebpf
         .program(SOCKET_PROGRAM)
         .and_then(|program| program.try_into().ok())
         .ok_or(missing("program", SOCKET_PROGRAM))?;
-    let program = program.fd().map_err(|error| on_cgroup(error.into()))?;
+    let program = enrol.fd().map_err(|error| on_cgroup(error.into()))?;
+    let programs = [
+        report(SOCKET_PROGRAM, enrol.info()).map_err(|error| on_cgroup(error.into()))?,
+        report(MESSAGE_PROGRAM, messages.info()).map_err(|error| on_map(error.into()))?,
+    ];
 
     let directory = File::open(&cgroup).map_err(|error| on_cgroup(error.into()))?;
     let inode = directory
@@ -80,7 +86,7 @@ pub fn attach(
         && sys::link_info(link.as_fd()).is_ok_and(|info| info.cgroup_id() == inode)
     {
         sys::link_update(link.as_fd(), program.as_fd()).map_err(|error| on_cgroup(error.into()))?;
-        return Ok(cgroup);
+        return Ok(Attached { cgroup, programs });
     }
     object::remove_pin(&path)?;
     let link = sys::link_create(
@@ -94,7 +100,19 @@ pub fn attach(
         path,
         source,
     })?;
-    Ok(cgroup)
+    Ok(Attached { cgroup, programs })
+}
+
+fn report(
+    name: &'static str,
+    info: Result<ProgramInfo, ProgramError>,
+) -> Result<ProgramReport, ProgramError> {
+    let info = info?;
+    Ok(ProgramReport {
+        name,
+        id: info.id(),
+        instructions: info.verified_instruction_count(),
+    })
 }
 
 /// Enrols no more connections; those enrolled stay what they are until they close.
