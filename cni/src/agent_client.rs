@@ -116,6 +116,7 @@ impl Agent {
     /// # Errors
     /// [`AgentError::Away`] if nobody listens, [`AgentError::Socket`] if nobody could.
     pub fn connect(path: &Path, budget: Duration) -> Result<Self, AgentError> {
+        let deadline = Instant::now() + budget;
         let stream = open(path, budget).map_err(|errno| {
             let socket = path.to_owned();
             let source = errno.into();
@@ -130,7 +131,7 @@ impl Agent {
         Ok(Self {
             stream: Timed {
                 stream: stream.into(),
-                deadline: Instant::now() + budget,
+                deadline,
             },
             socket: path.to_owned(),
         })
@@ -202,7 +203,8 @@ fn open(path: &Path, budget: Duration) -> nix::Result<OwnedFd> {
         None,
     )?;
     let secs = i64::try_from(budget.as_secs()).unwrap_or(i64::MAX);
-    setsockopt(&fd, sockopt::SendTimeout, &TimeVal::new(secs, 0))?;
+    let timeout = TimeVal::new(secs, i64::from(budget.subsec_micros()));
+    setsockopt(&fd, sockopt::SendTimeout, &timeout)?;
     loop {
         match connect(fd.as_raw_fd(), &address) {
             Err(Errno::EINTR) => {}
@@ -330,6 +332,21 @@ mod tests {
         .unwrap_err();
         assert!(error.is_away());
         assert!(Error::from(error).details.contains("deadline"));
+    }
+
+    #[test]
+    fn an_agent_that_accepts_no_more_is_away() {
+        use nix::sys::socket::{Backlog, bind, listen};
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.sock");
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
+        bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        listen(&listener, Backlog::new(0).unwrap()).unwrap();
+        let budget = Duration::from_millis(100);
+        let waiting: Vec<_> = (0..3).map(|_| Agent::connect(&path, budget)).collect();
+        let refused = waiting.into_iter().find_map(Result::err);
+        assert!(refused.expect("the backlog is not full").is_away());
     }
 
     #[test]

@@ -2,11 +2,8 @@
 
 use crate::node::eventually;
 use nix::{
-    sys::{
-        signal::{Signal, kill},
-        socket::{getsockopt, sockopt::PeerCredentials},
-    },
-    unistd::Pid,
+    libc,
+    sys::socket::{getsockopt, sockopt::PeerCredentials},
 };
 use sinabro_common::{
     api::{
@@ -20,7 +17,10 @@ use std::{
     collections::BTreeMap,
     io::Write,
     net::IpAddr,
-    os::unix::net::{UnixListener, UnixStream},
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        unix::net::{UnixListener, UnixStream},
+    },
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard,
@@ -166,6 +166,30 @@ fn name(request: &Request) -> &'static str {
     }
 }
 
+/// The process at a connection's other end, held by a descriptor: its number may be another's
+/// once it has ended.
+struct Peer(OwnedFd);
+
+impl Peer {
+    /// None if it has ended already.
+    fn of(stream: &UnixStream) -> Option<Self> {
+        let pid = getsockopt(stream, PeerCredentials).unwrap().pid();
+        // SAFETY: pidfd_open takes two integers and returns a new descriptor or -1.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+        // SAFETY: the descriptor is new and nobody else's.
+        Some(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// SIGKILL, if it has not ended by itself.
+    fn kill(&self) {
+        let none = std::ptr::null::<libc::siginfo_t>();
+        let fd = self.0.as_raw_fd();
+        // SAFETY: integers and a null pointer, which stands for the usual signal information.
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, libc::SIGKILL, none, 0) };
+    }
+}
+
 struct Connection {
     state: Arc<Mutex<State>>,
     node: NetNs,
@@ -183,9 +207,8 @@ impl Connection {
     }
 
     fn serve(mut self, mut stream: UnixStream) {
-        let peer = getsockopt(&stream, PeerCredentials).unwrap().pid();
-        // It may have ended by itself; until it is waited for, the number is still its own.
-        let kill_peer = || drop(kill(Pid::from_raw(peer), Signal::SIGKILL));
+        let peer = Peer::of(&stream);
+        let kill_peer = || peer.as_ref().unwrap().kill();
         while let Ok(envelope) = frame::read::<RequestEnvelope>(&mut stream) {
             assert_eq!(envelope.version, VERSION);
             let act = {

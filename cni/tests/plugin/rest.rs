@@ -4,6 +4,7 @@ use crate::{
     agent::{Act, status},
     node::{Node, Pod, snapshot},
 };
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use sinabro_common::api::{Condition, ErrorCode, Request};
 
@@ -184,4 +185,43 @@ fn an_error_speaks_the_version_asked_for() {
     };
     assert_eq!(version(node.call("ADD", &pod).version("0.4.0")), "0.4.0");
     assert_eq!(version(node.call("ADD", &pod).version("7.0.0")), "1.1.0");
+}
+
+proptest! {
+    /// Whatever comes in, one JSON document goes out, and it is an error exactly if the exit
+    /// code says so. Not DEL: it would look at the links of the namespace this runs in.
+    #[test]
+    fn any_input_gets_one_answer(
+        verb in "ADD|CHECK|GC|STATUS|VERSION|\\PC{0,4}",
+        vars in proptest::collection::vec(("CNI_(CONTAINERID|IFNAME|ARGS|PATH)", "\\PC{0,20}|c1|eth0|IP=10.0.0.1"), 0..5),
+        version in "0\\.[1-4]\\.[01]|1\\.[01]\\.0|\\PC{0,6}",
+        key in "prevResult|runtimeConfig|args|dns|name|type|cni.dev/valid-attachments|x",
+        value in prop::sample::select(vec![
+            json!(null), json!(7), json!([]), json!({}), json!("a"),
+            json!({"ips": [7]}), json!({"ips": ["10.0.0.1"]}), json!({"cni": {"mac": "x"}}),
+        ]),
+        cut in 0usize..400,
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut conf = json!({
+            "cniVersion": version, "name": "pods", "type": "sinabro", "stateDir": dir.path(),
+        });
+        conf[key] = value;
+        let mut input = conf.to_string().into_bytes();
+        input.truncate(cut);
+        let get = |name: &str| match name {
+            "CNI_COMMAND" => Some(verb.clone().into()),
+            "CNI_NETNS" => Some("/nonexistent".into()),
+            _ => vars.iter().find(|(n, _)| n == name).map(|(_, value)| value.into()),
+        };
+        let mut output = Vec::new();
+        let code = sinabro_cni::run(&get, &input[..], &mut output);
+        if output.is_empty() {
+            // No agent, no namespace: nothing but VERSION can succeed, and that says something.
+            prop_assert_ne!(code, 0);
+        }
+        let json: Value = serde_json::from_slice(&output).unwrap();
+        prop_assert_eq!(json.get("code").is_some(), code != 0);
+        prop_assert!(json["cniVersion"].is_string());
+    }
 }
