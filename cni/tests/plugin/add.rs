@@ -5,6 +5,7 @@ use crate::{
     node::{Node, Pod, disable_ipv6, snapshot},
     traffic::{addresses, flows},
 };
+use nix::libc::RT_SCOPE_LINK;
 use serde_json::{Value, json};
 use sinabro_common::{
     api::{ErrorCode, Request},
@@ -97,6 +98,9 @@ fn the_kernel_has_what_the_agent_gave() {
             ..RouteFilter::default()
         })
         .unwrap();
+    // The kernel ignores an IPv6 route's scope.
+    let scopes = ours.iter().filter(|r| r.dst.addr().is_ipv4());
+    assert!(scopes.into_iter().all(|r| r.scope == RT_SCOPE_LINK));
     let mut to: Vec<_> = ours.iter().map(|r| r.dst).collect();
     to.sort();
     assert_eq!(

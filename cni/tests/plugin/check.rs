@@ -6,7 +6,7 @@ use crate::{
 };
 use serde_json::{Value, json};
 use sinabro_common::api::ErrorCode;
-use sinabro_netlink::{addr::Addr, link, neigh::Neigh, route::Route};
+use sinabro_netlink::{addr::Addr, link, neigh::Neigh, route::Route, veth::Veth};
 
 struct Case {
     node: Node,
@@ -109,6 +109,25 @@ fn every_change_is_found() {
         }),
         (&["missing on the host", "missing in the pod"], |c| {
             c.on_host(link::delete(c.outer()));
+        }),
+        (&["neighbour 169.254.1.1", "permanent"], |c| {
+            let gateway = "169.254.1.1".parse().unwrap();
+            let mut neigh = Neigh::new(c.inner(), gateway, sinabro_common::names::HOST_MAC);
+            neigh.state = nix::libc::NUD_REACHABLE;
+            c.in_pod(neigh.replace());
+        }),
+        (&["eth0 in the pod is not the other end"], |c| {
+            c.in_pod(link::set_down(c.inner()));
+            c.in_pod(link::set_name(c.inner(), "renamed"));
+            let foreign = Veth {
+                name: "eth0",
+                mac: [2, 0, 0, 0, 0, 1],
+                mtu: 1400,
+                peer_name: "other",
+                peer_mac: [2, 0, 0, 0, 0, 2],
+                peer_netns: None,
+            };
+            c.in_pod(foreign.create());
         }),
         (&["interface eth0 is missing in the pod"], |c| {
             c.in_pod(link::set_down(c.inner()));
