@@ -181,7 +181,12 @@ fn the_way_of_attaching_can_change() {
         datapath.set_node_config(kit::node_config()).unwrap();
         let outside = Outside::new(&datapath);
         let pod = Pod::live(&datapath, 5);
-        for (mode, pins) in [(AttachMode::Clsact, 0), (AttachMode::Auto, 4)] {
+        for (mode, pins) in [
+            (AttachMode::Clsact, 0),
+            (AttachMode::Tcx, 4),
+            // Links for uplinks, filters for pods.
+            (AttachMode::Auto, 2),
+        ] {
             drop(datapath);
             datapath = load(mode);
             pod.attach(&datapath);
