@@ -19,7 +19,11 @@ fn main() -> anyhow::Result<()> {
     match missing_tool()? {
         None => {
             // SAFETY: a build script is single-threaded here.
-            unsafe { env::set_var("RUSTC_BOOTSTRAP", "1") };
+            unsafe {
+                env::set_var("RUSTC_BOOTSTRAP", "1");
+                // aya-build passes every line of the inner cargo on as a warning.
+                env::set_var("CARGO_TERM_QUIET", "true");
+            }
             aya_build::build_ebpf(
                 [Package {
                     name: "sinabro-ebpf",

@@ -1,8 +1,9 @@
-//! DEL: the host side of the pair goes, and with it the pod's side, both ends' addresses and
-//! routes; then the agent frees the addresses.
+//! DEL: the agent takes the pod off the network and deletes its link, many at a time, which is
+//! what takes long.
 //!
-//! Needs neither the namespace nor the agent: without an agent the delete is queued as a file,
-//! which the agent works off when it is back.
+//! Needs neither the namespace nor the agent: without an agent the plugin deletes the host side
+//! of the pair itself, and with it the pod's side and both ends' addresses and routes, and
+//! queues a file, by which the agent frees the addresses when it is back.
 
 use crate::{
     agent_client::{Agent, AgentError, BUDGET},
@@ -22,20 +23,22 @@ use std::{
 };
 
 /// # Errors
-/// Code 104 if the link is there and cannot be deleted: its addresses stay leased then. Those
-/// of an agent that is there and refuses. Code 5 if the delete cannot be queued.
+/// Those of an agent that is there and refuses. Without one: code 104 if the link cannot be
+/// deleted, its addresses stay leased then; code 5 if the delete cannot be queued.
 pub fn run(conf: &Conf, owner: &Owner) -> Result<(), Error> {
-    delete_link(&owner.link())?;
     match release(conf, owner) {
-        Err(error) if can_wait(&error) => queue(&conf.state_dir, owner).map_err(|source| {
-            let file = queue_file(&conf.state_dir, owner);
-            Error::new(
-                Code::Io,
-                format!("delete of {owner} cannot be queued as {}", file.display()),
-            )
-            .details(source)
-            .also(chain(&error))
-        }),
+        Err(error) if can_wait(&error) => {
+            delete_link(&owner.link())?;
+            queue(&conf.state_dir, owner).map_err(|source| {
+                let file = queue_file(&conf.state_dir, owner);
+                Error::new(
+                    Code::Io,
+                    format!("delete of {owner} cannot be queued as {}", file.display()),
+                )
+                .details(source)
+                .also(chain(&error))
+            })
+        }
         other => Ok(other?),
     }
 }

@@ -306,6 +306,9 @@ impl Connection {
             },
             Request::Release { owner } => {
                 state.endpoints.remove(&owner);
+                let mut conn = Conn::in_netns(&self.node).unwrap();
+                let deleted = conn.execute(link::delete_by_name(&owner.link()));
+                deleted.ignore_not_found().unwrap();
                 // On its own connection, how an ADD is given up.
                 self.held.take_if(|(held, _)| *held == owner);
                 Response::Done
