@@ -87,12 +87,17 @@ impl Item {
 
 /// What there is at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot(BTreeSet<Item>);
+pub struct Snapshot {
+    items: BTreeSet<Item>,
+    /// Processes that somebody else started and still looks after.
+    attended: BTreeSet<Item>,
+}
 
 impl Snapshot {
     /// Looks around. Needs root to see everything.
     pub fn take() -> Result<Self> {
         let mut items = BTreeSet::new();
+        let mut attended = BTreeSet::new();
         let mut add = |kind, name: String| {
             items.insert(Item { kind, name });
         };
@@ -114,17 +119,23 @@ impl Snapshot {
         for dir in ["/run", "/tmp"] {
             entries(Path::new(dir)).for_each(|path| add(Kind::File, text(&path)));
         }
-        for process in entries(Path::new("/proc")) {
-            if let Some(name) = process_name(&process) {
+        for dir in entries(Path::new("/proc")) {
+            if let Some((name, parent)) = process(&dir) {
+                if parent != 1 && parent != std::process::id() {
+                    attended.insert(Item {
+                        kind: Kind::Process,
+                        name: name.clone(),
+                    });
+                }
                 add(Kind::Process, name);
             }
         }
-        Ok(Self(items))
+        Ok(Self { items, attended })
     }
 
     /// What bears one of our names.
     pub fn ours(&self) -> Vec<Item> {
-        self.0
+        self.items
             .iter()
             .filter(|item| item.is_ours())
             .cloned()
@@ -133,8 +144,9 @@ impl Snapshot {
 
     /// What is here, was not there before, and is likely ours.
     pub fn since(&self, before: &Self) -> Vec<Item> {
-        self.0
-            .difference(&before.0)
+        self.items
+            .difference(&before.items)
+            .filter(|item| !self.attended.contains(item))
             .filter(|item| item.is_ours() || matches!(item.kind, Kind::Namespace | Kind::Pin))
             .cloned()
             .collect()
@@ -195,14 +207,19 @@ fn mounts() -> Result<Vec<(PathBuf, String)>> {
         .collect())
 }
 
-/// `NAME (PID)` of a process that still runs.
-fn process_name(dir: &Path) -> Option<String> {
+/// `NAME (PID)` of a process that still runs, and its parent (proc_pid_stat(5)).
+fn process(dir: &Path) -> Option<(String, u32)> {
     let pid: u32 = dir.file_name()?.to_str()?.parse().ok()?;
     let stat = fs::read_to_string(dir.join("stat")).ok()?;
+    // A name may contain anything, brackets too.
     let (start, end) = (stat.find('(')?, stat.rfind(')')?);
+    let mut rest = stat[end + 1..].split_ascii_whitespace();
     // A zombie holds nothing any more, it only waits to be noticed.
-    let alive = !stat[end + 1..].trim_start().starts_with('Z');
-    alive.then(|| format!("{} ({pid})", &stat[start + 1..end]))
+    if rest.next()? == "Z" {
+        return None;
+    }
+    let parent = rest.next()?.parse().ok()?;
+    Some((format!("{} ({pid})", &stat[start + 1..end]), parent))
 }
 
 #[cfg(test)]
@@ -239,13 +256,20 @@ mod tests {
 
     #[test]
     fn only_what_is_new_and_ours_counts() {
-        let old = Snapshot(BTreeSet::from([item(Kind::Link, "sinabro_vxlan")]));
-        let new = Snapshot(BTreeSet::from([
-            item(Kind::Link, "sinabro_vxlan"),
-            item(Kind::Link, "docker0"),
-            item(Kind::Link, "snb0123456789ab"),
-            item(Kind::Namespace, "/run/netns/x"),
-        ]));
+        let old = Snapshot {
+            items: BTreeSet::from([item(Kind::Link, "sinabro_vxlan")]),
+            ..Snapshot::default()
+        };
+        let new = Snapshot {
+            items: BTreeSet::from([
+                item(Kind::Link, "sinabro_vxlan"),
+                item(Kind::Link, "docker0"),
+                item(Kind::Link, "snb0123456789ab"),
+                item(Kind::Namespace, "/run/netns/x"),
+                item(Kind::Process, "sinabro-agent (12)"),
+            ]),
+            attended: BTreeSet::from([item(Kind::Process, "sinabro-agent (12)")]),
+        };
         assert_eq!(
             new.since(&old),
             [

@@ -225,7 +225,8 @@ fn nodes_come_move_and_go_while_traffic_flows() {
     let eth0 = conn.link_by_name("eth0").unwrap().index;
     let old = Addr::new(eth0, IpNet::new(moved_from, 24).unwrap());
     let new = Addr::new(eth0, IpNet::new(moved_to, 24).unwrap());
-    conn.execute_all([new.add(), old.delete()]).unwrap();
+    // In this order: deleting the first address of a prefix takes its second along.
+    conn.execute_all([old.delete(), new.add()]).unwrap();
     // The kernel took the default route with the address that it was made for.
     let via = Route::default_of(sinabro_netlink::Family::V4).via("172.30.0.1".parse().unwrap());
     conn.execute(via.dev(eth0).replace()).unwrap();

@@ -2,7 +2,7 @@
 
 use std::{
     io::{IsTerminal as _, Write as _, stderr, stdout},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 const GREEN: &str = "32";
@@ -46,8 +46,12 @@ pub fn error(text: &str) {
 pub struct Step {
     what: String,
     started: Instant,
+    spoke: Instant,
     live: bool,
 }
+
+/// How often a long step says in a log what it is doing.
+const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// Announces something that may take a while.
 pub fn step(what: impl Into<String>) -> Step {
@@ -60,6 +64,7 @@ pub fn step(what: impl Into<String>) -> Step {
     Step {
         what,
         started: Instant::now(),
+        spoke: Instant::now(),
         live,
     }
 }
@@ -70,6 +75,9 @@ impl Step {
         if self.live {
             print!("\r\x1b[K{}", dim(&format!("  … {}", what.into())));
             let _ = stdout().flush();
+        } else if self.spoke.elapsed() > HEARTBEAT {
+            println!("  … {}", what.into());
+            self.spoke = Instant::now();
         }
     }
 

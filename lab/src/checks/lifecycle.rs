@@ -6,7 +6,12 @@ use crate::{
     traffic::{PATIENCE, icmp, udp},
 };
 use anyhow::{Context as _, Result, bail, ensure};
+use aya::maps::{HashMap, Map, MapData};
 use sinabro_common::{
+    abi::{
+        Addr,
+        endpoint::{Endpoint, PodLink},
+    },
     api::{EndpointReport, Owner, Request, Response},
     names,
 };
@@ -74,8 +79,9 @@ pub fn deletion(scene: &Scene) -> Result<String> {
         icmp::ping(node.place(), address, PATIENCE)?;
     }
     let present = traces(node, &pod, &link)?;
+    let certain = present.iter().filter(|trace| !trace.starts_with(PIN));
     ensure!(
-        present.len() == EVERY_TRACE,
+        certain.count() == EVERY_TRACE,
         "a living pod should leave {EVERY_TRACE} traces, but left: {}",
         present.join(", ")
     );
@@ -98,8 +104,11 @@ pub fn deletion(scene: &Scene) -> Result<String> {
     Ok("link, routes, leases, records, map entries gone; DEL repeatable".into())
 }
 
-/// Link, record file, the agent's endpoint; a lease and a route for each of two addresses.
-const EVERY_TRACE: usize = 3 + 2 * 2;
+/// Link, record file, the agent's endpoint, entry of the map by link; for each of two addresses
+/// a lease, a route, and an entry of the map by address.
+const EVERY_TRACE: usize = 4 + 2 * 3;
+/// Program links are pinned where the kernel has them, so they do not count.
+const PIN: &str = "pin ";
 
 /// Everything that exists because of a pod.
 fn traces(node: &Node, pod: &Pod, link: &str) -> Result<Vec<String>> {
@@ -109,6 +118,21 @@ fn traces(node: &Node, pod: &Pod, link: &str) -> Result<Vec<String>> {
         Ok(_) => traces.push(format!("link {link}")),
         Err(error) if error.is_not_found() => {}
         Err(error) => return Err(error.into()),
+    }
+    for way in ["in", "out"] {
+        let pin = format!("{}/{}/{link}-{way}", names::BPF_DIR, names::BPF_LINKS_DIR);
+        if node.namespace().path(&pin).exists() {
+            traces.push(format!("{PIN}{pin}"));
+        }
+    }
+    let by_link: HashMap<MapData, u32, PodLink> = map(node, "POD_LINKS")?;
+    let by_address: HashMap<MapData, Addr, Endpoint> = map(node, "ENDPOINTS")?;
+    for entry in by_link.iter() {
+        let (ifindex, entry) = entry?;
+        let own = pod.addresses().map(Addr::from);
+        if own.contains(&entry.v4) || own.contains(&entry.v6) {
+            traces.push(format!("map entry of link #{ifindex}"));
+        }
     }
     let record = format!("{}/{link}.json", names::ENDPOINTS_DIR);
     if node.state(&record).exists() {
@@ -123,6 +147,9 @@ fn traces(node: &Node, pod: &Pod, link: &str) -> Result<Vec<String>> {
         if node.state(&lease).exists() {
             traces.push(lease);
         }
+        if by_address.get(&address.into(), 0).is_ok() {
+            traces.push(format!("map entry of {address}"));
+        }
         let is_route =
             |dst: IpAddr, len: u8| dst == address && len == if dst.is_ipv4() { 32 } else { 128 };
         if routes
@@ -133,6 +160,15 @@ fn traces(node: &Node, pod: &Pod, link: &str) -> Result<Vec<String>> {
         }
     }
     Ok(traces)
+}
+
+/// A map of the node's data path.
+fn map<K: aya::Pod, V: aya::Pod>(node: &Node, name: &str) -> Result<HashMap<MapData, K, V>> {
+    let open = || -> Result<_> {
+        let path = node.namespace().path(names::BPF_DIR).join(name);
+        Ok(Map::from_map_data(MapData::from_pin(path)?)?.try_into()?)
+    };
+    open().with_context(|| format!("cannot open map {name} of {}", node.name()))
 }
 
 fn report(node: &Node, pod: &Pod) -> Result<EndpointReport> {

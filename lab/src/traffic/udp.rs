@@ -8,6 +8,7 @@ use std::{
     io,
     net::{IpAddr, UdpSocket},
     os::fd::{AsFd, AsRawFd as _},
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -43,8 +44,9 @@ fn exchange(from: &Place, to: &Place, address: IpAddr, size: usize, whole: bool)
         Ok(socket)
     })?;
     let payload: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
+    let heard = AtomicBool::new(false);
     thread::scope(|scope| {
-        let served = scope.spawn(|| serve(&server, &payload));
+        let served = scope.spawn(|| serve(&server, &payload, &heard));
         let mut last = None;
         for _ in 0..TRIES {
             client.send(&payload).context("cannot send")?;
@@ -59,6 +61,7 @@ fn exchange(from: &Place, to: &Place, address: IpAddr, size: usize, whole: bool)
                 Err(error) => last = Some(error),
             }
         }
+        heard.store(true, Ordering::Relaxed);
         let served = served
             .join()
             .map_err(|_| anyhow::anyhow!("the server panicked"))?;
@@ -72,24 +75,22 @@ fn exchange(from: &Place, to: &Place, address: IpAddr, size: usize, whole: bool)
     })
 }
 
-fn serve(server: &UdpSocket, payload: &[u8]) -> Result<IpAddr> {
+/// Answers until the client has heard.
+fn serve(server: &UdpSocket, payload: &[u8], heard: &AtomicBool) -> Result<IpAddr> {
     let mut buffer = vec![0; payload.len() + 1];
-    if !readable(server, Instant::now() + TRY * TRIES)? {
-        bail!("nothing arrived");
-    }
-    let (mut len, mut peer) = server.recv_from(&mut buffer)?;
-    let seen = peer.ip();
-    ensure!(buffer[..len] == *payload, "what arrived differs");
-    // Answer repetitions, too, until the client has had time to hear one.
-    loop {
-        server
-            .send_to(&buffer[..len], peer)
-            .context("cannot answer")?;
-        if !readable(server, Instant::now() + TRY / 2)? {
-            return Ok(seen);
+    let mut seen = None;
+    let deadline = Instant::now() + TRY * TRIES;
+    while Instant::now() < deadline && !heard.load(Ordering::Relaxed) {
+        if readable(server, Instant::now() + Duration::from_millis(5))? {
+            let (len, peer) = server.recv_from(&mut buffer)?;
+            ensure!(buffer[..len] == *payload, "what arrived differs");
+            server
+                .send_to(&buffer[..len], peer)
+                .context("cannot answer")?;
+            seen = Some(peer.ip());
         }
-        (len, peer) = server.recv_from(&mut buffer)?;
     }
+    seen.context("nothing arrived")
 }
 
 fn receive(client: &UdpSocket, buffer: &mut [u8]) -> Result<Option<usize>> {
