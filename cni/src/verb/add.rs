@@ -113,11 +113,21 @@ fn refuse_existing(
     };
     let ifname = &target.owner.ifname;
     let name = target.owner.link();
-    let Some(inner) = pod
-        .link_by_name(ifname)
-        .ignore_not_found()
-        .map_err(refused)?
-    else {
+    let mut inner = || pod.link_by_name(ifname).ignore_not_found().map_err(refused);
+    if inner()?.is_none() {
+        return Ok(());
+    }
+    // The agent answers once a DEL of this attachment, whose link goes after its reply, is done.
+    let owner = target.owner.clone();
+    match agent.call(Request::Check { owner }) {
+        Err(AgentError::Refused(ApiError {
+            code: ErrorCode::NotFound,
+            ..
+        })) => {}
+        Err(other) => return Err(other.into()),
+        Ok(_) => return Err(pod_link::exists(ifname)),
+    }
+    let Some(inner) = inner()? else {
         return Ok(());
     };
     let outer = host
@@ -127,19 +137,8 @@ fn refuse_existing(
     if outer.is_none_or(|outer| outer.peer != Some(inner.index)) {
         return Err(pod_link::exists(ifname));
     }
-    let owner = target.owner.clone();
-    match agent.call(Request::Check { owner }) {
-        Err(AgentError::Refused(ApiError {
-            code: ErrorCode::NotFound,
-            ..
-        })) => {
-            let deleted = host.execute(link::delete_by_name(&name));
-            deleted.ignore_not_found().map_err(refused)?;
-            Ok(())
-        }
-        Err(other) => Err(other.into()),
-        Ok(_) => Err(pod_link::exists(ifname)),
-    }
+    let deleted = host.execute(link::delete_by_name(&name));
+    deleted.ignore_not_found().map(drop).map_err(refused)
 }
 
 fn allocate(conf: &Conf, target: &Target, args: Args, wishes: Wishes) -> Request {
