@@ -5,7 +5,7 @@ use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
 };
-use sinabro_agent::datapath::{Datapath, DatapathConfig};
+use sinabro_agent::datapath::{AttachMode, Datapath, DatapathConfig, DatapathError};
 use sinabro_common::{
     abi::{
         Addr,
@@ -74,6 +74,22 @@ pub fn load_with(config: &DatapathConfig) -> Datapath {
     let datapath = Datapath::load(config).unwrap();
     datapath.set_node_config(node_config()).unwrap();
     datapath
+}
+
+/// Every way of attaching that this kernel has.
+pub fn modes() -> Vec<AttachMode> {
+    let has = |&attach: &AttachMode| {
+        fresh(|| {
+            !matches!(
+                Datapath::load(&DatapathConfig { attach, ..config() }),
+                Err(DatapathError::Unsupported(_))
+            )
+        })
+    };
+    [AttachMode::Tcx, AttachMode::Clsact]
+        .into_iter()
+        .filter(has)
+        .collect()
 }
 
 pub fn node_config() -> NodeConfig {

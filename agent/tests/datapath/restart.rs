@@ -20,7 +20,6 @@ use std::{
     time::Duration,
 };
 
-const MODES: [AttachMode; 2] = [AttachMode::Tcx, AttachMode::Clsact];
 const MAPS: [&str; 8] = [
     "CONFIG",
     "ENDPOINTS",
@@ -93,7 +92,7 @@ impl Call {
 
 #[test]
 fn a_restart_keeps_every_flow() {
-    for mode in MODES {
+    for mode in kit::modes() {
         kit::fresh(|| {
             let datapath = load(mode);
             datapath.set_node_config(kit::node_config()).unwrap();
@@ -211,7 +210,7 @@ fn the_way_of_attaching_can_change() {
 
 #[test]
 fn what_vanished_pods_left_is_removed() {
-    for mode in MODES {
+    for mode in kit::modes() {
         kit::fresh(|| {
             let datapath = load(mode);
             let (a, b) = (Pod::live(&datapath, 5), Pod::live(&datapath, 6));
@@ -267,7 +266,7 @@ fn a_link_of_the_same_name_is_attached_anew() {
 
 #[test]
 fn uplinks_come_and_go() {
-    for mode in MODES {
+    for mode in kit::modes() {
         kit::fresh(|| {
             let datapath = load(mode);
             datapath.set_node_config(kit::node_config()).unwrap();

@@ -1,10 +1,10 @@
-//! Real sockets in real pods, in both ways of attaching.
+//! Real sockets in real pods, in every way of attaching.
 
 use crate::kit::{self, NODE, OUTSIDE, Outside, PORT_MIN, Pod};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sendto, socket,
 };
-use sinabro_agent::datapath::{AttachMode, Datapath, DatapathConfig};
+use sinabro_agent::datapath::{Datapath, DatapathConfig};
 use sinabro_common::{abi::drop::DropReason, names::HOST_MAC};
 use sinabro_netlink::{Conn, addr::Addr as Address};
 use std::{
@@ -18,9 +18,9 @@ use std::{
 
 const OUT: IpAddr = IpAddr::V4(OUTSIDE);
 
-/// Runs a test in both modes, each in a world of its own.
-fn in_both_modes(test: impl Fn(Datapath) + Send + Sync) {
-    for attach in [AttachMode::Tcx, AttachMode::Clsact] {
+/// Runs a test in every mode that the kernel has, each in a world of its own.
+fn in_every_mode(test: impl Fn(Datapath) + Send + Sync) {
+    for attach in kit::modes() {
         kit::fresh(|| {
             test(kit::load_with(&DatapathConfig {
                 attach,
@@ -82,7 +82,7 @@ fn echo_through(mut stream: TcpStream, bytes: usize) {
 
 #[test]
 fn pods_of_a_node_talk_past_its_stack() {
-    in_both_modes(|datapath| {
+    in_every_mode(|datapath| {
         let (a, b) = (Pod::live(&datapath, 5), Pod::live(&datapath, 6));
         for (from, to) in [(a.v4, b.v4), (a.v6, b.v6)] {
             // Neighbour discovery and the like go through the stack; some packets of it.
@@ -112,7 +112,7 @@ fn pods_of_a_node_talk_past_its_stack() {
 
 #[test]
 fn forged_and_broken_packets_do_not_get_out_of_a_pod() {
-    in_both_modes(|datapath| {
+    in_every_mode(|datapath| {
         let (a, b) = (Pod::live(&datapath, 5), Pod::live(&datapath, 6));
         let forged: IpAddr = "10.1.0.99".parse().unwrap();
         let server = b.run(|| udp((b.v4, 7000).into()));
@@ -181,7 +181,7 @@ fn forged_and_broken_packets_do_not_get_out_of_a_pod() {
 
 #[test]
 fn the_outside_sees_the_node() {
-    in_both_modes(|datapath| {
+    in_every_mode(|datapath| {
         let outside = Outside::new(&datapath);
         let (a, b) = (Pod::live(&datapath, 5), Pod::live(&datapath, 6));
         let server = outside.run(|| udp((OUT, 53).into()));
@@ -221,7 +221,7 @@ fn the_outside_sees_the_node() {
 
 #[test]
 fn echo_requests_reach_the_outside_and_their_replies_the_pod() {
-    in_both_modes(|datapath| {
+    in_every_mode(|datapath| {
         let outside = Outside::new(&datapath);
         let raw = || {
             let socket = socket(
@@ -262,7 +262,7 @@ fn echo_requests_reach_the_outside_and_their_replies_the_pod() {
 
 #[test]
 fn the_outside_can_call_a_pod_by_its_address() {
-    in_both_modes(|datapath| {
+    in_every_mode(|datapath| {
         let outside = Outside::new(&datapath);
         outside.route_to_pods();
         let pod = Pod::live(&datapath, 5);
@@ -281,7 +281,7 @@ fn the_outside_can_call_a_pod_by_its_address() {
 
 #[test]
 fn a_detached_pod_is_left_to_the_stack() {
-    in_both_modes(|datapath| {
+    in_every_mode(|datapath| {
         let (a, b) = (Pod::live(&datapath, 5), Pod::live(&datapath, 6));
         let client = a.run(|| udp((a.v4, 0).into()));
         let server = b.run(|| udp((b.v4, 7000).into()));
