@@ -3,19 +3,23 @@
 //! Both run on the same lab node, into sandboxes made alike beforehand, with both address
 //! families, in turns. What is timed is posix_spawn to wait: no shell, no copy of a large
 //! process. The agent that serves ours is the release build.
+//!
+//! Our DEL answers before the kernel has taken the link apart, ptp's after. So the time until
+//! all links are gone is a row of its own, and nothing is timed before the kernel has settled.
 
 use super::{Report, Row, stats};
 use crate::{build, interrupt, report, root, setup, ui, workspace::dist};
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 use sinabro_lab::{Binaries, Lab, Lifetime, Node, cni::Call, holder, node::netns_path};
+use sinabro_netlink::link;
 use std::{
     fs,
     path::PathBuf,
     process::{ExitCode, Stdio},
     sync::Barrier,
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 const SPEC: &str = "1.0.0";
@@ -79,13 +83,23 @@ struct Subject {
     config: Value,
 }
 
-/// The figures of one subject in one round, in milliseconds.
-struct Round {
-    add: Vec<f64>,
-    del: Vec<f64>,
-    add_at_once: Vec<f64>,
-    del_at_once: Vec<f64>,
+/// One verb for all pods of a round, in milliseconds.
+struct Phase {
+    calls: Vec<f64>,
+    /// From the first exec until the kernel has what was asked: links there, or gone.
+    all: f64,
 }
+
+/// The figures of one subject in one round.
+struct Round {
+    add: Phase,
+    del: Phase,
+    add_at_once: Phase,
+    del_at_once: Phase,
+}
+
+/// How long the kernel may take to settle.
+const SETTLE: Duration = Duration::from_secs(30);
 
 fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
     interrupt::on_interrupt(holder::end_all)?;
@@ -98,7 +112,8 @@ fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
     println!(
         "  {} against {} with host-local: ADD and DEL, exec to exit, IPv4 and IPv6\n  \
          (without duplicate address detection, for which ptp would wait over a second),\n  \
-         {} pods one after the other, then all at once; {} rounds in turns",
+         {} pods one after the other, then all at once; {} rounds in turns. \"all done\": from the\n  \
+         first exec until the kernel has made, or removed, every link",
         ours.name, theirs.name, options.pods, options.rounds
     );
     let mut rounds: Vec<[Round; 2]> = Vec::new();
@@ -165,16 +180,61 @@ fn round(node: &Node, subject: &Subject, number: u32, pods: usize) -> Result<Rou
     for id in &ids {
         quick_sandbox(node, id)?;
     }
+    let bare = links(node)?;
     let result = Round {
-        add: in_sequence(node, subject, "ADD", &ids)?,
-        del: in_sequence(node, subject, "DEL", &ids)?,
-        add_at_once: at_once(node, subject, "ADD", &ids)?,
-        del_at_once: at_once(node, subject, "DEL", &ids)?,
+        add: phase(node, bare + pods, || {
+            in_sequence(node, subject, "ADD", &ids)
+        })?,
+        del: phase(node, bare, || in_sequence(node, subject, "DEL", &ids))?,
+        add_at_once: phase(node, bare + pods, || at_once(node, subject, "ADD", &ids))?,
+        del_at_once: phase(node, bare, || at_once(node, subject, "DEL", &ids))?,
     };
     for id in &ids {
         node.remove_sandbox(id)?;
     }
     Ok(result)
+}
+
+/// Times calls on a settled kernel, and until the node has `links` links.
+fn phase(node: &Node, wanted: usize, calls: impl FnOnce() -> Result<Vec<f64>>) -> Result<Phase> {
+    settle(node)?;
+    let start = Instant::now();
+    let calls = calls()?;
+    while links(node)? != wanted {
+        ensure!(
+            start.elapsed() < SETTLE,
+            "the node has {} links instead of {wanted}",
+            links(node)?
+        );
+        thread::sleep(Duration::from_micros(500));
+    }
+    let all = start.elapsed().as_secs_f64() * 1e3;
+    Ok(Phase { calls, all })
+}
+
+fn links(node: &Node) -> Result<usize> {
+    Ok(node.netlink()?.links()?.len())
+}
+
+/// Waits until the kernel has no leftovers to clean up: namespaces that were removed are taken
+/// apart under the lock that every change of a link needs.
+fn settle(node: &Node) -> Result<()> {
+    const QUIET: u32 = 50;
+    let mut conn = node.netlink()?;
+    let lo = conn.link_by_name("lo")?.index;
+    let start = Instant::now();
+    let mut quiet = 0;
+    while quiet < QUIET && start.elapsed() < SETTLE {
+        let asked = Instant::now();
+        conn.execute(link::set_up(lo))?;
+        // Uncontended, this takes microseconds.
+        quiet = match asked.elapsed() < Duration::from_millis(1) {
+            true => quiet + 1,
+            false => 0,
+        };
+        thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
 }
 
 /// A sandbox without duplicate address detection (RFC 4862 §5.4): ptp waits more than a second
@@ -258,27 +318,33 @@ fn call(subject: &Subject, command: &str, id: &str, ready: impl FnOnce()) -> Res
 }
 
 fn rows(rounds: &[[Round; 2]], ours: &'static str, theirs: &'static str, pods: usize) -> Vec<Row> {
-    type Pick = fn(&Round) -> &[f64];
+    type Pick = fn(&Round) -> &Phase;
     let cases: [(String, Pick); 4] = [
         (format!("ADD, {pods} in sequence"), |round| &round.add),
         (format!("DEL, {pods} in sequence"), |round| &round.del),
         (format!("ADD, {pods} at once"), |round| &round.add_at_once),
         (format!("DEL, {pods} at once"), |round| &round.del_at_once),
     ];
+    type Metric = fn(&Phase) -> f64;
+    let metrics: [(&str, Metric); 3] = [
+        ("p50", |phase| stats::percentile(&phase.calls, 50.0)),
+        ("p99", |phase| stats::percentile(&phase.calls, 99.0)),
+        ("all done", |phase| phase.all),
+    ];
     let mut rows = Vec::new();
     for (case, pick) in cases {
-        for percent in [50.0, 99.0] {
+        for (name, metric) in metrics {
             let figures = |subject: usize| -> Vec<f64> {
                 rounds
                     .iter()
-                    .map(|round| stats::percentile(pick(&round[subject]), percent))
+                    .map(|round| metric(pick(&round[subject])))
                     .collect()
             };
             let (value, against) = (figures(0), figures(1));
             let ratios: Vec<f64> = value.iter().zip(&against).map(|(a, b)| a / b).collect();
             rows.push(Row {
                 case: case.clone(),
-                metric: format!("p{percent}"),
+                metric: name.into(),
                 unit: "ms",
                 subject: ours,
                 value: stats::median(&value),
