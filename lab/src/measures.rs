@@ -5,14 +5,20 @@
 
 use crate::{
     Place, Pod,
-    checks::{PODS_PER_NODE, Scene},
+    checks::{FREED, PODS_PER_NODE, Scene},
     node::Node,
     traffic::rate::{latency, throughput},
 };
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde::Serialize;
-use sinabro_common::api::{Request, Response};
-use std::{collections::BTreeMap, fs, net::IpAddr, thread, time::Duration};
+use sinabro_common::api::{Owner, Request, Response};
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::IpAddr,
+    thread,
+    time::{Duration, Instant},
+};
 
 const TIME: Duration = Duration::from_millis(1000);
 const ROUNDS: usize = 3000;
@@ -133,20 +139,23 @@ pub fn clear(node: &Node, pods: &[Pod]) -> Result<()> {
                 .map_err(|_| anyhow::anyhow!("a thread panicked"))?
         })
     })?;
-    let Response::Ipam(ipam) = node.ask(Request::Ipam)? else {
-        bail!("unexpected answer about leases");
-    };
-    for pod in pods {
-        let owner = pod.owner();
-        if let Some(lease) = ipam.leases.iter().find(|lease| lease.owner == owner) {
-            bail!(
-                "{} is still leased to deleted pod {}",
-                lease.address,
-                pod.id()
-            );
-        }
+    let deadline = Instant::now() + FREED;
+    loop {
+        let Response::Ipam(ipam) = node.ask(Request::Ipam)? else {
+            bail!("unexpected answer about leases");
+        };
+        let is_deleted = |owner: &Owner| pods.iter().any(|pod| pod.owner() == *owner);
+        let Some(lease) = ipam.leases.iter().find(|lease| is_deleted(&lease.owner)) else {
+            return Ok(());
+        };
+        ensure!(
+            Instant::now() < deadline,
+            "{} is still leased to deleted pod {}",
+            lease.address,
+            lease.owner
+        );
+        thread::sleep(Duration::from_millis(10));
     }
-    Ok(())
 }
 
 /// Resident memory of a node's agent, in bytes (VmRSS, proc(5)).

@@ -16,7 +16,11 @@ use sinabro_common::{
     names,
 };
 use sinabro_netlink::route::RouteFilter;
-use std::net::IpAddr;
+use std::{
+    net::IpAddr,
+    thread,
+    time::{Duration, Instant},
+};
 
 /// Every packet of a pod is counted, delivered by redirection or by the stack.
 pub fn counters(scene: &Scene) -> Result<String> {
@@ -86,8 +90,20 @@ pub fn deletion(scene: &Scene) -> Result<String> {
         present.join(", ")
     );
     node.delete_pod(&pod)?;
-    let left = traces(node, &pod, &link)?;
-    ensure!(left.is_empty(), "left behind: {}", left.join(", "));
+    // The plugin answers once the pod is off the network; what it had is freed right after.
+    let deadline = Instant::now() + FREED;
+    loop {
+        let left = traces(node, &pod, &link)?;
+        if left.is_empty() {
+            break;
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "left behind: {}",
+            left.join(", ")
+        );
+        thread::sleep(Duration::from_millis(10));
+    }
     // A runtime may repeat a DEL, and there is nothing left to delete.
     node.cni("DEL", id)?.success().context("repeated DEL")?;
 
@@ -103,6 +119,9 @@ pub fn deletion(scene: &Scene) -> Result<String> {
     );
     Ok("link, routes, leases, records, map entries gone; DEL repeatable".into())
 }
+
+/// How soon everything of a deleted pod must be free.
+pub(crate) const FREED: Duration = Duration::from_secs(3);
 
 /// Link, record file, the agent's endpoint, entry of the map by link; for each of two addresses
 /// a lease, a route, and an entry of the map by address.
