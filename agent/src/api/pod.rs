@@ -89,10 +89,8 @@ impl Session {
                 .await
                 .map(Response::Attachment),
             Request::Check { owner } => {
-                // What is being deleted is not there any more for who asks after its DEL.
-                if self.core.endpoints.is_leaving(&owner) {
-                    drop(self.turn(&owner).await?);
-                }
+                // An ADD or a delete under way is about to change the answer.
+                let _turn = self.turn(&owner).await?;
                 let record = self.core.endpoints.get(&owner);
                 let record = record.ok_or_else(|| {
                     ApiError::new(

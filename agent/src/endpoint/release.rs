@@ -48,11 +48,6 @@ impl Endpoints {
         Ok(true)
     }
 
-    /// Whether a delete of it was begun or queued and is not finished.
-    pub fn is_leaving(&self, owner: &Owner) -> bool {
-        self.deletes.join(format!("{}.json", owner.link())).exists()
-    }
-
     /// Second step, for all that wait. What fails is logged; it stays in the queue, which is
     /// gone through again every minute.
     pub fn finish_releases(&self, owners: &[&Owner]) {

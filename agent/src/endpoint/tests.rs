@@ -198,7 +198,7 @@ fn begun_deletes_are_finished_together_and_spare_the_others() {
         let node = Node::new();
         let (a, b, c) = (node.add(1), node.add(2), node.add(3));
         // One has lost its link already.
-        delete_links(&[b.link.clone()]).unwrap();
+        delete_links(from_ref(&b.link)).unwrap();
         for record in [&a, &b] {
             assert!(node.endpoints.begin_release(&record.owner).unwrap());
             // Out of the data path at once; the address is nobody's before the link is gone.
@@ -317,7 +317,7 @@ fn a_restart_keeps_live_pods_and_frees_dead_ones() {
         let (live, dead) = (node.add(1), node.add(2));
         let routes = node.endpoints.routes().borrow().len();
         assert_eq!(routes, 2);
-        delete_links(&[dead.link.clone()]).unwrap();
+        delete_links(from_ref(&dead.link)).unwrap();
         node.programs.attached.lock().unwrap().remove(&live.link);
         let node = node.restart();
         assert_eq!(node.endpoints.all(), from_ref(&live));
@@ -342,7 +342,7 @@ fn a_link_made_anew_under_the_name_is_not_the_pod_of_before() {
     in_fresh(|| {
         let node = Node::new();
         let record = node.add(1);
-        delete_links(&[record.link.clone()]).unwrap();
+        delete_links(from_ref(&record.link)).unwrap();
         assert_ne!(node.add_link(&record.owner).index, record.ifindex);
         let node = node.restart();
         node.assert_gone(&record);
@@ -410,7 +410,7 @@ fn collection_takes_what_belongs_to_nobody_and_nothing_else() {
     in_fresh(|| {
         let node = Node::new();
         let (live, dead) = (node.add(1), node.add(2));
-        delete_links(&[dead.link.clone()]).unwrap();
+        delete_links(from_ref(&dead.link)).unwrap();
         // An ADD that was never finished, with and without its link; a link without a lease.
         node.endpoints.ipam.allocate(&request(3)).unwrap();
         node.endpoints.ipam.allocate(&request(4)).unwrap();

@@ -96,6 +96,18 @@ fn a_release_takes_the_link_too() {
     eventually("the link is gone", || node.links().is_empty());
 }
 
+#[test]
+fn a_check_right_after_a_release_waits_for_its_end() {
+    let mut node = Node::new();
+    node.start();
+    for _ in 0..10 {
+        node.add("a");
+        node.connect().release("a").unwrap();
+        assert_eq!(node.check("a").unwrap_err().code, ErrorCode::NotFound);
+        assert!(node.leases().is_empty() && node.links().is_empty());
+    }
+}
+
 /// The links go together after the replies; a new pod that needs their addresses waits.
 #[test]
 fn addresses_of_pods_on_their_way_out_are_waited_for() {
