@@ -231,7 +231,7 @@ fn a_delete_that_was_only_begun_is_finished_by_the_next_agent() {
         node.endpoints.begin_release(&record.owner).unwrap();
         let node = node.restart();
         let collected = node.endpoints.collect();
-        assert_eq!(collected.deletes, [record.owner.clone()]);
+        assert_eq!(collected.deletes, from_ref(&record.owner));
         node.assert_gone(&record);
     });
 }
