@@ -135,8 +135,13 @@ impl PrivateApt {
         let mut step = ui::step("");
         step.now(format!("downloading {spec}"));
         let result = output(self.command("apt-get").args(["-q", "download", &spec]));
-        step.done(&format!("  {spec}"));
-        result?;
+        match result {
+            Ok(_) => step.done(&format!("  downloaded {spec}")),
+            Err(error) => {
+                step.clear();
+                return Err(error);
+            }
+        }
         fs::read_dir(self.dir.join("download"))?
             .flatten()
             .map(|entry| entry.path())

@@ -54,7 +54,7 @@ struct Report {
 
 pub fn run(options: &Options) -> Result<ExitCode> {
     let programs = match &options.programs {
-        Some(dir) => dir.clone(),
+        Some(dir) => std::path::absolute(dir)?,
         None => {
             setup::ensure(setup::BUILD)?;
             build::release()?;

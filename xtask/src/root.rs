@@ -19,7 +19,10 @@ pub fn require_sudo(what: &str) -> Result<()> {
         bail!("{what} needs root, and there is no sudo: run it as root");
     }
     let mut silent = Command::new("sudo");
-    silent.args(["-n", "true"]).stderr(Stdio::null());
+    silent
+        .args(["-n", "true"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     let allowed = silent.status().is_ok_and(|status| status.success());
     // On a terminal sudo can ask for the password.
     if !allowed && !std::io::stdin().is_terminal() {

@@ -44,7 +44,7 @@ pub struct Options {
 
 pub fn run(options: &Options) -> Result<ExitCode> {
     let programs = match &options.programs {
-        Some(dir) => dir.clone(),
+        Some(dir) => std::path::absolute(dir)?,
         None => {
             setup::ensure(setup::BENCH)?;
             build::release()?;
