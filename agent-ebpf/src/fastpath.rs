@@ -9,8 +9,12 @@
 //!
 //! Its maps are here, so that only the object `sock` needs a kernel that has them.
 //!
-//! Limit: a pod allowed to configure its network could give itself another pod's address on
-//! its loopback interface and connect to itself with that pod's ports.
+//! Limits, for which it is off unless configured on:
+//! - the kernel's receive path of such sockets (net/ipv4/tcp_bpf.c) differs from TCP's: a reader
+//!   that does not read does not stop the sender, `splice` finds nothing, and a blocking read
+//!   that is woken for another reason than data returns EAGAIN;
+//! - a pod allowed to configure its network could give itself another pod's address on its
+//!   loopback interface and connect to itself with that pod's ports.
 
 use aya_ebpf::{
     bindings::{
