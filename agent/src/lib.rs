@@ -11,6 +11,7 @@
 
 pub mod api;
 pub mod apply;
+mod chain;
 pub mod config;
 pub mod datapath;
 pub mod endpoint;

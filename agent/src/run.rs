@@ -17,6 +17,7 @@ use crate::{
         OverlayStatus,
         overlay::{self, OverlayConfig},
     },
+    chain::Chain,
     config::{self, Settings},
     datapath::{self, Datapath, DatapathConfig},
     endpoint::{Endpoints, release::Reaper},
@@ -97,7 +98,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         let datapath = datapath.clone();
         move || {
             if let Err(error) = datapath.sweep(datapath::monotonic_ns()) {
-                tracing::warn!("cannot sweep masquerade flows: {error}");
+                tracing::warn!("cannot sweep masquerade flows: {}", Chain(&error));
             }
         }
     }));

@@ -8,24 +8,8 @@ pub mod pod;
 pub mod server;
 pub mod status;
 
-use crate::{endpoint::EndpointError, ipam::IpamError};
+use crate::{chain::Chain, endpoint::EndpointError, ipam::IpamError};
 use sinabro_common::api::{ApiError, ErrorCode, Request};
-
-/// An error with every cause behind it, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // thiserror's `transparent` repeats its source.
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
-}
 
 fn api_error(error: &EndpointError) -> ApiError {
     let code = match error {
@@ -37,7 +21,7 @@ fn api_error(error: &EndpointError) -> ApiError {
         | EndpointError::Collision { .. } => ErrorCode::Invalid,
         _ => ErrorCode::Internal,
     };
-    ApiError::new(code, chain(error))
+    ApiError::new(code, Chain(error).to_string())
 }
 
 /// A request's name in metrics.

@@ -162,7 +162,7 @@ impl Session {
             let (core, request) = (self.core.clone(), request.clone());
             let leased = blocking(move || {
                 let endpoints = &core.endpoints;
-                endpoints.drain_delete(&request.owner);
+                endpoints.drain_delete(&request.owner)?;
                 endpoints.check_collision(&request.owner)?;
                 Ok(endpoints.ipam.allocate(&request)?)
             });

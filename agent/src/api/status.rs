@@ -1,8 +1,8 @@
 //! What the agent says about itself, to `sinabroctl` and to scrapers.
 
-use super::chain;
 use crate::{
     apply::OverlayStatus,
+    chain::Chain,
     config::Settings,
     datapath::{Datapath, DatapathError},
     endpoint::{Endpoints, release::Reaper},
@@ -177,7 +177,7 @@ impl Core {
         let reports = self.endpoints.all().into_iter().map(report);
         reports
             .collect::<Result<_, DatapathError>>()
-            .map_err(|error| chain(&error))
+            .map_err(|error| Chain(&error).to_string())
     }
 
     fn ipam_report(&self) -> IpamReport {
@@ -199,7 +199,10 @@ impl Core {
     }
 
     fn metrics_report(&self) -> Result<MetricsReport, String> {
-        let drops = self.datapath.drops().map_err(|error| chain(&error))?;
+        let drops = self
+            .datapath
+            .drops()
+            .map_err(|error| Chain(&error).to_string())?;
         let drop = |(reason, packets): (sinabro_common::abi::drop::DropReason, u64)| DropReport {
             number: reason as u32,
             reason: reason.label().into(),

@@ -20,6 +20,7 @@ mod sys;
 
 pub use error::DatapathError;
 
+use crate::chain::Chain;
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
 use maps::Maps;
@@ -359,21 +360,6 @@ impl Datapath {
 /// What these locks guard is whole after every step.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// An error with everything that led to it.
-struct Chain<'a>(&'a dyn std::error::Error);
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut error = self.0;
-        while let Some(source) = error.source() {
-            write!(f, ": {source}")?;
-            error = source;
-        }
-        Ok(())
-    }
 }
 
 /// The clock of `last_seen_ns` in the maps (`bpf_ktime_get_ns`, CLOCK_MONOTONIC).

@@ -12,6 +12,7 @@
 //! Also here: the deletes that the plugin queued while the agent was away, and the CNI verb GC.
 
 use super::{EndpointError, Endpoints, delete_links, record::read_small, restore::pod_links};
+use crate::chain::Chain;
 use sinabro_common::{api::Owner, names};
 use std::{
     collections::{BTreeSet, HashSet},
@@ -36,7 +37,7 @@ impl Endpoints {
             ..Collected::default()
         };
         if let Err(error) = self.sweep(&mut collected) {
-            tracing::error!("cannot look for garbage: {error}");
+            tracing::error!("cannot look for garbage: {}", Chain(&error));
         }
         self.ipam.recheck();
         self.mend();
@@ -80,7 +81,7 @@ impl Endpoints {
                 // It went with its lease, or by itself.
                 Ok(0) => {}
                 Ok(_) => collected.links.push(name),
-                Err(error) => tracing::error!("{error}"),
+                Err(error) => tracing::error!("{}", Chain(&error)),
             }
         }
         Ok(())
@@ -98,7 +99,7 @@ impl Endpoints {
         match self.release(owner) {
             Ok(_) => true,
             Err(error) => {
-                tracing::error!("cannot free {owner}: {error}");
+                tracing::error!("cannot free {owner}: {}", Chain(&error));
                 false
             }
         }
@@ -141,10 +142,15 @@ impl Endpoints {
             else {
                 continue;
             };
-            if let Some(_guard) = self.locks.try_lock(link)
-                && let Some(owner) = self.carry_out(&entry.path(), link)
-            {
-                drained.push(owner);
+            let Some(_guard) = self.locks.try_lock(link) else {
+                continue;
+            };
+            match self.carry_out(&entry.path(), link) {
+                Ok(owner) => drained.extend(owner),
+                Err(error) => tracing::error!(
+                    "cannot carry out the queued delete of {link}, will try again: {}",
+                    Chain(&error)
+                ),
             }
         }
         drained
@@ -152,17 +158,21 @@ impl Endpoints {
 
     /// Carries out the queued delete of one attachment, if there is one. The caller holds the
     /// link's lock.
-    pub fn drain_delete(&self, owner: &Owner) {
+    ///
+    /// # Errors
+    /// If it cannot be carried out. It stays queued, so what were added now would be taken down
+    /// by the next round.
+    pub fn drain_delete(&self, owner: &Owner) -> Result<(), EndpointError> {
         let link = owner.link();
         let path = self.deletes.join(format!("{link}.json"));
-        if path.exists() {
-            self.carry_out(&path, &link);
-        }
+        self.carry_out(&path, &link).map(drop)
     }
 
-    fn carry_out(&self, path: &Path, link: &str) -> Option<Owner> {
+    fn carry_out(&self, path: &Path, link: &str) -> Result<Option<Owner>, EndpointError> {
         let owner = match read_delete(path, link) {
-            Ok(owner) => owner,
+            Ok(Some(owner)) => owner,
+            // None, or carried out since it was listed.
+            Ok(None) => return Ok(None),
             Err(reason) => {
                 // The collection frees the pod all the same once its link is gone.
                 tracing::error!("queued delete {} {reason}", path.display());
@@ -171,25 +181,25 @@ impl Endpoints {
                 if let Err(error) = fs::rename(path, aside) {
                     tracing::error!("cannot set {} aside: {error}", path.display());
                 }
-                return None;
+                return Ok(None);
             }
         };
-        if !self.free(&owner) {
-            return None;
-        }
-        if let Err(error) = self.forget_delete(&owner) {
-            tracing::error!("{error}");
-        }
-        Some(owner)
+        self.release(&owner)?;
+        self.forget_delete(&owner)?;
+        Ok(Some(owner))
     }
 }
 
-fn read_delete(path: &Path, link: &str) -> Result<Owner, String> {
-    let text = read_small(path).map_err(|error| format!("cannot be read: {error}"))?;
+/// A queued delete, if there is one.
+fn read_delete(path: &Path, link: &str) -> Result<Option<Owner>, String> {
+    let text = match read_small(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(|error| format!("cannot be read: {error}"))?,
+    };
     let owner: Owner = serde_json::from_slice(&text)
         .map_err(|error| format!("does not name an attachment: {error}"))?;
     if owner.link() != link {
         return Err(format!("is of another link, {owner} has {}", owner.link()));
     }
-    Ok(owner)
+    Ok(Some(owner))
 }

@@ -19,6 +19,7 @@ pub use record::{EndpointRecord, attachment};
 
 use crate::{
     apply::PodRoute,
+    chain::Chain,
     datapath::{Datapath, DatapathError},
     ipam::{Allocator, IpamError},
 };
@@ -226,7 +227,11 @@ impl Endpoints {
         self.records.write(&record)?;
         if let Err(error) = self.programs.attach(&record) {
             if let Err(undo) = self.programs.detach(&record) {
-                tracing::warn!("cannot undo the attachment of {}: {undo}", record.owner);
+                tracing::warn!(
+                    "cannot undo the attachment of {}: {}",
+                    record.owner,
+                    Chain(&undo)
+                );
             }
             self.forget(&record.link)?;
             return Err(error.into());

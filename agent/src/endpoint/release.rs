@@ -13,6 +13,7 @@
 //! The attachment's lock is held until the end of step 2, so a new ADD of the same one waits.
 
 use super::{EndpointError, Endpoints, Guard, delete_links};
+use crate::chain::Chain;
 use sinabro_common::api::Owner;
 use std::{fs, io, sync::Arc};
 use tokio::{
@@ -33,17 +34,22 @@ impl Endpoints {
         self.free_books(owner)
     }
 
-    /// First step of a delete. Returns whether there is anything to delete.
+    /// First step of a delete. Returns whether the second one is left to be done. Where the
+    /// delete cannot be written down, as in a full file system, both are done at once.
     ///
     /// # Errors
-    /// If the delete cannot be written down, or the data path keeps the pod.
+    /// If the data path keeps the pod, or a step done at once fails.
     pub fn begin_release(&self, owner: &Owner) -> Result<bool, EndpointError> {
         self.check_collision(owner)?;
         let known = self.get(owner).is_some() || self.ipam.has(owner);
         if !known && !super::link_exists(&owner.link())? {
             return Ok(false);
         }
-        self.write_delete(owner)?;
+        if let Err(error) = self.write_delete(owner) {
+            tracing::warn!("deleting {owner} at once: {}", Chain(&error));
+            self.release(owner)?;
+            return Ok(false);
+        }
         self.disconnect(owner)?;
         Ok(true)
     }
@@ -53,7 +59,7 @@ impl Endpoints {
     pub fn finish_releases(&self, owners: &[&Owner]) {
         let links: Vec<_> = owners.iter().map(|owner| owner.link()).collect();
         if let Err(error) = delete_links(&links) {
-            tracing::error!("cannot delete pod links, will try again: {error}");
+            tracing::error!("cannot delete pod links, will try again: {}", Chain(&error));
             return;
         }
         for owner in owners {
@@ -63,7 +69,7 @@ impl Endpoints {
             {
                 Ok(()) => tracing::info!(pod = %owner, "pod deleted"),
                 Err(error) => {
-                    tracing::error!("cannot free {owner}, will try again: {error}");
+                    tracing::error!("cannot free {owner}, will try again: {}", Chain(&error));
                 }
             }
         }

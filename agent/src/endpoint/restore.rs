@@ -5,7 +5,10 @@
 //! hold everything that is in it. Whatever else is in the data path is removed.
 
 use super::{EndpointError, EndpointRecord, Endpoints, mac_of, record::BadRecord};
-use crate::ipam::{LeaseRequest, file::Lease};
+use crate::{
+    chain::Chain,
+    ipam::{LeaseRequest, file::Lease},
+};
 use sinabro_common::api::Mac;
 use sinabro_netlink::{Conn, Link};
 use std::collections::{BTreeMap, HashSet};
@@ -54,7 +57,7 @@ impl Endpoints {
                     self.live().insert(record.link.clone(), record);
                     restored.gone += 1;
                     if let Err(error) = self.release(&owner) {
-                        tracing::error!("cannot take down {owner}: {error}");
+                        tracing::error!("cannot take down {owner}: {}", Chain(&error));
                     }
                 }
             }
@@ -80,13 +83,17 @@ impl Endpoints {
             };
             if let Err(error) = self.ipam.reclaim(&request, address) {
                 // The pod keeps working; the address is given to nobody else either.
-                tracing::error!("no lease of {address} for {}: {error}", record.owner);
+                tracing::error!(
+                    "no lease of {address} for {}: {}",
+                    record.owner,
+                    Chain(&error)
+                );
             }
         }
         if let Err(error) = self.programs.attach(&record) {
-            tracing::error!("cannot attach the programs of {}: {error}", record.owner);
-            self.broken()
-                .insert(record.link.clone(), problem(&record, &error));
+            let problem = problem(&record, &error);
+            tracing::error!("cannot attach the programs: {problem}");
+            self.broken().insert(record.link.clone(), problem);
             restored.broken += 1;
         }
         self.live().insert(record.link.clone(), record);
@@ -143,7 +150,7 @@ impl Endpoints {
 }
 
 fn problem(record: &EndpointRecord, error: &dyn std::error::Error) -> String {
-    format!("pod {} on {}: {error}", record.owner, record.link)
+    format!("pod {} on {}: {}", record.owner, record.link, Chain(error))
 }
 
 /// Every link of this namespace that could be a pod's, by name.

@@ -17,7 +17,7 @@ struct Programs {
 }
 
 fn refused() -> DatapathError {
-    DatapathError::NotBuilt
+    DatapathError::Probe(io::Error::from_raw_os_error(libc::ENOSPC))
 }
 
 impl PodPrograms for Programs {
@@ -237,6 +237,35 @@ fn a_delete_that_was_only_begun_is_finished_by_the_next_agent() {
 }
 
 #[test]
+fn a_delete_that_cannot_be_written_down_is_done_at_once() {
+    in_fresh(|| {
+        let node = Node::new();
+        let record = node.add(1);
+        fs::write(node.path("deletes"), "in the way").unwrap();
+        assert!(!node.endpoints.begin_release(&record.owner).unwrap());
+        node.assert_gone(&record);
+    });
+}
+
+#[test]
+fn nothing_is_added_on_top_of_a_queued_delete_that_fails() {
+    in_fresh(|| {
+        let node = Node::new();
+        let record = node.add(1);
+        *node.programs.refuse_detach.lock().unwrap() = true;
+        node.endpoints.begin_release(&record.owner).unwrap_err();
+        // The next round would take down what an ADD made now.
+        node.endpoints.drain_delete(&record.owner).unwrap_err();
+        *node.programs.refuse_detach.lock().unwrap() = false;
+        node.endpoints.drain_delete(&record.owner).unwrap();
+        node.assert_gone(&record);
+        let again = node.add(1);
+        assert!(node.endpoints.drain_deletes().is_empty());
+        assert!(node.endpoints.get(&again.owner).is_some());
+    });
+}
+
+#[test]
 fn a_link_that_is_not_the_pods_is_refused() {
     in_fresh(|| {
         let node = Node::new();
@@ -389,7 +418,9 @@ fn a_pod_that_cannot_be_attached_at_start_is_kept_and_mended() {
         assert_eq!(node.endpoints.count(), 1);
         let problems = node.endpoints.problems();
         assert!(
-            problems.len() == 1 && problems[0].contains("c1/eth0"),
+            problems.len() == 1
+                && problems[0].contains("c1/eth0")
+                && problems[0].contains("No space left"),
             "{problems:?}"
         );
         *node.programs.refuse_attach.lock().unwrap() = false;

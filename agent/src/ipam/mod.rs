@@ -13,6 +13,7 @@
 pub mod file;
 pub mod range;
 
+use crate::chain::Chain;
 use file::{Claim, FileError, Found, Lease, Store};
 use ipnet::IpNet;
 use range::{Range, RangeError};
@@ -180,7 +181,7 @@ impl Allocator {
                     for lease in claimed {
                         if let Err(error) = self.store.unclaim(lease.address) {
                             // Still leased on disk, so it must be known here to be freed.
-                            tracing::warn!("{error}");
+                            tracing::warn!("{}", Chain(&error));
                             index.insert(lease);
                         }
                     }
@@ -202,7 +203,7 @@ impl Allocator {
             && let Err(error) = self.store.forget_released(lease.address)
         {
             // The next start repairs it: a lease wins over its release.
-            tracing::warn!("{error}");
+            tracing::warn!("{}", Chain(&error));
         }
         index.insert(lease);
     }
