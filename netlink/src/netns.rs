@@ -156,6 +156,9 @@ pub fn in_fresh<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     });
     match outcome {
         Ok(Ok(Ok(value))) => value,
+        Ok(Ok(Err(error @ Error::Permission(_)))) => {
+            panic!("needs root: run `cargo xtask test` ({error})")
+        }
         Ok(Ok(Err(error))) => panic!("{error}"),
         Ok(Err(panic)) => std::panic::resume_unwind(panic),
         Err(error) => panic!("start a thread: {error}"),

@@ -4,7 +4,7 @@
 mod net;
 
 use ipnet::IpNet;
-use net::{Machine, Net, Underlay, entry, eventually, index, is_root, pod, until};
+use net::{Machine, Net, Underlay, entry, eventually, index, pod, until};
 use sinabro_agent::{
     apply::PodRoute,
     plan::{Facts, OverlayPlan, OverlaySettings},
@@ -69,9 +69,6 @@ fn peer_problem(machine: &Machine, peer: &str) -> Option<String> {
 
 #[test]
 fn traffic_crosses_between_nodes_in_both_families() {
-    if !is_root() {
-        return;
-    }
     for (underlay, mtu) in [(Underlay::V4, 1450), (Underlay::V6, 1430)] {
         let net = Net::new(3, underlay);
         for (a, b) in [(1, 2), (2, 3), (3, 1)] {
@@ -94,9 +91,6 @@ fn traffic_crosses_between_nodes_in_both_families() {
 
 #[test]
 fn what_is_deleted_by_hand_comes_back() {
-    if !is_root() {
-        return;
-    }
     let net = Net::new(2, Underlay::V4);
     net.crosses((1, 1), (2, 2));
     let machine = net.machine(1);
@@ -159,9 +153,6 @@ fn what_is_deleted_by_hand_comes_back() {
 
 #[test]
 fn nodes_change_leave_and_return_while_others_talk() {
-    if !is_root() {
-        return;
-    }
     let u = Underlay::V4;
     let net = Net::new(3, u);
     net.crosses((1, 1), (3, 3));
@@ -247,9 +238,6 @@ fn nodes_change_leave_and_return_while_others_talk() {
 
 #[test]
 fn fifty_nodes_are_in_the_kernel_as_planned_and_leave_without_a_trace() {
-    if !is_root() {
-        return;
-    }
     for u in [Underlay::V4, Underlay::V6] {
         let net = Net::without_facts(1);
         let machine = net.machine(1);
@@ -339,9 +327,6 @@ fn fifty_nodes_are_in_the_kernel_as_planned_and_leave_without_a_trace() {
 
 #[test]
 fn somebody_elses_device_is_left_alone_and_named() {
-    if !is_root() {
-        return;
-    }
     let u = Underlay::V4;
     let net = Net::without_facts(2);
     let mut first = net.machine(1).conn();
@@ -383,9 +368,6 @@ fn somebody_elses_device_is_left_alone_and_named() {
 
 #[test]
 fn a_route_in_the_way_costs_its_peer_alone() {
-    if !is_root() {
-        return;
-    }
     let u = Underlay::V4;
     let net = Net::without_facts(3);
     let machine = net.machine(1);
@@ -420,9 +402,6 @@ fn a_route_in_the_way_costs_its_peer_alone() {
 
 #[test]
 fn the_uplinks_mtu_is_followed() {
-    if !is_root() {
-        return;
-    }
     let net = Net::new(1, Underlay::V4);
     let machine = net.machine(1);
     until("the device is there", || {
@@ -450,9 +429,6 @@ fn the_uplinks_mtu_is_followed() {
 
 #[test]
 fn pods_routes_and_neighbours_come_back_and_nothing_of_theirs_is_removed() {
-    if !is_root() {
-        return;
-    }
     let net = Net::new(1, Underlay::V4);
     let machine = net.machine(1);
     until("the overlay is up", || machine.status().ok());

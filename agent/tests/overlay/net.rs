@@ -77,7 +77,7 @@ impl Net {
     }
 
     pub fn without_facts(count: u8) -> Self {
-        let switch = NetNs::create().unwrap();
+        let switch = NetNs::create().expect("needs root: run `cargo xtask test`");
         let mut conn = Conn::in_netns(&switch).unwrap();
         conn.execute(bridge::create("br0")).unwrap();
         let runtime = Runtime::new().unwrap();
@@ -235,13 +235,4 @@ pub fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T 
 /// Waits until something holds, up to [`DEADLINE`].
 pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     eventually(what, || condition().then_some(()));
-}
-
-/// Root may make namespaces; without it there is nothing to test.
-pub fn is_root() -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    if !root {
-        eprintln!("skipped: needs root");
-    }
-    root
 }
