@@ -96,11 +96,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     }));
     tasks.spawn(every(SWEEP, {
         let datapath = datapath.clone();
-        move || {
-            if let Err(error) = datapath.sweep(datapath::monotonic_ns()) {
-                tracing::warn!("cannot sweep masquerade flows: {}", Chain(&error));
-            }
-        }
+        move || sweep(&datapath)
     }));
 
     let core = Arc::new(Core {
@@ -177,7 +173,15 @@ fn restore(settings: &Settings) -> anyhow::Result<(Arc<Datapath>, Arc<Endpoints>
     tracing::info!(?restored, "endpoints restored");
     let endpoints = Arc::new(endpoints);
     log_collected(&endpoints);
+    // An address must not be given again with the flows of its last pod.
+    sweep(&datapath);
     Ok((datapath, endpoints))
+}
+
+fn sweep(datapath: &Datapath) {
+    if let Err(error) = datapath.sweep(datapath::monotonic_ns()) {
+        tracing::warn!("cannot sweep masquerade flows: {}", Chain(&error));
+    }
 }
 
 fn log_collected(endpoints: &Endpoints) {

@@ -51,6 +51,14 @@ pub fn masquerade(ctx: &TcContext, config: &NodeConfig, ip: &Ip, l4: Option<L4>)
             false => Err(DropReason::NatFragment),
         };
     }
+    if ip.proto == proto::ICMP && l4.icmp != icmp::V4_ECHO_REQUEST {
+        // Of no flow, whatever its id. A reply answers a request that reached the pod at its
+        // own address.
+        return match l4.icmp == icmp::V4_ECHO_REPLY || keeps_source(ip.dst) {
+            true => Ok(PASS),
+            false => Err(DropReason::NatProtocol),
+        };
+    }
     let key = key(ip, &l4);
     if let Some(entry) = NAT.get_ptr_mut(&key) {
         touch(entry, ip.proto, l4.tcp_flags);
@@ -67,10 +75,7 @@ pub fn masquerade(ctx: &TcContext, config: &NodeConfig, ip: &Ip, l4: Option<L4>)
         return Ok(PASS);
     }
     match ip.proto {
-        proto::TCP | proto::UDP => {}
-        proto::ICMP if l4.icmp == icmp::V4_ECHO_REQUEST => {}
-        // An answer to a request that reached the pod at its own address.
-        proto::ICMP if l4.icmp == icmp::V4_ECHO_REPLY => return Ok(PASS),
+        proto::TCP | proto::UDP | proto::ICMP => {}
         _ => return Err(DropReason::NatProtocol),
     }
     let (addr, port) = claim(config, &key, ct_state::next(0, ip.proto, l4.tcp_flags))?;

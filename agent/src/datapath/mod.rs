@@ -114,6 +114,8 @@ pub struct Datapath {
     /// Whether `ENDPOINTS` is known to hold every pod of this node.
     complete: AtomicBool,
     suspects: Mutex<HashSet<NatKey>>,
+    /// Addresses whose pod went since the last sweep: their flows may still be there.
+    departed: Mutex<HashSet<Addr>>,
     flows: AtomicU64,
 }
 
@@ -164,6 +166,7 @@ impl Datapath {
             attached: Mutex::default(),
             complete: AtomicBool::new(fits),
             suspects: Mutex::default(),
+            departed: Mutex::default(),
             flows: AtomicU64::new(0),
         })
     }
@@ -185,6 +188,7 @@ impl Datapath {
             self.maps.pod_links.insert(ifindex, *pod)?;
             self.maps.counters.start(ifindex)?;
             self.classifiers.attach_pod(ifindex, link)?;
+            self.end_flows_of_departed(endpoints.iter().map(|(addr, _)| *addr))?;
             // Last what makes others send here.
             endpoints
                 .iter()
@@ -202,7 +206,8 @@ impl Datapath {
 
     /// Forgets a pod, whether or not its interface still exists. Idempotent.
     ///
-    /// The pod's masquerade flows end with the next [`Self::sweep`].
+    /// The pod's masquerade flows end with the next [`Self::sweep`], or before another pod gets
+    /// its address.
     pub fn detach_pod(
         &self,
         ifindex: u32,
@@ -214,11 +219,29 @@ impl Datapath {
             .iter()
             .map(|&addr| self.maps.endpoints.remove(addr, ifindex))
             .fold(Ok(()), Result::and);
+        // After that: a sweep in between would still find the address alive.
+        lock(&self.departed).extend(addresses);
         result = result.and(self.classifiers.detach_pod(link));
         result = result.and(self.maps.pod_links.remove(ifindex));
         result = result.and(self.maps.counters.remove(ifindex));
         lock(&self.attached).remove(link);
         result
+    }
+
+    /// What comes for an address's last pod must not reach its next one.
+    fn end_flows_of_departed(
+        &self,
+        addresses: impl Iterator<Item = Addr>,
+    ) -> Result<(), DatapathError> {
+        let again: HashSet<Addr> = {
+            let departed = lock(&self.departed);
+            addresses.filter(|addr| departed.contains(addr)).collect()
+        };
+        if !again.is_empty() {
+            sweep::end_flows_of(&self.maps.nat, &again)?;
+            lock(&self.departed).retain(|addr| !again.contains(addr));
+        }
+        Ok(())
     }
 
     /// Removes the pins and records that earlier processes left of pods whose link is not in
@@ -249,6 +272,7 @@ impl Datapath {
         for (addr, ifindex) in self.maps.endpoints.list()? {
             if is_stale(ifindex) {
                 self.maps.endpoints.remove(addr, ifindex)?;
+                lock(&self.departed).insert(addr);
             }
         }
         for ifindex in self.maps.pod_links.keys()? {
@@ -320,7 +344,12 @@ impl Datapath {
                 .load(Ordering::Relaxed)
                 .then_some(&self.maps.endpoints),
         };
-        let swept = sweep::sweep(&self.maps.nat, &rules, &mut lock(&self.suspects))?;
+        let departed = match rules.endpoints {
+            Some(_) => std::mem::take(&mut *lock(&self.departed)),
+            None => HashSet::new(),
+        };
+        let swept = sweep::sweep(&self.maps.nat, &rules, &mut lock(&self.suspects))
+            .inspect_err(|_| lock(&self.departed).extend(departed))?;
         self.flows.store(swept.flows, Ordering::Relaxed);
         Ok(swept.removed)
     }

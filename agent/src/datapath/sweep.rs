@@ -80,16 +80,7 @@ pub fn sweep(
         if !is_over(nat, rules, &key, &entry)? {
             continue;
         }
-        nat.remove(&key)?;
-        if entry.kind == KIND_FORWARD {
-            let reply = key.reply_to(entry.addr, entry.port);
-            if nat
-                .get(&reply)?
-                .is_some_and(|reverse| leads_to(&reply, &reverse, &key))
-            {
-                nat.remove(&reply)?;
-            }
-        }
+        end(nat, &key, &entry)?;
         removed += 1;
     }
     orphans.retain(|key| {
@@ -107,6 +98,32 @@ pub fn sweep(
         removed,
         flows: flows - removed.min(flows),
     })
+}
+
+/// Removes every flow of these addresses.
+pub fn end_flows_of(nat: &Nat, addresses: &HashSet<Addr>) -> Result<(), DatapathError> {
+    let mut flows = Vec::new();
+    nat.for_each(|key, entry| {
+        if matches!(entry.kind, KIND_FORWARD | KIND_DIRECT) && addresses.contains(&key.src) {
+            flows.push((key, entry));
+        }
+    })?;
+    flows
+        .iter()
+        .try_for_each(|(key, entry)| end(nat, key, entry))
+}
+
+/// Removes a flow by its forward (or only) entry.
+fn end(nat: &Nat, key: &NatKey, entry: &NatEntry) -> Result<(), DatapathError> {
+    nat.remove(key)?;
+    if entry.kind != KIND_FORWARD {
+        return Ok(());
+    }
+    let reply = key.reply_to(entry.addr, entry.port);
+    match nat.get(&reply)? {
+        Some(reverse) if leads_to(&reply, &reverse, key) => nat.remove(&reply),
+        _ => Ok(()),
+    }
 }
 
 /// Whether a flow is over, by its forward (or only) entry.

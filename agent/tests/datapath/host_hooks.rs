@@ -270,6 +270,20 @@ fn what_cannot_be_translated_is_dropped_and_counted() {
 }
 
 #[test]
+fn icmp_that_is_no_echo_request_never_meets_a_flow() {
+    world(|w| {
+        // Messages without an id, and a reply by chance with the same one.
+        for id in [0, 7] {
+            w.sent(&make(ICMP, (w.a.v4, id), (FAR, 0)));
+        }
+        let unreachable = packet::icmp(w.a.v4, FAR, 3, 0);
+        w.dropped("host_out", &unreachable, DropReason::NatProtocol);
+        let reply = packet::icmp(w.a.v4, FAR, 0, 7);
+        assert_eq!(w.out(&reply), (PASS, World::frame(&reply)));
+    });
+}
+
+#[test]
 fn every_truncation_of_a_pods_packet_is_dropped_and_of_others_passes() {
     world(|w| {
         for proto in [TCP, UDP, ICMP] {
@@ -458,6 +472,27 @@ fn flows_of_pods_that_are_gone_end_at_once() {
         assert_eq!(w.sweep_at(0), 2);
         assert_eq!(table().len(), 2);
         assert_eq!(w.received(&reply_to(&kept)).dst, w.b.v4);
+    });
+}
+
+#[test]
+fn an_address_that_is_given_again_comes_without_the_flows_of_its_last_pod() {
+    world(|w| {
+        let old = w.sent(&make(UDP, (w.a.v4, 1), (FAR, 53)));
+        w.come(&make(TCP, (FAR, 1), (w.a.v4, 80)));
+        let kept = w.sent(&make(UDP, (w.b.v4, 1), (FAR, 53)));
+        w.datapath
+            .detach_pod(w.a.ifindex, &w.a.link, &w.a.addresses())
+            .unwrap();
+        w.a.attach(&w.datapath);
+        let late = reply_to(&old);
+        assert_eq!(w.come(&late), (PASS, World::frame(&late)));
+        assert_eq!(table().len(), 2);
+        assert_eq!(w.received(&reply_to(&kept)).dst, w.b.v4);
+        // Attached again without having left, as after a restart, it keeps its flows.
+        let own = w.sent(&make(UDP, (w.a.v4, 2), (FAR, 53)));
+        w.a.attach(&w.datapath);
+        assert_eq!(w.received(&reply_to(&own)).dst, w.a.v4);
     });
 }
 

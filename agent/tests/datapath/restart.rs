@@ -201,9 +201,13 @@ fn the_way_of_attaching_can_change() {
             let before = count();
             pod.run(|| {
                 let socket = std::net::UdpSocket::bind((pod.v4, 0)).unwrap();
-                socket.send_to(b"x", (OUTSIDE, 9)).unwrap();
+                for _ in 0..100 {
+                    socket.send_to(b"x", (OUTSIDE, 9)).unwrap();
+                }
             });
-            assert_eq!(count() - before, 1, "{mode:?}");
+            // Once each, and what the pod's IPv6 says by itself.
+            let counted = count() - before;
+            assert!((100..150).contains(&counted), "{mode:?}: {counted}");
         }
     });
 }
