@@ -16,6 +16,7 @@
 //! - a pod allowed to configure its network could give itself another pod's address on its
 //!   loopback interface and connect to itself with that pod's ports.
 
+use crate::rare;
 use aya_ebpf::{
     bindings::{
         BPF_F_INGRESS, BPF_F_NO_PREALLOC, BPF_NOEXIST, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB,
@@ -26,6 +27,7 @@ use aya_ebpf::{
     maps::{HashMap, SockHash},
     programs::{SkMsgContext, SockOpsContext},
 };
+use aya_log_ebpf::warn;
 use sinabro_common::abi::{
     Addr,
     config::FLAG_TCP_FAST_PATH,
@@ -46,6 +48,9 @@ pub const NEW: u8 = 1;
 pub const DIRECT: u8 = 2;
 /// Sends through TCP.
 pub const STACK: u8 = 3;
+
+/// What a table without room answers.
+const E2BIG: i32 = -7;
 
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
@@ -145,17 +150,38 @@ fn enrol(ctx: &SockOpsContext) {
         return;
     }
     // The way first: without one a socket does not send directly.
-    if SOCKET_PATHS.insert(&key, NEW, 0).is_err() {
-        return;
+    if let Err(error) = SOCKET_PATHS.insert(&key, NEW, 0) {
+        return refused(ctx, error);
     }
     let flags = ctx.cb_flags() | BPF_SOCK_OPS_STATE_CB_FLAG;
-    // SAFETY: the context is valid for as long as the program runs.
-    let enrolled = ctx.set_cb_flags(flags as i32).is_ok()
-        && SOCKETS
-            .update(key, unsafe { &mut *ctx.ops }, BPF_NOEXIST.into())
-            .is_ok();
-    if !enrolled {
+    let enrolled = ctx.set_cb_flags(flags as i32).and_then(|()| {
+        // SAFETY: the context is valid for as long as the program runs.
+        SOCKETS.update(key, unsafe { &mut *ctx.ops }, BPF_NOEXIST.into())
+    });
+    if let Err(error) = enrolled {
         let _ = SOCKET_PATHS.remove(&key);
+        refused(ctx, error);
+    }
+}
+
+/// Says why a connection between pods was not enrolled.
+#[inline(always)]
+fn refused(ctx: &SockOpsContext, error: i32) {
+    if !rare::due() {
+        return;
+    }
+    match error {
+        E2BIG => warn!(
+            ctx,
+            target: "sock",
+            "tcp fast path: table of sockets is full, connections between pods go through tcp"
+        ),
+        _ => warn!(
+            ctx,
+            target: "sock",
+            "tcp fast path: connection between pods not enrolled, it goes through tcp: errno {}",
+            -error
+        ),
     }
 }
 

@@ -47,7 +47,7 @@ use tokio::{
 
 /// How often garbage is looked for.
 const COLLECT: Duration = Duration::from_secs(60);
-/// How often masquerade flows are looked over.
+/// How often masquerade flows are looked over, and what the programs logged is passed on.
 const SWEEP: Duration = Duration::from_secs(10);
 /// How often the node's links are looked at although no fact changed.
 const REFRESH: Duration = Duration::from_secs(30);
@@ -96,7 +96,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     }));
     tasks.spawn(every(SWEEP, {
         let datapath = datapath.clone();
-        move || sweep(&datapath)
+        move || {
+            sweep(&datapath);
+            datapath.forward_logs();
+        }
     }));
 
     let core = Arc::new(Core {

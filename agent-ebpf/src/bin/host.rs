@@ -9,9 +9,11 @@
 #![no_main]
 
 use aya_ebpf::{macros::classifier, programs::TcContext};
+use aya_log_ebpf::warn;
 use sinabro_common::abi::{
     Addr,
     config::{FLAG_MASQUERADE, NodeConfig},
+    drop::DropReason,
 };
 use sinabro_ebpf::{
     PASS,
@@ -19,6 +21,8 @@ use sinabro_ebpf::{
     parse::{Ip, eth, ip4, l4},
     stage::{nat, report},
 };
+#[path = "../rare.rs"]
+mod rare;
 
 #[classifier]
 pub fn host_out(ctx: TcContext) -> i32 {
@@ -30,7 +34,7 @@ pub fn host_out(ctx: TcContext) -> i32 {
     }
     match nat::masquerade(&ctx, config, &ip, l4::read(&ctx, &ip)) {
         Ok(action) => action,
-        Err(reason) => report::dropped(reason),
+        Err(reason) => dropped(&ctx, reason),
     }
 }
 
@@ -45,8 +49,21 @@ pub fn host_in(ctx: TcContext) -> i32 {
     };
     match nat::reverse(&ctx, config, &ip, &l4) {
         Ok(action) => action,
-        Err(reason) => report::dropped(reason),
+        Err(reason) => dropped(&ctx, reason),
     }
+}
+
+#[inline(always)]
+fn dropped(ctx: &TcContext, reason: DropReason) -> i32 {
+    // The one reason that is the node's trouble and no packet's.
+    if reason == DropReason::NatTableFull && rare::due() {
+        warn!(
+            ctx,
+            target: "host",
+            "masquerade table is full, new flows are dropped until others end"
+        );
+    }
+    report::dropped(reason)
 }
 
 /// The IPv4 header, if masquerade is on and this is an IPv4 packet.

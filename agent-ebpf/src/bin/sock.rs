@@ -12,6 +12,8 @@ use aya_ebpf::{
 };
 #[path = "../fastpath.rs"]
 mod fastpath;
+#[path = "../rare.rs"]
+mod rare;
 
 #[sock_ops]
 pub fn pod_sockets(ctx: SockOpsContext) -> u32 {

@@ -59,6 +59,10 @@ pub enum DatapathError {
         source: Box<aya::maps::MapError>,
     },
 
+    /// As with [`Self::Missing`].
+    #[error("opening the log of the eBPF programs failed")]
+    Log { source: Box<aya_log::Error> },
+
     #[error("a probe of the kernel failed")]
     Probe(#[source] io::Error),
 }

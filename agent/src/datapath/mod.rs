@@ -12,6 +12,7 @@
 
 mod attach;
 mod error;
+mod log;
 mod maps;
 mod object;
 mod probe;
@@ -117,6 +118,7 @@ pub struct Datapath {
     /// Addresses whose pod went since the last sweep: their flows may still be there.
     departed: Mutex<HashSet<Addr>>,
     flows: AtomicU64,
+    logs: Mutex<Vec<log::Reader>>,
 }
 
 enum FastPath {
@@ -135,6 +137,7 @@ impl Datapath {
         let mut objects = object::load(config)?;
         let links = config.bpf_dir.join(names::BPF_LINKS_DIR);
         let maps = Maps::take(&mut objects.pod)?;
+        let mut logs = vec![log::reader(&mut objects.host)?];
         let classifiers =
             Classifiers::new(objects.pod, objects.host, links.clone(), config.attach)?;
         let fast_path = match objects.sock {
@@ -143,8 +146,13 @@ impl Datapath {
                 FastPath::Off
             }
             Some(loaded) => {
-                match loaded.and_then(|ebpf| sock::attach(&ebpf, &links, config.cgroup.as_deref()))
-                {
+                let attached = loaded.and_then(|mut ebpf| {
+                    let reader = log::reader(&mut ebpf)?;
+                    let attached = sock::attach(&ebpf, &links, config.cgroup.as_deref())?;
+                    logs.push(reader);
+                    Ok(attached)
+                });
+                match attached {
                     Ok(attached) => FastPath::On(attached),
                     Err(error) => {
                         // Pods can do without.
@@ -168,6 +176,7 @@ impl Datapath {
             suspects: Mutex::default(),
             departed: Mutex::default(),
             flows: AtomicU64::new(0),
+            logs: Mutex::new(logs),
         })
     }
 
@@ -352,6 +361,14 @@ impl Datapath {
             .inspect_err(|_| lock(&self.departed).extend(departed))?;
         self.flows.store(swept.flows, Ordering::Relaxed);
         Ok(swept.removed)
+    }
+
+    /// Passes on to `tracing` what the programs had to say since the last time. To be called now
+    /// and then: what does not fit in their buffers meanwhile is lost.
+    pub fn forward_logs(&self) {
+        for reader in lock(&self.logs).iter_mut() {
+            reader.flush();
+        }
     }
 
     /// What the kernel allowed, for people: `attachUplinks: tcx` and so on.

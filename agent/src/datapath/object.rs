@@ -5,7 +5,7 @@
 //! been accepted: until then its successor is pinned under a name of its own.
 
 use super::{
-    DatapathConfig, DatapathError,
+    DatapathConfig, DatapathError, log,
     maps::shape::{self, Shape},
     sys,
 };
@@ -60,6 +60,7 @@ pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
 
     let mut loader = EbpfLoader::new();
     loader.default_map_pin_directory(&config.bpf_dir);
+    log::configure(&mut loader);
     if let Some(entries) = config.nat_entries {
         loader.map_max_entries("NAT", entries);
     }

@@ -1,11 +1,18 @@
 //! TCP between pods from socket to socket. Each test has a cgroup of its own, so that the
 //! programs see no other sockets than the test's.
 
-use crate::kit::{self, Pod};
+use crate::{
+    kit::{self, Pod},
+    logs,
+};
 use aya::maps::{HashMap, Map, MapData};
 use sinabro_agent::datapath::{Datapath, DatapathConfig};
 use sinabro_common::{
-    abi::{config::FLAG_TCP_FAST_PATH, socket::SocketKey},
+    abi::{
+        Addr,
+        config::FLAG_TCP_FAST_PATH,
+        socket::{MAX_SOCKETS, SocketKey},
+    },
     names,
 };
 use std::{
@@ -62,6 +69,7 @@ impl Drop for Cgroup {
 }
 
 struct World {
+    datapath: Datapath,
     a: Pod,
     b: Pod,
 }
@@ -83,7 +91,7 @@ fn world<T: Send>(attached: bool, wanted: bool, test: impl FnOnce(World) -> T + 
         }
         datapath.set_node_config(config).unwrap();
         let (a, b) = (Pod::live(&datapath, 5), Pod::live(&datapath, 6));
-        test(World { a, b })
+        test(World { datapath, a, b })
     })
 }
 
@@ -196,6 +204,37 @@ fn enrolled_data_does_not_pass_the_pods_links() {
         }
         assert!(sent() - before < 100_000, "{}", sent() - before);
         assert!(paths().iter().any(|(_, path)| *path == 2), "{:?}", paths());
+    });
+}
+
+#[test]
+fn a_full_table_is_said_once_and_connections_go_through_tcp() {
+    world(true, true, |w| {
+        let path = Path::new(names::BPF_DIR).join("SOCKET_PATHS");
+        let mut map: HashMap<_, SocketKey, u8> = Map::HashMap(MapData::from_pin(path).unwrap())
+            .try_into()
+            .unwrap();
+        let filler = |n: u32| SocketKey {
+            local: Addr::v4([198, 51, 100, 1]),
+            remote: Addr::v4([198, 51, 100, 2]),
+            local_port: n as u16,
+            remote_port: 9,
+        };
+        for n in 0..MAX_SOCKETS {
+            map.insert(filler(n), 1, 0).unwrap();
+        }
+        let began = Instant::now();
+        // Twenty sockets that are refused.
+        for port in 7000..7010 {
+            let (client, server) = connect(&w.b, w.b.v4, &w.a, port);
+            transfer(client, server, 4, 10_000);
+        }
+        logs::assert_said_rarely(
+            &w.datapath,
+            began,
+            "WARN tcp fast path: table of sockets is full, connections between pods go through \
+             tcp object=\"sock\"",
+        );
     });
 }
 

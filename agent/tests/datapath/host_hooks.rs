@@ -2,6 +2,7 @@
 
 use crate::{
     kit::{self, NODE, OUTSIDE, PORT_MAX, PORT_MIN, Pod},
+    logs,
     packet::{self, ACK, FIN, ICMP, Ip, SYN, Seen, TCP, UDP, see},
     run::{DROP, PASS, Programs},
 };
@@ -15,7 +16,7 @@ use sinabro_common::{
     },
     names,
 };
-use std::{collections::HashSet, net::IpAddr};
+use std::{collections::HashSet, net::IpAddr, time::Instant};
 
 pub const NODE_IP: IpAddr = IpAddr::V4(NODE);
 pub const FAR: IpAddr = IpAddr::V4(OUTSIDE);
@@ -401,6 +402,7 @@ fn a_full_table_drops_new_flows_and_keeps_old_ones() {
         // The kernel keeps a few entries per CPU beyond the limit out of everyone's reach, or
         // gives a few more: fill up to where it refuses.
         let mut refused = None;
+        let began = Instant::now();
         for port in 2..200 {
             let ip = make(UDP, (w.a.v4, port), (FAR, 53));
             if w.out(&ip).0 == DROP {
@@ -411,6 +413,14 @@ fn a_full_table_drops_new_flows_and_keeps_old_ones() {
         let refused = refused.unwrap();
         let entries = table();
         assert!(entries.len() <= 4);
+        for _ in 0..20 {
+            assert_eq!(w.out(&refused).0, DROP);
+        }
+        logs::assert_said_rarely(
+            &w.datapath,
+            began,
+            "WARN masquerade table is full, new flows are dropped until others end object=\"host\"",
+        );
         // Half a flow was taken back: none leads nowhere.
         let kind = |kind| entries.values().filter(|entry| entry.kind == kind).count();
         assert_eq!(kind(KIND_FORWARD), kind(KIND_REVERSE));

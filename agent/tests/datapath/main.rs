@@ -6,6 +6,7 @@
 mod fastpath;
 mod host_hooks;
 mod kit;
+mod logs;
 mod nat_property;
 mod packet;
 mod pod_hooks;
