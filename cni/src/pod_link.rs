@@ -10,10 +10,14 @@
 //! the other (ENOTCONN). So the pod's list begins with raising it.
 //!
 //! Three exchanges with the kernel make all of it: the pair, the pod's list, the host's list.
+//!
+//! Two things the kernel itself would do later, on work queues that a busy node may keep waiting
+//! for seconds: make an IPv6 address's local route (see [`local_route`]) and set the host side's
+//! queue to work (see [`wait_usable`]). Until then it drops packets without a word, so neither
+//! is left to it.
 
 use crate::error::{Code, Error, chain};
 use ipnet::IpNet;
-use nix::libc::RTN_LOCAL;
 use sinabro_common::{api::Attachment, names};
 use sinabro_netlink::{
     Conn, Family, NetNs, Request, ResultExt, addr::Addr, link, neigh::Neigh, route::Route, sysctl,
@@ -97,6 +101,25 @@ fn default_route(gateway: IpAddr, index: u32) -> Route {
         .onlink()
 }
 
+/// How long the kernel has for a local route of its own. It needs microseconds, or seconds on a
+/// node that is very busy.
+const LOCAL_ROUTE_SECONDS: u32 = 600;
+
+/// What lets the pod receive at an IPv6 address at once.
+///
+/// The kernel adds an address's local route not when it adds the address (inet6_addr_add) but in
+/// addrconf_dad_work, also if no duplicates are looked for. That is one queue for all addresses
+/// of all namespaces, whose every entry waits for the lock that every link being made needs too.
+/// This route does the same meanwhile. The kernel's has a better metric, so both can be there;
+/// this one expires, lest the pod keep an address that is taken from its link.
+fn local_route(address: IpAddr, index: u32) -> Route {
+    Route::to_host(address)
+        .dev(index)
+        .local()
+        .protocol(names::ROUTE_PROTOCOL)
+        .lifetime(LOCAL_ROUTE_SECONDS)
+}
+
 /// A pair that is ready.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Made {
@@ -136,7 +159,10 @@ pub fn make(
             .run(|| enable_ipv6(ifname))
             .and_then(std::convert::identity)
     };
-    let taken = apply(pod, &pod_items(attachment, pod_index), &enable).map_err(|error| {
+    let mut items = pod_items(attachment, pod_index);
+    let v6 = attachment.addresses.iter().filter(|a| a.is_ipv6());
+    items.extend(v6.map(|&address| Item::Route(local_route(address, pod_index))));
+    let taken = apply(pod, &items, &enable).map_err(|error| {
         Error::new(
             Code::Kernel,
             format!("interface {ifname} in the pod cannot be set up"),
@@ -182,20 +208,26 @@ fn make_pair(host: &mut Conn, veth: &Veth) -> Result<sinabro_netlink::Link, Erro
     })
 }
 
-/// Waits until the pod can receive at its addresses. The kernel makes an IPv6 address's local
-/// route later, on a work queue that contends for the same lock as every link being made. It is
-/// there by the time this is called, unless the node is very busy; so the wait is short and its
-/// end no error.
-pub fn wait_usable(pod: &mut Conn, attachment: &Attachment) {
-    let deadline = Instant::now() + Duration::from_secs(1);
-    for &address in attachment.addresses.iter().filter(|a| a.is_ipv6()) {
-        let mut local = || {
-            let route = pod.route_get(address);
-            route.is_ok_and(|route| route.kind == RTN_LOCAL)
-        };
-        while !local() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_micros(200));
-        }
+/// Waits until the host's side of a pair that is up sends what it is given.
+///
+/// A link's queue is noop_qdisc, which drops everything, until dev_activate. Raising a link calls
+/// that (__dev_open), but to no effect as long as it has no carrier. veth_open gives both sides
+/// carrier once the second is raised, which is the pod's: so the pod's is activated as it is
+/// raised, while the host's waits for the event that netif_carrier_on leaves to a work queue
+/// (linkwatch_event, then linkwatch_do_dev, which sets the operational state and calls
+/// dev_activate under one hold of the RTNL lock).
+///
+/// One question is the rule: from Linux 6.8 on, rtnl_getlink runs the link's pending event before
+/// it answers (linkwatch_sync_dev). Before that, the queue has to come round to it. The wait is
+/// bounded, and its end no error: the link will work, and packets are sent again.
+pub fn wait_usable(host: &mut Conn, index: u32) {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while host
+        .link_by_index(index)
+        .is_ok_and(|link| !link.operational)
+        && Instant::now() < deadline
+    {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -9,6 +9,9 @@ use netlink_packet_route::link::{
 };
 use std::os::fd::{AsFd, AsRawFd};
 
+/// linux/if.h; the libc crate has it not.
+const IF_OPER_UP: u8 = 6;
+
 pub type Mac = [u8; 6];
 
 /// Length of `struct ifinfomsg`.
@@ -29,6 +32,9 @@ pub struct Link {
     pub up: bool,
     /// Carrier (IFF_LOWER_UP).
     pub carrier: bool,
+    /// IFLA_OPERSTATE is up: the kernel has seen to the carrier, and what is sent is not dropped.
+    /// From 6.8 on, asking for one link makes the kernel do so first (linkwatch_sync_dev).
+    pub operational: bool,
     pub loopback: bool,
     /// `veth`, `vxlan`, `bridge`, …; absent on loopback and physical devices.
     pub kind: Option<String>,
@@ -255,6 +261,7 @@ impl Link {
             mtu: 0,
             up: header.flags.contains(LinkFlags::Up),
             carrier: header.flags.contains(LinkFlags::LowerUp),
+            operational: false,
             loopback: header.flags.contains(LinkFlags::Loopback),
             kind: None,
             peer: None,
@@ -272,6 +279,7 @@ impl Link {
                 // Zero: the other end is gone or invisible.
                 libc::IFLA_LINK => link.peer = Some(attr.u32()?).filter(|index| *index != 0),
                 libc::IFLA_LINK_NETNSID => link.peer_elsewhere = true,
+                libc::IFLA_OPERSTATE => link.operational = attr.value == [IF_OPER_UP],
                 libc::IFLA_MASTER => link.master = Some(attr.u32()?),
                 libc::IFLA_IFALIAS => link.alias = Some(attr.text()),
                 libc::IFLA_LINKINFO => link.parse_info(&attr)?,

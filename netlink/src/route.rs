@@ -38,6 +38,8 @@ pub struct Route {
     pub mtu: Option<u32>,
     /// `libc::RTN_*`.
     pub kind: u8,
+    /// Seconds after which the kernel takes it away, IPv6 only. Not read back.
+    pub lifetime: Option<u32>,
     /// Further next hops of a multipath route, after the one in `gateway` and `oif`. Read only.
     pub more_hops: Vec<Hop>,
 }
@@ -63,6 +65,7 @@ impl Route {
             metric: 0,
             mtu: None,
             kind: libc::RTN_UNICAST,
+            lifetime: None,
             more_hops: Vec::new(),
         }
     }
@@ -122,6 +125,17 @@ impl Route {
 
     pub fn mtu(mut self, mtu: u32) -> Route {
         self.mtu = Some(mtu);
+        self
+    }
+
+    /// Packets to it are the host's own.
+    pub fn local(mut self) -> Route {
+        self.kind = libc::RTN_LOCAL;
+        self.table(TABLE_LOCAL)
+    }
+
+    pub fn lifetime(mut self, seconds: u32) -> Route {
+        self.lifetime = Some(seconds);
         self
     }
 
@@ -192,6 +206,7 @@ impl Route {
                 self.mtu
                     .map(|mtu| RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)])),
             );
+            attributes.extend(self.lifetime.map(RouteAttribute::Expires));
         }
         Request::new(format!("{verb} {self}"), kind, flags, &message)
     }

@@ -65,7 +65,7 @@ fn attach(
         ifindex: made.host_index,
     };
     self::attachment(agent.call(activate)?, agent)?;
-    pod_link::wait_usable(pod, &attachment);
+    pod_link::wait_usable(host, made.host_index);
     Ok((attachment, made))
 }
 

@@ -55,6 +55,8 @@ pub struct State {
     pub script: BTreeMap<&'static str, Act>,
     /// Handed out in place of the usual two.
     pub addresses: Option<Vec<IpAddr>>,
+    /// Whether pods get no IPv6 address.
+    pub v4_only: bool,
     pub mtu: u32,
     pub status: StatusReport,
     /// Whether a connection that closes early has its link deleted, as the real agent does.
@@ -76,6 +78,7 @@ impl Agent {
             open: 0,
             script: BTreeMap::new(),
             addresses: None,
+            v4_only: false,
             mtu: 1400,
             status: status(),
             deletes_links: true,
@@ -260,7 +263,7 @@ impl Connection {
             } => {
                 let n = state.next;
                 state.next += 1;
-                let addresses = state.addresses.clone().unwrap_or_else(|| {
+                let mut addresses = state.addresses.clone().unwrap_or_else(|| {
                     let mut both = vec![
                         format!("10.77.0.{n}").parse().unwrap(),
                         format!("fd77::{n}").parse().unwrap(),
@@ -271,6 +274,7 @@ impl Connection {
                     }
                     both
                 });
+                addresses.retain(|address| address.is_ipv4() || !state.v4_only);
                 let attachment = Attachment {
                     link: owner.link(),
                     host_mac: Mac(names::HOST_MAC),
@@ -295,8 +299,10 @@ impl Connection {
                 let Some((held, attachment)) = self.held.take().filter(|(o, _)| *o == owner) else {
                     return Reply::Error(ApiError::new(ErrorCode::Invalid, "not allocated"));
                 };
-                let mut conn = Conn::in_netns(&self.node).unwrap();
-                assert_eq!(conn.link_by_name(&attachment.link).unwrap().index, ifindex);
+                // Not by netlink: answering that may set a link's queue to work, which the plugin
+                // has to see to itself.
+                let index = || nix::net::if_::if_nametoindex(&*attachment.link);
+                assert_eq!(self.node.run(index).unwrap(), Ok(ifindex));
                 state.endpoints.insert(held, attachment.clone());
                 Response::Attachment(attachment)
             }

@@ -10,6 +10,7 @@ mod add;
 mod agent;
 mod check;
 mod del;
+mod first;
 mod kill;
 mod node;
 mod rest;

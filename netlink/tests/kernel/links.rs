@@ -5,6 +5,7 @@ use sinabro_netlink::veth::Veth;
 use sinabro_netlink::vxlan::{Vxlan, VxlanSettings};
 use sinabro_netlink::{Conn, Error, NetNs, Request, ResultExt, bridge};
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_veth_is_made_whole_by_one_request_with_its_peer_in_another_namespace() {
@@ -23,7 +24,7 @@ fn a_veth_is_made_whole_by_one_request_with_its_peer_in_another_namespace() {
             .unwrap();
         assert_eq!(link.name, "snb0123456789ab");
         assert_eq!((link.mac, link.mtu), (Some(MAC_A), 1400));
-        assert!(link.up && link.peer_elsewhere && !link.loopback);
+        assert!(link.up && link.peer_elsewhere && !link.loopback && !link.operational);
         assert_eq!(link.kind.as_deref(), Some("veth"));
         assert_eq!(host.link_by_index(link.index).unwrap(), link);
 
@@ -34,6 +35,12 @@ fn a_veth_is_made_whole_by_one_request_with_its_peer_in_another_namespace() {
         pod.execute(link::set_up(peer.index)).unwrap();
         assert!(pod.link_by_name("eth0").unwrap().carrier);
         assert!(host.link_by_index(link.index).unwrap().carrier);
+        // At once from Linux 6.8 on, a little later before that.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !host.link_by_index(link.index).unwrap().operational {
+            assert!(Instant::now() < deadline, "its queue is never set to work");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         assert!(host.link_by_name("eth0").unwrap_err().is_not_found());
 
         host.execute(link::delete(link.index)).unwrap();

@@ -9,6 +9,7 @@ use sinabro_netlink::rule::Rule;
 use sinabro_netlink::vxlan::{Vxlan, VxlanSettings};
 use sinabro_netlink::{Conn, Error, Family, NetNs, ResultExt, link, sysctl, veth::Veth};
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -202,6 +203,25 @@ fn a_pod_s_onlink_default_routes_work_through_link_local_gateways() {
                 )
             );
             assert_eq!(taken.table, TABLE_MAIN);
+        }
+    });
+}
+
+#[test]
+fn a_local_route_makes_an_address_the_host_s_own_until_it_expires() {
+    in_fresh(|| {
+        let mut conn = Conn::new().unwrap();
+        let a = pair(&mut conn);
+        let address = ip("fd00::5");
+        let route = Route::to_host(address).dev(a).local();
+        // Replaced as long as both are there: prefix, table and metric are the same.
+        conn.execute_all([route.add(), route.clone().lifetime(1).replace()])
+            .unwrap();
+        assert_eq!(conn.route_get(address).unwrap().kind, libc::RTN_LOCAL);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while conn.route_get(address).is_ok() {
+            assert!(Instant::now() < deadline, "it never expires");
+            std::thread::sleep(Duration::from_millis(20));
         }
     });
 }
