@@ -16,7 +16,9 @@ use sinabro_common::abi::{
     Addr,
     config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_TCP_FAST_PATH, NodeConfig},
 };
-use sinabro_netlink::{Conn, Family, Link, ResultExt, route::RouteFilter, sysctl};
+use sinabro_netlink::{
+    Conn, Family, Link, ResultExt, addr::Addr as LinkAddr, route::RouteFilter, sysctl,
+};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// Destinations that never get a translated source: link-local, multicast, broadcast.
@@ -75,6 +77,8 @@ pub struct NodeState {
     pub mtu: u32,
     pub masquerade_v4: Option<Ipv4Addr>,
     pub non_masquerade: Vec<IpNet>,
+    /// What will not work although nothing stands in the way of the rest.
+    pub warnings: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,11 +98,23 @@ impl NodeState {
         let first = &links[0];
         // The overlay's own plan decides the MTU, so that pods and tunnel cannot disagree.
         let plan = OverlayPlan::new(facts, &overlay_settings(settings, first.mtu))?;
+        let here = conn.addrs(None)?;
         let masquerade_v4 = match settings.masquerade && node.pod_cidrs.iter().any(is_v4) {
-            true => Some(source_v4(node, first, &mut conn)?),
+            true => Some(source_v4(node, first, &here)?),
             false => None,
         };
+        let mut warnings = Vec::new();
+        let address = plan.device.local;
+        if !here.iter().any(|a| a.net.addr() == address) {
+            warnings.push(format!(
+                "no link has this node's address {address}, tunnels cannot leave from it: correct its entry in the list of nodes"
+            ));
+        }
+        if masquerade_v4.is_some() {
+            warnings.extend(unmasqueraded_way_out(&links, &mut conn)?);
+        }
         Ok(Self {
+            warnings,
             addresses: node.addresses.clone(),
             pod_cidrs: node.pod_cidrs.clone(),
             mtu: plan.device.mtu,
@@ -192,17 +208,33 @@ fn uplinks(settings: &Settings, node: &Node, conn: &mut Conn) -> Result<Vec<Link
     Err(NodeError::NoUplink(first))
 }
 
-/// Source of masqueraded packets: the node's own IPv4 address, else the uplink's first.
-fn source_v4(node: &Node, uplink: &Link, conn: &mut Conn) -> Result<Ipv4Addr, NodeError> {
+/// The link of the IPv4 default route, if it is not an uplink.
+fn unmasqueraded_way_out(uplinks: &[Link], conn: &mut Conn) -> Result<Option<String>, NodeError> {
+    let route = conn.default_route(Family::V4)?;
+    let Some(out) = route.and_then(|route| route.oif) else {
+        return Ok(None);
+    };
+    if uplinks.iter().any(|uplink| uplink.index == out) {
+        return Ok(None);
+    }
+    let name = conn.link_by_index(out)?.name;
+    Ok(Some(format!(
+        "the IPv4 default route leaves by {name}, which is not an uplink: what pods send there is not masqueraded, see --uplinks"
+    )))
+}
+
+/// Source of masqueraded packets: the node's own IPv4 address if a link has it (replies to
+/// another would not come here), else the uplink's first.
+fn source_v4(node: &Node, uplink: &Link, here: &[LinkAddr]) -> Result<Ipv4Addr, NodeError> {
     let v4 = |address: IpAddr| match address {
         IpAddr::V4(a) => Some(a),
         IpAddr::V6(_) => None,
     };
-    let addrs = conn.addrs(Some(uplink.index))?;
-    let global = addrs.iter().filter(|a| a.scope == libc::RT_SCOPE_UNIVERSE);
-    let of_uplink: Vec<_> = global.filter_map(|a| v4(a.net.addr())).collect();
-    let own = node.addresses.iter().copied().filter_map(v4);
-    own.chain(of_uplink)
+    let held = |address: &IpAddr| here.iter().any(|a| a.net.addr() == *address);
+    let own = node.addresses.iter().copied().filter(held).filter_map(v4);
+    let global = |a: &&LinkAddr| a.link == uplink.index && a.scope == libc::RT_SCOPE_UNIVERSE;
+    let of_uplink = here.iter().filter(global).map(|a| a.net.addr());
+    own.chain(of_uplink.filter_map(v4))
         .next()
         .ok_or_else(|| NodeError::NoSource(uplink.name.clone()))
 }
@@ -304,5 +336,99 @@ fn ensure(name: &[&str], value: &'static str) -> Result<(), NodeError> {
             value,
             source,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinabro_netlink::{link, netns::in_fresh, route::Route, veth::Veth};
+
+    /// Two links that are up, each with its address, and a list of nodes with this one's.
+    fn find(
+        links: [&str; 2],
+        addresses: &[&str],
+        default: Option<usize>,
+        args: &[&str],
+    ) -> Result<NodeState, NodeError> {
+        let entry = Node {
+            name: "n1".into(),
+            addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+            pod_cidrs: vec!["10.9.0.0/24".parse().unwrap()],
+        };
+        let args = ["sinabro-agent", "--node-name=n1", "--nodes=/n"]
+            .iter()
+            .chain(args);
+        let settings = Settings::load(args.copied()).unwrap();
+        in_fresh(|| {
+            let mut conn = Conn::new().unwrap();
+            conn.create_veth(&Veth {
+                name: "u0",
+                mac: [2, 0, 0, 0, 0, 1],
+                mtu: 1500,
+                peer_name: "u1",
+                peer_mac: [2, 0, 0, 0, 0, 2],
+                peer_netns: None,
+            })
+            .unwrap();
+            for (name, net) in ["u0", "u1"].into_iter().zip(links) {
+                let index = conn.link_by_name(name).unwrap().index;
+                conn.execute(link::set_up(index)).unwrap();
+                let address = LinkAddr::new(index, net.parse().unwrap());
+                conn.execute(address.add()).unwrap();
+            }
+            if let Some(n) = default {
+                let index = conn.link_by_name(["u0", "u1"][n]).unwrap().index;
+                let route = Route::default_of(Family::V4).dev(index).scope_link();
+                conn.execute(route.add()).unwrap();
+            }
+            NodeState::find(&settings, &Facts::new([entry]))
+        })
+    }
+
+    const LINKS: [&str; 2] = ["192.0.2.1/24", "198.51.100.1/24"];
+
+    fn source(state: &NodeState) -> String {
+        state.masquerade_v4.unwrap().to_string()
+    }
+
+    #[test]
+    fn the_link_with_the_nodes_address_is_the_uplink() {
+        let state = find(LINKS, &["198.51.100.1"], Some(1), &[]).unwrap();
+        assert_eq!(state.uplinks[0].name, "u1");
+        assert_eq!(source(&state), "198.51.100.1");
+        assert!(state.warnings.is_empty(), "{:?}", state.warnings);
+        // No default route at all: the uplink is known all the same.
+        let state = find(LINKS, &["198.51.100.1"], None, &[]).unwrap();
+        assert_eq!(state.uplinks[0].name, "u1");
+        assert!(state.warnings.is_empty(), "{:?}", state.warnings);
+    }
+
+    #[test]
+    fn an_address_that_no_link_has_is_no_source_and_is_told() {
+        let state = find(LINKS, &["203.0.113.7"], Some(0), &[]).unwrap();
+        assert_eq!(state.uplinks[0].name, "u0");
+        assert_eq!(source(&state), "192.0.2.1");
+        assert!(
+            state.warnings.len() == 1 && state.warnings[0].contains("203.0.113.7"),
+            "{:?}",
+            state.warnings
+        );
+        let error = find(LINKS, &["203.0.113.7"], None, &[]).unwrap_err();
+        assert!(error.to_string().contains("--uplinks"), "{error}");
+    }
+
+    #[test]
+    fn a_way_out_beside_the_uplinks_is_told() {
+        let state = find(LINKS, &["198.51.100.1"], Some(0), &[]).unwrap();
+        assert!(
+            state.warnings.len() == 1 && state.warnings[0].contains("leaves by u0"),
+            "{:?}",
+            state.warnings
+        );
+        for args in [&["--uplinks=u1,u0"][..], &["--masquerade=false"]] {
+            let state = find(LINKS, &["198.51.100.1"], Some(0), args).unwrap();
+            assert!(state.warnings.is_empty(), "{:?}", state.warnings);
+        }
     }
 }

@@ -284,9 +284,13 @@ async fn follow_node(mut task: NodeTask) -> anyhow::Result<()> {
                         let running = overlays.spawn(run_overlay(&task, uplink));
                         overlay = Some((uplink.clone(), running));
                     }
+                    let problem = match state.warnings.is_empty() {
+                        true => None,
+                        false => Some(state.warnings.join("; ")),
+                    };
                     task.node.send_replace(NodeStatus {
                         state: Some(state),
-                        problem: None,
+                        problem,
                     });
                 }
                 Err(error) => {
@@ -326,6 +330,9 @@ fn apply_node(
 ) -> anyhow::Result<()> {
     for uplink in &state.uplinks {
         node::accept_ra(&uplink.name)?;
+    }
+    for warning in &state.warnings {
+        tracing::warn!("{warning}");
     }
     let outside = endpoints.ipam.set_ranges(&state.pod_cidrs)?;
     if !outside.is_empty() {
