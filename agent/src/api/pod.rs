@@ -158,7 +158,7 @@ impl Session {
     async fn lease(&self, request: &LeaseRequest) -> Result<Vec<IpAddr>, ApiError> {
         let deadline = Instant::now() + TURN;
         loop {
-            let addresses_come = self.core.reaper.is_busy();
+            let coming = self.core.reaper.under_way();
             let (core, request) = (self.core.clone(), request.clone());
             let leased = blocking(move || {
                 let endpoints = &core.endpoints;
@@ -167,12 +167,11 @@ impl Session {
                 Ok(endpoints.ipam.allocate(&request)?)
             });
             match leased.await {
-                Err(error)
-                    if error.code == ErrorCode::RangeFull
-                        && addresses_come
-                        && Instant::now() < deadline =>
-                {
-                    let _ = timeout_at(deadline, self.core.reaper.progress()).await;
+                Err(error) if error.code == ErrorCode::RangeFull && Instant::now() < deadline => {
+                    let Some(finished) = coming else {
+                        return Err(error);
+                    };
+                    let _ = timeout_at(deadline, self.core.reaper.progress(finished)).await;
                 }
                 other => return other,
             }

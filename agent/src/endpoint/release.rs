@@ -120,16 +120,22 @@ impl Endpoints {
 #[derive(Clone)]
 pub struct Reaper {
     queue: mpsc::UnboundedSender<(Guard, Owner)>,
-    /// Deletes handed over and not finished.
-    pending: watch::Sender<usize>,
+    deletes: watch::Sender<Deletes>,
+}
+
+/// How many were handed over and are not finished, and how many are.
+#[derive(Clone, Copy, Debug, Default)]
+struct Deletes {
+    pending: usize,
+    finished: u64,
 }
 
 impl Reaper {
     /// Starts the task that finishes deletes. It ends when every clone is dropped.
     pub fn start(endpoints: Arc<Endpoints>) -> Self {
         let (queue, mut begun) = mpsc::unbounded_channel::<(Guard, Owner)>();
-        let pending = watch::Sender::new(0);
-        let done = pending.clone();
+        let deletes = watch::Sender::new(Deletes::default());
+        let done = deletes.clone();
         tokio::spawn(async move {
             let mut batch = Vec::new();
             while begun.recv_many(&mut batch, 256).await > 0 {
@@ -142,31 +148,67 @@ impl Reaper {
                 if let Err(error) = finished.await {
                     tracing::error!("deleting pods failed, will try again: {error}");
                 }
-                done.send_modify(|pending| *pending -= count);
+                done.send_modify(|deletes| {
+                    deletes.pending -= count;
+                    deletes.finished += count as u64;
+                });
             }
         });
-        Self { queue, pending }
+        Self { queue, deletes }
     }
 
     /// Hands over a delete that was begun.
     pub fn take(&self, guard: Guard, owner: Owner) {
-        self.pending.send_modify(|pending| *pending += 1);
+        self.deletes.send_modify(|deletes| deletes.pending += 1);
         if self.queue.send((guard, owner)).is_err() {
             // The task is gone, the agent stops: the queue on disk has it.
-            self.pending.send_modify(|pending| *pending -= 1);
+            self.deletes.send_modify(|deletes| deletes.pending -= 1);
         }
     }
 
-    /// Whether deletes are under way, whose addresses will be free soon.
-    pub fn is_busy(&self) -> bool {
-        *self.pending.borrow() > 0
+    /// Whether deletes are under way, whose addresses will be free soon: then how many are
+    /// finished already.
+    pub fn under_way(&self) -> Option<u64> {
+        let deletes = *self.deletes.borrow();
+        (deletes.pending > 0).then_some(deletes.finished)
     }
 
-    /// Waits until some of the deletes under way are finished, or there are none.
-    pub async fn progress(&self) {
-        let mut pending = self.pending.subscribe();
-        let before = *pending.borrow_and_update();
+    /// Waits until more are finished than that, or none is left.
+    pub async fn progress(&self, finished: u64) {
+        let mut deletes = self.deletes.subscribe();
         // An error means that the agent stops.
-        let _ = pending.wait_for(|now| *now == 0 || *now < before).await;
+        let _ = deletes
+            .wait_for(|now| now.pending == 0 || now.finished > finished)
+            .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tokio::time::timeout;
+
+    #[tokio::test]
+    async fn a_delete_that_finishes_is_progress_however_many_come_after_it() {
+        let reaper = Reaper {
+            queue: mpsc::unbounded_channel().0,
+            deletes: watch::Sender::default(),
+        };
+        assert_eq!(reaper.under_way(), None);
+        let set = |pending, finished| {
+            reaper.deletes.send_replace(Deletes { pending, finished });
+        };
+        set(1, 7);
+        let before = reaper.under_way().unwrap();
+        set(6, 7);
+        let waits = timeout(Duration::from_millis(1), reaper.progress(before));
+        assert!(waits.await.is_err());
+        // One is finished, five more have come: an address is free.
+        set(5, 8);
+        reaper.progress(before).await;
+        set(0, 8);
+        assert_eq!(reaper.under_way(), None);
+        reaper.progress(8).await;
     }
 }
