@@ -19,5 +19,6 @@ pub mod ipam;
 pub mod node;
 pub mod plan;
 pub mod run;
+pub mod state_file;
 pub mod telemetry;
 pub mod watch;

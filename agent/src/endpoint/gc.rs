@@ -11,8 +11,8 @@
 //!
 //! Also here: the deletes that the plugin queued while the agent was away, and the CNI verb GC.
 
-use super::{EndpointError, Endpoints, delete_links, record::read_small, restore::pod_links};
-use crate::chain::Chain;
+use super::{EndpointError, Endpoints, delete_links, restore::pod_links};
+use crate::{chain::Chain, state_file::read_small};
 use sinabro_common::{api::Owner, names};
 use std::{
     collections::{BTreeSet, HashSet},

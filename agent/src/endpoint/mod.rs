@@ -22,8 +22,9 @@ use crate::{
     chain::Chain,
     datapath::{Datapath, DatapathError},
     ipam::{Allocator, IpamError},
+    state_file::FileError,
 };
-use record::{RecordError, Records};
+use record::Records;
 use sinabro_common::{
     abi::{
         Addr,
@@ -61,7 +62,7 @@ pub enum EndpointError {
     #[error(transparent)]
     Ipam(#[from] IpamError),
     #[error(transparent)]
-    Record(#[from] RecordError),
+    Record(#[from] FileError),
     #[error(transparent)]
     Netlink(#[from] sinabro_netlink::Error),
     #[error(transparent)]

@@ -4,6 +4,7 @@
 //! programs are attached and removed after they are detached, so whatever is in the data path
 //! has a record. A file that is not a record is set aside under another name and reported.
 
+use crate::state_file::{FileError, read_small};
 use serde::{Deserialize, Serialize};
 use sinabro_common::{
     api::{Attachment, Mac, Owner, PodRef},
@@ -21,8 +22,6 @@ const SUFFIX: &str = ".json";
 /// Added to the name of a file that is not a record.
 const BAD_SUFFIX: &str = ".bad";
 const TEMPORARY: &str = ".tmp-";
-/// A record is about 500 bytes.
-const MAX_LEN: u64 = 64 * 1024;
 
 /// A pod whose interface is set up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,22 +70,6 @@ pub fn attachment(owner: &Owner, mac: Mac, mtu: u32, addresses: Vec<IpAddr>) -> 
     }
 }
 
-/// A file system error with what was attempted.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {what} {}", path.display())]
-pub struct RecordError {
-    what: &'static str,
-    path: PathBuf,
-    source: io::Error,
-}
-
-impl RecordError {
-    fn new(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| Self { what, path, source }
-    }
-}
-
 /// A file that was not a record.
 #[derive(Debug)]
 pub struct BadRecord {
@@ -107,13 +90,13 @@ impl Records {
     ///
     /// # Errors
     /// If it cannot be made.
-    pub fn open(state_dir: &Path) -> Result<Self, RecordError> {
+    pub fn open(state_dir: &Path) -> Result<Self, FileError> {
         let dir = state_dir.join(names::ENDPOINTS_DIR);
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&dir)
-            .map_err(RecordError::new("make directory", &dir))?;
+            .map_err(FileError::new("make directory", &dir))?;
         Ok(Self { dir })
     }
 
@@ -122,11 +105,11 @@ impl Records {
     ///
     /// # Errors
     /// If the directory cannot be listed.
-    pub fn load(&self) -> Result<(Vec<EndpointRecord>, Vec<BadRecord>), RecordError> {
+    pub fn load(&self) -> Result<(Vec<EndpointRecord>, Vec<BadRecord>), FileError> {
         let (mut records, mut bad) = (Vec::new(), Vec::new());
-        let entries = fs::read_dir(&self.dir).map_err(RecordError::new("list", &self.dir))?;
+        let entries = fs::read_dir(&self.dir).map_err(FileError::new("list", &self.dir))?;
         for entry in entries {
-            let entry = entry.map_err(RecordError::new("list", &self.dir))?;
+            let entry = entry.map_err(FileError::new("list", &self.dir))?;
             let name = entry.file_name().to_string_lossy().into_owned();
             if name.starts_with(TEMPORARY) {
                 let _ = fs::remove_file(entry.path());
@@ -150,19 +133,19 @@ impl Records {
     ///
     /// # Errors
     /// If it cannot be renamed.
-    pub fn set_aside(&self, link: &str) -> Result<(), RecordError> {
+    pub fn set_aside(&self, link: &str) -> Result<(), FileError> {
         let path = self.path(link);
         let mut aside = path.clone().into_os_string();
         aside.push(BAD_SUFFIX);
-        fs::rename(&path, aside).map_err(RecordError::new("set aside", &path))
+        fs::rename(&path, aside).map_err(FileError::new("set aside", &path))
     }
 
     /// # Errors
     /// If the file cannot be written; then an earlier record is still there.
-    pub fn write(&self, record: &EndpointRecord) -> Result<(), RecordError> {
+    pub fn write(&self, record: &EndpointRecord) -> Result<(), FileError> {
         let path = self.path(&record.link);
         let temporary = self.dir.join(format!("{TEMPORARY}{}", record.link));
-        let failed = RecordError::new("write", &path);
+        let failed = FileError::new("write", &path);
         let write = || {
             let text = serde_json::to_vec(record)?;
             fs::OpenOptions::new()
@@ -182,11 +165,11 @@ impl Records {
 
     /// # Errors
     /// If the file cannot be removed; a missing one is no error.
-    pub fn remove(&self, link: &str) -> Result<(), RecordError> {
+    pub fn remove(&self, link: &str) -> Result<(), FileError> {
         let path = self.path(link);
         match fs::remove_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other.map_err(RecordError::new("remove", &path)),
+            other => other.map_err(FileError::new("remove", &path)),
         }
     }
 
@@ -213,24 +196,6 @@ fn read(path: &Path, link: &str) -> Result<EndpointRecord, String> {
         return Err("does not have one address of each family".into());
     }
     Ok(record)
-}
-
-/// Reads a regular file of sensible size; anything else is an error rather than a hang.
-pub(super) fn read_small(path: &Path) -> io::Result<Vec<u8>> {
-    use std::io::Read as _;
-    let file = fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
-        .open(path)?;
-    let mut text = Vec::new();
-    file.take(MAX_LEN + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > MAX_LEN {
-        return Err(io::Error::new(
-            io::ErrorKind::FileTooLarge,
-            "file is too large",
-        ));
-    }
-    Ok(text)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 //! is given to nobody, and nothing but a person removes the file. There is no fsync: leases do
 //! not outlive the boot, so they need to survive the agent, not the machine.
 
+use crate::state_file::{FileError, read_small};
 use serde::{Deserialize, Serialize};
 use sinabro_common::{
     api::{Mac, Owner, PodRef},
@@ -16,7 +17,7 @@ use sinabro_common::{
 };
 use std::{
     fs::{self, DirBuilder, File, FileTimes, OpenOptions},
-    io::{self, Read, Write},
+    io::{self, Write},
     net::IpAddr,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
@@ -25,8 +26,6 @@ use std::{
     time::SystemTime,
 };
 
-/// Longest file read: a lease is about 300 bytes, none is near this.
-const MAX_LEN: u64 = 64 * 1024;
 /// Start of temporary files' names.
 const TEMPORARY: &str = ".tmp-";
 
@@ -48,22 +47,6 @@ pub struct Lease {
     pub mac: Option<Mac>,
     /// Seconds since the Unix epoch.
     pub leased_at: u64,
-}
-
-/// A file system error with what was attempted.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {what} {}", path.display())]
-pub struct FileError {
-    what: &'static str,
-    path: PathBuf,
-    source: io::Error,
-}
-
-impl FileError {
-    fn new(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| Self { what, path, source }
-    }
 }
 
 /// What one name in the leases directory turned out to be.
@@ -170,23 +153,11 @@ impl Store {
     pub fn read(&self, address: IpAddr) -> Result<Option<Lease>, String> {
         let path = self.path(address);
         let bad = |reason: String| format!("lease file {} {reason}", path.display());
-        let open = OpenOptions::new()
-            .read(true)
-            // A FIFO must not block, a symbolic link must not lead elsewhere.
-            .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
-            .open(&path);
-        let file = match open {
-            Ok(file) => file,
+        let text = match read_small(&path) {
+            Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(bad(format!("cannot be opened: {error}"))),
+            Err(error) => return Err(bad(format!("cannot be read: {error}"))),
         };
-        let mut text = Vec::new();
-        file.take(MAX_LEN + 1)
-            .read_to_end(&mut text)
-            .map_err(|error| bad(format!("cannot be read: {error}")))?;
-        if text.len() as u64 > MAX_LEN {
-            return Err(bad(format!("is longer than {MAX_LEN} bytes")));
-        }
         let lease: Lease = serde_json::from_slice(&text)
             .map_err(|error| bad(format!("is not a lease: {error}")))?;
         if lease.address != address {

@@ -13,8 +13,8 @@
 pub mod file;
 pub mod range;
 
-use crate::chain::Chain;
-use file::{Claim, FileError, Found, Lease, Store};
+use crate::{chain::Chain, state_file::FileError};
+use file::{Claim, Found, Lease, Store};
 use ipnet::IpNet;
 use range::{Range, RangeError};
 use sinabro_common::api::{IpamReport, LeaseReport, Mac, Owner, PodRef, RangeReport};
