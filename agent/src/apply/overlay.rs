@@ -151,8 +151,14 @@ impl Driver {
             overlay: false,
             pods: Which::none(),
         };
-        let work = std::mem::replace(&mut self.work, idle);
-        let snapshot = self.facts.borrow_and_update().clone();
+        let mut work = std::mem::replace(&mut self.work, idle);
+        let snapshot = {
+            let facts = self.facts.borrow_and_update();
+            // Facts that changed since the last wait are seen from here on, so this pass must
+            // act on them, also if it was pods that it was made for.
+            work.overlay |= facts.has_changed();
+            facts.clone()
+        };
         let pods = match work.pods.is_none() {
             true => Vec::new(),
             false => self.pods.borrow().clone(),

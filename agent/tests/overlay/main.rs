@@ -427,6 +427,67 @@ fn the_uplinks_mtu_is_followed() {
     assert_eq!(machine.device().unwrap().mtu, 1450);
 }
 
+/// A pass over pods alone was due when the list changed: the change must not wait for the next
+/// full pass, which is further away than this test's patience.
+#[test]
+fn nodes_that_change_while_a_pod_is_looked_at_are_not_missed() {
+    let u = Underlay::V4;
+    let net = Net::new(1, u);
+    let machine = net.machine(1);
+    until("the overlay is up", || machine.status().ok());
+    let mut conn = machine.conn();
+    let pair = Veth {
+        name: "snb000000000001",
+        mac: [2, 0, 0, 0, 3, 1],
+        mtu: 1450,
+        peer_name: "peer",
+        peer_mac: [2, 0, 0, 0, 3, 2],
+        peer_netns: None,
+    };
+    let ifindex = conn.create_veth(&pair).unwrap().index;
+    let peer = conn.link_by_name("peer").unwrap().index;
+    conn.execute(link::set_up(peer)).unwrap();
+    let address = "10.244.1.9".parse().unwrap();
+    machine.pods.send_replace(vec![PodRoute {
+        addresses: vec![address],
+        ifindex,
+        mac: Mac([2, 0, 0, 0, 3, 2]),
+    }]);
+    let filter = RouteFilter {
+        oif: Some(ifindex),
+        protocol: Some(ROUTE_PROTOCOL),
+        ..RouteFilter::default()
+    };
+    let mut observer = machine.conn();
+    for round in 0..6 {
+        eventually("passes come to rest", || {
+            let runs = machine.status().runs;
+            thread::sleep(Duration::from_millis(200));
+            (machine.status().runs == runs).then_some(())
+        });
+        conn.execute(
+            Route::to_host(address)
+                .dev(ifindex)
+                .protocol(ROUTE_PROTOCOL)
+                .replace(),
+        )
+        .unwrap();
+        for route in conn.routes(&filter).unwrap() {
+            conn.execute(route.delete()).unwrap();
+        }
+        // The event has been taken, the pass has not begun.
+        thread::sleep(Duration::from_millis(15));
+        let peers = 1 + round % 2;
+        net.tell((1..=1 + peers).map(|n| entry(n, n, u)));
+        until("the peers are as told", || {
+            fdb(machine).len() == usize::from(peers)
+        });
+        until("the pod's route is back", || {
+            observer.routes(&filter).unwrap().len() == 1
+        });
+    }
+}
+
 #[test]
 fn pods_routes_and_neighbours_come_back_and_nothing_of_theirs_is_removed() {
     let net = Net::new(1, Underlay::V4);
