@@ -47,31 +47,50 @@ const STAGES: [&str; 7] = [
     "leave the terminal",
 ];
 
-/// Processes of all labs of this process, holders and programs.
-static PROCESSES: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+/// Processes of all labs of this process, holders and programs; none once all were ended.
+static PROCESSES: Mutex<Option<BTreeSet<i32>>> = Mutex::new(Some(BTreeSet::new()));
 
-pub(crate) fn remember(pid: i32) {
-    processes().insert(pid);
+/// Starts a process and notes its id. Both under one lock: a process that starts while
+/// [`end_all`] runs is either ended by it or not started at all.
+pub(crate) fn remembered<T>(
+    start: impl FnOnce() -> Result<T>,
+    pid: impl FnOnce(&T) -> i32,
+) -> Result<T> {
+    let mut processes = processes();
+    let Some(processes) = &mut *processes else {
+        bail!("every lab of this process has been ended");
+    };
+    let started = start()?;
+    processes.insert(pid(&started));
+    Ok(started)
 }
 
 pub(crate) fn forget(pid: i32) {
-    processes().remove(&pid);
+    if let Some(processes) = &mut *processes() {
+        processes.remove(&pid);
+    }
 }
 
-fn processes() -> MutexGuard<'static, BTreeSet<i32>> {
+fn processes() -> MutexGuard<'static, Option<BTreeSet<i32>>> {
     PROCESSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Kills every process of every lab, kept ones included: for a process that was interrupted.
+/// Kills every process of every lab, kept ones included, and starts no more: for a process that
+/// is about to end.
 pub fn end_all() {
-    for pid in processes().iter() {
-        let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+    for pid in processes().take().into_iter().flatten() {
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }
 }
 
 /// Forks the holder; the calling thread is its parent, and with [`Lifetime::Process`] the
 /// kernel kills the holder when that *thread* ends (PR_SET_PDEATHSIG).
 pub fn fork(lifetime: Lifetime) -> Result<Pid> {
+    remembered(|| fork_and_wait(lifetime), |pid| pid.as_raw())
+}
+
+/// Returns once the namespaces are there.
+fn fork_and_wait(lifetime: Lifetime) -> Result<Pid> {
     let (reader, writer) = nix::unistd::pipe().context("cannot make a pipe")?;
     let parent = nix::unistd::getpid();
     // SAFETY: the child only makes system calls, which are async-signal-safe, and never returns.
@@ -83,10 +102,7 @@ pub fn fork(lifetime: Lifetime) -> Result<Pid> {
     let mut report = Vec::new();
     File::from(reader).read_to_end(&mut report)?;
     match report[..] {
-        [0xff] => {
-            remember(pid.as_raw());
-            Ok(pid)
-        }
+        [0xff] => Ok(pid),
         [stage, errno] => {
             let _ = waitpid(pid, None);
             let stage = STAGES.get(usize::from(stage)).copied().unwrap_or("start");

@@ -181,11 +181,8 @@ impl Namespace {
             .as_ref()
             .and_then(|jobs| {
                 jobs.send(Box::new(move || {
-                    let child = command.spawn();
-                    if let Ok(child) = &child {
-                        holder::remember(child.id() as i32);
-                    }
-                    let _ = reply.send(child);
+                    let start = || Ok(command.spawn()?);
+                    let _ = reply.send(holder::remembered(start, |child| child.id() as i32));
                 }))
                 .ok()
             })

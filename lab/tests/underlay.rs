@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use sinabro_lab::{
-    Binaries, Lab, Lifetime, Namespace,
+    Binaries, Lab, Lifetime, Namespace, holder,
     residue::{Kind, Snapshot},
     traffic::{PATIENCE, icmp, tcp, udp},
 };
@@ -99,4 +99,53 @@ fn a_killed_process_takes_its_lab_along() {
         assert!(Instant::now() < deadline, "left: {:?}", left());
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Started by the test below in a process of its own; it would end other tests' labs.
+#[test]
+#[ignore = "a part of another test"]
+fn end_everything_while_labs_are_made() {
+    let maker = thread::spawn(|| {
+        for number in 0..1000 {
+            match Namespace::new(&format!("brief{number}"), Lifetime::Process) {
+                // Only the end of everything ends it.
+                Ok(namespace) => std::mem::forget(namespace),
+                Err(error) => return format!("{error:#}"),
+            }
+        }
+        "nothing stopped it".to_string()
+    });
+    thread::sleep(Duration::from_millis(100));
+    holder::end_all();
+    let error = maker.join().unwrap();
+    assert!(error.contains("has been ended"), "{error}");
+    let parent = std::process::id();
+    let alive = || {
+        let stat = |path: std::path::PathBuf| std::fs::read_to_string(path.join("stat")).ok();
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        all.filter_map(|entry| stat(entry.path()))
+            .filter(|stat| {
+                let mut fields = stat.rsplit(')').next().unwrap().split_ascii_whitespace();
+                fields.next() != Some("Z") && fields.next() == Some(&parent.to_string())
+            })
+            .count()
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while alive() > 0 {
+        assert!(Instant::now() < deadline, "{} are alive", alive());
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn nothing_starts_once_everything_was_ended() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "end_everything_while_labs_are_made"])
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
 }

@@ -18,6 +18,9 @@ pub fn on_interrupt(clean_up: impl FnOnce() + Send + 'static) -> Result<()> {
         .name("interrupt".into())
         .spawn(move || {
             if let Ok(signal) = signals.wait() {
+                // The other threads see everything fail now. Whatever they have to say about it
+                // waits for these locks, and the process ends before they get them.
+                let _silence = (std::io::stdout().lock(), std::io::stderr().lock());
                 clean_up();
                 process::exit(128 + signal as i32);
             }
