@@ -16,8 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The kernel takes namespaces apart some time after their last user is gone.
-const SETTLE: Duration = Duration::from_secs(5);
+/// The kernel takes namespaces apart some time after their last user is gone; on a busy machine
+/// a killed process, too, needs a processor to end.
+const SETTLE: Duration = Duration::from_secs(15);
 
 /// What kind of thing is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 use ipnet::IpNet;
-use sinabro_common::names;
+use sinabro_common::{api::Request, names};
 use sinabro_lab::{
     Lab, Node, NodeEntry, Pod,
     checks::Scene,
-    traffic::{icmp, load::Stream, tcp},
+    traffic::{PATIENCE, icmp, load::Stream, tcp},
 };
 use sinabro_netlink::{
     addr::Addr,
@@ -29,10 +29,16 @@ fn scene() -> Scene {
 }
 
 /// Pods reach each other across nodes, both ways and families, within [`SOON`].
-fn must_reach(from: &Pod, to: &Pod) {
+fn must_reach(lab: &Lab, from: &Pod, to: &Pod) {
     for (from, to) in [(from, to), (to, from)] {
         for address in to.addresses() {
-            icmp::ping(from.place(), address, SOON).unwrap_or_else(|error| panic!("{error:#}"));
+            if let Err(error) = icmp::ping(from.place(), address, SOON) {
+                let logs = lab
+                    .nodes()
+                    .iter()
+                    .map(|node| format!("{}:\n{}", node.name(), node.log()));
+                panic!("{error:#}\n{}", logs.collect::<String>());
+            }
         }
     }
 }
@@ -62,7 +68,9 @@ fn eventually(what: &str, node: &Node, holds: impl Fn() -> bool) {
     while !holds() {
         assert!(
             Instant::now() < deadline,
-            "{what}: not within {SOON:?}\n{}",
+            "{what}: not within {SOON:?}\nFDB {:?}\nthe agent says {:?}\n{}",
+            vxlan(node).map(|index| node.netlink().unwrap().fdb(index).unwrap()),
+            node.ask(Request::Nodes),
             node.log()
         );
         thread::sleep(Duration::from_millis(20));
@@ -73,13 +81,13 @@ fn eventually(what: &str, node: &Node, holds: impl Fn() -> bool) {
 fn a_deleted_device_comes_back() {
     let scene = scene();
     let node = scene.node(1);
-    must_reach(scene.pod(1, 1), scene.pod(2, 1));
+    must_reach(scene.lab(), scene.pod(1, 1), scene.pod(2, 1));
     let old = vxlan(node).unwrap();
     node.netlink().unwrap().execute(link::delete(old)).unwrap();
     eventually("the VXLAN device", node, || {
         vxlan(node).is_some_and(|new| new != old)
     });
-    must_reach(scene.pod(1, 1), scene.pod(2, 1));
+    must_reach(scene.lab(), scene.pod(1, 1), scene.pod(2, 1));
 }
 
 #[test]
@@ -93,7 +101,7 @@ fn a_device_set_down_comes_up_again() {
         .unwrap();
     // The kernel has taken the routes with it.
     eventually("the routes", node, || overlay_routes(node).len() == 2);
-    must_reach(scene.pod(1, 1), scene.pod(2, 1));
+    must_reach(scene.lab(), scene.pod(1, 1), scene.pod(2, 1));
 }
 
 #[test]
@@ -113,7 +121,7 @@ fn deleted_entries_come_back() {
         conn.execute(route.delete()).unwrap();
     }
     eventually("the routes", node, || overlay_routes(node).len() == 2);
-    must_reach(scene.pod(1, 1), scene.pod(2, 1));
+    must_reach(scene.lab(), scene.pod(1, 1), scene.pod(2, 1));
 
     let permanent = || {
         let all = node.netlink().unwrap().neighs(index).unwrap();
@@ -137,7 +145,7 @@ fn deleted_entries_come_back() {
         let now = permanent();
         neighbours.iter().all(|neighbour| now.contains(neighbour))
     });
-    must_reach(scene.pod(1, 1), scene.pod(2, 1));
+    must_reach(scene.lab(), scene.pod(1, 1), scene.pod(2, 1));
 
     let peer = scene.node(2).addresses()[0];
     let to_peer = || {
@@ -150,7 +158,7 @@ fn deleted_entries_come_back() {
     assert_eq!(entries.len(), 1, "one entry to the only peer: {entries:?}");
     conn.execute(entries[0].delete()).unwrap();
     eventually("the FDB entry", node, || to_peer().len() == 1);
-    must_reach(scene.pod(1, 1), scene.pod(2, 1));
+    must_reach(scene.lab(), scene.pod(1, 1), scene.pod(2, 1));
 }
 
 #[test]
@@ -173,7 +181,7 @@ fn a_wrong_entry_is_corrected() {
         all.iter()
             .any(|neigh| neigh.address == neighbour.address && neigh.mac == right)
     });
-    must_reach(scene.pod(1, 1), scene.pod(2, 1));
+    must_reach(scene.lab(), scene.pod(1, 1), scene.pod(2, 1));
 }
 
 /// A third node comes, moves to another address, changes its range, goes and comes back, while
@@ -194,12 +202,16 @@ fn nodes_come_move_and_go_while_traffic_flows() {
     let must_flow = |when: &str| {
         let before = steady.each_ref().map(Stream::received);
         thread::sleep(Duration::from_millis(500));
+        let deadline = Instant::now() + PATIENCE;
         for (stream, before) in steady.iter().zip(before) {
-            assert!(
-                stream.received() > before,
-                "{} stood still {when}",
-                stream.name()
-            );
+            while stream.received() == before {
+                assert!(
+                    Instant::now() < deadline,
+                    "{} stood still {when}",
+                    stream.name()
+                );
+                thread::sleep(Duration::from_millis(20));
+            }
         }
     };
 
@@ -210,8 +222,8 @@ fn nodes_come_move_and_go_while_traffic_flows() {
     n3.start_agent().unwrap();
     n3.wait_ready().unwrap();
     let pod = n3.add_pod("third").unwrap();
-    must_reach(&pods[0], &pod);
-    must_reach(&pods[1], &pod);
+    must_reach(&lab, &pods[0], &pod);
+    must_reach(&lab, &pods[1], &pod);
     must_flow("when a node came");
 
     // It moves to another address.
@@ -238,7 +250,7 @@ fn nodes_come_move_and_go_while_traffic_flows() {
         fdb.iter().any(|entry| entry.dst == moved_to)
             && fdb.iter().all(|entry| entry.dst != moved_from)
     });
-    must_reach(&pods[0], &pod);
+    must_reach(&lab, &pods[0], &pod);
     must_flow("when a node moved");
 
     // It changes its range: new pods get addresses of the new one.
@@ -261,7 +273,7 @@ fn nodes_come_move_and_go_while_traffic_flows() {
     });
     let pod = n3.add_pod("fourth").unwrap();
     assert!(range.contains(&pod.v4()), "{}", pod.v4());
-    must_reach(&pods[0], &pod);
+    must_reach(&lab, &pods[0], &pod);
     must_flow("when a node changed its range");
 
     // It goes.
@@ -277,7 +289,7 @@ fn nodes_come_move_and_go_while_traffic_flows() {
 
     // It comes back.
     lab.publish().unwrap();
-    must_reach(&pods[0], &pod);
+    must_reach(&lab, &pods[0], &pod);
     tcp::transfer(pods[0].place(), pod.place(), pod.v4(), 1 << 20).unwrap();
     must_flow("when a node came back");
     for stream in steady {

@@ -290,6 +290,9 @@ fn look_around(lab: &Lab) {
         sinabro_lab::node::LOG_FILE
     );
     println!(
+        "  nsenter -t {n1} -n -m curl -s http://127.0.0.1:9632/metrics   # also healthz, readyz"
+    );
+    println!(
         "  nsenter -t {} -n ip address   # the outside host",
         lab.outside().pid()
     );

@@ -198,16 +198,20 @@ fn the_way_of_attaching_can_change() {
                     .unwrap()
                     .tx_packets
             };
-            let before = count();
-            pod.run(|| {
-                let socket = std::net::UdpSocket::bind((pod.v4, 0)).unwrap();
-                for _ in 0..100 {
-                    socket.send_to(b"x", (OUTSIDE, 9)).unwrap();
-                }
+            // Once each, and what the pod's IPv6 says by itself. The kernel takes a link off some
+            // time after its pin is gone; until then what replaces it counts beside it.
+            kit::eventually(&format!("{mode:?}: every packet is counted once"), || {
+                let before = count();
+                pod.run(|| {
+                    let socket = std::net::UdpSocket::bind((pod.v4, 0)).unwrap();
+                    for _ in 0..100 {
+                        socket.send_to(b"x", (OUTSIDE, 9)).unwrap();
+                    }
+                });
+                let counted = count() - before;
+                assert!(counted >= 100, "{mode:?}: {counted}");
+                counted < 150
             });
-            // Once each, and what the pod's IPv6 says by itself.
-            let counted = count() - before;
-            assert!((100..150).contains(&counted), "{mode:?}: {counted}");
         }
     });
 }

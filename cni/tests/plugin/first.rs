@@ -19,7 +19,7 @@ const PODS: usize = 50;
 fn socket(netns: &NetNs, address: IpAddr) -> UdpSocket {
     let bind = || UdpSocket::bind((address, 0));
     let socket = netns.run(bind).unwrap().unwrap();
-    let patience = Some(Duration::from_secs(5));
+    let patience = Some(Duration::from_secs(20));
     socket.set_read_timeout(patience).unwrap();
     socket
 }

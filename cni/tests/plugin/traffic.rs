@@ -14,7 +14,7 @@ fn socket(netns: &NetNs, address: &str) -> UdpSocket {
         .unwrap()
         .unwrap();
     socket
-        .set_read_timeout(Some(Duration::from_secs(5)))
+        .set_read_timeout(Some(Duration::from_secs(20)))
         .unwrap();
     socket
 }

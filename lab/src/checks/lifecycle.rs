@@ -120,8 +120,8 @@ pub fn deletion(scene: &Scene) -> Result<String> {
     Ok("link, routes, leases, records, map entries gone; DEL repeatable".into())
 }
 
-/// How soon everything of a deleted pod must be free.
-pub(crate) const FREED: Duration = Duration::from_secs(3);
+/// How soon everything of a deleted pod must be free, on a busy machine.
+pub(crate) const FREED: Duration = PATIENCE;
 
 /// Link, record file, the agent's endpoint, entry of the map by link; for each of two addresses
 /// a lease, a route, and an entry of the map by address.

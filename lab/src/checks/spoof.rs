@@ -8,7 +8,7 @@ use crate::{
     Node, Pod,
     cni::IFNAME,
     traffic::{
-        any,
+        PATIENCE, any,
         packet::{Datagram, Interface, arp_claim, inject, interface},
         readable,
     },
@@ -132,7 +132,7 @@ fn silenced<'a>(
     frames.push(honest.frame()?);
     inject(sender.place(), interface, &frames)?;
 
-    let deadline = Instant::now() + Duration::from_secs(3);
+    let deadline = Instant::now() + PATIENCE;
     let mut buffer = [0; 64];
     loop {
         ensure!(
@@ -151,7 +151,7 @@ fn silenced<'a>(
 
 /// Waits until a drop counter has grown by at least `want`; says by how much.
 fn await_drops(node: &Node, reason: DropReason, before: u64, want: u64) -> Result<u64> {
-    let deadline = Instant::now() + Duration::from_secs(3);
+    let deadline = Instant::now() + PATIENCE;
     loop {
         let grown = drops(node, reason)?.saturating_sub(before);
         if grown >= want {

@@ -20,8 +20,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longest silence within an exchange. Generous: the machine may be busy with a build.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest silence within an exchange. Generous: the machine may be busy with a build, or a
+/// virtual one that is not given a processor for a while.
+pub const PATIENCE: Duration = Duration::from_secs(15);
 
 /// `0.0.0.0` or `::`, whichever family `like` has.
 pub fn any(like: IpAddr) -> IpAddr {

@@ -14,7 +14,7 @@ use std::{
 };
 
 /// UDP may lose packets: a few tries, each this long.
-const TRIES: u32 = 6;
+const TRIES: u32 = 30;
 const TRY: Duration = Duration::from_millis(500);
 
 /// Sends a datagram with `size` bytes of payload and waits for its echo. Returns the source

@@ -282,6 +282,14 @@ fn all_links_are_listed() {
     in_fresh(|| {
         let mut conn = Conn::new().unwrap();
         pair(&mut conn);
+        // Both must have come to rest, or they change between the two looks at them below.
+        for name in ["a", "b"] {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while !conn.link_by_name(name).unwrap().operational {
+                assert!(Instant::now() < deadline, "{name} is never set to work");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
         let links = conn.links().unwrap();
         let mut names: Vec<_> = links.iter().map(|link| link.name.as_str()).collect();
         names.sort_unstable();
