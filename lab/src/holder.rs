@@ -15,6 +15,7 @@ use nix::{
     },
     unistd::{ForkResult, Pid},
 };
+use sinabro_netlink::NetNs;
 use std::{
     collections::BTreeSet,
     ffi::CStr,
@@ -83,10 +84,37 @@ pub fn end_all() {
     }
 }
 
+/// A holder and its namespaces, which live as long as these files are open.
+pub struct Holder {
+    pub pid: Pid,
+    pub net: NetNs,
+    pub mnt: OwnedFd,
+}
+
 /// Forks the holder; the calling thread is its parent, and with [`Lifetime::Process`] the
 /// kernel kills the holder when that *thread* ends (PR_SET_PDEATHSIG).
-pub fn fork(lifetime: Lifetime) -> Result<Pid> {
-    remembered(|| fork_and_wait(lifetime), |pid| pid.as_raw())
+pub fn fork(lifetime: Lifetime) -> Result<Holder> {
+    // The namespaces are opened before [`end_all`] can end the process that gives them a path.
+    let start = || {
+        let pid = fork_and_wait(lifetime)?;
+        let opened = open(pid);
+        if opened.is_err() {
+            let _ = kill(pid, Signal::SIGKILL);
+            let _ = waitpid(pid, None);
+        }
+        opened
+    };
+    remembered(start, |holder| holder.pid.as_raw())
+}
+
+fn open(pid: Pid) -> Result<Holder> {
+    let mnt =
+        File::open(format!("/proc/{pid}/ns/mnt")).context("cannot open the mount namespace")?;
+    Ok(Holder {
+        pid,
+        net: NetNs::open(format!("/proc/{pid}/ns/net"))?,
+        mnt: mnt.into(),
+    })
 }
 
 /// Returns once the namespaces are there.

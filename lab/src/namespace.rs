@@ -4,7 +4,7 @@
 //! [`Place::run`]); programs are started by one worker thread per namespace, because the kernel
 //! ties a child's life to the thread that made it.
 
-use crate::holder::{self, Lifetime};
+use crate::holder::{self, Holder, Lifetime};
 use anyhow::{Context as _, Result, anyhow};
 use nix::{
     sched::{CloneFlags, setns, unshare},
@@ -17,7 +17,6 @@ use nix::{
 };
 use sinabro_netlink::NetNs;
 use std::{
-    fs::File,
     os::{fd::OwnedFd, unix::process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Child, Command},
@@ -97,15 +96,11 @@ impl Namespace {
         let worker = thread::Builder::new()
             .name(format!("{name}-worker"))
             .spawn(move || {
-                let result = holder::fork(lifetime).and_then(|pid| {
-                    let net = NetNs::open(format!("/proc/{pid}/ns/net"))?;
-                    let mnt = File::open(format!("/proc/{pid}/ns/mnt"))
-                        .context("cannot open the mount namespace")?;
-                    let mnt = OwnedFd::from(mnt);
-                    enter(&net, &mnt)?;
-                    Ok((pid, net, mnt))
+                let result = holder::fork(lifetime).and_then(|holder| {
+                    enter(&holder.net, &holder.mnt)?;
+                    Ok(holder)
                 });
-                let pid = result.as_ref().map(|(pid, ..)| *pid).ok();
+                let pid = result.as_ref().map(|holder| holder.pid).ok();
                 let _ = ready.send(result);
                 for job in queue {
                     job();
@@ -117,7 +112,7 @@ impl Namespace {
                 }
             })
             .context("cannot start a thread")?;
-        let (pid, net, mnt) = started
+        let Holder { pid, net, mnt } = started
             .recv()
             .context("the worker thread ended")?
             .with_context(|| format!("cannot make the namespaces of {name}"))?;
