@@ -37,7 +37,7 @@ pub const MAX_MTU: u32 = 65_535;
 #[command(name = "sinabro-agent", version, max_term_width = 100)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Options {
-    /// Settings file (YAML).
+    /// Settings file (YAML) [default: /etc/sinabro/config.yaml if there is one].
     #[arg(long, env = "SINABRO_CONFIG", value_name = "FILE")]
     #[serde(skip)]
     config: Option<PathBuf>,
@@ -287,10 +287,7 @@ impl Settings {
     {
         let matches = Options::command().try_get_matches_from(args)?;
         let given = Options::from_arg_matches(&matches)?;
-        let file = match &given.config {
-            Some(path) => Some((path.clone(), read_file(path)?)),
-            None => None,
-        };
+        let file = settings_file(given.config.as_deref(), Path::new(names::CONFIG_FILE))?;
         Self::from_layers(&given, &matches, file)
     }
 
@@ -508,6 +505,22 @@ fn file_key(id: &str) -> String {
         key.push_str(letters.as_str());
         key
     })
+}
+
+/// The settings file: the one that was asked for must be there, the default one may be.
+fn settings_file(
+    given: Option<&Path>,
+    default: &Path,
+) -> Result<Option<(PathBuf, Options)>, ConfigError> {
+    let path = given.unwrap_or(default);
+    match read_file(path) {
+        Err(ConfigError::Read { source, .. })
+            if given.is_none() && source.kind() == io::ErrorKind::NotFound =>
+        {
+            Ok(None)
+        }
+        read => Ok(Some((path.to_owned(), read?))),
+    }
 }
 
 fn read_file(path: &Path) -> Result<Options, ConfigError> {

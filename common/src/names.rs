@@ -18,6 +18,9 @@ pub const BPF_DIR: &str = "/sys/fs/bpf/sinabro";
 /// Pinned links, inside the bpffs directory.
 pub const BPF_LINKS_DIR: &str = "links";
 
+/// Settings file that is read if it is there and no other is named.
+pub const CONFIG_FILE: &str = "/etc/sinabro/config.yaml";
+
 pub const CNI_BIN_DIR: &str = "/opt/cni/bin";
 pub const CNI_CONF_DIR: &str = "/etc/cni/net.d";
 /// The plugin's file name, and so the `type` in network configurations.

@@ -207,6 +207,30 @@ fn bad_files_are_named_with_their_key() {
 
 /// A key that flag and file spell differently would silently ignore one of them.
 #[test]
+fn the_default_file_may_be_absent_but_not_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let default = dir.path().join("config.yaml");
+    assert!(settings_file(None, &default).unwrap().is_none());
+    assert!(matches!(
+        settings_file(Some(&default), &default),
+        Err(ConfigError::Read { .. })
+    ));
+
+    fs::write(&default, "mtu: 1400\n").unwrap();
+    let (path, options) = settings_file(None, &default).unwrap().unwrap();
+    assert_eq!(
+        (path, options.mtu.as_deref()),
+        (default.clone(), Some("1400"))
+    );
+
+    fs::write(&default, "mut: 1400\n").unwrap();
+    assert!(matches!(
+        settings_file(None, &default),
+        Err(ConfigError::Parse { .. })
+    ));
+}
+
+#[test]
 fn flags_environment_and_file_have_the_same_settings() {
     let full = Options::command();
     let from_flags: BTreeSet<_> = full
