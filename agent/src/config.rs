@@ -47,9 +47,14 @@ pub struct Options {
     node_name: Option<String>,
 
     /// List of all nodes (YAML or JSON), read again whenever it changes; each entry has name,
-    /// addresses and podCIDRs.
+    /// addresses and podCIDRs. With it the agent does without Kubernetes [default: the nodes are
+    /// watched in the Kubernetes API, by the pod's service account].
     #[arg(long, env = "SINABRO_NODES", value_name = "FILE")]
     nodes: Option<String>,
+
+    /// How to reach the Kubernetes API from outside a pod.
+    #[arg(long, env = "SINABRO_KUBECONFIG", value_name = "FILE")]
+    kubeconfig: Option<String>,
 
     /// Directory of leases, endpoint records and queued deletes. It must not survive a reboot:
     /// what it describes does not either. The CNI plugin must be told the same directory.
@@ -189,7 +194,7 @@ pub struct Options {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub node_name: String,
-    pub nodes_file: PathBuf,
+    pub facts_from: FactsFrom,
     pub state_dir: PathBuf,
     pub socket: PathBuf,
     pub bpf_dir: PathBuf,
@@ -211,6 +216,21 @@ pub struct Settings {
     /// A `tracing_subscriber::EnvFilter`.
     pub log_level: String,
     pub log_format: LogFormat,
+}
+
+/// Where facts about the cluster come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FactsFrom {
+    NodesFile(PathBuf),
+    Kubernetes(ClusterAccess),
+}
+
+/// How the Kubernetes API is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClusterAccess {
+    Kubeconfig(PathBuf),
+    /// As a pod does it: by environment and service account.
+    InCluster,
 }
 
 /// How programs are attached to network devices.
@@ -244,12 +264,12 @@ pub enum ConfigError {
         origin: Origin,
         reason: String,
     },
-    #[error("setting {key} is missing: give {flag}, {env} or {key} in the settings file")]
-    Missing {
-        key: &'static str,
-        flag: &'static str,
-        env: &'static str,
-    },
+    #[error(
+        "nothing says which nodes there are: give --nodes FILE (SINABRO_NODES, nodes in the settings file), or --kubeconfig FILE (SINABRO_KUBECONFIG, kubeconfig in the settings file), or run in a pod with a service account (KUBERNETES_SERVICE_HOST is not set)"
+    )]
+    NoFacts,
+    #[error("settings nodes ({nodes}) and kubeconfig ({kubeconfig}) exclude each other")]
+    TwoSources { nodes: Origin, kubeconfig: Origin },
     #[error("cannot read the host name: give --node-name")]
     HostName(#[source] io::Error),
 }
@@ -316,16 +336,9 @@ impl Settings {
             Some(_) => layers.parse("nodeName", node_name)?,
             None => host_name()?,
         };
-        if layers.found("nodes").is_none() {
-            return Err(ConfigError::Missing {
-                key: "nodes",
-                flag: "--nodes FILE",
-                env: "SINABRO_NODES",
-            });
-        }
         Ok(Self {
             node_name,
-            nodes_file: layers.parse("nodes", |text| Ok(PathBuf::from(text)))?,
+            facts_from: layers.facts_from()?,
             socket,
             bpf_dir: layers.directory("bpfDir")?,
             cgroup_dir: layers.optional("cgroupDir", absolute_path)?,
@@ -430,6 +443,26 @@ impl Layers {
         self.found(key)
             .map(|text| parse(text).map_err(|reason| self.invalid(key, &reason)))
             .transpose()
+    }
+
+    fn facts_from(&self) -> Result<FactsFrom, ConfigError> {
+        let origin = |key| self.origins.get(key).cloned().unwrap_or(Origin::Default);
+        match (self.found("nodes"), self.found("kubeconfig")) {
+            (Some(_), Some(_)) => Err(ConfigError::TwoSources {
+                nodes: origin("nodes"),
+                kubeconfig: origin("kubeconfig"),
+            }),
+            (Some(path), None) => Ok(FactsFrom::NodesFile(path.into())),
+            (None, Some(path)) => {
+                let access = ClusterAccess::Kubeconfig(path.into());
+                Ok(FactsFrom::Kubernetes(access))
+            }
+            // Set in every container by the kubelet.
+            (None, None) if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() => {
+                Ok(FactsFrom::Kubernetes(ClusterAccess::InCluster))
+            }
+            (None, None) => Err(ConfigError::NoFacts),
+        }
     }
 
     fn directory(&self, key: &str) -> Result<PathBuf, ConfigError> {

@@ -4,7 +4,7 @@
 //! - [`node`]: what facts and kernel say about this node;
 //! - [`run`]: start order, supervision, stop;
 //! - pod ADD: [`api`] → [`ipam`] → [`endpoint`] → [`datapath`];
-//! - cluster change: [`watch`] → [`plan`] → [`apply`];
+//! - cluster change: [`cluster_api`] → [`watch`] → [`plan`] → [`apply`];
 //! - [`telemetry`]: metrics and health.
 //!
 //! Only `apply`, `endpoint` and `datapath` change the kernel; `plan` is pure.
@@ -12,6 +12,7 @@
 pub mod api;
 pub mod apply;
 mod chain;
+pub mod cluster_api;
 pub mod config;
 pub mod datapath;
 pub mod endpoint;

@@ -36,11 +36,13 @@ const MIN_PORTS: u32 = 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    #[error("node {0} is not in the list of nodes, add it or set --node-name")]
+    #[error("node {0} is not among the known nodes, add it or correct --node-name")]
     Unknown(String),
     #[error("the entry of this node, {0}, cannot be used: {1}")]
     Entry(String, NodeProblem),
-    #[error("the entry of this node, {0}, has no pod CIDR")]
+    #[error(
+        "the entry of this node, {0}, has no pod CIDR; in Kubernetes the controller manager gives one (--allocate-node-cidrs)"
+    )]
     NoRange(String),
     #[error("uplink {0} does not exist")]
     NoSuchLink(String),
@@ -168,12 +170,12 @@ fn is_v4(net: &IpNet) -> bool {
 }
 
 fn own_entry<'a>(name: &str, facts: &'a Facts) -> Result<&'a Node, NodeError> {
-    let node = facts.nodes.get(name);
-    let node = node.ok_or_else(|| NodeError::Unknown(name.to_owned()))?;
     let (_, mut problems) = facts.usable(name);
     if let Some(problem) = problems.remove(name) {
         return Err(NodeError::Entry(name.to_owned(), problem));
     }
+    let node = facts.nodes.get(name);
+    let node = node.ok_or_else(|| NodeError::Unknown(name.to_owned()))?;
     if node.pod_cidrs.is_empty() {
         return Err(NodeError::NoRange(name.to_owned()));
     }

@@ -1,6 +1,6 @@
 //! Start order, supervision, stop.
 //!
-//! Start: state directory → its lock → kernel settings → data path → records → queued deletes →
+//! Start: state directory → its lock → kernel settings → source of facts → data path → records → queued deletes →
 //! garbage → facts, node, overlay → socket → telemetry. So the plugin finds a socket only when
 //! every pod of before is live again, and is told "not ready" until the node knows its ranges.
 //!
@@ -18,13 +18,14 @@ use crate::{
         overlay::{self, OverlayConfig},
     },
     chain::Chain,
-    config::{self, Settings},
+    cluster_api::ClusterApi,
+    config::{self, FactsFrom, Settings},
     datapath::{self, Datapath, DatapathConfig},
     endpoint::{Endpoints, release::Reaper},
     ipam::Allocator,
     node::{self, NodeState},
     telemetry::{http, metrics::Metrics},
-    watch::{Snapshot, nodes_file},
+    watch::{Snapshot, kubernetes, nodes_file},
 };
 use anyhow::{Context as _, anyhow, bail};
 use nix::fcntl::{Flock, FlockArg};
@@ -69,6 +70,15 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     for warning in node::prepare(&settings)? {
         tracing::warn!("{warning}");
     }
+    let source = match &settings.facts_from {
+        FactsFrom::NodesFile(path) => nodes_file::spawn(path.clone()),
+        FactsFrom::Kubernetes(access) => {
+            let api = ClusterApi::new(access).await?;
+            let cache = settings.state_dir.join(names::NODES_FILE);
+            let (source, _own) = kubernetes::spawn(api, settings.node_name.clone(), cache);
+            source
+        }
+    };
     let (datapath, endpoints) = {
         let settings = settings.clone();
         spawn_blocking(move || restore(&settings)).await??
@@ -76,9 +86,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 
     let (stop, stopping) = watch::channel(false);
     let mut tasks = JoinSet::new();
-    let source = nodes_file::spawn(settings.nodes_file.clone());
-    let facts = source.updates.clone();
-    tasks.spawn(ends("the nodes file's watcher", source.task));
+    let (facts, facts_from) = (source.updates.clone(), source.from);
+    tasks.spawn(ends("the watch of the nodes", source.task));
     let (node_sender, node) = watch::channel(NodeStatus::default());
     let (overlay_sender, overlay) = watch::channel(OverlayStatus::default());
     tasks.spawn(follow_node(NodeTask {
@@ -108,6 +117,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         endpoints,
         datapath,
         facts,
+        facts_from,
         node,
         overlay,
         metrics: Arc::new(Metrics::default()),
@@ -439,7 +449,7 @@ fn log_start(core: &Core) {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         node = s.node_name,
-        nodes = %s.nodes_file.display(),
+        nodes = core.facts_from,
         state_dir = %s.state_dir.display(),
         socket = %s.socket.display(),
         bpf_dir = %s.bpf_dir.display(),

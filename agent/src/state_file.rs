@@ -1,13 +1,13 @@
-//! Small files in the state directory: how they are read, and what went wrong with one.
+//! Files in the state directory: how they are read and replaced, and what went wrong with one.
 
 use std::{
     fs,
-    io::{self, Read as _},
+    io::{self, Read as _, Write as _},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
-/// Longest file read: leases and records have less than 1000 bytes.
+/// Longest lease or record read: they have less than 1000 bytes.
 const MAX_LEN: u64 = 64 * 1024;
 
 /// A file system error with what was attempted.
@@ -28,15 +28,41 @@ impl FileError {
 
 /// Reads a file of sensible size. A FIFO does not block, a symbolic link does not lead elsewhere.
 pub(crate) fn read_small(path: &Path) -> io::Result<Vec<u8>> {
+    read_up_to(path, MAX_LEN)
+}
+
+/// As [`read_small`], with a limit of its own.
+pub(crate) fn read_up_to(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     let file = fs::OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
         .open(path)?;
     let mut text = Vec::new();
-    file.take(MAX_LEN + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > MAX_LEN {
-        let text = format!("it is longer than {MAX_LEN} bytes");
+    file.take(max + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > max {
+        let text = format!("it is longer than {max} bytes");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
     }
     Ok(text)
+}
+
+/// Replaces a file: it has the old content or the new one, never a part. Nothing is synced, the
+/// state directory does not outlive the kernel.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".tmp");
+    let write = || {
+        fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&temporary)?
+            .write_all(bytes)?;
+        fs::rename(&temporary, path)
+    };
+    write().map_err(|error| {
+        let _ = fs::remove_file(&temporary);
+        FileError::new("write", path)(error)
+    })
 }

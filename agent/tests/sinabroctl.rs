@@ -86,6 +86,7 @@ fn status(ready: bool) -> StatusReport {
         ],
         endpoints: 3,
         nodes: 2,
+        source: Default::default(),
         uptime_seconds: 3700,
     }
 }

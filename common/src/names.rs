@@ -12,6 +12,8 @@ pub const RELEASED_DIR: &str = "released";
 pub const ENDPOINTS_DIR: &str = "endpoints";
 /// Deletes that the CNI plugin could not hand to the agent: one file per pod link.
 pub const DELETES_DIR: &str = "deletes";
+/// The nodes as the Kubernetes API had them last, inside the state directory.
+pub const NODES_FILE: &str = "nodes.json";
 
 /// bpffs directory of pinned maps and links, below the bpffs mount.
 pub const BPF_DIR: &str = "/sys/fs/bpf/sinabro";

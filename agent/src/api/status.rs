@@ -13,7 +13,7 @@ use crate::{
 };
 use sinabro_common::api::{
     ApiError, Condition, DropReport, EndpointReport, ErrorCode, IpamReport, MetricsReport,
-    NodeReport, Request, Response, StatusReport,
+    NodeReport, Request, Response, SourceReport, StatusReport,
 };
 use std::{
     sync::Arc,
@@ -42,6 +42,8 @@ pub struct Core {
     pub reaper: Reaper,
     pub datapath: Arc<Datapath>,
     pub facts: watch::Receiver<Snapshot>,
+    /// What the facts' source is.
+    pub facts_from: String,
     pub node: watch::Receiver<NodeStatus>,
     /// Follows whichever overlay runs.
     pub overlay: watch::Receiver<OverlayStatus>,
@@ -117,7 +119,18 @@ impl Core {
                 .facts
                 .as_ref()
                 .map_or(0, |f| f.nodes.len()),
+            source: self.source_report(),
             uptime_seconds: self.started.elapsed().as_secs(),
+        }
+    }
+
+    fn source_report(&self) -> SourceReport {
+        let facts = self.facts.borrow();
+        let age = |since| SystemTime::now().duration_since(since).unwrap_or_default();
+        SourceReport {
+            from: self.facts_from.clone(),
+            connected: facts.problem.is_none() && facts.facts.is_some(),
+            lost_seconds: facts.stale_since.map(|since| age(since).as_secs()),
         }
     }
 

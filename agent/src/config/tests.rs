@@ -42,11 +42,58 @@ fn defaults_need_only_the_nodes_file() {
         settings.metrics_address,
         Some(names::METRICS_ADDR.parse().unwrap())
     );
-    let text = load(&[]).unwrap_err().to_string();
+    assert_eq!(settings.facts_from, FactsFrom::NodesFile("/n.yaml".into()));
+}
+
+#[test]
+fn facts_come_from_a_file_a_kubeconfig_or_the_pod() {
+    let from = |args: &[&str]| load(args).map(|settings| settings.facts_from);
+    let kubeconfig = FactsFrom::Kubernetes(ClusterAccess::Kubeconfig("/k".into()));
+    assert_eq!(from(&["--kubeconfig=/k"]).unwrap(), kubeconfig);
+    // Empty: as if not set.
+    assert_eq!(from(&["--kubeconfig=/k", "--nodes="]).unwrap(), kubeconfig);
+    let text = from(&[]).unwrap_err().to_string();
+    for way in [
+        "--nodes FILE",
+        "SINABRO_NODES",
+        "--kubeconfig FILE",
+        "SINABRO_KUBECONFIG",
+        "service account",
+    ] {
+        assert!(text.contains(way), "{text}");
+    }
+    let text = load_file("nodes: /n", &["--kubeconfig=/k"])
+        .unwrap_err()
+        .to_string();
     assert!(
-        text.contains("--nodes") && text.contains("SINABRO_NODES"),
+        text.contains("agent.yaml") && text.contains("from a flag"),
         "{text}"
     );
+}
+
+#[test]
+fn a_pod_needs_no_setting_at_all() {
+    let mut command = child("child_prints_the_source");
+    let output = command
+        .env("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("source=Kubernetes(InCluster)"), "{text}");
+}
+
+#[test]
+#[ignore = "run by a_pod_needs_no_setting_at_all with an environment of its own"]
+fn child_prints_the_source() {
+    println!("source={:?}", load(&[]).unwrap().facts_from);
+}
+
+/// One of these tests in a process of its own.
+fn child(test: &str) -> std::process::Command {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let test = format!("config::tests::{test}");
+    command.args(["--exact", &test, "--ignored", "--nocapture"]);
+    command
 }
 
 #[test]
@@ -75,7 +122,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
     let settings = load_file(text, &["--mtu=1400", "--uplinks=a,b"]).unwrap();
     let expected = Settings {
         node_name: "n1".into(),
-        nodes_file: "/etc/nodes.yaml".into(),
+        facts_from: FactsFrom::NodesFile("/etc/nodes.yaml".into()),
         state_dir: "/run/s".into(),
         socket: "/run/s/x.sock".into(),
         bpf_dir: "/sys/fs/bpf/s".into(),
@@ -113,13 +160,7 @@ fn the_environment_wins_over_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("agent.yaml");
     fs::write(&path, "{nodes: /n, mtu: 1400, vxlanVni: 5}").unwrap();
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "config::tests::child_prints_settings",
-            "--ignored",
-            "--nocapture",
-        ])
+    let output = child("child_prints_settings")
         .env("SINABRO_CONFIG", &path)
         .env("SINABRO_MTU", "1300")
         .env("SINABRO_NON_MASQUERADE_CIDRS", "10.0.0.0/8,fd00::/8")

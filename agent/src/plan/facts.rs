@@ -31,11 +31,15 @@ pub struct Node {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     pub nodes: BTreeMap<String, Node>,
+    /// Nodes whose entry is not even a node's, each with why.
+    pub unreadable: BTreeMap<String, String>,
 }
 
 /// What is wrong with a node's entry.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NodeProblem {
+    #[error("{0}")]
+    Unreadable(String),
     #[error("it has no address")]
     NoAddress,
     #[error("it has no {0} address, which this node's tunnels use")]
@@ -116,6 +120,7 @@ impl Facts {
         let nodes = nodes.into_iter().map(|node| (node.name.clone(), node));
         Self {
             nodes: nodes.collect(),
+            unreadable: BTreeMap::new(),
         }
     }
 
@@ -123,7 +128,10 @@ impl Facts {
     /// others. `first` is judged like any other node, but before them.
     pub fn usable(&self, first: &str) -> (Vec<&Node>, BTreeMap<&str, NodeProblem>) {
         let mut usable: Vec<&Node> = Vec::with_capacity(self.nodes.len());
-        let mut problems = BTreeMap::new();
+        let unreadable = self.unreadable.iter();
+        let mut problems: BTreeMap<_, _> = unreadable
+            .map(|(name, why)| (name.as_str(), NodeProblem::Unreadable(why.clone())))
+            .collect();
         let own = self.nodes.get(first);
         let others = self.nodes.values().filter(|node| node.name != first);
         for node in own.into_iter().chain(others) {

@@ -245,5 +245,18 @@ pub fn node_reports(facts: &Facts, own: &str, plan: Option<&OverlayPlan>) -> Vec
             problem: peer.and_then(|peer| peer.problem.as_ref().map(ToString::to_string)),
         }
     };
-    facts.nodes.values().map(report).collect()
+    let unreadable = |(name, why): (&String, &String)| NodeReport {
+        name: name.clone(),
+        addresses: Vec::new(),
+        pod_cidrs: Vec::new(),
+        local: name == own,
+        tunnel: None,
+        problem: Some(why.clone()),
+    };
+    let readable = facts.nodes.values().map(report);
+    let mut reports: Vec<_> = readable
+        .chain(facts.unreadable.iter().map(unreadable))
+        .collect();
+    reports.sort_by(|a, b| a.name.cmp(&b.name));
+    reports
 }

@@ -48,6 +48,7 @@ fn reports() -> Reports {
             pod_cidrs: vec![],
             endpoints: 2,
             nodes: 2,
+            source: Default::default(),
             uptime_seconds: 3,
         },
         endpoints: vec![endpoint("we\"b\n", 100), endpoint("", 9)],

@@ -4,12 +4,18 @@
 //! nothing. The rest of the agent sees the [`Source`] alone and cannot tell a nodes file from
 //! the Kubernetes API. A source that fails keeps the last good facts and says what is wrong; it
 //! ends when the last receiver is gone.
+//!
+//! - [`nodes_file`], [`nodes_parse`]: a nodes file;
+//! - [`kubernetes`], [`nodes`], [`cache`]: the Kubernetes API.
 
+pub mod cache;
+pub mod kubernetes;
+pub mod nodes;
 pub mod nodes_file;
 pub mod nodes_parse;
 
 use crate::plan::Facts;
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 use tokio::{sync::watch, task::JoinHandle};
 
 /// The latest a source knows.
@@ -19,11 +25,15 @@ pub struct Snapshot {
     pub facts: Option<Arc<Facts>>,
     /// Why `facts` may be out of date, while it lasts.
     pub problem: Option<String>,
+    /// Since when the source cannot be read, while it cannot.
+    pub stale_since: Option<SystemTime>,
 }
 
 /// A running source.
 #[derive(Debug)]
 pub struct Source {
+    /// What it is, for people: `nodes file /etc/nodes.yaml`.
+    pub from: String,
     pub updates: watch::Receiver<Snapshot>,
     pub task: JoinHandle<()>,
 }

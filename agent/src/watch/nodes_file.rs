@@ -21,7 +21,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 use tokio::{
     io::{Interest, unix::AsyncFd},
@@ -40,8 +40,13 @@ const REST: Duration = Duration::from_millis(300);
 /// Follows the file until the last receiver is gone. It need not exist yet.
 pub fn spawn(path: PathBuf) -> Source {
     let (sender, updates) = watch::channel(Snapshot::default());
+    let from = format!("nodes file {}", path.display());
     let task = tokio::spawn(follow(path, sender));
-    Source { updates, task }
+    Source {
+        from,
+        updates,
+        task,
+    }
 }
 
 /// What distinguishes one state of the file from the next; none while there is no file.
@@ -131,6 +136,9 @@ async fn publish(path: &Path, sender: &watch::Sender<Snapshot>) -> bool {
             }
             (None, None) => info!("nodes file {} is good again", path.display()),
         }
+        snapshot.stale_since = problem
+            .as_ref()
+            .map(|_| snapshot.stale_since.unwrap_or_else(SystemTime::now));
         snapshot.problem = problem;
         if let Some(facts) = new_facts {
             snapshot.facts = Some(Arc::new(facts));
@@ -364,7 +372,7 @@ mod tests {
     #[tokio::test]
     async fn the_task_ends_with_its_last_receiver() {
         let dir = tempfile::tempdir().unwrap();
-        let Source { updates, task } = spawn(dir.path().join("nodes.yaml"));
+        let Source { updates, task, .. } = spawn(dir.path().join("nodes.yaml"));
         drop(updates);
         task.await.unwrap();
     }

@@ -467,7 +467,7 @@ fn until_the_node_is_known_there_is_status_but_no_address() {
     assert_eq!(error.code, ErrorCode::NotReady);
     eventually("the reason is said", || {
         let error = node.connect().allocate("a").unwrap_err();
-        error.message.contains("n1 is not in the list of nodes")
+        error.message.contains("n1 is not among the known nodes")
     });
     assert!(!node.status().unwrap().ready);
     // Releases are served all the same.

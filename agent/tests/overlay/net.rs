@@ -137,7 +137,7 @@ impl Net {
     pub fn tell(&self, nodes: impl IntoIterator<Item = Node>) {
         self.facts.send_replace(Snapshot {
             facts: Some(Arc::new(Facts::new(nodes))),
-            problem: None,
+            ..Snapshot::default()
         });
     }
 

@@ -153,6 +153,7 @@ pub fn status() -> StatusReport {
         pod_cidrs: Vec::new(),
         endpoints: 0,
         nodes: 1,
+        source: Default::default(),
         uptime_seconds: 1,
     }
 }

@@ -23,8 +23,22 @@ pub struct StatusReport {
     pub pod_cidrs: Vec<IpNet>,
     pub endpoints: usize,
     pub nodes: usize,
+    /// Where the nodes are known from.
+    #[serde(default)]
+    pub source: SourceReport,
     /// Seconds since the agent started.
     pub uptime_seconds: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SourceReport {
+    /// For example `nodes file /etc/sinabro/nodes.yaml`.
+    pub from: String,
+    /// Whether it can be read now.
+    pub connected: bool,
+    /// For how long it cannot be read; why is in the condition `facts`.
+    pub lost_seconds: Option<u64>,
 }
 
 /// One thing that must hold for the node to serve, with what it says when it does not.

@@ -4,7 +4,7 @@ use crate::{
     Common, Exit, client, print,
     table::{Table, age, join, yes_no},
 };
-use sinabro_common::api::{Request, Response, StatusReport};
+use sinabro_common::api::{Request, Response, SourceReport, StatusReport};
 
 pub fn show(common: &Common) -> Result<Exit, client::Error> {
     let report = client::ask(common, Request::Status, |response| match response {
@@ -32,6 +32,7 @@ fn table(report: &StatusReport) -> String {
     fact("Pod MTU:", report.mtu.to_string());
     fact("Pods:", report.endpoints.to_string());
     fact("Known nodes:", report.nodes.to_string());
+    fact("Nodes from:", source(&report.source));
     for (name, mode) in &report.modes {
         fact(&format!("Mode {name}:"), mode.clone());
     }
@@ -44,4 +45,13 @@ fn table(report: &StatusReport) -> String {
         ]);
     }
     format!("{}\n{}", facts.render(), conditions.render())
+}
+
+fn source(source: &SourceReport) -> String {
+    let from = &source.from;
+    match (source.connected, source.lost_seconds) {
+        (true, _) => format!("{from} (connected)"),
+        (false, None) => format!("{from} (not connected yet)"),
+        (false, Some(lost)) => format!("{from} (not connected for {})", age(lost)),
+    }
 }

@@ -1,0 +1,137 @@
+//! Nodes as the Kubernetes API shows them, reduced to what is used.
+//!
+//! Only the fields below are taken from a Node; images, labels and whatever else it has are
+//! passed over while it is read and never held. [`facts_of`] makes a node of the facts of it:
+//! InternalIP addresses in their order, else ExternalIP ones; podCIDRs, else podCIDR.
+
+use crate::plan::Node;
+use serde::{Deserialize, Serialize};
+use std::{net::IpAddr, str::FromStr};
+
+/// A Node.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ApiNode {
+    pub metadata: Metadata,
+    pub spec: Spec,
+    pub status: Status,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Metadata {
+    pub name: String,
+    pub uid: String,
+    pub resource_version: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Spec {
+    #[serde(rename = "podCIDR")]
+    pod_cidr: String,
+    #[serde(rename = "podCIDRs")]
+    pod_cidrs: Vec<String>,
+    pub taints: Vec<Taint>,
+}
+
+/// A taint. It is written back as it was read, so every field is here.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Taint {
+    pub key: String,
+    pub effect: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_added: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    addresses: Vec<Address>,
+    conditions: Vec<Condition>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Address {
+    r#type: String,
+    address: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Condition {
+    r#type: String,
+    status: String,
+    #[serde(default)]
+    reason: String,
+}
+
+/// What the agent announces itself on: its own Node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnNode {
+    pub uid: String,
+    pub resource_version: String,
+    pub taints: Vec<Taint>,
+    /// Status and reason of the condition NetworkUnavailable, if the Node has it.
+    pub network_unavailable: Option<(String, String)>,
+}
+
+impl From<&ApiNode> for OwnNode {
+    fn from(node: &ApiNode) -> Self {
+        let mut conditions = node.status.conditions.iter();
+        Self {
+            uid: node.metadata.uid.clone(),
+            resource_version: node.metadata.resource_version.clone(),
+            taints: node.spec.taints.clone(),
+            network_unavailable: conditions
+                .find(|condition| condition.r#type == "NetworkUnavailable")
+                .map(|condition| (condition.status.clone(), condition.reason.clone())),
+        }
+    }
+}
+
+/// A Node's part in the facts.
+///
+/// # Errors
+/// What is wrong with one of its values.
+pub fn facts_of(node: &ApiNode) -> Result<Node, String> {
+    let of_type = |wanted: &'static str| {
+        let addresses = node.status.addresses.iter();
+        addresses.filter(move |address| address.r#type == wanted)
+    };
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for wanted in ["InternalIP", "ExternalIP"] {
+        for Address { address, .. } in of_type(wanted) {
+            let address = parse(address, wanted, "an IP address")?;
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        if !addresses.is_empty() {
+            break;
+        }
+    }
+    let spec = &node.spec;
+    let one = std::slice::from_ref(&spec.pod_cidr);
+    let cidrs = match spec.pod_cidrs.is_empty() {
+        true => one,
+        false => &spec.pod_cidrs,
+    };
+    let cidrs = cidrs.iter().filter(|text| !text.is_empty());
+    Ok(Node {
+        name: node.metadata.name.clone(),
+        addresses,
+        pod_cidrs: cidrs
+            .map(|text| parse(text, "podCIDR", "a prefix such as 10.244.1.0/24"))
+            .collect::<Result<_, _>>()?,
+    })
+}
+
+fn parse<T: FromStr>(text: &str, field: &str, what: &str) -> Result<T, String> {
+    // A faulty one may be of any length.
+    let shown: String = text.chars().take(64).collect();
+    text.parse()
+        .map_err(|_| format!("{field} `{shown}` is not {what}"))
+}
