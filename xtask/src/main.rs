@@ -1,5 +1,7 @@
 //! `cargo xtask`: everything that is done to the project, one file per command.
 
+#[allow(dead_code)]
+mod archive;
 mod bench;
 mod build;
 mod debian;
