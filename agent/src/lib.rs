@@ -5,10 +5,12 @@
 //! - [`run`]: start order, supervision, stop;
 //! - pod ADD: [`api`] → [`ipam`] → [`endpoint`] → [`datapath`];
 //! - cluster change: [`cluster_api`] → [`watch`] → [`plan`] → [`apply`];
+//! - back to the cluster: [`announce`];
 //! - [`telemetry`]: metrics and health.
 //!
 //! Only `apply`, `endpoint` and `datapath` change the kernel; `plan` is pure.
 
+pub mod announce;
 pub mod api;
 pub mod apply;
 mod chain;

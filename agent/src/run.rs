@@ -1,14 +1,16 @@
 //! Start order, supervision, stop.
 //!
-//! Start: state directory → its lock → kernel settings → source of facts → data path → records → queued deletes →
-//! garbage → facts, node, overlay → socket → telemetry. So the plugin finds a socket only when
-//! every pod of before is live again, and is told "not ready" until the node knows its ranges.
+//! Start: state directory → its lock → kernel settings → source of facts → data path → records →
+//! queued deletes → garbage → facts, node, overlay → socket → telemetry → announcements. So the
+//! plugin finds a socket only when every pod of before is live again, and is told "not ready"
+//! until the node knows its ranges; and the cluster is told that the node is ready only then.
 //!
 //! Tasks run for ever; one that ends takes the agent down with what it said, and the data path
 //! goes on without it. Stop: no new connections, requests under way finish, the socket goes;
 //! links, programs and maps stay as they are, the pods keep their network.
 
 use crate::{
+    announce::{self, Announcer, problems},
     api::{
         server::Server,
         status::{Core, NodeStatus, Telemetry},
@@ -25,7 +27,7 @@ use crate::{
     ipam::Allocator,
     node::{self, NodeState},
     telemetry::{http, metrics::Metrics},
-    watch::{Snapshot, kubernetes, nodes_file},
+    watch::{Snapshot, kubernetes, nodes::OwnNode, nodes_file},
 };
 use anyhow::{Context as _, anyhow, bail};
 use nix::fcntl::{Flock, FlockArg};
@@ -70,13 +72,18 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     for warning in node::prepare(&settings)? {
         tracing::warn!("{warning}");
     }
-    let source = match &settings.facts_from {
-        FactsFrom::NodesFile(path) => nodes_file::spawn(path.clone()),
+    let mut tasks = JoinSet::new();
+    let mut announcer = Announcer::default();
+    let (source, own_node) = match &settings.facts_from {
+        FactsFrom::NodesFile(path) => (nodes_file::spawn(path.clone()), None),
         FactsFrom::Kubernetes(access) => {
-            let api = ClusterApi::new(access).await?;
+            let (api, name) = (ClusterApi::new(access).await?, &settings.node_name);
             let cache = settings.state_dir.join(names::NODES_FILE);
-            let (source, _own) = kubernetes::spawn(api, settings.node_name.clone(), cache);
-            source
+            let (source, own) = kubernetes::spawn(api.clone(), name.clone(), cache);
+            let writer;
+            (announcer, writer) = Announcer::start(&api, name.clone(), own.clone());
+            tasks.spawn(ends("the writer of events", writer));
+            (source, Some((api, own)))
         }
     };
     let (datapath, endpoints) = {
@@ -85,7 +92,6 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     };
 
     let (stop, stopping) = watch::channel(false);
-    let mut tasks = JoinSet::new();
     let (facts, facts_from) = (source.updates.clone(), source.from);
     tasks.spawn(ends("the watch of the nodes", source.task));
     let (node_sender, node) = watch::channel(NodeStatus::default());
@@ -120,6 +126,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         facts_from,
         node,
         overlay,
+        announcer,
         metrics: Arc::new(Metrics::default()),
         started,
     });
@@ -143,6 +150,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             std::future::pending().await
         });
     }
+    if let Some((api, own)) = own_node {
+        tasks.spawn(announce(api, own, core.clone()));
+    }
     let mut server = tokio::spawn(server.serve(core, stopping));
 
     let outcome = tokio::select! {
@@ -160,6 +170,25 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         let _ = timeout(Duration::from_secs(10), server).await;
     }
     outcome
+}
+
+/// Tells the cluster how this node is; begun when the socket is there.
+async fn announce(
+    api: ClusterApi,
+    own: watch::Receiver<Option<OwnNode>>,
+    core: Arc<Core>,
+) -> anyhow::Result<()> {
+    let name = core.settings.node_name.clone();
+    let told = problems::tell(
+        core.announcer.clone(),
+        core.node.clone(),
+        core.overlay.clone(),
+    );
+    tokio::select! {
+        () = told => {}
+        () = announce::node::keep(api, name, own, move || core.is_ready()) => {}
+    }
+    bail!("what tells the cluster how this node is ended")
 }
 
 /// Brings back what an earlier agent left, and clears away what is no pod's any more.

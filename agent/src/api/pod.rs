@@ -11,7 +11,7 @@ use crate::{
     ipam::LeaseRequest,
 };
 use sinabro_common::{
-    api::{ApiError, Attachment, ErrorCode, Mac, Owner, Request, Response},
+    api::{ApiError, Attachment, ErrorCode, Mac, Owner, PodRef, Request, Response},
     names,
 };
 use std::{net::IpAddr, sync::Arc, time::Duration};
@@ -82,12 +82,16 @@ impl Session {
                     mac,
                     addresses,
                 };
-                self.allocate(request).await.map(Response::Attachment)
+                let pod = request.pod.clone();
+                let allocated = self.allocate(request).await;
+                self.announced(&pod, allocated).map(Response::Attachment)
             }
-            Request::Activate { owner, ifindex } => self
-                .activate(owner, ifindex)
-                .await
-                .map(Response::Attachment),
+            Request::Activate { owner, ifindex } => {
+                let pod = self.add.as_ref().map(|add| add.request.pod.clone());
+                let activated = self.activate(owner, ifindex).await;
+                let pod = pod.unwrap_or_default();
+                self.announced(&pod, activated).map(Response::Attachment)
+            }
             Request::Check { owner } => {
                 // An ADD or a delete under way is about to change the answer.
                 let _turn = self.turn(&owner).await?;
@@ -111,6 +115,11 @@ impl Session {
             }
             other => self.core.report(other).await,
         }
+    }
+
+    /// Has an ADD's failure told to the cluster.
+    fn announced<T>(&self, pod: &PodRef, outcome: Result<T, ApiError>) -> Result<T, ApiError> {
+        outcome.inspect_err(|error| self.core.announcer.refused(pod, error))
     }
 
     async fn allocate(&mut self, request: LeaseRequest) -> Result<Attachment, ApiError> {

@@ -1,6 +1,7 @@
 //! What the agent says about itself, to `sinabroctl` and to scrapers.
 
 use crate::{
+    announce::Announcer,
     apply::OverlayStatus,
     chain::Chain,
     config::Settings,
@@ -47,6 +48,8 @@ pub struct Core {
     pub node: watch::Receiver<NodeStatus>,
     /// Follows whichever overlay runs.
     pub overlay: watch::Receiver<OverlayStatus>,
+    /// Tells the cluster what was refused.
+    pub announcer: Announcer,
     pub metrics: Arc<Metrics>,
     pub started: Instant,
 }
@@ -90,6 +93,11 @@ impl Core {
         outcome
             .flatten()
             .map_err(|text| ApiError::new(ErrorCode::Internal, text))
+    }
+
+    /// Whether everything holds that this node needs to serve.
+    pub fn is_ready(&self) -> bool {
+        self.conditions_now().iter().all(|condition| condition.ok)
     }
 
     fn status(&self) -> StatusReport {

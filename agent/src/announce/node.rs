@@ -1,0 +1,262 @@
+//! The Node says whether pods may land on it: taint and condition follow the agent's readiness.
+//!
+//! Ready: the taint `sinabro.io/agent-not-ready` goes, whoever set it (kubelets may register
+//! with it), and the condition NetworkUnavailable is False. Not ready for [`GRACE`], from the
+//! start or later: the taint comes. A shorter failure, an agent's restart or upgrade, changes
+//! nothing on the Node.
+//!
+//! Taints are one list that others write, too: it is replaced only in the version that was read.
+//! A conflict means that a newer one is on its way through the watch, and is tried again with it.
+
+use crate::{
+    cluster_api::ClusterApi,
+    watch::nodes::{ApiNode, OwnNode, Taint},
+};
+use k8s_openapi::jiff::Timestamp;
+use kube::{
+    Client,
+    api::{Patch, PatchParams},
+    core::Request,
+};
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::{
+    sync::watch,
+    time::{Instant, MissedTickBehavior, interval, timeout},
+};
+use tracing::{info, warn};
+
+pub const TAINT: &str = "sinabro.io/agent-not-ready";
+const EFFECT: &str = "NoSchedule";
+const CONDITION: &str = "NetworkUnavailable";
+const REASON: &str = "SinabroIsUp";
+
+/// How long readiness may be missing before the Node says so.
+const GRACE: Duration = Duration::from_secs(5);
+/// How often readiness is looked at; nothing is sent.
+const LOOK: Duration = Duration::from_secs(1);
+const DEADLINE: Duration = Duration::from_secs(10);
+/// How soon after a failure the same is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Keeps the Node like `ready`, for ever.
+pub async fn keep(
+    api: ClusterApi,
+    name: String,
+    mut own: watch::Receiver<Option<OwnNode>>,
+    ready: impl Fn() -> bool + Send,
+) {
+    let mut looks = interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last_ready = Instant::now();
+    let mut tried: Option<Instant> = None;
+    let mut failure: Option<String> = None;
+    loop {
+        tokio::select! {
+            _ = looks.tick() => {}
+            changed = own.changed() => match changed {
+                // A newer version: what failed may do now.
+                Ok(()) => tried = None,
+                Err(_) => return,
+            },
+        }
+        let now = Instant::now();
+        let is_ready = ready();
+        if is_ready {
+            last_ready = now;
+        }
+        if !is_ready && now < last_ready + GRACE {
+            continue;
+        }
+        let Some(node) = own.borrow_and_update().clone() else {
+            continue;
+        };
+        let steps = steps(&node, is_ready);
+        if steps.is_empty() || tried.is_some_and(|tried| now < tried + RETRY) {
+            continue;
+        }
+        tried = Some(now);
+        for step in steps {
+            match carry_out(&api.client, &name, &node, &step).await {
+                Ok(()) => {
+                    info!("{}", step.said());
+                    failure = None;
+                }
+                // The watch brings a newer version.
+                Err(kube::Error::Api(status)) if status.code == 409 => break,
+                Err(error) => {
+                    let text = format!("cannot {}: {error}", step.asked());
+                    if failure.as_ref() != Some(&text) {
+                        warn!("{text}");
+                    }
+                    failure = Some(text);
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// A change of the Node.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    /// The whole list, and whether the taint is in it.
+    Taints(Vec<Taint>, bool),
+    Condition,
+}
+
+impl Step {
+    fn asked(&self) -> String {
+        match self {
+            Self::Taints(_, true) => format!("set the node's taint {TAINT}"),
+            Self::Taints(_, false) => format!("remove the node's taint {TAINT}"),
+            Self::Condition => format!("set the node's condition {CONDITION}"),
+        }
+    }
+
+    fn said(&self) -> String {
+        match self {
+            Self::Taints(_, true) => format!("the node has the taint {TAINT}: no new pods come"),
+            Self::Taints(_, false) => format!("the node is without the taint {TAINT}"),
+            Self::Condition => format!("the node's condition {CONDITION} is False"),
+        }
+    }
+}
+
+/// What the Node lacks to say that the agent is ready, or is not.
+fn steps(node: &OwnNode, ready: bool) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let ours = |taint: &&Taint| taint.key == TAINT;
+    match (node.taints.iter().find(ours), ready) {
+        (Some(_), true) => {
+            let others = node.taints.iter().filter(|taint| !ours(taint));
+            steps.push(Step::Taints(others.cloned().collect(), false));
+        }
+        (None, false) => {
+            let mut taints = node.taints.clone();
+            taints.push(Taint {
+                key: TAINT.into(),
+                effect: EFFECT.into(),
+                ..Taint::default()
+            });
+            steps.push(Step::Taints(taints, true));
+        }
+        _ => {}
+    }
+    let available = |(status, reason): &(String, String)| status == "False" && reason == REASON;
+    if ready && !node.network_unavailable.as_ref().is_some_and(available) {
+        // After the taint, which needs the version that this changes.
+        steps.push(Step::Condition);
+    }
+    steps
+}
+
+async fn carry_out(client: &Client, name: &str, node: &OwnNode, step: &Step) -> kube::Result<()> {
+    let nodes = Request::new("/api/v1/nodes");
+    let params = PatchParams::default();
+    let request = match step {
+        Step::Taints(taints, _) => {
+            let patch = Patch::Merge(taints_patch(&node.resource_version, taints));
+            nodes.patch(name, &params, &patch)
+        }
+        // Conditions are merged by their type.
+        Step::Condition => {
+            let patch = Patch::Strategic(condition_patch(Timestamp::now()));
+            nodes.patch_subresource("status", name, &params, &patch)
+        }
+    };
+    let request = request.map_err(kube::Error::BuildRequest)?;
+    match timeout(DEADLINE, client.request::<ApiNode>(request)).await {
+        Ok(patched) => patched.map(|_| ()),
+        Err(_) => Err(kube::Error::Service("no answer".into())),
+    }
+}
+
+/// With the version that was read, so that nobody's change is lost.
+fn taints_patch(version: &str, taints: &[Taint]) -> Value {
+    json!({
+        "metadata": { "resourceVersion": version },
+        "spec": { "taints": taints },
+    })
+}
+
+fn condition_patch(now: Timestamp) -> Value {
+    let now = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    json!({ "status": { "conditions": [{
+        "type": CONDITION,
+        "status": "False",
+        "reason": REASON,
+        "message": "pods of this node have their network from Sinabro",
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": now,
+    }] } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(taints: &[(&str, &str)], condition: Option<(&str, &str)>) -> OwnNode {
+        let taint = |(key, effect): &(&str, &str)| Taint {
+            key: key.to_string(),
+            effect: effect.to_string(),
+            ..Taint::default()
+        };
+        OwnNode {
+            uid: "u".into(),
+            resource_version: "7".into(),
+            taints: taints.iter().map(taint).collect(),
+            network_unavailable: condition.map(|(s, r)| (s.into(), r.into())),
+        }
+    }
+
+    const UP: Option<(&str, &str)> = Some(("False", REASON));
+
+    fn keys(steps: &[Step]) -> Vec<(Vec<&str>, bool)> {
+        let taints = |step| match step {
+            &Step::Taints(ref taints, ours) => {
+                Some((taints.iter().map(|t| t.key.as_str()).collect(), ours))
+            }
+            Step::Condition => None,
+        };
+        steps.iter().filter_map(taints).collect()
+    }
+
+    #[test]
+    fn ready_removes_the_taint_alone_and_sets_the_condition() {
+        let registered = node(
+            &[("a", "NoExecute"), (TAINT, "NoSchedule"), ("b", "")],
+            None,
+        );
+        let steps = steps(&registered, true);
+        assert_eq!(steps[1], Step::Condition);
+        assert_eq!(keys(&steps), [(vec!["a", "b"], false)]);
+    }
+
+    #[test]
+    fn not_ready_adds_the_taint_once_and_leaves_the_condition() {
+        let plain = node(&[("a", "NoExecute")], None);
+        assert_eq!(keys(&steps(&plain, false)), [(vec!["a", TAINT], true)]);
+        assert_eq!(steps(&plain, false).len(), 1);
+        assert!(steps(&node(&[(TAINT, "NoSchedule")], None), false).is_empty());
+    }
+
+    #[test]
+    fn a_node_as_it_should_be_is_left_alone() {
+        assert!(steps(&node(&[("a", "")], UP), true).is_empty());
+        for other in [("True", "NoRouteCreated"), ("False", "RouteCreated")] {
+            assert_eq!(steps(&node(&[], Some(other)), true), [Step::Condition]);
+        }
+    }
+
+    #[test]
+    fn taints_are_replaced_as_they_were_read_and_in_that_version_only() {
+        let text =
+            r#"{"key":"k","effect":"NoExecute","value":"v","timeAdded":"2026-01-01T00:00:00Z"}"#;
+        let taint: Taint = serde_json::from_str(text).unwrap();
+        let patch = taints_patch("7", &[taint]);
+        assert_eq!(patch["metadata"]["resourceVersion"], "7");
+        let back: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(patch["spec"]["taints"][0], back);
+    }
+}

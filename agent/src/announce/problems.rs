@@ -1,0 +1,111 @@
+//! What is wrong with the node becomes Events on its Node.
+//!
+//! A problem is told once it has lasted [`LASTING`], for many are over in a moment, and again
+//! every [`AGAIN`] for as long as it lasts, for the API server forgets Events in an hour.
+
+use super::Announcer;
+use crate::{api::status::NodeStatus, apply::OverlayStatus};
+use std::{collections::BTreeMap, time::Duration};
+use tokio::{
+    sync::watch,
+    time::{Instant, MissedTickBehavior, interval},
+};
+
+const LOOK: Duration = Duration::from_secs(1);
+const LASTING: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_secs(900);
+
+/// Reason and note.
+type Problem = (&'static str, String);
+
+/// Tells the problems of node and overlay as they come, for ever.
+pub async fn tell(
+    announcer: Announcer,
+    node: watch::Receiver<NodeStatus>,
+    overlay: watch::Receiver<OverlayStatus>,
+) {
+    let mut looks = interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut due = Due::default();
+    loop {
+        looks.tick().await;
+        let problems = problems(&node.borrow(), &overlay.borrow());
+        for (reason, note) in due.next(problems, Instant::now()) {
+            announcer.node_event(reason, note);
+        }
+    }
+}
+
+fn problems(node: &NodeStatus, overlay: &OverlayStatus) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    if let Some(problem) = &node.problem {
+        problems.push(("NodeNotUsable", problem.clone()));
+        // Without the node's own entry there is no overlay, for the same reason.
+        if node.state.is_none() {
+            return problems;
+        }
+    }
+    let overlay = overlay.problems.iter();
+    problems.extend(overlay.map(|problem| ("OverlayFailed", problem.clone())));
+    problems
+}
+
+/// When each problem is to be told.
+#[derive(Default)]
+struct Due(BTreeMap<Problem, Instant>);
+
+impl Due {
+    /// Those that are to be told now.
+    fn next(&mut self, problems: Vec<Problem>, now: Instant) -> Vec<Problem> {
+        self.0.retain(|known, _| problems.contains(known));
+        let mut tell = Vec::new();
+        for problem in problems {
+            let due = self.0.entry(problem.clone()).or_insert(now + LASTING);
+            if *due <= now {
+                *due = now + AGAIN;
+                tell.push(problem);
+            }
+        }
+        tell
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_is_told_when_it_lasts_and_again_only_after_long() {
+        let mut due = Due::default();
+        let start = Instant::now();
+        let bad = || vec![("NodeNotUsable", "no pod CIDR".to_owned())];
+        let second = Duration::from_secs(1);
+        assert!(due.next(bad(), start).is_empty());
+        assert!(due.next(bad(), start + LASTING - second).is_empty());
+        assert_eq!(due.next(bad(), start + LASTING), bad());
+        for n in 1..AGAIN.as_secs() as u32 {
+            assert!(due.next(bad(), start + LASTING + second * n).is_empty());
+        }
+        assert_eq!(due.next(bad(), start + LASTING + AGAIN), bad());
+        // Gone and back: news, if it lasts.
+        assert!(due.next(Vec::new(), start + AGAIN * 2).is_empty());
+        assert!(due.next(bad(), start + AGAIN * 2).is_empty());
+        assert_eq!(due.next(bad(), start + AGAIN * 2 + LASTING), bad());
+    }
+
+    #[test]
+    fn a_node_that_is_not_known_is_told_once_not_as_an_overlay_that_fails_too() {
+        let overlay = OverlayStatus {
+            problems: vec!["vxlan".into()],
+            ..OverlayStatus::default()
+        };
+        let node = NodeStatus {
+            state: None,
+            problem: Some("no pod CIDR".into()),
+        };
+        let found = problems(&node, &overlay);
+        assert_eq!(found, [("NodeNotUsable", "no pod CIDR".to_owned())]);
+        let found = problems(&NodeStatus::default(), &overlay);
+        assert_eq!(found, [("OverlayFailed", "vxlan".to_owned())]);
+    }
+}
