@@ -29,7 +29,7 @@ pub struct Image {
     pub user: String,
 }
 
-const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Something in an image's only layer.
 #[derive(Clone, Debug)]

@@ -1,25 +1,38 @@
 //! `cargo xtask build`: static release binaries in target/dist.
 
 use crate::{
+    arch::Arch,
     setup, ui,
-    workspace::{Rustc, cargo_with_ebpf, dist, run as show, target},
+    workspace::{cargo_with_ebpf, dist, run as show, target},
 };
 use anyhow::{Context as _, Result, bail, ensure};
-use std::{fs, path::Path, process::ExitCode};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 /// Programs and the packages that make them.
-const PROGRAMS: [(&str, &str); 3] = [
+pub const PROGRAMS: [(&str, &str); 3] = [
     ("sinabro", "sinabro-cni"),
     ("sinabro-agent", "sinabro-agent"),
     ("sinabroctl", "sinabro-agent"),
 ];
 
-pub fn run() -> Result<ExitCode> {
-    setup::ensure(setup::BUILD)?;
-    release()?;
+#[derive(clap::Args)]
+pub struct Options {
+    /// Build for this architecture, into a directory of its own in target/dist [default: this
+    /// machine's]
+    #[arg(long)]
+    arch: Option<Arch>,
+}
+
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let arch = options.arch.map_or_else(Arch::host, Ok)?;
+    let dir = release_for(arch)?;
     let mut rows = vec![vec!["program".to_string(), "bytes".into(), "linked".into()]];
     for (name, _) in PROGRAMS {
-        let path = dist().join(name);
+        let path = dir.join(name);
         let size = fs::metadata(&path)?.len();
         rows.push(vec![
             path.display().to_string(),
@@ -31,33 +44,48 @@ pub fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Builds the programs; cargo shows its own progress and does nothing twice.
+/// Builds the programs for this machine.
 pub fn release() -> Result<()> {
-    let rustc = Rustc::find()?;
+    release_for(Arch::host()?).map(drop)
+}
+
+/// Builds the programs, bringing what that needs, and returns where they are; cargo shows its
+/// own progress and does nothing twice.
+pub fn release_for(arch: Arch) -> Result<PathBuf> {
+    setup::ensure(setup::BUILD)?;
+    let triple = arch.rust_target();
     // With an explicit target these flags stay away from build scripts and macros, which
     // cannot be static.
-    let flags = format!(
-        "CARGO_TARGET_{}_RUSTFLAGS",
-        rustc.host.to_uppercase().replace('-', "_")
-    );
+    let variable = |name: &str| {
+        let triple = triple.to_uppercase().replace('-', "_");
+        format!("CARGO_TARGET_{triple}_{name}")
+    };
     let mut command = cargo_with_ebpf();
     command
-        .args(["build", "--release", "--target", &rustc.host])
-        .env(flags, "-C target-feature=+crt-static")
+        .args(["build", "--release", "--target", triple])
+        .env(variable("RUSTFLAGS"), "-C target-feature=+crt-static")
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
+    if !arch.is_host() {
+        setup::ensure(&[setup::Need::RustStd(arch), setup::Need::CrossCompiler(arch)])?;
+        command.env(variable("LINKER"), arch.cross_compiler());
+    }
     for (name, package) in PROGRAMS {
         command.args(["--package", package, "--bin", name]);
     }
     show(&mut command).context("cannot build the release binaries")?;
 
-    fs::create_dir_all(dist()).with_context(|| format!("cannot make {}", dist().display()))?;
+    let dir = match arch.is_host() {
+        true => dist(),
+        false => dist().join(arch.name()),
+    };
+    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     for (name, _) in PROGRAMS {
-        let built = target().join(&rustc.host).join("release").join(name);
-        check_static(&built)?;
-        install(&built, &dist().join(name))?;
+        let built = target().join(triple).join("release").join(name);
+        check_static(&built, arch)?;
+        install(&built, &dir.join(name))?;
     }
-    Ok(())
+    Ok(dir)
 }
 
 /// Programs as a debug build makes them, for tests; in `target/debug`.
@@ -85,9 +113,14 @@ fn install(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// A static program asks for no dynamic loader: no PT_INTERP among its program headers (elf(5)).
-fn check_static(path: &Path) -> Result<()> {
+fn check_static(path: &Path, arch: Arch) -> Result<()> {
     const PT_INTERP: u32 = 3;
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    ensure!(
+        bytes.get(18..20) == Some(arch.elf_machine().to_le_bytes().as_slice()),
+        "{} is no program for {arch}",
+        path.display()
+    );
     let headers = program_header_types(&bytes)
         .with_context(|| format!("{} is not a 64-bit little-endian ELF file", path.display()))?;
     if headers.contains(&PT_INTERP) {
@@ -123,10 +156,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dynamic_program_is_told_from_a_static_one() {
+    fn a_dynamic_program_and_one_for_another_machine_are_refused() {
         // Tests themselves are linked dynamically.
         let path = std::env::current_exe().unwrap();
-        assert!(check_static(&path).is_err());
+        let host = Arch::host().unwrap();
+        let refused = |arch| check_static(&path, arch).unwrap_err().to_string();
+        assert!(refused(host).ends_with("is linked dynamically"));
+        let other = [Arch::Amd64, Arch::Arm64].into_iter().find(|a| *a != host);
+        assert!(refused(other.unwrap()).contains("is no program for"));
         assert!(program_header_types(b"\x7fELF\x02\x01 cut short").is_none());
         assert!(program_header_types(b"#!/bin/sh").is_none());
     }

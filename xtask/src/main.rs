@@ -1,12 +1,17 @@
 //! `cargo xtask`: everything that is done to the project, one file per command.
 
+mod arch;
 #[allow(dead_code)]
 mod archive;
 mod bench;
 mod build;
+mod chart;
 mod debian;
 mod demo;
+#[allow(dead_code)]
+mod image;
 mod interrupt;
+mod manifest;
 mod report;
 mod residue;
 mod root;
@@ -35,7 +40,7 @@ enum Command {
     Setup(setup::Options),
     /// Build the static release binaries into target/dist
     #[command(visible_alias = "dist")]
-    Build,
+    Build(build::Options),
     /// Make two nodes on this machine and show pods talking to each other, to the nodes and to
     /// the outside
     Demo(demo::Options),
@@ -43,6 +48,10 @@ enum Command {
     Test(test::Options),
     /// Measure against the plugins that others use
     Bench(bench::Options),
+    /// Write the image's archive, target/dist/sinabro-image.tar
+    Image(image::Options),
+    /// Check that the Helm chart renders to the objects of deploy/sinabro.yaml
+    Chart,
     /// List links, namespaces, pins, cgroups, mounts, files and processes of Sinabro on this
     /// machine; exit code 1 if there are any
     Residue,
@@ -51,10 +60,12 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Setup(options) => setup::run(&options),
-        Command::Build => build::run(),
+        Command::Build(options) => build::run(&options),
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Bench(options) => bench::run(&options),
+        Command::Image(options) => image::run(&options),
+        Command::Chart => chart::run(),
         Command::Residue => residue::run(),
     };
     result.unwrap_or_else(|error| {

@@ -3,6 +3,7 @@
 //! Every other command calls [`ensure`] for just what that command needs.
 
 use crate::{
+    arch::Arch,
     debian, ui,
     workspace::{self, Rustc, output, run as show, which},
 };
@@ -33,6 +34,10 @@ pub enum Need {
     Iperf3,
     /// The plugins that ours is compared with.
     ReferencePlugins,
+    /// The compiled standard library of another architecture.
+    RustStd(Arch),
+    /// A C compiler and a C library for another architecture.
+    CrossCompiler(Arch),
 }
 
 pub const BUILD: &[Need] = &[Need::RustSrc, Need::BpfLinker, Need::StaticLibc];
@@ -79,7 +84,8 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
         .collect();
     let packages: Vec<&str> = missing
         .iter()
-        .filter_map(|need| need.debian_package())
+        .flat_map(|need| need.debian_packages())
+        .copied()
         .collect();
     if !packages.is_empty() {
         debian::install(&packages)?;
@@ -88,7 +94,8 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
         match need {
             Need::RustSrc => install_rust_src(&rustc)?,
             Need::BpfLinker => install_bpf_linker()?,
-            Need::StaticLibc | Need::Iperf3 | Need::ReferencePlugins => {}
+            Need::RustStd(arch) => install_rust_std(*arch)?,
+            Need::StaticLibc | Need::Iperf3 | Need::ReferencePlugins | Need::CrossCompiler(_) => {}
         }
     }
     for need in missing {
@@ -107,6 +114,8 @@ impl Need {
             Self::StaticLibc => "static libc",
             Self::Iperf3 => "iperf3",
             Self::ReferencePlugins => "ptp, host-local",
+            Self::RustStd(_) => "foreign rust-std",
+            Self::CrossCompiler(_) => "cross compiler",
         }
     }
 
@@ -124,11 +133,11 @@ impl Need {
                 let version = output(Command::new(&linker).arg("--version")).ok()?;
                 return Some(format!("{} ({version})", linker.display()));
             }
-            Self::StaticLibc => {
-                which("cc")?;
-                // Prints the bare name if it has none.
-                let path = output(Command::new("cc").arg("-print-file-name=libc.a")).ok()?;
-                PathBuf::from(path).canonicalize().ok()?
+            Self::StaticLibc => static_libc("cc")?,
+            Self::CrossCompiler(arch) => static_libc(arch.cross_compiler())?,
+            Self::RustStd(arch) => {
+                let lib = rustc.sysroot.join("lib/rustlib").join(arch.rust_target());
+                lib.join("lib").canonicalize().ok()?
             }
             Self::Iperf3 => which("iperf3")?,
             Self::ReferencePlugins => reference_plugins()?,
@@ -136,14 +145,24 @@ impl Need {
         Some(found.display().to_string())
     }
 
-    fn debian_package(self) -> Option<&'static str> {
+    fn debian_packages(self) -> &'static [&'static str] {
         match self {
-            Self::RustSrc | Self::BpfLinker => None,
-            Self::StaticLibc => Some("build-essential"),
-            Self::Iperf3 => Some("iperf3"),
-            Self::ReferencePlugins => Some("containernetworking-plugins"),
+            Self::RustSrc | Self::BpfLinker | Self::RustStd(_) => &[],
+            Self::StaticLibc => &["build-essential"],
+            Self::Iperf3 => &["iperf3"],
+            Self::ReferencePlugins => &["containernetworking-plugins"],
+            Self::CrossCompiler(Arch::Amd64) => &["gcc-x86-64-linux-gnu", "libc6-dev-amd64-cross"],
+            Self::CrossCompiler(Arch::Arm64) => &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
         }
     }
+}
+
+/// The C library that this compiler links static programs with.
+fn static_libc(compiler: &str) -> Option<PathBuf> {
+    let compiler = which(compiler)?;
+    // Prints the bare name if it has none.
+    let path = output(Command::new(compiler).arg("-print-file-name=libc.a")).ok()?;
+    PathBuf::from(path).canonicalize().ok()
 }
 
 /// Directory with the plugins `ptp` and `host-local`.
@@ -217,6 +236,34 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
         bail!("{} has no Cargo.lock", from.display());
     }
     Ok(())
+}
+
+/// A compiled standard library fits only the compiler that made it: rustup's is the only one that
+/// fits rustup's compiler.
+fn install_rust_std(arch: Arch) -> Result<()> {
+    let triple = arch.rust_target();
+    let step = ui::step(format!("installing rust-std for {triple} by rustup"));
+    let added = which("rustup")
+        .context("there is no rustup")
+        .and_then(|rustup| {
+            output(
+                Command::new(rustup)
+                    .args(["target", "add", triple])
+                    .current_dir(workspace::root()),
+            )
+        });
+    match added {
+        Ok(_) => {
+            step.done_in_time();
+            Ok(())
+        }
+        Err(error) => {
+            step.clear();
+            Err(error).with_context(|| {
+                format!("Rust's standard library for {triple} is missing: `rustup target add {triple}` brings it")
+            })
+        }
+    }
 }
 
 fn install_bpf_linker() -> Result<()> {
