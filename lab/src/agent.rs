@@ -1,6 +1,7 @@
 //! The agent's process on a node.
 
 use crate::{
+    confinement::confine,
     namespace::ended,
     node::{LOG_FILE, NODES_FILE, Node},
 };
@@ -27,7 +28,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    pub(crate) fn start(node: &Node, flags: &[&str]) -> Result<Self> {
+    /// With `capabilities` it has only those, and a read-only root and /proc/sys.
+    pub(crate) fn start(node: &Node, flags: &[&str], capabilities: Option<&[u8]>) -> Result<Self> {
         let path = node.namespace().path(LOG_FILE);
         let log = OpenOptions::new()
             .create(true)
@@ -45,6 +47,9 @@ impl Agent {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
+        if let Some(capabilities) = capabilities {
+            confine(&mut command, capabilities);
+        }
         Ok(Self {
             child: node.namespace().spawn(command)?,
             node: node.name().to_string(),

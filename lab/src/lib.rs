@@ -9,6 +9,7 @@
 //!
 //! - [`namespace`], [`holder`]: a machine, and ways to run things inside;
 //! - [`lab`]: the drawing above; [`node`], [`agent`], [`pod`], [`cni`]: what is on a node;
+//! - [`confinement`]: programs that may do no more than in an unprivileged container;
 //! - [`traffic`]: what is sent between them;
 //! - [`checks`], [`measures`]: what must hold and how well, for the demo and the tests alike;
 //! - [`residue`]: what is left behind on the machine, which must be nothing.
@@ -19,6 +20,7 @@
 pub mod agent;
 pub mod checks;
 pub mod cni;
+pub mod confinement;
 pub mod holder;
 pub mod lab;
 pub mod measures;

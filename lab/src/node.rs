@@ -147,11 +147,20 @@ impl Node {
 
     /// Starts the agent with further flags.
     pub fn start_agent_with(&self, flags: &[&str]) -> Result<()> {
+        self.start(flags, None)
+    }
+
+    /// Starts the agent as in an unprivileged container that has these capabilities.
+    pub fn start_confined_agent(&self, flags: &[&str], capabilities: &[u8]) -> Result<()> {
+        self.start(flags, Some(capabilities))
+    }
+
+    fn start(&self, flags: &[&str], capabilities: Option<&[u8]>) -> Result<()> {
         let mut agent = locked(&self.agent);
         if agent.is_some() {
             bail!("the agent of {} is running", self.name());
         }
-        *agent = Some(Agent::start(self, flags)?);
+        *agent = Some(Agent::start(self, flags, capabilities)?);
         Ok(())
     }
 
