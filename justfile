@@ -15,6 +15,18 @@ build:
 demo *arguments:
     cargo xtask demo {{arguments}}
 
+# The image, target/dist/sinabro-image.tar
+image *arguments:
+    cargo xtask image {{arguments}}
+
+# The agent in a kind cluster, which is made if there is none; again after changes
+deploy-agent:
+    cargo xtask deploy-agent
+
+# Whether the Helm chart says what deploy/sinabro.yaml says
+chart:
+    cargo xtask chart
+
 # Every test
 test *arguments:
     cargo xtask test {{arguments}}

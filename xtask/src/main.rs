@@ -8,7 +8,7 @@ mod build;
 mod chart;
 mod debian;
 mod demo;
-#[allow(dead_code)]
+mod deploy;
 mod image;
 mod interrupt;
 mod manifest;
@@ -52,6 +52,8 @@ enum Command {
     Image(image::Options),
     /// Check that the Helm chart renders to the objects of deploy/sinabro.yaml
     Chart,
+    /// Put the agent, as the sources are, into a kind cluster, which is made if there is none
+    DeployAgent,
     /// List links, namespaces, pins, cgroups, mounts, files and processes of Sinabro on this
     /// machine; exit code 1 if there are any
     Residue,
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Image(options) => image::run(&options),
         Command::Chart => chart::run(),
+        Command::DeployAgent => deploy::run(),
         Command::Residue => residue::run(),
     };
     result.unwrap_or_else(|error| {
