@@ -22,6 +22,8 @@ pub mod ipam;
 pub mod node;
 pub mod plan;
 pub mod run;
+#[cfg(test)]
+mod stand_in;
 pub mod state_file;
 pub mod telemetry;
 pub mod watch;

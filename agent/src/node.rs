@@ -132,6 +132,15 @@ impl NodeState {
         })
     }
 
+    /// Whether only what follows from the other nodes differs.
+    pub fn same_but_for_peers(&self, other: &Self) -> bool {
+        let other = Self {
+            non_masquerade: self.non_masquerade.clone(),
+            ..other.clone()
+        };
+        *self == other
+    }
+
     /// What the programs read.
     pub fn config(&self, settings: &Settings, ports: (u16, u16)) -> NodeConfig {
         let masquerade = match self.masquerade_v4 {

@@ -311,6 +311,10 @@ async fn follow_node(mut task: NodeTask) -> anyhow::Result<()> {
                     return Ok(Arc::new(state));
                 }
                 apply_node(&settings, &datapath, &endpoints, ports, &state)?;
+                // Peers come and go without a word from here.
+                if !before.is_some_and(|before| before.same_but_for_peers(&state)) {
+                    log_node(&state);
+                }
                 Ok(Arc::new(state))
             });
             match applied.await.context("applying the node's state failed")? {
@@ -370,9 +374,6 @@ fn apply_node(
     for uplink in &state.uplinks {
         node::accept_ra(&uplink.name)?;
     }
-    for warning in &state.warnings {
-        tracing::warn!("{warning}");
-    }
     let outside = endpoints.ipam.set_ranges(&state.pod_cidrs)?;
     if !outside.is_empty() {
         tracing::warn!(
@@ -390,6 +391,13 @@ fn apply_node(
     datapath
         .set_uplinks(&indexes(state))
         .context("cannot attach to the uplink")?;
+    Ok(())
+}
+
+fn log_node(state: &NodeState) {
+    for warning in &state.warnings {
+        tracing::warn!("{warning}");
+    }
     tracing::info!(
         uplinks = ?state.uplinks.iter().map(|u| &u.name).collect::<Vec<_>>(),
         mtu = state.mtu,
@@ -397,7 +405,6 @@ fn apply_node(
         masquerade = ?state.masquerade_v4,
         "node ready"
     );
-    Ok(())
 }
 
 /// Runs the overlay over one uplink, and passes its status on.

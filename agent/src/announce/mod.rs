@@ -84,3 +84,72 @@ impl Announcer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stand_in::{Answer, StandIn};
+    use serde_json::Value;
+
+    fn pod() -> PodRef {
+        PodRef {
+            namespace: "shop".into(),
+            name: "cart-0".into(),
+            uid: "7".into(),
+        }
+    }
+
+    async fn started() -> (StandIn, Announcer, JoinHandle<()>) {
+        let server = StandIn::start().await;
+        let (_, own) = watch::channel(None);
+        let api = server.api().await;
+        let (announcer, task) = Announcer::start(&api, "n1".into(), own);
+        (server, announcer, task)
+    }
+
+    #[tokio::test]
+    async fn a_full_range_is_told_on_the_node_and_on_the_pod() {
+        let (mut server, announcer, _task) = started().await;
+        let full = ApiError::new(ErrorCode::RangeFull, "pod range 10.0.0.0/24 is full");
+        for _ in 0..2 {
+            server.answer(Answer::Whole(201, "{}".into()));
+        }
+        // A repetition is not told again.
+        announcer.refused(&pod(), &full);
+        announcer.refused(&pod(), &full);
+        announcer.pod_event(&pod(), "Last", "end");
+        let mut told = Vec::new();
+        for _ in 0..3 {
+            let (request, body) = server.request().await;
+            let body: Value = serde_json::from_str(&body).unwrap();
+            let text = |field: &Value| field.as_str().unwrap_or_default().to_owned();
+            let path = request.split('?').next().unwrap_or_default().to_owned();
+            told.push((path, text(&body["reason"]), text(&body["note"])));
+            assert_eq!(body["type"], "Warning");
+            assert_eq!(body["reportingController"], "sinabro-agent");
+            assert_eq!(body["reportingInstance"], "n1");
+        }
+        let path = |ns: &str| format!("POST /apis/events.k8s.io/v1/namespaces/{ns}/events");
+        let full = "pod range 10.0.0.0/24 is full";
+        let on_pod = format!("the pod gets no network: {full}");
+        let reason = || "AddressRangeFull".to_owned();
+        assert_eq!(told[0], (path("default"), reason(), full.to_owned()));
+        assert_eq!(told[1], (path("shop"), reason(), on_pod));
+        assert_eq!(told[2].1, "Last");
+    }
+
+    #[tokio::test]
+    async fn telling_never_waits_and_patience_is_no_news() {
+        let (mut server, announcer, _task) = started().await;
+        announcer.refused(&pod(), &ApiError::new(ErrorCode::NotReady, "not yet"));
+        announcer.pod_event(&PodRef::default(), "NotOfKubernetes", "x");
+        // The server takes the first and answers none: the others are held, or dropped.
+        for n in 0..WAITING * 10 {
+            announcer.node_event("Many", format!("problem {n}"));
+        }
+        let (_, body) = server.request().await;
+        assert!(body.contains("problem 0"), "{body}");
+        // Never started: there is nobody to tell.
+        Announcer::default().node_event("Reason", "note");
+    }
+}

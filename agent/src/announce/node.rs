@@ -195,6 +195,8 @@ fn condition_patch(now: Timestamp) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stand_in::{Answer, StandIn};
+    use tokio::task::AbortHandle;
 
     fn node(taints: &[(&str, &str)], condition: Option<(&str, &str)>) -> OwnNode {
         let taint = |(key, effect): &(&str, &str)| Taint {
@@ -258,5 +260,82 @@ mod tests {
         assert_eq!(patch["metadata"]["resourceVersion"], "7");
         let back: Value = serde_json::from_str(text).unwrap();
         assert_eq!(patch["spec"]["taints"][0], back);
+    }
+
+    /// [`keep`] with a server, and what the Node is.
+    async fn keeping(
+        own: Option<OwnNode>,
+        ready: bool,
+    ) -> (StandIn, watch::Sender<Option<OwnNode>>, AbortHandle) {
+        let server = StandIn::start().await;
+        let (sender, own) = watch::channel(own);
+        let keeping = keep(server.api().await, "n1".into(), own, move || ready);
+        let task = tokio::spawn(keeping).abort_handle();
+        (server, sender, task)
+    }
+
+    fn patched() -> Answer {
+        Answer::Whole(200, json!({"metadata": {"name": "n1"}}).to_string())
+    }
+
+    #[tokio::test]
+    async fn a_conflict_is_tried_again_with_the_version_that_won() {
+        let first = node(&[(TAINT, "NoSchedule")], UP);
+        let (mut server, own, task) = keeping(Some(first.clone()), true).await;
+        server.fail(409, "the object has been modified");
+        let (request, body) = server.request().await;
+        assert!(request.starts_with("PATCH /api/v1/nodes/n1?"), "{request}");
+        let body: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(body, taints_patch("7", &[]));
+
+        let other = [("other", "NoExecute"), (TAINT, "NoSchedule")];
+        let newer = OwnNode {
+            resource_version: "8".into(),
+            ..node(&other, UP)
+        };
+        server.answer(patched());
+        own.send_replace(Some(newer.clone()));
+        let (_, body) = server.request().await;
+        let body: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(body, taints_patch("8", &newer.taints[..1]));
+        task.abort();
+    }
+
+    #[tokio::test]
+    async fn what_is_refused_is_tried_again_and_the_condition_is_merged() {
+        let (mut server, _own, task) = keeping(Some(node(&[], None)), true).await;
+        server.fail(403, "not allowed");
+        server.answer(Answer::Reset);
+        server.answer(patched());
+        for _ in 0..3 {
+            let (request, body) = server.request().await;
+            assert!(
+                request.starts_with("PATCH /api/v1/nodes/n1/status?"),
+                "{request}"
+            );
+            let body: Value = serde_json::from_str(&body).unwrap();
+            let condition = &body["status"]["conditions"][0];
+            assert_eq!(condition["type"], "NetworkUnavailable");
+            assert_eq!(condition["status"], "False");
+            assert_eq!(condition["reason"], "SinabroIsUp");
+        }
+        task.abort();
+    }
+
+    #[tokio::test]
+    async fn a_node_that_comes_late_gets_the_taint_of_an_agent_that_is_not_ready() {
+        let (mut server, own, task) = keeping(None, false).await;
+        server.answer(patched());
+        own.send_replace(Some(node(&[], None)));
+        let began = Instant::now();
+        let (_, body) = server.request().await;
+        let body: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(body["spec"]["taints"][0]["key"], TAINT);
+        assert_eq!(body["spec"]["taints"][0]["effect"], "NoSchedule");
+        assert!(
+            began.elapsed() + LOOK >= GRACE,
+            "a moment's failure is nobody's business"
+        );
+        task.abort();
     }
 }

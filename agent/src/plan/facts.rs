@@ -72,7 +72,7 @@ impl Node {
     }
 
     /// What is wrong with the entry by itself.
-    fn check(&self) -> Result<(), NodeProblem> {
+    pub(super) fn check(&self) -> Result<(), NodeProblem> {
         if self.addresses.is_empty() {
             return Err(NodeProblem::NoAddress);
         }
@@ -94,7 +94,7 @@ impl Node {
     }
 
     /// What this entry claims although `other`, which comes first, has it.
-    fn conflict(&self, other: &Self) -> Result<(), NodeProblem> {
+    pub(super) fn conflict(&self, other: &Self) -> Result<(), NodeProblem> {
         for &address in &self.addresses {
             if other.addresses.contains(&address) {
                 return Err(NodeProblem::DuplicateAddress(address, other.name.clone()));
@@ -128,6 +128,7 @@ impl Facts {
     /// others. `first` is judged like any other node, but before them.
     pub fn usable(&self, first: &str) -> (Vec<&Node>, BTreeMap<&str, NodeProblem>) {
         let mut usable: Vec<&Node> = Vec::with_capacity(self.nodes.len());
+        let mut claims = Claims::default();
         let unreadable = self.unreadable.iter();
         let mut problems: BTreeMap<_, _> = unreadable
             .map(|(name, why)| (name.as_str(), NodeProblem::Unreadable(why.clone())))
@@ -135,15 +136,60 @@ impl Facts {
         let own = self.nodes.get(first);
         let others = self.nodes.values().filter(|node| node.name != first);
         for node in own.into_iter().chain(others) {
-            let before = |()| usable.iter().try_for_each(|other| node.conflict(other));
+            let before = |()| match claims.first_conflict(node) {
+                Some(other) => node.conflict(usable[other]),
+                None => Ok(()),
+            };
             match node.check().and_then(before) {
-                Ok(()) => usable.push(node),
+                Ok(()) => {
+                    claims.add(node, usable.len());
+                    usable.push(node);
+                }
                 Err(problem) => {
                     problems.insert(node.name.as_str(), problem);
                 }
             }
         }
         (usable, problems)
+    }
+}
+
+/// What sound nodes have, each with the node's place among them. Their ranges do not overlap, so
+/// one that holds an address is the last that begins at or before it.
+#[derive(Default)]
+struct Claims {
+    addresses: BTreeMap<IpAddr, usize>,
+    /// By their first address.
+    ranges: BTreeMap<IpAddr, (IpNet, usize)>,
+}
+
+impl Claims {
+    fn add(&mut self, node: &Node, place: usize) {
+        let addresses = node.addresses.iter();
+        self.addresses.extend(addresses.map(|&a| (a, place)));
+        let ranges = node.pod_cidrs.iter();
+        self.ranges
+            .extend(ranges.map(|&cidr| (cidr.network(), (cidr, place))));
+    }
+
+    /// The first node that has something which this one, sound by itself, claims: the one that
+    /// [`Node::conflict`] would find first if it were asked for each.
+    fn first_conflict(&self, node: &Node) -> Option<usize> {
+        let holder = |address: IpAddr| {
+            let (_, (cidr, place)) = self.ranges.range(..=address).next_back()?;
+            cidr.contains(&address).then_some(*place)
+        };
+        let of_addresses = node.addresses.iter().flat_map(|&address| {
+            let same = self.addresses.get(&address).copied();
+            same.into_iter().chain(holder(address))
+        });
+        let of_ranges = node.pod_cidrs.iter().flat_map(|&cidr| {
+            let all = cidr.network()..=cidr.broadcast();
+            let within = self.ranges.range(all.clone()).map(|(_, (_, place))| *place);
+            let held = self.addresses.range(all).map(|(_, place)| *place);
+            within.chain(held).chain(holder(cidr.network()))
+        });
+        of_addresses.chain(of_ranges).min()
     }
 }
 

@@ -237,7 +237,34 @@ fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(b) || b.contains(a)
 }
 
+/// [`Facts::usable`] by asking every node about every other.
+fn usable_one_by_one<'a>(facts: &'a Facts, first: &str) -> (Vec<&'a str>, Vec<(&'a str, String)>) {
+    let mut usable: Vec<&Node> = Vec::new();
+    let mut problems = Vec::new();
+    let own = facts.nodes.get(first);
+    let others = facts.nodes.values().filter(|node| node.name != first);
+    for node in own.into_iter().chain(others) {
+        let fit = |()| usable.iter().try_for_each(|other| node.conflict(other));
+        match node.check().and_then(fit) {
+            Ok(()) => usable.push(node),
+            Err(problem) => problems.push((node.name.as_str(), problem.to_string())),
+        }
+    }
+    problems.sort_unstable();
+    let names = usable.into_iter().map(|node| node.name.as_str());
+    (names.collect(), problems)
+}
+
 proptest! {
+    #[test]
+    fn the_index_of_claims_finds_what_asking_one_by_one_finds(nodes in vec(any_node(), 0..40)) {
+        let facts = Facts::new(nodes.into_iter().chain([sound_own()]));
+        let (usable, problems) = facts.usable("own");
+        let usable: Vec<_> = usable.into_iter().map(|node| node.name.as_str()).collect();
+        let problems: Vec<_> = problems.iter().map(|(n, p)| (*n, p.to_string())).collect();
+        prop_assert_eq!((usable, problems), usable_one_by_one(&facts, "own"));
+    }
+
     #[test]
     fn plans_hold_together(nodes in vec(any_node(), 0..14)) {
         let facts = Facts::new(nodes.into_iter().chain([sound_own()]));

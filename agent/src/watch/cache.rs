@@ -97,3 +97,83 @@ async fn write(path: PathBuf, mut latest: watch::Receiver<Option<Arc<Facts>>>) {
         sleep(PAUSE).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watch::nodes_parse;
+    use proptest::prelude::*;
+
+    fn facts(nodes: u8) -> Facts {
+        Facts::new((0..nodes).map(|n| Node {
+            name: format!("n{n}"),
+            addresses: vec![[192, 168, 0, n].into()],
+            pod_cidrs: vec![format!("10.244.{n}.0/24").parse().unwrap()],
+        }))
+    }
+
+    async fn written(path: &Path, facts: &Facts) {
+        let written = async {
+            while !read(path).is_ok_and(|kept| kept.as_ref() == Some(facts)) {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let written = tokio::time::timeout(Duration::from_secs(30), written);
+        written.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_latest_facts_are_kept_and_make_a_nodes_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nodes.json");
+        assert_eq!(load(&path).await, None);
+        let cache = Cache::new(path.clone());
+        for nodes in [3, 200, 7] {
+            cache.keep(Arc::new(facts(nodes)));
+        }
+        written(&path, &facts(7)).await;
+        let text = std::fs::read(&path).unwrap();
+        assert_eq!(nodes_parse::parse(&text).unwrap(), facts(7));
+        // What cannot be read of a Node is not kept.
+        let mut more = facts(8);
+        more.unreadable.insert("bad".into(), "why".into());
+        cache.keep(Arc::new(more));
+        written(&path, &facts(8)).await;
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_none_is_ignored_with_a_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nodes.json");
+        let whole = serde_json::to_vec(&facts(2).nodes.values().collect::<Vec<_>>()).unwrap();
+        for bytes in [
+            &b""[..],
+            b"{",
+            b"[{\"name\":\"a\"}]",
+            b"\xff",
+            &whole[..whole.len() - 1],
+        ] {
+            std::fs::write(&path, bytes).unwrap();
+            assert!(read(&path).is_err());
+            assert_eq!(load(&path).await, None);
+        }
+        std::fs::write(&path, whole).unwrap();
+        assert_eq!(load(&path).await, Some(facts(2)));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(read(&path).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_and_truncation_never_panic_or_invent_a_node(
+            garbage in proptest::collection::vec(any::<u8>(), 0..200),
+            cut in 0usize..300,
+        ) {
+            let _ = parse(&garbage);
+            let whole = serde_json::to_vec(&facts(3).nodes.values().collect::<Vec<_>>()).unwrap();
+            prop_assert!(parse(&whole[..cut.min(whole.len() - 1)]).is_err());
+        }
+    }
+}

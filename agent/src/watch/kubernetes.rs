@@ -327,8 +327,9 @@ impl Watcher {
                 }
                 Err(_) => return Err(WatchError::Silent),
             };
-            if event.is_err() || matches!(event, Ok(None)) {
-                // What was understood so far counts, and the next watch goes on behind it.
+            let over = matches!(event, Err(_) | Ok(None | Some(WatchEvent::Error(_))));
+            if over && changed.take().is_some() {
+                // The next watch goes on behind what was understood so far.
                 self.publish();
             }
             let event = match event {
@@ -336,6 +337,11 @@ impl Watcher {
                 Ok(None) => return Ok(()),
                 Err(kube::Error::SerdeError(error)) => {
                     warn!("passing over a change of a Node that cannot be read: {error}");
+                    continue;
+                }
+                // So kube calls an object that is no Node: every field of a status may be missing.
+                Err(kube::Error::Api(status)) if status.code == 0 => {
+                    warn!("passing over a change of a Node that is none");
                     continue;
                 }
                 Err(error) => return Err(error.into()),
@@ -368,10 +374,7 @@ impl Watcher {
                         *version = Some(mark.metadata.resource_version);
                     }
                 }
-                WatchEvent::Error(status) => {
-                    self.publish();
-                    return Err(WatchError::Refused(status));
-                }
+                WatchEvent::Error(status) => return Err(WatchError::Refused(status)),
             }
         }
     }
@@ -481,3 +484,6 @@ fn jitter(time: Duration) -> Duration {
     let random = RandomState::new().build_hasher().finish();
     time / 2 + time / 2 * (random % 1000) as u32 / 1000
 }
+
+#[cfg(test)]
+mod tests;

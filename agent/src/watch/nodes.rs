@@ -135,3 +135,74 @@ fn parse<T: FromStr>(text: &str, field: &str, what: &str) -> Result<T, String> {
     text.parse()
         .map_err(|_| format!("{field} `{shown}` is not {what}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    fn facts(spec: Value, addresses: &[(&str, &str)]) -> Result<Node, String> {
+        let address = |(kind, address): &(&str, &str)| json!({"type": kind, "address": address});
+        let addresses: Vec<_> = addresses.iter().map(address).collect();
+        let node = json!({
+            "metadata": {"name": "n1"},
+            "spec": spec,
+            "status": {"addresses": addresses},
+        });
+        facts_of(&serde_json::from_value(node).unwrap())
+    }
+
+    fn texts<T: ToString>(items: &[T]) -> Vec<String> {
+        items.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn internal_addresses_come_in_their_order_and_external_ones_only_without_them() {
+        let all = [
+            ("Hostname", "n1"),
+            ("ExternalIP", "203.0.113.1"),
+            ("InternalIP", "fd00::1"),
+            ("InternalIP", "192.168.0.1"),
+            ("InternalIP", "fd00::1"),
+        ];
+        let node = facts(json!({}), &all).unwrap();
+        assert_eq!(texts(&node.addresses), ["fd00::1", "192.168.0.1"]);
+        let node = facts(json!({}), &all[..2]).unwrap();
+        assert_eq!(texts(&node.addresses), ["203.0.113.1"]);
+        let node = facts(json!({}), &all[..1]).unwrap();
+        assert!(node.addresses.is_empty() && node.pod_cidrs.is_empty());
+    }
+
+    #[test]
+    fn both_ranges_are_taken_and_the_single_one_where_there_is_no_list() {
+        let spec = json!({"podCIDR": "10.0.1.0/24", "podCIDRs": ["10.0.1.0/24", "fd00:1::/64"]});
+        let node = facts(spec, &[]).unwrap();
+        assert_eq!(texts(&node.pod_cidrs), ["10.0.1.0/24", "fd00:1::/64"]);
+        let node = facts(json!({"podCIDR": "10.0.1.0/24"}), &[]).unwrap();
+        assert_eq!(texts(&node.pod_cidrs), ["10.0.1.0/24"]);
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_read_is_named() {
+        let why = facts(json!({"podCIDRs": ["10.0.1.0"]}), &[]).unwrap_err();
+        assert_eq!(
+            why,
+            "podCIDR `10.0.1.0` is not a prefix such as 10.244.1.0/24"
+        );
+        let long = "x".repeat(10_000);
+        let why = facts(json!({}), &[("InternalIP", &long)]).unwrap_err();
+        assert!(
+            why.starts_with("InternalIP `xxx") && why.len() < 200,
+            "{why}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_never_panics(address in "\\PC{0,80}", cidr in "\\PC{0,80}", text in "\\PC{0,80}") {
+            let _ = facts(json!({"podCIDRs": [cidr]}), &[("InternalIP", &address)]);
+            let _ = serde_json::from_str::<ApiNode>(&text);
+        }
+    }
+}
