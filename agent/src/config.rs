@@ -83,6 +83,11 @@ pub struct Options {
     #[arg(long, env = "SINABRO_CNI_CONF_DIR", value_name = "DIR", default_value = names::CNI_CONF_DIR)]
     cni_conf_dir: Option<String>,
 
+    /// CNI plugin to install there, with a network configuration once the node can serve [default:
+    /// nothing is installed].
+    #[arg(long, env = "SINABRO_CNI_SOURCE", value_name = "FILE")]
+    cni_source: Option<String>,
+
     /// Network devices that lead out of the node; masquerade works on each, the first is the
     /// overlay's [default: the device with the node's address, else that of the default route].
     #[arg(
@@ -201,6 +206,8 @@ pub struct Settings {
     pub cgroup_dir: Option<PathBuf>,
     pub cni_bin_dir: PathBuf,
     pub cni_conf_dir: PathBuf,
+    /// The plugin to install in `cni_bin_dir`; none: nothing is installed.
+    pub cni_source: Option<PathBuf>,
     pub uplinks: Vec<String>,
     /// MTU of the pods' interfaces and of the VXLAN device.
     pub mtu: Option<u32>,
@@ -344,6 +351,7 @@ impl Settings {
             cgroup_dir: layers.optional("cgroupDir", absolute_path)?,
             cni_bin_dir: layers.directory("cniBinDir")?,
             cni_conf_dir: layers.directory("cniConfDir")?,
+            cni_source: layers.optional("cniSource", absolute_path)?,
             uplinks: layers.list("uplinks", device)?,
             mtu: layers.optional("mtu", |text| number(text, MIN_MTU, MAX_MTU))?,
             vxlan_port: layers.parse("vxlanPort", |text| number(text, 1, u16::MAX))?,

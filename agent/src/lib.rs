@@ -6,6 +6,7 @@
 //! - pod ADD: [`api`] → [`ipam`] → [`endpoint`] → [`datapath`];
 //! - cluster change: [`cluster_api`] → [`watch`] → [`plan`] → [`apply`];
 //! - back to the cluster: [`announce`];
+//! - [`install`]: plugin and network configuration on the node;
 //! - [`telemetry`]: metrics and health.
 //!
 //! Only `apply`, `endpoint` and `datapath` change the kernel; `plan` is pure.
@@ -17,7 +18,9 @@ mod chain;
 pub mod cluster_api;
 pub mod config;
 pub mod datapath;
+mod dir_watch;
 pub mod endpoint;
+pub mod install;
 pub mod ipam;
 pub mod node;
 pub mod plan;

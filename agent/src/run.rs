@@ -1,9 +1,10 @@
 //! Start order, supervision, stop.
 //!
 //! Start: state directory → its lock → kernel settings → source of facts → data path → records →
-//! queued deletes → garbage → facts, node, overlay → socket → telemetry → announcements. So the
-//! plugin finds a socket only when every pod of before is live again, and is told "not ready"
-//! until the node knows its ranges; and the cluster is told that the node is ready only then.
+//! queued deletes → garbage → facts, node, overlay → socket → installation → telemetry →
+//! announcements. So the plugin finds a socket only when every pod of before is live again, and
+//! is told "not ready" until the node knows its ranges; the configuration is there, and the
+//! cluster is told that the node is ready, only then.
 //!
 //! Tasks run for ever; one that ends takes the agent down with what it said, and the data path
 //! goes on without it. Stop: no new connections, requests under way finish, the socket goes;
@@ -24,6 +25,7 @@ use crate::{
     config::{self, FactsFrom, Settings},
     datapath::{self, Datapath, DatapathConfig},
     endpoint::{Endpoints, release::Reaper},
+    install::{self, InstallConfig},
     ipam::Allocator,
     node::{self, NodeState},
     telemetry::{http, metrics::Metrics},
@@ -117,6 +119,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         }
     }));
 
+    let server = Server::bind(&settings.socket)
+        .with_context(|| format!("cannot bind socket {}", settings.socket.display()))?;
+    let install = InstallConfig::of(&settings).map(|config| {
+        let (status, task) = install::spawn(config, node.clone());
+        tasks.spawn(ends("the installation", task));
+        status
+    });
     let core = Arc::new(Core {
         settings: settings.clone(),
         reaper: Reaper::start(endpoints.clone()),
@@ -126,13 +135,12 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         facts_from,
         node,
         overlay,
+        install,
         announcer,
         metrics: Arc::new(Metrics::default()),
         started,
     });
     log_start(&core);
-    let server = Server::bind(&settings.socket)
-        .with_context(|| format!("cannot bind socket {}", settings.socket.display()))?;
     if let Some(address) = settings.metrics_address {
         let listener = TcpListener::bind(address)
             .await
@@ -183,6 +191,7 @@ async fn announce(
         core.announcer.clone(),
         core.node.clone(),
         core.overlay.clone(),
+        core.install.clone(),
     );
     tokio::select! {
         () = told => {}

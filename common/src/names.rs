@@ -27,6 +27,8 @@ pub const CNI_BIN_DIR: &str = "/opt/cni/bin";
 pub const CNI_CONF_DIR: &str = "/etc/cni/net.d";
 /// The plugin's file name, and so the `type` in network configurations.
 pub const CNI_PLUGIN: &str = "sinabro";
+/// The network configuration that the agent installs: the first of a directory by its name.
+pub const CNI_CONFLIST: &str = "00-sinabro.conflist";
 
 pub const VXLAN_LINK: &str = "sinabro_vxlan";
 /// Linux's historical default, which flannel and Cilium use too; IANA's 4789 is a setting.

@@ -4,7 +4,7 @@
 //! every [`AGAIN`] for as long as it lasts, for the API server forgets Events in an hour.
 
 use super::Announcer;
-use crate::{api::status::NodeStatus, apply::OverlayStatus};
+use crate::{api::status::NodeStatus, apply::OverlayStatus, install::InstallStatus};
 use std::{collections::BTreeMap, time::Duration};
 use tokio::{
     sync::watch,
@@ -18,18 +18,22 @@ const AGAIN: Duration = Duration::from_secs(900);
 /// Reason and note.
 type Problem = (&'static str, String);
 
-/// Tells the problems of node and overlay as they come, for ever.
+/// Tells the problems of node, overlay and installation as they come, for ever.
 pub async fn tell(
     announcer: Announcer,
     node: watch::Receiver<NodeStatus>,
     overlay: watch::Receiver<OverlayStatus>,
+    install: Option<watch::Receiver<InstallStatus>>,
 ) {
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut due = Due::default();
     loop {
         looks.tick().await;
-        let problems = problems(&node.borrow(), &overlay.borrow());
+        let mut problems = problems(&node.borrow(), &overlay.borrow());
+        if let Some(install) = &install {
+            problems.extend(of_install(&install.borrow()));
+        }
         for (reason, note) in due.next(problems, Instant::now()) {
             announcer.node_event(reason, note);
         }
@@ -48,6 +52,19 @@ fn problems(node: &NodeStatus, overlay: &OverlayStatus) -> Vec<Problem> {
     let overlay = overlay.problems.iter();
     problems.extend(overlay.map(|problem| ("OverlayFailed", problem.clone())));
     problems
+}
+
+fn of_install(install: &InstallStatus) -> Vec<Problem> {
+    let problems = install
+        .problems
+        .iter()
+        .map(|problem| ("InstallFailed", problem));
+    let others = install
+        .warnings
+        .iter()
+        .map(|other| ("OtherNetworkFirst", other));
+    let all = problems.chain(others);
+    all.map(|(reason, note)| (reason, note.clone())).collect()
 }
 
 /// When each problem is to be told.
@@ -91,6 +108,23 @@ mod tests {
         assert!(due.next(Vec::new(), start + AGAIN * 2).is_empty());
         assert!(due.next(bad(), start + AGAIN * 2).is_empty());
         assert_eq!(due.next(bad(), start + AGAIN * 2 + LASTING), bad());
+    }
+
+    #[test]
+    fn what_keeps_pods_from_this_network_is_told() {
+        let install = InstallStatus {
+            installed: false,
+            problems: vec!["disk full".into()],
+            warnings: vec!["00-other.conf comes first".into()],
+        };
+        let told = of_install(&install);
+        assert_eq!(
+            told,
+            [
+                ("InstallFailed", "disk full".to_owned()),
+                ("OtherNetworkFirst", "00-other.conf comes first".to_owned())
+            ]
+        );
     }
 
     #[test]

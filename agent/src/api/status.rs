@@ -7,6 +7,7 @@ use crate::{
     config::Settings,
     datapath::{Datapath, DatapathError},
     endpoint::{Endpoints, release::Reaper},
+    install::InstallStatus,
     node::NodeState,
     plan::overlay::node_reports,
     telemetry::{Provider, Reports, metrics::Metrics},
@@ -48,6 +49,8 @@ pub struct Core {
     pub node: watch::Receiver<NodeStatus>,
     /// Follows whichever overlay runs.
     pub overlay: watch::Receiver<OverlayStatus>,
+    /// How plugin and configuration are on the node, if they are this agent's business.
+    pub install: Option<watch::Receiver<InstallStatus>>,
     /// Tells the cluster what was refused.
     pub announcer: Announcer,
     pub metrics: Arc<Metrics>,
@@ -157,7 +160,7 @@ impl Core {
         let facts_detail = facts_detail.or_else(|| facts.facts.is_none().then(waiting)?);
         let node_detail = node.problem.clone();
         let node_detail = node_detail.or_else(|| node.state.is_none().then(waiting)?);
-        vec![
+        let mut conditions = vec![
             condition(
                 "facts",
                 facts.facts.is_some(),
@@ -172,7 +175,13 @@ impl Core {
             condition("endpoints", broken.is_empty(), broken.join("; ")),
             // Each costs one address, not the node.
             condition("leases", true, self.endpoints.ipam.problems().join("; ")),
-        ]
+        ];
+        conditions.extend(
+            self.install
+                .as_ref()
+                .map(|install| conflist(&install.borrow())),
+        );
+        conditions
     }
 
     fn endpoint_reports(&self) -> Result<Vec<EndpointReport>, String> {
@@ -248,6 +257,20 @@ impl Core {
             metrics: self.metrics_report()?,
             overlay: self.overlay.borrow().clone(),
         })
+    }
+}
+
+/// What runtimes need in order to ask for anything.
+fn conflist(install: &InstallStatus) -> Condition {
+    let texts = install.problems.iter().chain(&install.warnings);
+    let texts: Vec<_> = texts.map(String::as_str).collect();
+    Condition {
+        name: "conflist".into(),
+        ok: install.installed,
+        detail: match (install.installed, &texts[..]) {
+            (false, []) => "not written before the node can serve".into(),
+            _ => texts.join("; "),
+        },
     }
 }
 

@@ -107,6 +107,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         cgroupDir: /sys/fs/cgroup
         cniBinDir: /bin
         cniConfDir: /etc/cni
+        cniSource: /usr/bin/sinabro
         uplinks: [eth0, eth1]
         mtu: 1450
         vxlanPort: 4789
@@ -129,6 +130,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         cgroup_dir: Some("/sys/fs/cgroup".into()),
         cni_bin_dir: "/bin".into(),
         cni_conf_dir: "/etc/cni".into(),
+        cni_source: Some("/usr/bin/sinabro".into()),
         uplinks: vec!["a".into(), "b".into()],
         mtu: Some(1400),
         vxlan_port: 4789,

@@ -10,21 +10,18 @@
 //! published beside them and logged once.
 
 use super::{Snapshot, Source, nodes_parse};
-use crate::plan::Facts;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use crate::{
+    dir_watch::{Change, DirWatch},
+    plan::Facts,
+};
 use std::{
-    ffi::OsString,
-    fs, io,
-    os::{
-        fd::{AsFd, AsRawFd, RawFd},
-        unix::fs::MetadataExt,
-    },
+    fs,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
 };
 use tokio::{
-    io::{Interest, unix::AsyncFd},
     sync::watch,
     time::{MissedTickBehavior, interval, sleep},
 };
@@ -67,7 +64,12 @@ enum Sign {
 }
 
 async fn follow(path: PathBuf, sender: watch::Sender<Snapshot>) {
-    let watcher = Watcher::new(&path);
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    let watcher = DirWatch::new(directory);
+    let ours = |change: &Change| change.complete && change.name.as_deref() == path.file_name();
     let mut poll = interval(POLL);
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Before the first read, so that no change falls between the two.
@@ -77,7 +79,10 @@ async fn follow(path: PathBuf, sender: watch::Sender<Snapshot>) {
     loop {
         let sign = tokio::select! {
             () = sender.closed() => return,
-            sign = watcher.next() => sign,
+            changes = watcher.next() => match changes.iter().any(ours) {
+                true => Sign::Complete,
+                false => Sign::Perhaps,
+            },
             _ = poll.tick() => {
                 watcher.renew();
                 Sign::Perhaps
@@ -150,101 +155,6 @@ async fn publish(path: &Path, sender: &watch::Sender<Snapshot>) -> bool {
 
 fn parse(bytes: &[u8]) -> Result<Facts, String> {
     nodes_parse::parse(bytes).map_err(|error| error.to_string())
-}
-
-/// Watches the file's directory, as far as that is possible.
-struct Watcher {
-    directory: PathBuf,
-    name: OsString,
-    inotify: Option<AsyncFd<Fd>>,
-}
-
-/// [`Inotify`] as [`AsyncFd`] wants it.
-struct Fd(Inotify);
-
-impl AsRawFd for Fd {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
-}
-
-impl Watcher {
-    fn new(path: &Path) -> Self {
-        let directory = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-            _ => PathBuf::from("."),
-        };
-        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
-            .map_err(io::Error::from)
-            .and_then(|inotify| {
-                // SAFETY: Inotify owns its descriptor, and Fd neither closes nor replaces it
-                // before AsyncFd is dropped.
-                Ok(unsafe { AsyncFd::register_with_interest(Fd(inotify), Interest::READABLE)? })
-            })
-            .inspect_err(|error| warn!("cannot use inotify, polling instead: {error}"))
-            .ok();
-        Self {
-            directory,
-            name: path.file_name().unwrap_or_default().to_owned(),
-            inotify,
-        }
-    }
-
-    /// Watches the directory that is now there under its name: idempotent for the same one.
-    fn renew(&self) {
-        let Some(inotify) = &self.inotify else {
-            return;
-        };
-        let what = AddWatchFlags::IN_CLOSE_WRITE
-            | AddWatchFlags::IN_MOVE
-            | AddWatchFlags::IN_CREATE
-            | AddWatchFlags::IN_DELETE
-            | AddWatchFlags::IN_ONLYDIR;
-        // A directory that is not there yet is found by the poll.
-        let _ = inotify.get_ref().0.add_watch(&self.directory, what);
-    }
-
-    /// Waits for something to happen in the directory.
-    async fn next(&self) -> Sign {
-        let Some(inotify) = &self.inotify else {
-            return std::future::pending().await;
-        };
-        let Ok(mut ready) = inotify.readable().await else {
-            return std::future::pending().await;
-        };
-        let sign = self.read(&inotify.get_ref().0);
-        ready.clear_ready();
-        sign
-    }
-
-    /// Forgets what has happened until now.
-    fn drain(&self) {
-        if let Some(inotify) = &self.inotify {
-            while inotify
-                .get_ref()
-                .0
-                .read_events()
-                .is_ok_and(|e| !e.is_empty())
-            {}
-        }
-    }
-
-    fn read(&self, inotify: &Inotify) -> Sign {
-        let complete =
-            AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVE | AddWatchFlags::IN_DELETE;
-        let mut sign = Sign::Perhaps;
-        // Until EAGAIN: readiness is edge-triggered.
-        while let Ok(events) = inotify.read_events() {
-            let ours = |name: &Option<OsString>| name.as_ref() == Some(&self.name);
-            if events
-                .iter()
-                .any(|e| ours(&e.name) && e.mask.intersects(complete))
-            {
-                sign = Sign::Complete;
-            }
-        }
-        sign
-    }
 }
 
 #[cfg(test)]
