@@ -50,6 +50,11 @@ pub fn write() -> Result<PathBuf> {
     write_for(Arch::host()?)
 }
 
+/// Where the archive for this machine is.
+pub fn archive() -> Result<PathBuf> {
+    Ok(path(Arch::host()?))
+}
+
 fn write_for(arch: Arch) -> Result<PathBuf> {
     let programs = build::release_for(arch)?;
     let to = path(arch);

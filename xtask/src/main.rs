@@ -1,14 +1,15 @@
 //! `cargo xtask`: everything that is done to the project, one file per command.
 
 mod arch;
-#[allow(dead_code)]
 mod archive;
 mod bench;
 mod build;
 mod chart;
+mod cluster;
 mod debian;
 mod demo;
 mod deploy;
+mod e2e;
 mod image;
 mod interrupt;
 mod manifest;
@@ -54,6 +55,11 @@ enum Command {
     Chart,
     /// Put the agent, as the sources are, into a kind cluster, which is made if there is none
     DeployAgent,
+    /// Run a real Kubernetes cluster on this machine, without Docker
+    #[command(subcommand)]
+    Cluster(cluster::Action),
+    /// Run Kubernetes' own network tests, and what happens in a cluster's life, on a real cluster
+    E2e(e2e::Options),
     /// List links, namespaces, pins, cgroups, mounts, files and processes of Sinabro on this
     /// machine; exit code 1 if there are any
     Residue,
@@ -69,6 +75,8 @@ fn main() -> ExitCode {
         Command::Image(options) => image::run(&options),
         Command::Chart => chart::run(),
         Command::DeployAgent => deploy::run(),
+        Command::Cluster(action) => cluster::run(&action),
+        Command::E2e(options) => e2e::run(&options),
         Command::Residue => residue::run(),
     };
     result.unwrap_or_else(|error| {

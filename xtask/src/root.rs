@@ -34,6 +34,15 @@ pub fn require_sudo(what: &str) -> Result<()> {
 /// Turns this process into the same program under sudo, with these arguments. Returns only if
 /// that fails.
 pub fn become_root(what: &str, arguments: &[&str]) -> Result<std::convert::Infallible> {
+    become_root_with(what, arguments, &[])
+}
+
+/// The same, with environment variables that sudo would take away.
+pub fn become_root_with(
+    what: &str,
+    arguments: &[&str],
+    environment: &[(&str, String)],
+) -> Result<std::convert::Infallible> {
     require_sudo(what)?;
     let exe = env::current_exe().context("cannot find the path of xtask")?;
     println!(
@@ -43,6 +52,12 @@ pub fn become_root(what: &str, arguments: &[&str]) -> Result<std::convert::Infal
     );
     let error = Command::new("sudo")
         .arg("--")
+        .arg("env")
+        .args(
+            environment
+                .iter()
+                .map(|(name, value)| format!("{name}={value}")),
+        )
         .arg(exe)
         .args(arguments)
         .exec();

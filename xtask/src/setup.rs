@@ -34,6 +34,8 @@ pub enum Need {
     Iperf3,
     /// The plugins that ours is compared with.
     ReferencePlugins,
+    /// What nodes of a cluster run besides Kubernetes itself, and what its test images are made of.
+    ClusterTools,
     /// The compiled standard library of another architecture.
     RustStd(Arch),
     /// A C compiler and a C library for another architecture.
@@ -52,6 +54,66 @@ pub const BENCH: &[Need] = &[
     Need::BpfLinker,
     Need::StaticLibc,
     Need::ReferencePlugins,
+];
+pub const CLUSTER: &[Need] = &[
+    Need::RustSrc,
+    Need::BpfLinker,
+    Need::StaticLibc,
+    Need::ReferencePlugins,
+    Need::ClusterTools,
+];
+/// Programs of a cluster's nodes and test images.
+const CLUSTER_TOOLS: [&str; 24] = [
+    "containerd",
+    "runc",
+    "nft",
+    "iptables",
+    "conntrack",
+    "ip",
+    "nsenter",
+    "unshare",
+    "mount",
+    "sysctl",
+    "busybox",
+    "dash",
+    "bash",
+    "curl",
+    "wget",
+    "getent",
+    "dig",
+    "ethtool",
+    "iperf",
+    "iperf3",
+    "nc",
+    "ping",
+    "socat",
+    "tcpdump",
+];
+/// Debian's packages of them.
+const CLUSTER_PACKAGES: &[&str] = &[
+    "containerd",
+    "runc",
+    "nftables",
+    "iptables",
+    "conntrack",
+    "iproute2",
+    "util-linux",
+    "mount",
+    "procps",
+    "busybox-static",
+    "dash",
+    "bash",
+    "curl",
+    "wget",
+    "libc-bin",
+    "bind9-dnsutils",
+    "ethtool",
+    "iperf",
+    "iperf3",
+    "netcat-openbsd",
+    "iputils-ping",
+    "socat",
+    "tcpdump",
 ];
 const ALL: &[Need] = &[
     Need::RustSrc,
@@ -95,7 +157,11 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
             Need::RustSrc => install_rust_src(&rustc)?,
             Need::BpfLinker => install_bpf_linker()?,
             Need::RustStd(arch) => install_rust_std(*arch)?,
-            Need::StaticLibc | Need::Iperf3 | Need::ReferencePlugins | Need::CrossCompiler(_) => {}
+            Need::StaticLibc
+            | Need::Iperf3
+            | Need::ReferencePlugins
+            | Need::ClusterTools
+            | Need::CrossCompiler(_) => {}
         }
     }
     for need in missing {
@@ -114,6 +180,7 @@ impl Need {
             Self::StaticLibc => "static libc",
             Self::Iperf3 => "iperf3",
             Self::ReferencePlugins => "ptp, host-local",
+            Self::ClusterTools => "cluster tools",
             Self::RustStd(_) => "foreign rust-std",
             Self::CrossCompiler(_) => "cross compiler",
         }
@@ -141,6 +208,11 @@ impl Need {
             }
             Self::Iperf3 => which("iperf3")?,
             Self::ReferencePlugins => reference_plugins()?,
+            Self::ClusterTools => {
+                let found: Option<Vec<PathBuf>> =
+                    CLUSTER_TOOLS.iter().map(|tool| which(tool)).collect();
+                return Some(format!("{} programs", found?.len()));
+            }
         };
         Some(found.display().to_string())
     }
@@ -151,6 +223,7 @@ impl Need {
             Self::StaticLibc => &["build-essential"],
             Self::Iperf3 => &["iperf3"],
             Self::ReferencePlugins => &["containernetworking-plugins"],
+            Self::ClusterTools => CLUSTER_PACKAGES,
             Self::CrossCompiler(Arch::Amd64) => &["gcc-x86-64-linux-gnu", "libc6-dev-amd64-cross"],
             Self::CrossCompiler(Arch::Arm64) => &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
         }

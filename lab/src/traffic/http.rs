@@ -38,12 +38,29 @@ pub struct Load {
 }
 
 impl Load {
+    /// Clients that connect to the server's own address.
     pub fn start(from: &Place, to: &Place, address: IpAddr, clients: usize) -> Result<Self> {
-        let name = format!("HTTP {} → {} {address}", from.name(), to.name());
+        Self::through(from, to, SocketAddr::new(address, 0), None, clients)
+    }
+
+    /// Clients that connect to `target`, which something on the way translates to the address
+    /// that the server listens on.
+    pub fn through(
+        from: &Place,
+        to: &Place,
+        listen: SocketAddr,
+        target: Option<SocketAddr>,
+        clients: usize,
+    ) -> Result<Self> {
+        let asked = target.unwrap_or(listen).ip();
+        let name = format!("HTTP {} → {} {asked}", from.name(), to.name());
         let listener = to
-            .run(|| Ok(TcpListener::bind((address, 0))?))
+            .run(|| Ok(TcpListener::bind(listen)?))
             .with_context(|| name.clone())?;
-        let target = listener.local_addr()?;
+        let target = match target {
+            Some(target) => target,
+            None => listener.local_addr()?,
+        };
         let stop = Arc::new(AtomicBool::new(false));
         let done = Arc::new(AtomicU64::new(0));
         let server = {

@@ -1,0 +1,3 @@
+module sinabro/cluster/pause
+
+go 1.24

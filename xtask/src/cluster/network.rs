@@ -1,0 +1,139 @@
+//! The cluster's pod network: Sinabro as users deploy it, or the reference plugin.
+
+use super::{Cluster, Cni, images, layout, machine::Machine};
+use crate::{image, setup, ui, workspace};
+use anyhow::{Context as _, Result, anyhow};
+use serde_json::json;
+use std::{fs, path::PathBuf};
+
+pub fn deploy(cluster: &Cluster) -> Result<()> {
+    match cluster.options.cni {
+        Cni::Sinabro => sinabro(cluster),
+        Cni::Bridge => bridge(cluster),
+        Cni::None => Ok(()),
+    }
+}
+
+fn sinabro(cluster: &Cluster) -> Result<()> {
+    let step = ui::step("deploying Sinabro");
+    cluster.import_image(&image::archive()?)?;
+    let manifest = workspace::root().join("deploy/sinabro.yaml");
+    let known = cluster
+        .ask(&[
+            "-n",
+            "kube-system",
+            "get",
+            "daemonset",
+            "sinabro",
+            "-o",
+            "name",
+        ])
+        .is_ok();
+    cluster.ask(&["apply", "-f", &manifest.display().to_string()])?;
+    if known {
+        // The image's name is the same although its content may not be.
+        cluster.ask(&[
+            "-n",
+            "kube-system",
+            "rollout",
+            "restart",
+            "daemonset/sinabro",
+        ])?;
+    }
+    cluster.ask(&[
+        "-n",
+        "kube-system",
+        "rollout",
+        "status",
+        "daemonset/sinabro",
+        "--timeout=240s",
+    ])?;
+    step.done_in_time();
+    Ok(())
+}
+
+/// bridge, host-local and portmap on each node, and routes between them.
+fn bridge(cluster: &Cluster) -> Result<()> {
+    let plugins = setup::reference_plugins().context("there are no reference plugins")?;
+    let mut ranges = Vec::new();
+    for node in cluster.nodes() {
+        let text = cluster.ask(&["get", "node", &node, "-o", "jsonpath={.spec.podCIDRs[*]}"])?;
+        let number = layout::node_number(&node).ok_or_else(|| anyhow!("not a node"))?;
+        ranges.push((
+            node,
+            number,
+            text.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>(),
+        ));
+    }
+    for (node, _, own) in &ranges {
+        let machine = Machine::new(node);
+        for plugin in ["bridge", "host-local"] {
+            fs::copy(
+                plugins.join(plugin),
+                machine.path("/opt/cni/bin")?.join(plugin),
+            )?;
+        }
+        for (other, number, theirs) in &ranges {
+            let (v4, v6) = layout::node_addresses(*number);
+            for range in theirs.iter().filter(|_| other != node) {
+                let via = if range.contains(':') {
+                    v6.to_string()
+                } else {
+                    v4.to_string()
+                };
+                machine.ip(&format!("route replace {range} via {via}"))?;
+            }
+        }
+        let subnets: Vec<_> = own.iter().map(|range| json!([{"subnet": range}])).collect();
+        let conflist = json!({
+            "cniVersion": "0.4.0",
+            "name": "bridge",
+            "plugins": [
+                {"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
+                 "ipam": {"type": "host-local", "ranges": subnets, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}},
+                {"type": "portmap", "capabilities": {"portMappings": true}},
+            ],
+        });
+        fs::write(
+            machine.path("/etc/cni/net.d/10-bridge.conflist")?,
+            conflist.to_string(),
+        )?;
+        machine
+            .command("sysctl")?
+            .args([
+                "-qw",
+                "net.ipv4.ip_forward=1",
+                "net.ipv6.conf.all.forwarding=1",
+            ])
+            .status()?;
+        for (control_range, via) in own.iter().map(|range| (range, node_address(node, range))) {
+            super::control::machine().ip(&format!("route replace {control_range} via {}", via?))?;
+        }
+        // The taint is what Sinabro's agent would take away.
+        cluster
+            .ask(&["taint", "node", node, "sinabro.io/agent-not-ready-"])
+            .ok();
+    }
+    Ok(())
+}
+
+fn node_address(node: &str, range: &str) -> Result<String> {
+    let (v4, v6) = layout::node_addresses(layout::node_number(node).context("not a node")?);
+    Ok(if range.contains(':') {
+        v6.to_string()
+    } else {
+        v4.to_string()
+    })
+}
+
+/// The manifest of the cluster's DNS.
+pub fn write_dns() -> Result<PathBuf> {
+    let text = include_str!("../../cluster/config/coredns.yaml")
+        .replace("@COREDNS@", images::COREDNS)
+        .replace("@DNS@", layout::DNS);
+    let path = layout::state()?.join("coredns.yaml");
+    fs::write(&path, text)?;
+    Ok(path)
+}

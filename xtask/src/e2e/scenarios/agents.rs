@@ -1,0 +1,147 @@
+//! Agents that are replaced or die.
+
+use crate::{
+    e2e::{
+        load::{Traffic, reaches},
+        world::{DAEMON_SET, SYSTEM, World},
+    },
+    image,
+};
+use anyhow::{Context as _, Result, ensure};
+use std::fs;
+
+const IMAGE_LIMIT: u64 = 15 << 20;
+const MEMORY_LIMIT: u64 = 30 << 20;
+
+pub fn size(world: &mut World) -> Result<String> {
+    let archive = image::archive()?;
+    let bytes = fs::metadata(&archive)
+        .with_context(|| format!("cannot read {}", archive.display()))?
+        .len();
+    ensure!(
+        bytes < IMAGE_LIMIT,
+        "{} has {bytes} bytes, the limit is {IMAGE_LIMIT}",
+        archive.display()
+    );
+    let mut resident = Vec::new();
+    for node in world.nodes() {
+        for pid in world.agents(&node)? {
+            let status = world.on_node(&node, "cat", &[&format!("/proc/{pid}/status")])?;
+            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+            let kib: u64 = line
+                .context("no VmRSS")?
+                .trim()
+                .trim_end_matches(" kB")
+                .parse()?;
+            ensure!(
+                kib * 1024 < MEMORY_LIMIT,
+                "the agent of {node} has {kib} KiB resident, the limit is {MEMORY_LIMIT} bytes"
+            );
+            resident.push(format!("{:.1} MB", kib as f64 / 1024.0));
+        }
+    }
+    ensure!(
+        resident.len() == world.nodes().len(),
+        "{} agents on {} nodes",
+        resident.len(),
+        world.nodes().len()
+    );
+    Ok(format!(
+        "image {:.1} MB, agents {} resident",
+        bytes as f64 / (1 << 20) as f64,
+        resident.join(" and ")
+    ))
+}
+
+/// To another image by name, and back, so both ways are an upgrade for the DaemonSet.
+pub fn rolling_upgrade(world: &mut World) -> Result<String> {
+    let nodes = world.nodes();
+    let pods = world.run_pods(&[
+        ("up-a", &nodes[0]),
+        ("up-b", &nodes[0]),
+        ("up-c", &nodes[1]),
+    ])?;
+    let traffic = Traffic::start(world, [&pods[0], &pods[1], &pods[2]])?;
+    let now = image::NAME.to_string();
+    let next = format!("{now}-next");
+    for node in &nodes {
+        world.on_node(
+            node,
+            "ctr",
+            &["-n", "k8s.io", "images", "tag", "--force", &now, &next],
+        )?;
+    }
+    for (number, image) in [next, now].iter().enumerate() {
+        let agents = names(world)?;
+        world.kubectl(&[
+            "-n",
+            SYSTEM,
+            "set",
+            "image",
+            DAEMON_SET,
+            &format!("*={image}"),
+        ])?;
+        // Pods are added while agents go and come.
+        let name = format!("up-during-{number}");
+        world.apply_all(vec![crate::e2e::pods::manifest(
+            &name,
+            &nodes[number % 2],
+            crate::e2e::pods::IMAGE,
+        )])?;
+        world.kubectl(&[
+            "-n",
+            SYSTEM,
+            "rollout",
+            "status",
+            DAEMON_SET,
+            "--timeout=300s",
+        ])?;
+        let replaced = names(world)?;
+        ensure!(
+            agents.iter().all(|agent| !replaced.contains(agent)),
+            "an agent was not replaced"
+        );
+        let during = world.running(&name)?;
+        reaches(&pods[0].place, &during)?;
+        traffic.must_flow("after the agents were replaced")?;
+    }
+    traffic.finish()
+}
+
+fn names(world: &World) -> Result<Vec<String>> {
+    let names = world.kubectl(&[
+        "-n",
+        SYSTEM,
+        "get",
+        "pods",
+        "-l",
+        "app.kubernetes.io/name=sinabro",
+        "-o",
+        "name",
+    ])?;
+    Ok(names.lines().map(str::to_owned).collect())
+}
+
+pub fn killed(world: &mut World) -> Result<String> {
+    let nodes = world.nodes();
+    let pods = world.run_pods(&[
+        ("kill-a", &nodes[0]),
+        ("kill-b", &nodes[0]),
+        ("kill-c", &nodes[1]),
+    ])?;
+    let traffic = Traffic::start(world, [&pods[0], &pods[1], &pods[2]])?;
+    for node in &nodes {
+        let before = world.agents(node)?;
+        world.kill_agent(node)?;
+        traffic.must_flow("after an agent was killed")?;
+        world.wait(&format!("a new agent on {node}"), || {
+            let now = world.agents(node)?;
+            let new = !now.is_empty() && now.iter().all(|pid| !before.contains(pid));
+            Ok((new && world.status(node)?.ready).then_some(()))
+        })?;
+        traffic.must_flow("after the agent came back")?;
+    }
+    let late = world.run_pods(&[("kill-late", &nodes[1])])?;
+    reaches(&pods[0].place, &late[0])?;
+    traffic.finish()
+}

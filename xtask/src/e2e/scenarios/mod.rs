@@ -1,0 +1,102 @@
+//! What happens to a cluster's network in its life. Each scenario begins on a healthy cluster
+//! and leaves one.
+
+mod agents;
+mod api;
+mod files;
+mod nodes;
+mod pods;
+
+use super::world::World;
+use anyhow::Result;
+
+pub struct Scenario {
+    pub name: &'static str,
+    /// For people, one line.
+    pub shows: &'static str,
+    /// What was seen, or what went wrong.
+    pub run: fn(&mut World) -> Result<String>,
+}
+
+const fn scenario(
+    name: &'static str,
+    shows: &'static str,
+    run: fn(&mut World) -> Result<String>,
+) -> Scenario {
+    Scenario { name, shows, run }
+}
+
+/// In the order they run: those that take nodes or the whole network away come last.
+pub const ALL: &[Scenario] = &[
+    scenario("size", "image and agents are small", agents::size),
+    scenario(
+        "rights",
+        "the agent's token changes its own node and nothing else",
+        api::rights,
+    ),
+    scenario(
+        "dual-stack",
+        "pods have both families and reach each other, nodes and Services",
+        pods::dual_stack,
+    ),
+    scenario(
+        "host-port",
+        "a pod's hostPort answers from near and far",
+        pods::host_port,
+    ),
+    scenario(
+        "rolling-upgrade",
+        "agents are replaced under load",
+        agents::rolling_upgrade,
+    ),
+    scenario(
+        "agent-killed",
+        "agents are killed on every node under load",
+        agents::killed,
+    ),
+    scenario(
+        "kubelet-restart",
+        "kubelets are restarted under load",
+        nodes::kubelet_restart,
+    ),
+    scenario(
+        "hundred-pods",
+        "100 pods start on one node at once",
+        pods::hundred,
+    ),
+    scenario(
+        "force-delete",
+        "pods that are force-deleted leave nothing",
+        pods::force_deleted,
+    ),
+    scenario(
+        "other-conflist",
+        "another network's configuration lies around",
+        files::other_conflist,
+    ),
+    scenario(
+        "disk-full",
+        "the state directory's disk is full",
+        files::disk_full,
+    ),
+    scenario(
+        "api-away",
+        "pods start and run while the API server is away",
+        api::away,
+    ),
+    scenario(
+        "node-reboot",
+        "a node loses power and comes back",
+        nodes::reboot,
+    ),
+    scenario(
+        "node-added",
+        "a node joins and leaves",
+        nodes::added_and_removed,
+    ),
+    scenario(
+        "uninstall",
+        "nothing is left after uninstalling, and it can be installed again",
+        files::uninstall,
+    ),
+];

@@ -1,0 +1,116 @@
+//! Nodes that reboot, join and leave; kubelets that are restarted.
+
+use crate::e2e::{
+    load::{Traffic, reaches},
+    world::World,
+};
+use anyhow::{Context as _, Result, ensure};
+
+pub fn kubelet_restart(world: &mut World) -> Result<String> {
+    let nodes = world.nodes();
+    let pods = world.run_pods(&[
+        ("kubelet-a", &nodes[0]),
+        ("kubelet-b", &nodes[0]),
+        ("kubelet-c", &nodes[1]),
+    ])?;
+    let traffic = Traffic::start(world, [&pods[0], &pods[1], &pods[2]])?;
+    let leased: Vec<_> = nodes
+        .iter()
+        .map(|node| world.leased(node))
+        .collect::<Result<_>>()?;
+    for node in &nodes {
+        world.cluster.kubelet_restart(node)?;
+    }
+    world.healthy()?;
+    for (node, before) in nodes.iter().zip(leased) {
+        let now = world.leased(node)?;
+        ensure!(
+            now == before,
+            "leases of {node} changed from {before:?} to {now:?}"
+        );
+    }
+    let late = world.run_pods(&[("kubelet-late", &nodes[0])])?;
+    reaches(&pods[2].place, &late[0])?;
+    traffic.finish()
+}
+
+/// All of a node ends at once; its disk stays. The others do not notice.
+pub fn reboot(world: &mut World) -> Result<String> {
+    let nodes = world.nodes();
+    let (stays, reboots) = (&nodes[0], &nodes[1]);
+    world.run_pods(&[("boot-far", reboots), ("boot-far-2", reboots)])?;
+    let near = world.run_pods(&[("boot-a", stays), ("boot-b", stays), ("boot-c", stays)])?;
+    let traffic = Traffic::start(world, [&near[0], &near[1], &near[2]])?;
+    let boot_id = |world: &World| world.on_node(reboots, "cat", &["/run/sinabro/agent.lock"]);
+    boot_id(world).context("no state of the agent before the reboot")?;
+    world.cluster.node_stop(reboots)?;
+    traffic.must_flow("while the other node is down")?;
+    world.cluster.node_start(reboots)?;
+    world.healthy()?;
+    // The kubelet makes the same pods anew, with new sandboxes.
+    let back = ["boot-far", "boot-far-2"].map(|name| {
+        world.wait(&format!("{name} to be reached again"), || {
+            let pod = world.running(name)?;
+            reaches(&near[0].place, &pod).map(|()| Some(pod))
+        })
+    });
+    for pod in back {
+        reaches(&pod?.place, &near[0])?;
+    }
+    let (leases, endpoints) = (world.ipam(reboots)?.leases, world.endpoints(reboots)?);
+    let held: usize = endpoints
+        .iter()
+        .map(|endpoint| endpoint.addresses.len())
+        .sum();
+    ensure!(
+        leases.len() == held,
+        "{} addresses leased, {held} in use after the reboot",
+        leases.len()
+    );
+    Ok(format!(
+        "{} pods back with {held} addresses; elsewhere {}",
+        endpoints.len(),
+        traffic.finish()?
+    ))
+}
+
+pub fn added_and_removed(world: &mut World) -> Result<String> {
+    let nodes = world.nodes();
+    let pods = world.run_pods(&[
+        ("join-a", &nodes[0]),
+        ("join-b", &nodes[0]),
+        ("join-c", &nodes[1]),
+    ])?;
+    let traffic = Traffic::start(world, [&pods[0], &pods[1], &pods[2]])?;
+    let new = world.cluster.node_add()?;
+    world.healthy()?;
+    let guest = world.run_pods(&[("join-guest", &new)])?;
+    for pod in &pods {
+        reaches(&pod.place, &guest[0])?;
+        reaches(&guest[0].place, pod)?;
+    }
+    let known = world
+        .peers(&nodes[0])?
+        .into_iter()
+        .find(|peer| peer.name == new);
+    let ranges = known
+        .with_context(|| format!("{} does not know {new}", nodes[0]))?
+        .pod_cidrs;
+    drop(guest);
+    world.cluster.node_remove(&new)?;
+    for node in &nodes {
+        world.wait(&format!("{node} to forget {new}"), || {
+            let known = world.peers(node)?.iter().any(|peer| peer.name == new);
+            let mut routes = world.on_node(node, "ip", &["route", "show"])?;
+            routes += &world.on_node(node, "ip", &["-6", "route", "show"])?;
+            let routed = ranges
+                .iter()
+                .any(|range| routes.contains(&range.to_string()));
+            Ok((!known && !routed).then_some(()))
+        })?;
+    }
+    Ok(format!(
+        "{new} joined and left, no route to it remains; {}",
+        traffic.finish()?
+    ))
+}

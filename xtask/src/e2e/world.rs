@@ -1,0 +1,279 @@
+//! The cluster as scenarios see it: objects applied and waited for, programs run on nodes, the
+//! agents' own word.
+
+use crate::{cluster::Cluster, workspace::dist};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use sinabro_common::api::{EndpointReport, IpamReport, NodeReport, StatusReport};
+use std::{
+    collections::BTreeSet,
+    io::Write as _,
+    net::IpAddr,
+    path::PathBuf,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long the cluster may take for what takes seconds on an idle machine.
+pub const PATIENCE: Duration = Duration::from_secs(180);
+/// Namespace of everything that scenarios make.
+pub const NAMESPACE: &str = "sinabro-e2e";
+/// Of the agents.
+pub const SYSTEM: &str = "kube-system";
+pub const DAEMON_SET: &str = "daemonset/sinabro";
+
+pub struct World {
+    pub cluster: Cluster,
+    /// How long the API server is away in the scenario about that.
+    pub outage: Duration,
+}
+
+impl World {
+    pub fn new(cluster: Cluster, outage: Duration) -> Result<Self> {
+        let world = Self { cluster, outage };
+        world.apply(&format!(
+            "apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n"
+        ))?;
+        world.wait("the default ServiceAccount of the namespace", || {
+            let found = world.kubectl(&[
+                "-n",
+                NAMESPACE,
+                "get",
+                "serviceaccount",
+                "default",
+                "-o",
+                "name",
+            ]);
+            Ok(found.ok())
+        })?;
+        Ok(world)
+    }
+
+    pub fn nodes(&self) -> Vec<String> {
+        self.cluster.nodes()
+    }
+
+    /// What kubectl prints; an error with its message if it fails.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        output(self.cluster.kubectl().args(arguments))
+            .with_context(|| format!("kubectl {}", arguments.join(" ")))
+    }
+
+    pub fn get(&self, arguments: &[&str]) -> Result<Value> {
+        let text = self.kubectl(&[&["get", "-o", "json"], arguments].concat())?;
+        serde_json::from_str(&text).context("kubectl printed no JSON")
+    }
+
+    pub fn apply(&self, manifest: &str) -> Result<()> {
+        let mut child = self
+            .cluster
+            .kubectl()
+            .args(["apply", "-f", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot start kubectl")?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(manifest.as_bytes())?;
+        }
+        let output = child.wait_with_output()?;
+        ensure!(
+            output.status.success(),
+            "kubectl apply: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        Ok(())
+    }
+
+    /// Asks again until there is an answer, with this module's patience.
+    pub fn wait<T>(&self, what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let answer = ask();
+            match answer {
+                Ok(Some(answer)) => return Ok(answer),
+                Ok(None) if Instant::now() > deadline => bail!("waited in vain for {what}"),
+                Err(error) if Instant::now() > deadline => {
+                    return Err(error).with_context(|| format!("waited in vain for {what}"));
+                }
+                _ => thread::sleep(Duration::from_millis(250)),
+            }
+        }
+    }
+
+    /// Runs a program on a node; what it prints.
+    pub fn on_node(&self, node: &str, program: &str, arguments: &[&str]) -> Result<String> {
+        output(self.cluster.in_node(node, program)?.args(arguments))
+            .with_context(|| format!("{program} {} on {node}", arguments.join(" ")))
+    }
+
+    /// A file or directory of a node, as this process reaches it.
+    pub fn path(&self, node: &str, inside: &str) -> Result<PathBuf> {
+        self.cluster.node_path(node, inside)
+    }
+
+    pub fn status(&self, node: &str) -> Result<StatusReport> {
+        self.sinabroctl(node, "status")
+    }
+
+    pub fn endpoints(&self, node: &str) -> Result<Vec<EndpointReport>> {
+        self.sinabroctl(node, "endpoints")
+    }
+
+    pub fn ipam(&self, node: &str) -> Result<IpamReport> {
+        self.sinabroctl(node, "ipam")
+    }
+
+    pub fn peers(&self, node: &str) -> Result<Vec<NodeReport>> {
+        self.sinabroctl(node, "nodes")
+    }
+
+    fn sinabroctl<T: DeserializeOwned>(&self, node: &str, noun: &str) -> Result<T> {
+        let program = dist().join("sinabroctl").display().to_string();
+        // `status` exits with 1 while the node is not ready, and prints all the same.
+        let output = self
+            .cluster
+            .in_node(node, &program)?
+            .args([noun, "-o", "json"])
+            .output()?;
+        serde_json::from_slice(&output.stdout).with_context(|| {
+            let said = String::from_utf8_lossy(&output.stderr);
+            format!("sinabroctl {noun} on {node}: {}", said.trim())
+        })
+    }
+
+    /// Addresses that are leased on a node.
+    pub fn leased(&self, node: &str) -> Result<BTreeSet<IpAddr>> {
+        Ok(self
+            .ipam(node)?
+            .leases
+            .iter()
+            .map(|lease| lease.address)
+            .collect())
+    }
+
+    /// Names of the pod links that a node has.
+    pub fn pod_links(&self, node: &str) -> Result<BTreeSet<String>> {
+        let links = self.on_node(node, "ip", &["-json", "link", "show"])?;
+        let links: Vec<Value> = serde_json::from_str(&links)?;
+        let names = links.iter().filter_map(|link| link["ifname"].as_str());
+        Ok(names
+            .filter(|name| sinabro_common::names::is_pod_link(name))
+            .map(str::to_owned)
+            .collect())
+    }
+
+    /// Process ids of the agents of a node, as the node counts them. There may be two for a
+    /// moment, while a pod of the DaemonSet is replaced.
+    pub fn agents(&self, node: &str) -> Result<Vec<String>> {
+        let script = "for p in /proc/[0-9]*; do read -r n < $p/comm && [ \"$n\" = sinabro-agent ] && echo ${p#/proc/}; done 2>/dev/null; true";
+        let pids = self.on_node(node, "sh", &["-c", script])?;
+        Ok(pids.split_whitespace().map(str::to_owned).collect())
+    }
+
+    pub fn kill_agent(&self, node: &str) -> Result<()> {
+        let pids = self.agents(node)?;
+        ensure!(!pids.is_empty(), "no agent runs on {node}");
+        for pid in pids {
+            self.on_node(node, "kill", &["-KILL", &pid])?;
+        }
+        Ok(())
+    }
+
+    /// Every node is Ready, every agent is, and no startup taint is left.
+    pub fn healthy(&self) -> Result<()> {
+        let names = self.nodes();
+        self.wait("all nodes to be ready", || {
+            let nodes = self.get(&["nodes"])?;
+            let items = nodes["items"]
+                .as_array()
+                .ok_or_else(|| anyhow!("no list of nodes"))?;
+            for name in &names {
+                let node = items.iter().find(|node| node["metadata"]["name"] == **name);
+                let node = node.ok_or_else(|| anyhow!("{name} is not registered"))?;
+                ensure!(
+                    condition(node, "Ready") == Some("True"),
+                    "{name} is not Ready"
+                );
+                let taints = node["spec"]["taints"].as_array();
+                ensure!(
+                    taints.is_none_or(Vec::is_empty),
+                    "{name} has taints: {}",
+                    node["spec"]["taints"]
+                );
+                let status = self.status(name)?;
+                ensure!(
+                    status.ready,
+                    "the agent of {name} is not ready: {:?}",
+                    status.conditions
+                );
+            }
+            Ok(Some(()))
+        })
+    }
+
+    /// Takes away what a scenario made. The next one looks whether all is well.
+    pub fn clean(&self) {
+        let _ = self.kubectl(&[
+            "-n",
+            NAMESPACE,
+            "delete",
+            "pods,services,deployments",
+            "--all",
+            "--grace-period=0",
+            "--force",
+            "--wait=true",
+        ]);
+    }
+
+    /// What helps to understand a failure, on standard error.
+    pub fn explain(&self, scenario: &str, error: &anyhow::Error) {
+        eprintln!("\n--- {scenario}: {error:#}");
+        let looks: [&[&str]; 4] = [
+            &["get", "nodes", "-o", "wide"],
+            &["get", "pods", "-A", "-o", "wide"],
+            &["get", "events", "-A", "--field-selector=type!=Normal"],
+            &[
+                "-n",
+                SYSTEM,
+                "logs",
+                DAEMON_SET,
+                "--tail=30",
+                "--all-pods=true",
+                "--prefix",
+            ],
+        ];
+        for look in looks {
+            match self.kubectl(look) {
+                Ok(text) => eprintln!("--- kubectl {}\n{}", look.join(" "), last_lines(&text, 60)),
+                Err(error) => eprintln!("--- {error:#}"),
+            }
+        }
+    }
+}
+
+/// Status of a condition of an object.
+pub fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a str> {
+    let all = object["status"]["conditions"].as_array()?;
+    all.iter().find(|condition| condition["type"] == kind)?["status"].as_str()
+}
+
+fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+fn output(command: &mut Command) -> Result<String> {
+    let output = command.output().context("cannot start it")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "{}: {}",
+        output.status,
+        said.trim()
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
+}
