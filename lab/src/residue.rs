@@ -80,7 +80,10 @@ impl Item {
             Kind::Pin | Kind::Mount => self.name.contains("/sinabro"),
             Kind::Process => {
                 let name = self.name.split(' ').next().unwrap_or_default();
-                matches!(name, "sinabro" | "sinabro-agent" | "sinabro-lab")
+                matches!(
+                    name,
+                    "sinabro" | "sinabro-agent" | "sinabro-lab" | "sinabro-node"
+                )
             }
         }
     }

@@ -34,7 +34,14 @@ pub fn install(packages: &[&str]) -> Result<()> {
             command.arg("env");
             command
         };
-        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y"]);
+        // Programs are wanted, not services: invoke-rc.d(8) starts none in this runlevel.
+        command.args([
+            "DEBIAN_FRONTEND=noninteractive",
+            "RUNLEVEL=1",
+            "apt-get",
+            "-q",
+            "-y",
+        ]);
         run(command.args(arguments))
     };
     println!("  installing {names} by apt-get");

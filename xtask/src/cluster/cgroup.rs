@@ -85,43 +85,50 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Has a command start in these groups.
-    pub fn join(&self, command: &mut Command) -> Result<()> {
-        let files: Vec<File> = self
-            .roots
-            .iter()
-            .map(|root| {
-                let mut path = root.join(TOP).join(&self.machine);
-                if self.unified {
-                    path.push(SYSTEM);
-                }
-                let path = path.join("cgroup.procs");
-                File::options()
-                    .write(true)
-                    .open(&path)
-                    .with_context(|| format!("cannot open {}", path.display()))
-            })
-            .collect::<Result<_>>()?;
-        // SAFETY: write(2) is async-signal-safe; the files live as long as the closure.
-        unsafe {
-            command.pre_exec(move || {
-                for file in &files {
-                    // Zero is the process that writes.
-                    if libc::write(file.as_raw_fd(), c"0".as_ptr().cast(), 1) != 1 {
-                        return Err(io::Error::last_os_error());
-                    }
-                }
-                Ok(())
-            });
+    fn of_machine(&self, root: &Path) -> PathBuf {
+        root.join(TOP).join(&self.machine)
+    }
+
+    fn of_programs(&self, root: &Path) -> PathBuf {
+        let machine = self.of_machine(root);
+        if self.unified {
+            machine.join(SYSTEM)
+        } else {
+            machine
+        }
+    }
+
+    /// Has the machine's first command start in the groups that are to be the roots of what the
+    /// machine sees; [`Self::settle`] moves it on.
+    pub fn found(&self, command: &mut Command) -> Result<()> {
+        start_in(self.roots.iter().map(|root| self.of_machine(root)), command)
+    }
+
+    /// Moves the machine's first processes to where its other programs are.
+    pub fn settle(&self, pids: &[i32]) -> Result<()> {
+        for root in &self.roots {
+            let file = self.of_programs(root).join("cgroup.procs");
+            for pid in pids {
+                fs::write(&file, pid.to_string())
+                    .with_context(|| format!("cannot write {}", file.display()))?;
+            }
         }
         Ok(())
+    }
+
+    /// Has a command start where the machine's programs are.
+    pub fn join(&self, command: &mut Command) -> Result<()> {
+        start_in(
+            self.roots.iter().map(|root| self.of_programs(root)),
+            command,
+        )
     }
 
     /// Takes the machine's groups away, and the common one with the last machine.
     pub fn remove(&self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         for root in &self.roots {
-            let path = root.join(TOP).join(&self.machine);
+            let path = self.of_machine(root);
             // A killed process leaves its group a moment after it is gone.
             while let Err(error) = remove_tree(&path) {
                 if Instant::now() > deadline {
@@ -134,6 +141,31 @@ impl Cgroup {
         }
         Ok(())
     }
+}
+
+fn start_in(groups: impl Iterator<Item = PathBuf>, command: &mut Command) -> Result<()> {
+    let files: Vec<File> = groups
+        .map(|group| {
+            let path = group.join("cgroup.procs");
+            File::options()
+                .write(true)
+                .open(&path)
+                .with_context(|| format!("cannot open {}", path.display()))
+        })
+        .collect::<Result<_>>()?;
+    // SAFETY: write(2) is async-signal-safe; the files live as long as the closure.
+    unsafe {
+        command.pre_exec(move || {
+            for file in &files {
+                // Zero is the process that writes.
+                if libc::write(file.as_raw_fd(), c"0".as_ptr().cast(), 1) != 1 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
+    Ok(())
 }
 
 fn make_dir(path: &Path) -> Result<()> {

@@ -114,12 +114,15 @@ pub fn ensure() -> Result<()> {
     Ok(())
 }
 
-fn build(program: &Program, to: &Path) -> Result<()> {
-    let go = which("go")
+pub fn go() -> Result<PathBuf> {
+    which("go")
         .or_else(|| Some(PathBuf::from("/usr/local/go/bin/go")).filter(|path| path.is_file()))
-        .context("there is no go: install Go 1.21 or newer, see https://go.dev/doc/install")?;
+        .context("there is no go: install Go 1.21 or newer, see https://go.dev/doc/install")
+}
+
+fn build(program: &Program, to: &Path) -> Result<()> {
     let temporary = to.with_extension("new");
-    let mut command = Command::new(go);
+    let mut command = Command::new(go()?);
     match program.test {
         true => command.args(["test", "-c"]),
         false => command.arg("build"),

@@ -108,7 +108,7 @@ pub fn run(cluster: &Cluster, options: &Options) -> Result<Outcome> {
         .stderr(fs::File::create(dir.join("errors"))?);
     let mut child = command.spawn().context("cannot start the tests")?;
     let mut output = child.stdout.take().context("no output")?;
-    let (mut text, mut buffer, mut done) = (Vec::new(), [0; 8192], 0);
+    let (mut text, mut buffer) = (Vec::new(), [0; 8192]);
     loop {
         let len = output.read(&mut buffer)?;
         if len == 0 {
@@ -116,7 +116,7 @@ pub fn run(cluster: &Cluster, options: &Options) -> Result<Outcome> {
         }
         text.extend_from_slice(&buffer[..len]);
         // The runner prints a bullet for each test that passed.
-        done += String::from_utf8_lossy(&buffer[..len]).matches('•').count();
+        let done = String::from_utf8_lossy(&text).matches('•').count();
         step.now(format!("{done} tests have ended"));
     }
     child.wait()?;

@@ -28,18 +28,27 @@ const TOOLS: [&str; 16] = [
     "socat", "ss", "tcpdump", "wget", "nslookup",
 ];
 
+/// Each with the program whose change makes it anew.
+type Make = fn() -> Result<(Image, Tree)>;
+const ALL: [(&str, &str, Make); 4] = [
+    ("pause", "pause", pause),
+    ("busybox", "pause", busybox),
+    ("agnhost", "agnhost", agnhost),
+    ("coredns", "coredns", coredns),
+];
+
+fn path(name: &str) -> Result<PathBuf> {
+    Ok(layout::images()?.join(format!("{name}.tar")))
+}
+
+pub fn paths() -> Result<Vec<PathBuf>> {
+    ALL.iter().map(|(name, ..)| path(name)).collect()
+}
+
 /// Writes the archives that are missing or older than their programs.
-pub fn ensure() -> Result<Vec<PathBuf>> {
-    let dir = layout::images()?;
-    let all: [(&str, &str, fn() -> Result<(Image, Tree)>); 4] = [
-        ("pause", "pause", pause),
-        ("busybox", "pause", busybox),
-        ("agnhost", "agnhost", agnhost),
-        ("coredns", "coredns", coredns),
-    ];
-    let mut paths = Vec::new();
-    for (name, program, make) in all {
-        let path = dir.join(format!("{name}.tar"));
+pub fn ensure() -> Result<()> {
+    for (name, program, make) in ALL {
+        let path = path(name)?;
         let built = fs::metadata(components::path(program)?)?.modified()?;
         let current = fs::metadata(&path)
             .and_then(|meta| meta.modified())
@@ -50,9 +59,8 @@ pub fn ensure() -> Result<Vec<PathBuf>> {
             archive::write(&image, &tree, &path)?;
             step.done_in_time();
         }
-        paths.push(path);
     }
-    Ok(paths)
+    Ok(())
 }
 
 fn image(name: &str, entrypoint: &[&str], command: &[&str], user: &str) -> Image {
@@ -113,7 +121,7 @@ fn agnhost() -> Result<(Image, Tree)> {
     put(&mut tree, "agnhost-2", Entry::Link("agnhost".into()));
     // The certificate that its TLS server takes by default.
     let module = output(
-        Command::new(which("go").context("there is no go")?)
+        Command::new(components::go()?)
             .args([
                 "list",
                 "-mod=mod",

@@ -16,7 +16,8 @@ use std::{
     fs::{self, File},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
+    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -28,6 +29,31 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub struct Machine {
     pub name: String,
+}
+
+/// No machine starts once this process is being interrupted.
+static ENDING: Mutex<bool> = Mutex::new(false);
+
+/// Starts no machine from now on: those that are there can be taken down.
+pub fn start_no_more() {
+    *ENDING.lock().unwrap_or_else(PoisonError::into_inner) = true;
+}
+
+/// Starts a machine's first command and notes its init, both before an interruption or neither.
+fn started(command: &mut Command, pid_file: &Path) -> Result<Child> {
+    let ending = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
+    ensure!(!*ending, "interrupted");
+    let mut outer = command.spawn().context("cannot start unshare")?;
+    let children = format!("/proc/{0}/task/{0}/children", outer.id());
+    // It forks when it has made the namespaces.
+    loop {
+        let child = fs::read_to_string(&children).unwrap_or_default();
+        if !child.trim().is_empty() || outer.try_wait()?.is_some() {
+            fs::write(pid_file, child.trim())?;
+            return Ok(outer);
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 impl Machine {
@@ -100,8 +126,8 @@ impl Machine {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        cgroup.join(&mut command)?;
-        let mut outer = command.spawn().context("cannot start unshare")?;
+        cgroup.found(&mut command)?;
+        let mut outer = started(&mut command, &self.pid_file()?)?;
         let deadline = Instant::now() + PATIENCE;
         while !ready.exists() {
             if outer.try_wait()?.is_some() || Instant::now() > deadline {
@@ -111,8 +137,7 @@ impl Machine {
             }
             thread::sleep(Duration::from_millis(10));
         }
-        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", outer.id()))?;
-        fs::write(self.pid_file()?, children.trim())?;
+        cgroup.settle(&[outer.id() as i32, self.require()?])?;
         // Nobody waits for it once this process has ended; until then this thread does.
         thread::spawn(move || outer.wait());
         Ok(())

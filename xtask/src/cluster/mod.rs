@@ -181,7 +181,8 @@ pub fn prepare(cni: Cni) -> Result<()> {
     if cni == Cni::Sinabro {
         image::write()?;
     }
-    components::ensure()
+    components::ensure()?;
+    images::ensure()
 }
 
 fn pass(command: &mut Command) -> Result<ExitCode> {
@@ -196,7 +197,7 @@ fn up(options: &Options) -> Result<ExitCode> {
     let ran = Cluster::open().is_ok();
     interrupt::on_interrupt(move || {
         println!("\n  interrupted");
-        if !ran && let Err(error) = remains(false) {
+        if !ran && let Err(error) = end() {
             ui::error(&format!("{error:#}"));
         }
     })?;
@@ -255,8 +256,14 @@ fn status(format: Format) -> Result<ExitCode> {
     })
 }
 
+/// Takes everything down because this process is about to end.
+pub fn end() -> Result<()> {
+    machine::start_no_more();
+    remains(false)
+}
+
 /// Takes down whatever machines there are, also of a start that failed.
-pub fn remains(forget: bool) -> Result<()> {
+fn remains(forget: bool) -> Result<()> {
     let state = layout::state()?;
     for entry in fs::read_dir(&state).into_iter().flatten() {
         let name = entry?.file_name().to_string_lossy().into_owned();
@@ -330,7 +337,7 @@ impl Cluster {
     fn start(&self) -> Result<()> {
         let step = ui::step("making certificates and machines");
         pki::ensure(&self.nodes)?;
-        let mut archives = images::ensure()?;
+        let mut archives = images::paths()?;
         if self.options.cni == Cni::Sinabro {
             archives.push(image::archive()?);
         }
@@ -384,7 +391,7 @@ impl Cluster {
 
     fn start_node_programs(&self, node: &str) -> Result<()> {
         let machine = Machine::new(node);
-        worker::start_kubelet(&machine)?;
+        worker::start_kubelet(&machine, self.options.cni)?;
         worker::start_proxy(&machine, self.options.proxy)
     }
 
@@ -396,7 +403,7 @@ impl Cluster {
                 Ok(!ranges.is_empty())
             })?;
         }
-        Ok(())
+        network::route(self)
     }
 
     fn wait_ready(&self) -> Result<()> {
@@ -510,12 +517,16 @@ impl Cluster {
             &machine,
             layout::node_number(node).context("not a node")?,
         )?;
-        let mut archives = images::ensure()?;
+        let mut archives = images::paths()?;
         if self.options.cni == Cni::Sinabro {
             archives.push(image::archive()?);
         }
         worker::start_containerd(&machine, &archives)?;
-        self.start_node_programs(node)
+        self.start_node_programs(node)?;
+        if self.options.cni == Cni::Bridge {
+            network::deploy(self)?;
+        }
+        Ok(())
     }
 
     /// Adds a node with the next free number; its name.
@@ -548,7 +559,7 @@ impl Cluster {
     pub fn kubelet_restart(&self, node: &str) -> Result<()> {
         let machine = Machine::new(node);
         machine.kill("kubelet")?;
-        worker::start_kubelet(&machine)
+        worker::start_kubelet(&machine, self.options.cni)
     }
 
     pub fn api_stop(&self) -> Result<()> {

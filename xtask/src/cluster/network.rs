@@ -1,8 +1,8 @@
 //! The cluster's pod network: Sinabro as users deploy it, or the reference plugin.
 
-use super::{Cluster, Cni, images, layout, machine::Machine};
+use super::{Cluster, Cni, control, images, layout, machine::Machine};
 use crate::{image, setup, ui, workspace};
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result};
 use serde_json::json;
 use std::{fs, path::PathBuf};
 
@@ -52,22 +52,45 @@ fn sinabro(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// Each node and its pod ranges.
+fn ranges(cluster: &Cluster) -> Result<Vec<(String, Vec<String>)>> {
+    let of = |node: String| {
+        let text = cluster.ask(&["get", "node", &node, "-o", "jsonpath={.spec.podCIDRs[*]}"])?;
+        Ok((node, text.split_whitespace().map(str::to_owned).collect()))
+    };
+    cluster.nodes().into_iter().map(of).collect()
+}
+
+/// The node's address of a range's family.
+fn way_to(node: &str, range: &str) -> Result<String> {
+    let number = layout::node_number(node).context("not a node")?;
+    let (v4, v6) = layout::node_addresses(number);
+    Ok(if range.contains(':') {
+        v6.to_string()
+    } else {
+        v4.to_string()
+    })
+}
+
+/// The API server asks pods (webhooks, aggregated APIs, `kubectl proxy`), and its machine is no
+/// node: it has a route to each node's pods, as a cloud's network gives it.
+pub fn route(cluster: &Cluster) -> Result<()> {
+    for (node, ranges) in ranges(cluster)? {
+        for range in ranges {
+            control::machine().ip(&format!(
+                "route replace {range} via {}",
+                way_to(&node, &range)?
+            ))?;
+        }
+    }
+    Ok(())
+}
+
 /// bridge, host-local and portmap on each node, and routes between them.
 fn bridge(cluster: &Cluster) -> Result<()> {
     let plugins = setup::reference_plugins().context("there are no reference plugins")?;
-    let mut ranges = Vec::new();
-    for node in cluster.nodes() {
-        let text = cluster.ask(&["get", "node", &node, "-o", "jsonpath={.spec.podCIDRs[*]}"])?;
-        let number = layout::node_number(&node).ok_or_else(|| anyhow!("not a node"))?;
-        ranges.push((
-            node,
-            number,
-            text.split_whitespace()
-                .map(str::to_owned)
-                .collect::<Vec<_>>(),
-        ));
-    }
-    for (node, _, own) in &ranges {
+    let ranges = ranges(cluster)?;
+    for (node, own) in &ranges {
         let machine = Machine::new(node);
         for plugin in ["bridge", "host-local"] {
             fs::copy(
@@ -75,15 +98,12 @@ fn bridge(cluster: &Cluster) -> Result<()> {
                 machine.path("/opt/cni/bin")?.join(plugin),
             )?;
         }
-        for (other, number, theirs) in &ranges {
-            let (v4, v6) = layout::node_addresses(*number);
-            for range in theirs.iter().filter(|_| other != node) {
-                let via = if range.contains(':') {
-                    v6.to_string()
-                } else {
-                    v4.to_string()
-                };
-                machine.ip(&format!("route replace {range} via {via}"))?;
+        for (other, theirs) in ranges.iter().filter(|(other, _)| other != node) {
+            for range in theirs {
+                machine.ip(&format!(
+                    "route replace {range} via {}",
+                    way_to(other, range)?
+                ))?;
             }
         }
         let subnets: Vec<_> = own.iter().map(|range| json!([{"subnet": range}])).collect();
@@ -108,24 +128,8 @@ fn bridge(cluster: &Cluster) -> Result<()> {
                 "net.ipv6.conf.all.forwarding=1",
             ])
             .status()?;
-        for (control_range, via) in own.iter().map(|range| (range, node_address(node, range))) {
-            super::control::machine().ip(&format!("route replace {control_range} via {}", via?))?;
-        }
-        // The taint is what Sinabro's agent would take away.
-        cluster
-            .ask(&["taint", "node", node, "sinabro.io/agent-not-ready-"])
-            .ok();
     }
     Ok(())
-}
-
-fn node_address(node: &str, range: &str) -> Result<String> {
-    let (v4, v6) = layout::node_addresses(layout::node_number(node).context("not a node")?);
-    Ok(if range.contains(':') {
-        v6.to_string()
-    } else {
-        v4.to_string()
-    })
 }
 
 /// The manifest of the cluster's DNS.

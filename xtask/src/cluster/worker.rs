@@ -1,7 +1,7 @@
 //! What a node runs: containerd, kubelet, kube-proxy.
 
 use super::{
-    Proxy, components, images,
+    Cni, Proxy, components, images,
     layout::{self, DNS},
     machine::Machine,
 };
@@ -112,15 +112,21 @@ fn ctr(node: &Machine, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-pub fn start_kubelet(node: &Machine) -> Result<()> {
+pub fn start_kubelet(node: &Machine, cni: Cni) -> Result<()> {
     let (pki, dir) = (layout::pki()?, node.dir()?);
     let config = dir.join("kubelet.yaml");
+    // Taken away by the agent once it serves.
+    let taints = match cni {
+        Cni::Sinabro => "[{key: sinabro.io/agent-not-ready, effect: NoSchedule}]",
+        Cni::Bridge | Cni::None => "[]",
+    };
     let text = fill(
         include_str!("../../cluster/config/kubelet.yaml"),
         &[
             ("PKI", &pki.display().to_string()),
             ("NODE", &node.name),
             ("DNS", DNS),
+            ("TAINTS", taints),
         ],
     );
     fs::write(&config, text)?;

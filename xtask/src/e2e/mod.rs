@@ -102,7 +102,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let before = Snapshot::take()?;
     interrupt::on_interrupt(|| {
         println!("\n  interrupted: taking the cluster down");
-        if let Err(error) = cluster::remains(false) {
+        if let Err(error) = cluster::end() {
             ui::error(&format!("{error:#}"));
         }
     })?;
