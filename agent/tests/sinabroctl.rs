@@ -378,3 +378,29 @@ proptest! {
         prop_assert!(text(&output.stderr).starts_with("sinabroctl: no usable answer"));
     }
 }
+
+#[test]
+fn pause_waits_until_it_is_told_to_end_and_ends_well() {
+    use nix::{
+        sys::signal::{Signal, kill},
+        unistd::Pid,
+    };
+    let mut pause = Command::new(env!("CARGO_BIN_EXE_sinabroctl"))
+        .arg("pause")
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", pause.id());
+    let waits = || {
+        let status = std::fs::read_to_string(&status).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+        let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
+        mask & (1 << (Signal::SIGTERM as u64 - 1)) != 0
+    };
+    while !waits() {
+        assert_eq!(pause.try_wait().unwrap(), None);
+        thread::yield_now();
+    }
+    kill(Pid::from_raw(pause.id() as i32), Signal::SIGTERM).unwrap();
+    // Killed by the signal it would have no code.
+    assert_eq!(pause.wait().unwrap().code(), Some(0));
+}

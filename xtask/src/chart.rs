@@ -272,7 +272,10 @@ mod tests {
         let chart: Value = serde_saphyr::from_str(&chart).unwrap();
         assert_eq!(chart["version"], version);
         assert_eq!(chart["appVersion"], version);
-        for (file, name) in [("sinabro.yaml", "sinabro")] {
+        for (file, name) in [
+            ("sinabro.yaml", "sinabro"),
+            ("uninstall.yaml", "sinabro-uninstall"),
+        ] {
             let objects = manifest::read(file).unwrap();
             let pod =
                 &objects[&format!("DaemonSet kube-system/{name}")]["spec"]["template"]["spec"];

@@ -8,6 +8,7 @@ mod endpoints;
 mod ipam;
 mod metrics;
 mod nodes;
+mod pause;
 mod status;
 mod table;
 
@@ -85,6 +86,11 @@ enum Noun {
     /// Drops by reason, NAT table, counters.
     #[command(visible_alias = "drops")]
     Metrics,
+    /// Do nothing until told to end.
+    ///
+    /// For a DaemonSet whose pods have done their work and must stay.
+    #[command(hide = true)]
+    Pause,
 }
 
 fn default_socket() -> PathBuf {
@@ -107,6 +113,9 @@ fn main() -> ExitCode {
         Noun::Ipam => ipam::show(&cli.common),
         Noun::Nodes => nodes::show(&cli.common),
         Noun::Metrics => metrics::show(&cli.common),
+        Noun::Pause => pause::pause()
+            .map(|()| Exit::Well)
+            .map_err(client::Error::from),
     };
     let exit = shown.unwrap_or_else(|error| {
         // Nowhere to complain to if stderr is closed.
