@@ -86,7 +86,11 @@ fn status(ready: bool) -> StatusReport {
         ],
         endpoints: 3,
         nodes: 2,
-        source: Default::default(),
+        source: SourceReport {
+            from: "Kubernetes API at https://10.96.0.1".into(),
+            connected: ready,
+            lost_seconds: (!ready).then_some(75),
+        },
         uptime_seconds: 3700,
     }
 }
@@ -122,6 +126,11 @@ fn status_says_what_is_wrong_and_ends_with_1() {
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
+        let source = match ready {
+            true => "Kubernetes API at https://10.96.0.1 (connected)",
+            false => "Kubernetes API at https://10.96.0.1 (not connected for 1m15s)",
+        };
+        assert!(text.contains(source), "{text}");
         assert!(output.stderr.is_empty());
     }
 }

@@ -6,6 +6,7 @@
 //! | `sinabro_start_time_seconds` | | when the agent started, Unix time |
 //! | `sinabro_ready` | | 1 if the node serves pods |
 //! | `sinabro_condition` | condition | 1 if it holds |
+//! | `sinabro_source_connected` | | 1 if the nodes file or Kubernetes API can be read |
 //! | `sinabro_endpoints` | | active pods |
 //! | `sinabro_pod_transmit_packets_total`, `…_bytes_total` | namespace, pod, interface | what the pod sent |
 //! | `sinabro_pod_receive_packets_total`, `…_bytes_total` | namespace, pod, interface | what reached it |
@@ -107,6 +108,11 @@ impl Metrics {
             "condition",
             "Whether a condition of readiness holds",
             conditions,
+        );
+        page.gauge(
+            "source_connected",
+            "Whether the source of the nodes can be read",
+            flag(status.source.connected),
         );
         page.0.register(
             "api_requests",

@@ -1,5 +1,5 @@
 use super::{metrics::Metrics, *};
-use sinabro_common::api::{DropReport, Owner, PodRef, RangeReport};
+use sinabro_common::api::{DropReport, Owner, PodRef, RangeReport, SourceReport};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
@@ -48,7 +48,10 @@ fn reports() -> Reports {
             pod_cidrs: vec![],
             endpoints: 2,
             nodes: 2,
-            source: Default::default(),
+            source: SourceReport {
+                connected: true,
+                ..SourceReport::default()
+            },
             uptime_seconds: 3,
         },
         endpoints: vec![endpoint("we\"b\n", 100), endpoint("", 9)],
@@ -119,6 +122,7 @@ fn every_report_is_in_the_scrape() {
     for line in [
         r#"sinabro_build_info{version="0.1.0"} 1.0"#,
         "sinabro_ready 0.0",
+        "sinabro_source_connected 1.0",
         r#"sinabro_condition{condition="datapath"} 1.0"#,
         r#"sinabro_condition{condition="overlay"} 0.0"#,
         "sinabro_endpoints 2.0",
