@@ -9,6 +9,8 @@
 //! An empty value means "as if not set" where the agent finds the value by itself, the empty
 //! list in a list, and "off" for the metrics address; anywhere else it is an error.
 
+mod value;
+
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, parser::ValueSource};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -19,8 +21,8 @@ use std::{
     fmt, fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
-    str::FromStr,
 };
+use value::{absolute_path, boolean, cidr, device, node_name, number, port_range};
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
 pub const MIN_MTU: u32 = 1280;
@@ -225,6 +227,18 @@ pub struct Settings {
     pub log_format: LogFormat,
 }
 
+/// The settings that say where on the node something of Sinabro is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    pub state_dir: PathBuf,
+    pub socket: PathBuf,
+    pub bpf_dir: PathBuf,
+    pub cni_bin_dir: PathBuf,
+    pub cni_conf_dir: PathBuf,
+    /// As set; empty if they are to be found.
+    pub uplinks: Vec<String>,
+}
+
 /// Where facts about the cluster come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FactsFrom {
@@ -312,33 +326,11 @@ impl Settings {
         I: IntoIterator<Item = T>,
         T: Into<OsString> + Clone,
     {
-        let matches = Options::command().try_get_matches_from(args)?;
-        let given = Options::from_arg_matches(&matches)?;
-        let file = settings_file(given.config.as_deref(), Path::new(names::CONFIG_FILE))?;
-        Self::from_layers(&given, &matches, file)
+        Self::from_layers(&Layers::load(args)?)
     }
 
-    fn from_layers(
-        given: &Options,
-        matches: &ArgMatches,
-        file: Option<(PathBuf, Options)>,
-    ) -> Result<Self, ConfigError> {
-        let layers = Layers::new(given, matches, file);
-        let state_dir = layers.directory("stateDir")?;
-        let socket = match layers.found("socket") {
-            Some(_) => layers.parse("socket", absolute_path)?,
-            None => state_dir.join(names::SOCKET),
-        };
-        // sockaddr_un.sun_path, unix(7), has 108 bytes with the final zero, and the socket is
-        // bound under a name four bytes longer at first.
-        if socket.as_os_str().len() > 103 {
-            let key = if layers.found("socket").is_some() {
-                "socket"
-            } else {
-                "stateDir"
-            };
-            return Err(layers.invalid(key, "the socket's path is longer than 103 bytes"));
-        }
+    fn from_layers(layers: &Layers) -> Result<Self, ConfigError> {
+        let places = Places::from_layers(layers)?;
         let node_name = match layers.found("nodeName") {
             Some(_) => layers.parse("nodeName", node_name)?,
             None => host_name()?,
@@ -346,13 +338,13 @@ impl Settings {
         Ok(Self {
             node_name,
             facts_from: layers.facts_from()?,
-            socket,
-            bpf_dir: layers.directory("bpfDir")?,
+            socket: places.socket,
+            bpf_dir: places.bpf_dir,
             cgroup_dir: layers.optional("cgroupDir", absolute_path)?,
-            cni_bin_dir: layers.directory("cniBinDir")?,
-            cni_conf_dir: layers.directory("cniConfDir")?,
+            cni_bin_dir: places.cni_bin_dir,
+            cni_conf_dir: places.cni_conf_dir,
             cni_source: layers.optional("cniSource", absolute_path)?,
-            uplinks: layers.list("uplinks", device)?,
+            uplinks: places.uplinks,
             mtu: layers.optional("mtu", |text| number(text, MIN_MTU, MAX_MTU))?,
             vxlan_port: layers.parse("vxlanPort", |text| number(text, 1, u16::MAX))?,
             // RFC 7348 §5: 24 bits.
@@ -381,6 +373,46 @@ impl Settings {
                 "json" => Ok(LogFormat::Json),
                 _ => Err("expected text or json".into()),
             })?,
+            state_dir: places.state_dir,
+        })
+    }
+}
+
+impl Places {
+    /// As [`Settings::load`], without what only an agent has to know.
+    ///
+    /// # Errors
+    /// What is wrong with one of these settings.
+    pub fn load<I, T>(args: I) -> Result<Self, ConfigError>
+    where
+        I: IntoIterator<Item = T>,
+        T: Into<OsString> + Clone,
+    {
+        Self::from_layers(&Layers::load(args)?)
+    }
+
+    fn from_layers(layers: &Layers) -> Result<Self, ConfigError> {
+        let state_dir = layers.directory("stateDir")?;
+        let socket = match layers.found("socket") {
+            Some(_) => layers.parse("socket", absolute_path)?,
+            None => state_dir.join(names::SOCKET),
+        };
+        // sockaddr_un.sun_path, unix(7), has 108 bytes with the final zero, and the socket is
+        // bound under a name four bytes longer at first.
+        if socket.as_os_str().len() > 103 {
+            let key = if layers.found("socket").is_some() {
+                "socket"
+            } else {
+                "stateDir"
+            };
+            return Err(layers.invalid(key, "the socket's path is longer than 103 bytes"));
+        }
+        Ok(Self {
+            socket,
+            bpf_dir: layers.directory("bpfDir")?,
+            cni_bin_dir: layers.directory("cniBinDir")?,
+            cni_conf_dir: layers.directory("cniConfDir")?,
+            uplinks: layers.list("uplinks", device)?,
             state_dir,
         })
     }
@@ -393,6 +425,17 @@ struct Layers {
 }
 
 impl Layers {
+    fn load<I, T>(args: I) -> Result<Self, ConfigError>
+    where
+        I: IntoIterator<Item = T>,
+        T: Into<OsString> + Clone,
+    {
+        let matches = Options::command().try_get_matches_from(args)?;
+        let given = Options::from_arg_matches(&matches)?;
+        let file = settings_file(given.config.as_deref(), Path::new(names::CONFIG_FILE))?;
+        Ok(Self::new(&given, &matches, file))
+    }
+
     fn new(given: &Options, matches: &ArgMatches, file: Option<(PathBuf, Options)>) -> Self {
         let mut layers = Self {
             values: Map::new(),
@@ -595,81 +638,6 @@ fn host_name() -> Result<String, ConfigError> {
         origin: Origin::Default,
         reason,
     })
-}
-
-fn node_name(text: &str) -> Result<String, String> {
-    // Kubernetes names nodes by RFC 1123 subdomains, in lower case; kubelet lowers host names.
-    let name = text.to_ascii_lowercase();
-    let label = |label: &str| {
-        !label.is_empty()
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-            && label
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b == b'-')
-    };
-    if name.len() > 253 || !name.split('.').all(label) {
-        return Err("not a node name: letters, digits, dashes and dots, at most 253".into());
-    }
-    Ok(name)
-}
-
-fn absolute_path(text: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(text);
-    if !path.is_absolute() {
-        return Err("must be an absolute path".into());
-    }
-    Ok(path)
-}
-
-fn device(text: &str) -> Result<String, String> {
-    // dev_valid_name of the kernel.
-    let bad = |c: char| c == '/' || c == ':' || c.is_whitespace();
-    if text.len() > 15 || text == "." || text == ".." || text.contains(bad) {
-        return Err("not a name of a network device".into());
-    }
-    Ok(text.to_owned())
-}
-
-fn cidr(text: &str) -> Result<IpNet, String> {
-    let net: IpNet = text
-        .parse()
-        .map_err(|_| "expected an address and a prefix length, such as 10.0.0.0/8")?;
-    if net != net.trunc() {
-        return Err(format!(
-            "has bits beyond its prefix, did you mean {}",
-            net.trunc()
-        ));
-    }
-    Ok(net)
-}
-
-fn number<T>(text: &str, min: T, max: T) -> Result<T, String>
-where
-    T: FromStr + PartialOrd + fmt::Display,
-{
-    match text.parse::<T>() {
-        Ok(n) if n >= min && n <= max => Ok(n),
-        _ => Err(format!("expected a number from {min} to {max}")),
-    }
-}
-
-fn boolean(text: &str) -> Result<bool, String> {
-    match text {
-        "true" => Ok(true),
-        "false" => Ok(false),
-        _ => Err("expected true or false".into()),
-    }
-}
-
-fn port_range(text: &str) -> Result<(u16, u16), String> {
-    text.split_once('-')
-        .and_then(|(first, last)| {
-            let first: u16 = first.trim().parse().ok()?;
-            let last: u16 = last.trim().parse().ok()?;
-            (first > 0 && first <= last).then_some((first, last))
-        })
-        .ok_or_else(|| "expected FIRST-LAST, two ports in ascending order".into())
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The per-node agent. Modules in reading order:
 //!
 //! - [`config`]: flags, environment and file become settings;
+//! - [`prepare`]: what the kernel has to allow first;
 //! - [`node`]: what facts and kernel say about this node;
 //! - [`run`]: start order, supervision, stop;
 //! - pod ADD: [`api`] → [`ipam`] → [`endpoint`] → [`datapath`];
@@ -24,6 +25,7 @@ pub mod install;
 pub mod ipam;
 pub mod node;
 pub mod plan;
+pub mod prepare;
 pub mod run;
 #[cfg(test)]
 mod stand_in;

@@ -1,9 +1,8 @@
 //! This node: what the facts and the kernel together say about it.
 //!
-//! - [`prepare`] makes the kernel forward packets, once at start;
-//! - [`NodeState::find`] joins the node's own entry in the facts with its links: which device
-//!   leads out, which MTU pods get, which address masqueraded packets get. It is asked again on
-//!   every change of the facts and now and then, so a new address or MTU is followed.
+//! [`NodeState::find`] joins the node's own entry in the facts with its links: which device leads
+//! out, which MTU pods get, which address masqueraded packets get. It is asked again on every
+//! change of the facts and now and then, so a new address or MTU is followed.
 
 use crate::{
     config::Settings,
@@ -16,9 +15,7 @@ use sinabro_common::abi::{
     Addr,
     config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_TCP_FAST_PATH, NodeConfig},
 };
-use sinabro_netlink::{
-    Conn, Family, Link, ResultExt, addr::Addr as LinkAddr, route::RouteFilter, sysctl,
-};
+use sinabro_netlink::{Conn, Family, Link, ResultExt, addr::Addr as LinkAddr, sysctl};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// Destinations that never get a translated source: link-local, multicast, broadcast.
@@ -29,8 +26,6 @@ const NEVER_MASQUERADED: [&str; 5] = [
     "fe80::/10",
     "ff00::/8",
 ];
-/// Of routes learnt from router advertisements (linux/rtnetlink.h).
-const RTPROT_RA: u8 = 9;
 /// Fewer translated ports than this would fail under ordinary load.
 const MIN_PORTS: u32 = 1024;
 
@@ -52,12 +47,6 @@ pub enum NodeError {
         "uplink {0} has no IPv4 address to masquerade with, set --masquerade=false or give it one"
     )]
     NoSource(String),
-    #[error("cannot set {name} to {value}, set it by hand")]
-    Sysctl {
-        name: String,
-        value: &'static str,
-        source: sinabro_netlink::Error,
-    },
     #[error(
         "net.ipv4.ip_local_port_range ends at {0} and leaves too few ports above for masquerade, lower it or set --masquerade-ports"
     )]
@@ -280,74 +269,6 @@ pub fn masquerade_ports(settings: &Settings) -> Result<(u16, u16), NodeError> {
         return Err(NodeError::NoPorts(last));
     }
     Ok((last as u16 + 1, u16::MAX))
-}
-
-/// Makes the kernel forward packets of both families. Returns what could not be done without
-/// being fatal.
-///
-/// # Errors
-/// If IPv4 forwarding is off and cannot be turned on.
-pub fn prepare(settings: &Settings) -> Result<Vec<String>, NodeError> {
-    let mut warnings = Vec::new();
-    ensure(&["net", "ipv4", "ip_forward"], "1")?;
-    if let Err(error) = keep_router_advertisements(settings) {
-        warnings.push(format!(
-            "cannot keep accepting router advertisements: {error}"
-        ));
-    }
-    match ensure(&["net", "ipv6", "conf", "all", "forwarding"], "1") {
-        // A kernel without IPv6.
-        Err(NodeError::Sysctl { source, .. }) if source.is_not_found() => {
-            warnings.push("the kernel has no IPv6, pods get IPv4 only".into());
-        }
-        other => other?,
-    }
-    Ok(warnings)
-}
-
-/// With forwarding on, the kernel takes router advertisements only where accept_ra is 2, and
-/// drops the default routes it learnt otherwise (Documentation/networking/ip-sysctl.rst). So the
-/// links that have such a route get 2 before forwarding goes on.
-fn keep_router_advertisements(settings: &Settings) -> Result<(), NodeError> {
-    let mut conn = Conn::new()?;
-    let learnt = conn.routes(&RouteFilter {
-        family: Some(Family::V6),
-        protocol: Some(RTPROT_RA),
-        ..RouteFilter::default()
-    })?;
-    let mut names = settings.uplinks.clone();
-    for index in learnt.iter().filter_map(|route| route.oif) {
-        names.extend(
-            conn.link_by_index(index)
-                .ignore_not_found()?
-                .map(|l| l.name),
-        );
-    }
-    names.sort_unstable();
-    names.dedup();
-    names.iter().try_for_each(|name| accept_ra(name))
-}
-
-/// Raises a link's accept_ra from 1, its default, to 2; other values are somebody's decision.
-pub fn accept_ra(link: &str) -> Result<(), NodeError> {
-    let name = ["net", "ipv6", "conf", link, "accept_ra"];
-    match sysctl::read(&name) {
-        Ok(value) if value == "1" => ensure(&name, "2"),
-        Ok(_) => Ok(()),
-        Err(error) if error.is_not_found() => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn ensure(name: &[&str], value: &'static str) -> Result<(), NodeError> {
-    match sysctl::ensure(name, value) {
-        Ok(_) => Ok(()),
-        Err(source) => Err(NodeError::Sysctl {
-            name: name.join("."),
-            value,
-            source,
-        }),
-    }
 }
 
 #[cfg(test)]

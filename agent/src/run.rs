@@ -28,6 +28,7 @@ use crate::{
     install::{self, InstallConfig},
     ipam::Allocator,
     node::{self, NodeState},
+    prepare,
     telemetry::{http, metrics::Metrics},
     watch::{Snapshot, kubernetes, nodes::OwnNode, nodes_file},
 };
@@ -71,7 +72,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         true => node::masquerade_ports(&settings)?,
         false => (0, 0),
     };
-    for warning in node::prepare(&settings)? {
+    let prepared = prepare::sysctls(&settings.uplinks)?;
+    for change in &prepared.changes {
+        tracing::info!("{change}");
+    }
+    for warning in &prepared.warnings {
         tracing::warn!("{warning}");
     }
     let mut tasks = JoinSet::new();
@@ -381,7 +386,12 @@ fn apply_node(
     state: &NodeState,
 ) -> anyhow::Result<()> {
     for uplink in &state.uplinks {
-        node::accept_ra(&uplink.name)?;
+        // Only for those who wait for router advertisements: no reason to serve no pod.
+        match prepare::accept_ra(&uplink.name) {
+            Ok(Some(change)) => tracing::info!("{change}"),
+            Ok(None) => {}
+            Err(error) => tracing::warn!("{}", Chain(&error)),
+        }
     }
     let outside = endpoints.ipam.set_ranges(&state.pod_cidrs)?;
     if !outside.is_empty() {

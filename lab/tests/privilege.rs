@@ -1,6 +1,10 @@
 //! What the agent is allowed to do: no more than deploy/sinabro.yaml gives it.
 #![allow(clippy::unwrap_used)]
 
+use nix::{
+    mount::umount,
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node,
     confinement::{self, CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON},
@@ -25,15 +29,12 @@ fn start(node: &Node, flags: &[&str]) {
     assert_eq!(field("NoNewPrivs:"), "1");
 }
 
-/// What takes more rights, done beforehand.
-fn prepare(node: &Node) {
-    let set = || -> anyhow::Result<()> {
-        sysctl::ensure(&["net", "ipv4", "ip_forward"], "1")?;
-        sysctl::ensure(&["net", "ipv6", "conf", "all", "forwarding"], "1")?;
-        sysctl::ensure(&["net", "ipv6", "conf", "eth0", "accept_ra"], "2")?;
-        Ok(())
-    };
-    node.namespace().run(set).unwrap();
+/// As the manifest's init container, which may do everything and ends.
+fn prepare(node: &Node) -> String {
+    let output = node.ctl(&["prepare"]).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 fn works_with(flags: &[&str]) {
@@ -76,4 +77,53 @@ fn they_suffice_for_every_way_of_attaching() {
     for flag in ["--attach=tcx", "--attach=clsact", "--tcp-fast-path=true"] {
         works_with(&[flag]);
     }
+}
+
+#[test]
+fn an_agent_that_may_not_set_what_is_wrong_names_it_and_the_remedy() {
+    let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
+    let node = lab.node(1);
+    node.start_confined_agent(&[], &confinement::AGENT).unwrap();
+    let error = format!("{:#}", node.wait_ready().unwrap_err());
+    for part in ["net.ipv4.ip_forward must be 1", "sinabroctl prepare"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    node.kill_agent().unwrap();
+    prepare(node);
+    // The uplink could not be told beforehand: worth a word, not the node.
+    let set = || {
+        Ok(sysctl::write(
+            &["net", "ipv6", "conf", "eth0", "accept_ra"],
+            "1",
+        )?)
+    };
+    node.namespace().run(set).unwrap();
+    start(node, &[]);
+    let log = node.log();
+    assert!(log.contains("conf.eth0.accept_ra must be 2"), "{log}");
+}
+
+#[test]
+fn preparing_mounts_a_bpffs_and_does_nothing_twice() {
+    let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
+    let node = lab.node(1);
+    let unmount = || {
+        // The lab's own, and below it the machine's if it has one.
+        while statfs("/sys/fs/bpf")?.filesystem_type() == BPF_FS_MAGIC {
+            umount("/sys/fs/bpf")?;
+        }
+        Ok(())
+    };
+    node.namespace().run(unmount).unwrap();
+    let done = prepare(node);
+    for change in [
+        "mounted a bpffs on /sys/fs/bpf\n",
+        "set net.ipv4.ip_forward to 1\n",
+        "set net.ipv6.conf.eth0.accept_ra to 2\n",
+        "set net.ipv6.conf.all.forwarding to 1\n",
+    ] {
+        assert!(done.contains(change), "{change}: {done}");
+    }
+    assert_eq!(prepare(node), "nothing to do: the node is prepared\n");
+    start(node, &[]);
 }

@@ -152,7 +152,8 @@ fn text_that_looks_like_a_number_keeps_its_zeros() {
     let matches = Options::command().get_matches_from(["sinabro-agent"]);
     let given = Options::from_arg_matches(&matches).unwrap();
     let file = parse_file("{nodes: /n, nodeName: 0123}").unwrap();
-    let settings = Settings::from_layers(&given, &matches, Some(("/f".into(), file))).unwrap();
+    let settings =
+        Settings::from_layers(&Layers::new(&given, &matches, Some(("/f".into(), file)))).unwrap();
     assert_eq!(settings.node_name, "0123");
 }
 

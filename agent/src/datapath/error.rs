@@ -9,7 +9,7 @@ pub enum DatapathError {
     #[error("built without eBPF programs: run `cargo xtask setup` and build again")]
     NotBuilt,
 
-    #[error("{} is not on a bpffs: mount one with `mount -t bpf bpf /sys/fs/bpf`", path.display())]
+    #[error("{} is not on a bpffs: mount one with `sinabroctl prepare` as root", path.display())]
     NotBpffs { path: PathBuf },
 
     #[error("{what} {} failed", path.display())]

@@ -1,7 +1,7 @@
-//! `sinabroctl`: looks at this node's agent.
+//! `sinabroctl`: looks at this node's agent, and looks after the node where there is none.
 //!
-//! One file per noun; each asks one question ([`client`]), prints the report as a table
-//! ([`table`]) or as JSON, and says how the process ends.
+//! One file per command. A noun asks the agent one question ([`client`]) and prints the report
+//! as a table ([`table`]) or as JSON; a verb works on the node itself, where [`places`] says.
 
 mod client;
 mod endpoints;
@@ -9,11 +9,15 @@ mod ipam;
 mod metrics;
 mod nodes;
 mod pause;
+mod places;
+mod prepare;
 mod status;
 mod table;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use places::PlaceFlags;
 use serde::Serialize;
+use sinabro_agent::config::ConfigError;
 use sinabro_common::names;
 use std::{
     io::{self, Write},
@@ -24,7 +28,8 @@ use std::{
 const AFTER_HELP: &str = "\
 Exit codes:
   0  all is well
-  1  the agent reports a problem: it is not ready (status), or it refused the request
+  1  the agent reports a problem: it is not ready (status), or it refused the request; or what
+     was to be done failed
   2  the command line is wrong
   3  the agent cannot be reached, or its answer cannot be understood
 
@@ -34,16 +39,17 @@ Examples:
   sinabroctl endpoints                  which pods are here, with addresses and traffic
   sinabroctl ipam                       who has which address, how full each range is
   sinabroctl nodes                      which nodes are known, which cannot be reached and why
-  sinabroctl metrics                    what was dropped and why, how full the NAT table is";
+  sinabroctl metrics                    what was dropped and why, how full the NAT table is
+  sinabroctl prepare                    as root, before an agent that runs without privileges";
 
-/// Shows what the Sinabro agent of this node knows.
+/// Shows what the Sinabro agent of this node knows, and prepares the node for it.
 #[derive(Debug, Parser)]
 #[command(name = "sinabroctl", version, max_term_width = 100, after_help = AFTER_HELP)]
 struct Cli {
     #[command(flatten)]
     common: Common,
     #[command(subcommand)]
-    noun: Noun,
+    command: Action,
 }
 
 #[derive(Debug, Args)]
@@ -72,7 +78,7 @@ enum Format {
 }
 
 #[derive(Debug, Subcommand)]
-enum Noun {
+enum Action {
     /// Whether this node serves pods, and what stands in the way.
     ///
     /// Ends with code 1 if the node is not ready.
@@ -91,6 +97,11 @@ enum Noun {
     /// For a DaemonSet whose pods have done their work and must stay.
     #[command(hide = true)]
     Pause,
+    /// Makes the node ready for an agent without privileges: sets what the kernel needs to
+    /// forward packets, and mounts a bpffs if there is none.
+    ///
+    /// Needs root. Changes nothing that is right already.
+    Prepare(PlaceFlags),
 }
 
 fn default_socket() -> PathBuf {
@@ -102,25 +113,64 @@ fn default_socket() -> PathBuf {
 enum Exit {
     Well = 0,
     Problem = 1,
+    /// As clap's own.
+    Usage = 2,
     Unreachable = 3,
+}
+
+/// Why a command did not do what it should.
+struct Failure {
+    text: String,
+    exit: Exit,
+}
+
+impl From<client::Error> for Failure {
+    fn from(error: client::Error) -> Self {
+        Self {
+            text: error.to_string(),
+            exit: error.exit(),
+        }
+    }
+}
+
+impl From<nix::Error> for Failure {
+    fn from(error: nix::Error) -> Self {
+        Self {
+            text: error.to_string(),
+            exit: Exit::Problem,
+        }
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        let exit = match error.downcast_ref::<ConfigError>() {
+            Some(_) => Exit::Usage,
+            None => Exit::Problem,
+        };
+        Self {
+            text: format!("{error:#}"),
+            exit,
+        }
+    }
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let shown = match cli.noun {
-        Noun::Status => status::show(&cli.common),
-        Noun::Endpoints => endpoints::show(&cli.common),
-        Noun::Ipam => ipam::show(&cli.common),
-        Noun::Nodes => nodes::show(&cli.common),
-        Noun::Metrics => metrics::show(&cli.common),
-        Noun::Pause => pause::pause()
-            .map(|()| Exit::Well)
-            .map_err(client::Error::from),
+    let common = &cli.common;
+    let done = match &cli.command {
+        Action::Status => status::show(common).map_err(Failure::from),
+        Action::Endpoints => endpoints::show(common).map_err(Failure::from),
+        Action::Ipam => ipam::show(common).map_err(Failure::from),
+        Action::Nodes => nodes::show(common).map_err(Failure::from),
+        Action::Metrics => metrics::show(common).map_err(Failure::from),
+        Action::Pause => pause::pause().map(|()| Exit::Well).map_err(Failure::from),
+        Action::Prepare(places) => prepare::run(common, places).map_err(Failure::from),
     };
-    let exit = shown.unwrap_or_else(|error| {
+    let exit = done.unwrap_or_else(|failure| {
         // Nowhere to complain to if stderr is closed.
-        let _ = writeln!(io::stderr(), "sinabroctl: {error}");
-        error.exit()
+        let _ = writeln!(io::stderr(), "sinabroctl: {}", failure.text);
+        failure.exit
     });
     ExitCode::from(exit as u8)
 }
@@ -130,7 +180,7 @@ fn print<T: Serialize>(
     common: &Common,
     report: &T,
     table: impl FnOnce(&T) -> String,
-) -> Result<(), client::Error> {
+) -> io::Result<()> {
     let text = match common.output {
         Format::Table => table(report),
         Format::Json => serde_json::to_string_pretty(report).map_err(io::Error::from)? + "\n",
@@ -138,6 +188,6 @@ fn print<T: Serialize>(
     match io::stdout().lock().write_all(text.as_bytes()) {
         // The reader has seen enough (`| head`).
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
+        other => other,
     }
 }

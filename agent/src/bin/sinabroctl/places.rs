@@ -1,0 +1,49 @@
+//! Flags that say where things are on the node, for commands that do without the agent.
+
+use clap::Args;
+use sinabro_agent::config::{ConfigError, Places};
+use std::ffi::OsString;
+
+/// As of sinabro-agent, the same variables and the same settings file included.
+#[derive(Debug, Args)]
+pub struct PlaceFlags {
+    /// The agent's settings file [default: /etc/sinabro/config.yaml if there is one].
+    #[arg(long, value_name = "FILE")]
+    config: Option<OsString>,
+    /// The agent's state directory.
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<OsString>,
+    /// Directory of pinned maps and programs.
+    #[arg(long, value_name = "DIR")]
+    bpf_dir: Option<OsString>,
+    /// Where the plugin is.
+    #[arg(long, value_name = "DIR")]
+    cni_bin_dir: Option<OsString>,
+    /// Where the network configuration is.
+    #[arg(long, value_name = "DIR")]
+    cni_conf_dir: Option<OsString>,
+    /// Network devices that lead out of the node.
+    #[arg(long, value_name = "DEVICE,…")]
+    uplinks: Option<OsString>,
+}
+
+impl PlaceFlags {
+    /// The places by flags, environment, settings file and defaults.
+    pub fn resolve(&self) -> Result<Places, ConfigError> {
+        let flags = [
+            ("--config", &self.config),
+            ("--state-dir", &self.state_dir),
+            ("--bpf-dir", &self.bpf_dir),
+            ("--cni-bin-dir", &self.cni_bin_dir),
+            ("--cni-conf-dir", &self.cni_conf_dir),
+            ("--uplinks", &self.uplinks),
+        ];
+        let mut args = vec![OsString::from("sinabroctl")];
+        for (flag, value) in flags {
+            if let Some(value) = value {
+                args.extend([flag.into(), value.clone()]);
+            }
+        }
+        Places::load(args)
+    }
+}

@@ -1,0 +1,27 @@
+//! `sinabroctl prepare`.
+
+use crate::{Common, Exit, places::PlaceFlags, print};
+use sinabro_agent::prepare::{self, Prepared};
+
+pub fn run(common: &Common, places: &PlaceFlags) -> anyhow::Result<Exit> {
+    let places = places.resolve()?;
+    let mut prepared = prepare::bpffs(&places.bpf_dir)?;
+    let sysctls = prepare::sysctls(&places.uplinks)?;
+    prepared.changes.extend(sysctls.changes);
+    prepared.warnings.extend(sysctls.warnings);
+    print(common, &prepared, text)?;
+    Ok(Exit::Well)
+}
+
+fn text(prepared: &Prepared) -> String {
+    let warnings = prepared
+        .warnings
+        .iter()
+        .map(|text| format!("warning: {text}\n"));
+    let changes = prepared.changes.iter().map(|text| format!("{text}\n"));
+    let text: String = changes.chain(warnings).collect();
+    match text.is_empty() {
+        true => "nothing to do: the node is prepared\n".into(),
+        false => text,
+    }
+}

@@ -1,0 +1,79 @@
+//! Text to values, with the reason if it is none.
+
+use ipnet::IpNet;
+use std::{fmt, path::PathBuf, str::FromStr};
+
+pub fn node_name(text: &str) -> Result<String, String> {
+    // Kubernetes names nodes by RFC 1123 subdomains, in lower case; kubelet lowers host names.
+    let name = text.to_ascii_lowercase();
+    let label = |label: &str| {
+        !label.is_empty()
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    };
+    if name.len() > 253 || !name.split('.').all(label) {
+        return Err("not a node name: letters, digits, dashes and dots, at most 253".into());
+    }
+    Ok(name)
+}
+
+pub fn absolute_path(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if !path.is_absolute() {
+        return Err("must be an absolute path".into());
+    }
+    Ok(path)
+}
+
+pub fn device(text: &str) -> Result<String, String> {
+    // dev_valid_name of the kernel.
+    let bad = |c: char| c == '/' || c == ':' || c.is_whitespace();
+    if text.len() > 15 || text == "." || text == ".." || text.contains(bad) {
+        return Err("not a name of a network device".into());
+    }
+    Ok(text.to_owned())
+}
+
+pub fn cidr(text: &str) -> Result<IpNet, String> {
+    let net: IpNet = text
+        .parse()
+        .map_err(|_| "expected an address and a prefix length, such as 10.0.0.0/8")?;
+    if net != net.trunc() {
+        return Err(format!(
+            "has bits beyond its prefix, did you mean {}",
+            net.trunc()
+        ));
+    }
+    Ok(net)
+}
+
+pub fn number<T>(text: &str, min: T, max: T) -> Result<T, String>
+where
+    T: FromStr + PartialOrd + fmt::Display,
+{
+    match text.parse::<T>() {
+        Ok(n) if n >= min && n <= max => Ok(n),
+        _ => Err(format!("expected a number from {min} to {max}")),
+    }
+}
+
+pub fn boolean(text: &str) -> Result<bool, String> {
+    match text {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err("expected true or false".into()),
+    }
+}
+
+pub fn port_range(text: &str) -> Result<(u16, u16), String> {
+    text.split_once('-')
+        .and_then(|(first, last)| {
+            let first: u16 = first.trim().parse().ok()?;
+            let last: u16 = last.trim().parse().ok()?;
+            (first > 0 && first <= last).then_some((first, last))
+        })
+        .ok_or_else(|| "expected FIRST-LAST, two ports in ascending order".into())
+}

@@ -1,0 +1,141 @@
+//! What a node's kernel has to allow before its pods can have a network: packets are forwarded,
+//! router advertisements are taken all the same, and there is a bpffs for pins.
+//!
+//! This is all that takes more than the agent's three capabilities. `sinabroctl prepare` does it
+//! as root and ends; the agent then finds everything as it should be, and writes nothing, so
+//! that a read-only /proc/sys does not stop it. Where it is allowed to, it does the same itself.
+//! Preparing again changes nothing.
+
+use crate::chain::Chain;
+use nix::{
+    mount::{MsFlags, mount},
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+};
+use sinabro_netlink::{Conn, Family, ResultExt, route::RouteFilter, sysctl};
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// Of routes learnt from router advertisements (linux/rtnetlink.h).
+const RTPROT_RA: u8 = 9;
+
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    #[error("{name} must be {value}, run `sinabroctl prepare` as root or set it by hand")]
+    Sysctl {
+        name: String,
+        value: &'static str,
+        source: sinabro_netlink::Error,
+    },
+    #[error("cannot mount a bpffs on {}", path.display())]
+    Mount { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Netlink(#[from] sinabro_netlink::Error),
+}
+
+/// What was done, in words, and what will not work.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Prepared {
+    pub changes: Vec<String>,
+    pub warnings: Vec<String>,
+}
+
+/// Makes the kernel forward packets of both families. `uplinks` are those that are known already.
+///
+/// # Errors
+/// If forwarding is off and cannot be turned on.
+pub fn sysctls(uplinks: &[String]) -> Result<Prepared, PrepareError> {
+    let mut prepared = Prepared::default();
+    prepared
+        .changes
+        .extend(ensure(&["net", "ipv4", "ip_forward"], "1")?);
+    // Before forwarding goes on: the routes learnt so far would go.
+    for link in ra_links(uplinks)? {
+        match accept_ra(&link) {
+            Ok(change) => prepared.changes.extend(change),
+            Err(error) => prepared.warnings.push(Chain(&error).to_string()),
+        }
+    }
+    match ensure(&["net", "ipv6", "conf", "all", "forwarding"], "1") {
+        // A kernel without IPv6.
+        Err(PrepareError::Sysctl { source, .. }) if source.is_not_found() => prepared
+            .warnings
+            .push("the kernel has no IPv6, pods get IPv4 only".into()),
+        other => prepared.changes.extend(other?),
+    }
+    Ok(prepared)
+}
+
+/// The links on which router advertisements count: uplinks, as far as that can be told without
+/// the list of nodes. Not simply all links: on one that leads to containers, advertisements
+/// could come from them.
+fn ra_links(uplinks: &[String]) -> Result<BTreeSet<String>, PrepareError> {
+    let mut conn = Conn::new()?;
+    let learnt = conn.routes(&RouteFilter {
+        family: Some(Family::V6),
+        protocol: Some(RTPROT_RA),
+        ..RouteFilter::default()
+    })?;
+    let mut indexes: Vec<_> = learnt.iter().filter_map(|route| route.oif).collect();
+    for family in [Family::V4, Family::V6] {
+        indexes.extend(conn.default_route(family)?.and_then(|route| route.oif));
+    }
+    let mut names: BTreeSet<_> = uplinks.iter().cloned().collect();
+    for index in indexes {
+        let link = conn.link_by_index(index).ignore_not_found()?;
+        names.extend(link.map(|link| link.name));
+    }
+    Ok(names)
+}
+
+/// Raises an uplink's accept_ra from 1, its default, to 2; other values are somebody's decision.
+/// With forwarding on, the kernel takes router advertisements only where it is 2, and drops the
+/// default routes it learnt otherwise (Documentation/networking/ip-sysctl.rst).
+pub fn accept_ra(link: &str) -> Result<Option<String>, PrepareError> {
+    let name = ["net", "ipv6", "conf", link, "accept_ra"];
+    match sysctl::read(&name) {
+        Ok(value) if value == "1" => ensure(&name, "2"),
+        Ok(_) => Ok(None),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn ensure(name: &[&str], value: &'static str) -> Result<Option<String>, PrepareError> {
+    let text = name.join(".");
+    match sysctl::ensure(name, value) {
+        Ok(true) => Ok(Some(format!("set {text} to {value}"))),
+        Ok(false) => Ok(None),
+        Err(source) => Err(PrepareError::Sysctl {
+            name: text,
+            value,
+            source,
+        }),
+    }
+}
+
+/// Mounts a bpffs on the directory that `bpf_dir` is in, unless there is one.
+///
+/// # Errors
+/// If that fails.
+pub fn bpffs(bpf_dir: &Path) -> Result<Prepared, PrepareError> {
+    let mut prepared = Prepared::default();
+    let path = bpf_dir.parent().unwrap_or(bpf_dir);
+    let failed = |source| PrepareError::Mount {
+        path: path.to_owned(),
+        source,
+    };
+    fs::create_dir_all(path).map_err(failed)?;
+    let found = statfs(path).map_err(|errno| failed(errno.into()))?;
+    if found.filesystem_type() != BPF_FS_MAGIC {
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        // As systemd mounts it.
+        mount(Some("bpf"), path, Some("bpf"), flags, Some("mode=0700"))
+            .map_err(|errno| failed(errno.into()))?;
+        let change = format!("mounted a bpffs on {}", path.display());
+        prepared.changes.push(change);
+    }
+    Ok(prepared)
+}
