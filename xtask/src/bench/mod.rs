@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: comparisons, interleaved on this machine, as ratios.
 
 mod cni;
+mod pods;
 mod stats;
 
 use anyhow::Result;
@@ -18,11 +19,14 @@ pub struct Options {
 enum What {
     /// ADD and DEL, exec to exit, beside the plugins ptp and host-local
     Cni(cni::Options),
+    /// Pods from request to Running on a real cluster, beside the plugin bridge
+    Pods(pods::Options),
 }
 
 pub fn run(options: &Options) -> Result<ExitCode> {
     match &options.what {
         What::Cni(options) => cni::run(options),
+        What::Pods(options) => pods::run(options),
     }
 }
 

@@ -6,7 +6,7 @@
 //! pods' network namespaces, so a lost one is counted and told with its error.
 
 mod load;
-mod pods;
+pub mod pods;
 mod scenarios;
 mod world;
 
