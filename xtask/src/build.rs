@@ -62,7 +62,7 @@ pub fn release_for(arch: Arch) -> Result<PathBuf> {
     };
     let mut command = cargo_with_ebpf();
     command
-        .args(["build", "--profile", "dist", "--target", triple])
+        .args(["build", "--profile", "ship", "--target", triple])
         .env(variable("RUSTFLAGS"), "-C target-feature=+crt-static")
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
@@ -81,7 +81,7 @@ pub fn release_for(arch: Arch) -> Result<PathBuf> {
     };
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     for (name, _) in PROGRAMS {
-        let built = target().join(triple).join("dist").join(name);
+        let built = target().join(triple).join("ship").join(name);
         check_static(&built, arch)?;
         install(&built, &dir.join(name))?;
     }
