@@ -6,6 +6,9 @@
 //! Nothing is polled. Several changes in a row are published as one, and what changes nothing
 //! (a heartbeat) is not published.
 //!
+//! kube's own watcher is not used: it keeps to itself that a server answers again before something
+//! happens to a Node, and insists on streamed lists where there are none.
+//!
 //! A Node whose values cannot be read costs that Node alone. While the server cannot be reached
 //! the last facts stay, and the problem says since when and why; so they do across restarts of
 //! the agent, by [`super::cache`].
