@@ -8,7 +8,8 @@
 //! - cluster change: [`cluster_api`] → [`watch`] → [`plan`] → [`apply`];
 //! - back to the cluster: [`announce`];
 //! - [`install`]: plugin and network configuration on the node;
-//! - [`telemetry`]: metrics and health.
+//! - [`telemetry`]: metrics and health;
+//! - [`uninstall`]: takes all of it away again.
 //!
 //! Only `apply`, `endpoint` and `datapath` change the kernel; `plan` is pure.
 
@@ -30,5 +31,7 @@ pub mod run;
 #[cfg(test)]
 mod stand_in;
 pub mod state_file;
+mod state_lock;
 pub mod telemetry;
+pub mod uninstall;
 pub mod watch;

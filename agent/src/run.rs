@@ -28,18 +28,13 @@ use crate::{
     install::{self, InstallConfig},
     ipam::Allocator,
     node::{self, NodeState},
-    prepare,
+    prepare, state_lock,
     telemetry::{http, metrics::Metrics},
     watch::{Snapshot, kubernetes, nodes::OwnNode, nodes_file},
 };
 use anyhow::{Context as _, anyhow, bail};
-use nix::fcntl::{Flock, FlockArg};
 use sinabro_common::names;
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions},
-    io::{Read as _, Write as _},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
-    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -67,7 +62,7 @@ const RETRY: Duration = Duration::from_secs(2);
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let started = Instant::now();
     let settings = Arc::new(settings);
-    let _lock = lock_state_dir(&settings.state_dir)?;
+    let _lock = state_lock::lock(&settings.state_dir)?;
     let ports = match settings.masquerade {
         true => node::masquerade_ports(&settings)?,
         false => (0, 0),
@@ -253,45 +248,6 @@ fn log_collected(endpoints: &Endpoints) {
     }
     for link in &collected.links {
         tracing::info!("deleted {link}, which belongs to no pod");
-    }
-}
-
-/// Makes the state directory and keeps other agents out of it for as long as the lock lives; the
-/// kernel lets go of it with the process, however that ends.
-fn lock_state_dir(dir: &Path) -> anyhow::Result<Flock<File>> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .with_context(|| format!("cannot make state directory {}", dir.display()))?;
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
-        .with_context(|| format!("cannot close state directory {} to others", dir.display()))?;
-    let path = dir.join("agent.lock");
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&path)
-        .with_context(|| format!("cannot open {}", path.display()))?;
-    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-        Ok(mut lock) => {
-            // For people: the lock is what counts.
-            lock.set_len(0)?;
-            writeln!(lock, "{}", std::process::id())?;
-            Ok(lock)
-        }
-        Err((mut file, nix::errno::Errno::EWOULDBLOCK)) => {
-            let mut pid = String::new();
-            let _ = file.read_to_string(&mut pid);
-            bail!(
-                "another agent (process {}) uses state directory {}, stop it or set --state-dir",
-                pid.trim(),
-                dir.display()
-            )
-        }
-        Err((_, errno)) => Err(errno).with_context(|| format!("cannot lock {}", path.display())),
     }
 }
 

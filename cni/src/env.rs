@@ -4,7 +4,10 @@
 //! own rules, so that nothing half made is left when the kernel would refuse.
 
 use crate::error::{Code, Error};
-use sinabro_common::api::{Mac, Owner, PodRef};
+use sinabro_common::{
+    api::{Mac, Owner, PodRef},
+    names,
+};
 use std::{ffi::OsString, net::IpAddr};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,13 +57,10 @@ pub fn command(get: Lookup) -> Result<Command, Error> {
         "STATUS" => Command::Status,
         "VERSION" => Command::Version,
         "" => {
-            return Err(Error::new(
-                Code::InvalidEnvironment,
-                "CNI_COMMAND is not set",
-            )
-            .details(
-                "this is a CNI plugin: container runtimes start it with CNI_* variables and a network configuration on stdin",
-            ));
+            return Err(
+                Error::new(Code::InvalidEnvironment, "CNI_COMMAND is not set")
+                    .details(names::CNI_PLUGIN_SAYS),
+            );
         }
         other => {
             return Err(invalid("CNI_COMMAND", other, "no CNI verb")

@@ -2,6 +2,8 @@
 
 /// Directory of everything that lasts as long as the kernel objects it describes.
 pub const STATE_DIR: &str = "/run/sinabro";
+/// Whose lock the agent of this node holds, inside the state directory.
+pub const LOCK_FILE: &str = "agent.lock";
 /// Agent socket, inside the state directory.
 pub const SOCKET: &str = "agent.sock";
 /// Leases, inside the state directory: one file per address.
@@ -27,6 +29,8 @@ pub const CNI_BIN_DIR: &str = "/opt/cni/bin";
 pub const CNI_CONF_DIR: &str = "/etc/cni/net.d";
 /// The plugin's file name, and so the `type` in network configurations.
 pub const CNI_PLUGIN: &str = "sinabro";
+/// What the plugin says to who starts it by hand; also tells its file from another's of its name.
+pub const CNI_PLUGIN_SAYS: &str = "this is sinabro, a CNI plugin: container runtimes start it with CNI_* variables and a network configuration on stdin";
 /// The network configuration that the agent installs: the first of a directory by its name.
 pub const CNI_CONFLIST: &str = "00-sinabro.conflist";
 

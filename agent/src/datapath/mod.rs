@@ -16,10 +16,12 @@ mod log;
 mod maps;
 mod object;
 mod probe;
+mod remove;
 mod sweep;
 mod sys;
 
 pub use error::DatapathError;
+pub use remove::{Removed, remove};
 
 use crate::chain::Chain;
 use attach::{Classifiers, sock};

@@ -22,7 +22,7 @@ static HOST: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/host"));
 static SOCK: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sock"));
 
 /// Suffix of a successor's pin. No map's name ends so, and a bpffs allows no dots.
-const NEXT: &str = "_next";
+pub const NEXT: &str = "_next";
 
 /// Lines of the verifier's log worth showing: the refusal and what led to it.
 const LOG_LINES: usize = 20;

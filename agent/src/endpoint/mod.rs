@@ -269,7 +269,7 @@ const DOOMED: u32 = 0x736e_6264;
 
 /// Takes pods' links away, and their other ends with them; says how many were there. Links that
 /// are not there are what is wanted.
-fn delete_links(names: &[String]) -> Result<usize, sinabro_netlink::Error> {
+pub(crate) fn delete_links(names: &[String]) -> Result<usize, sinabro_netlink::Error> {
     let mut conn = Conn::new()?;
     let mut doomed = Vec::new();
     for name in names {

@@ -1,7 +1,9 @@
 //! The network configuration: what is in it, and which others come before it.
 
 use super::InstallConfig;
+use crate::state_file;
 use serde::Serialize;
+use serde_json::Value;
 use sinabro_common::names;
 use std::{
     ffi::OsStr,
@@ -94,7 +96,27 @@ pub fn render(config: &InstallConfig, portmap: bool) -> Result<Vec<u8>, serde_js
 
 /// Configurations that a runtime takes rather than ours: it takes the first by name.
 pub fn before_ours(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let ours = OsStr::new(names::CNI_CONFLIST);
+    let ours = Some(OsStr::new(names::CNI_CONFLIST));
+    let mut found = all(dir)?;
+    found.retain(|path| path.file_name() < ours);
+    Ok(found)
+}
+
+/// Configurations that call our plugin; those that cannot be read do not.
+pub fn naming_us(dir: &Path) -> Vec<PathBuf> {
+    let names_us = |plugin: &Value| plugin["type"] == names::CNI_PLUGIN;
+    let mut found = all(dir).unwrap_or_default();
+    found.retain(|path| {
+        let text = state_file::read_small(path).unwrap_or_default();
+        let list: Value = serde_json::from_slice(&text).unwrap_or_default();
+        let plugins = list["plugins"].as_array();
+        names_us(&list) || plugins.is_some_and(|plugins| plugins.iter().any(names_us))
+    });
+    found
+}
+
+/// All configurations, in the order of their names.
+fn all(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -102,7 +124,7 @@ pub fn before_ours(dir: &Path) -> io::Result<Vec<PathBuf>> {
         let counts = path
             .extension()
             .is_some_and(|found| EXTENSIONS.iter().any(|extension| found == *extension));
-        if counts && entry.file_name().as_os_str() < ours && !entry.file_type()?.is_dir() {
+        if counts && !entry.file_type()?.is_dir() {
             found.push(path);
         }
     }
@@ -113,7 +135,7 @@ pub fn before_ours(dir: &Path) -> io::Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     fn config() -> InstallConfig {
         InstallConfig {

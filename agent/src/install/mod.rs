@@ -12,7 +12,7 @@
 //! here stops the agent; what fails is tried again and told in the status.
 
 pub mod conflist;
-mod file;
+pub(crate) mod file;
 mod patience;
 
 use crate::{

@@ -40,15 +40,13 @@ pub enum Error {
     Refused(ApiError),
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
-    #[error("cannot wait for a signal: {0}")]
-    Pause(#[from] nix::errno::Errno),
 }
 
 impl Error {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Refused(error) if error.code == ErrorCode::Version => Exit::Unreachable,
-            Self::Refused(_) | Self::Output(_) | Self::Pause(_) => Exit::Problem,
+            Self::Refused(_) | Self::Output(_) => Exit::Problem,
             _ => Exit::Unreachable,
         }
     }

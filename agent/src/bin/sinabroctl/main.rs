@@ -13,6 +13,7 @@ mod places;
 mod prepare;
 mod status;
 mod table;
+mod uninstall;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use places::PlaceFlags;
@@ -40,7 +41,8 @@ Examples:
   sinabroctl ipam                       who has which address, how full each range is
   sinabroctl nodes                      which nodes are known, which cannot be reached and why
   sinabroctl metrics                    what was dropped and why, how full the NAT table is
-  sinabroctl prepare                    as root, before an agent that runs without privileges";
+  sinabroctl prepare                    as root, before an agent that runs without privileges
+  sinabroctl uninstall                  as root, once the agent is gone: takes everything away";
 
 /// Shows what the Sinabro agent of this node knows, and prepares the node for it.
 #[derive(Debug, Parser)]
@@ -102,6 +104,12 @@ enum Action {
     ///
     /// Needs root. Changes nothing that is right already.
     Prepare(PlaceFlags),
+    /// Takes everything of Sinabro off this node: configuration, plugin, pod links, VXLAN device,
+    /// routes, programs, pins, state.
+    ///
+    /// Needs root, and that no agent runs on the node. What is not there is no error, and what
+    /// was interrupted can be done again. The node's sysctls stay as they are.
+    Uninstall(PlaceFlags),
 }
 
 fn default_socket() -> PathBuf {
@@ -165,6 +173,7 @@ fn main() -> ExitCode {
         Action::Nodes => nodes::show(common).map_err(Failure::from),
         Action::Metrics => metrics::show(common).map_err(Failure::from),
         Action::Pause => pause::pause().map(|()| Exit::Well).map_err(Failure::from),
+        Action::Uninstall(places) => uninstall::run(common, places).map_err(Failure::from),
         Action::Prepare(places) => prepare::run(common, places).map_err(Failure::from),
     };
     let exit = done.unwrap_or_else(|failure| {

@@ -72,8 +72,9 @@ pub fn detach(hook: Hook, ifindex: u32) {
     }
 }
 
-/// Removes these hooks' filters from every interface but `keep`.
-pub fn detach_others(hooks: &[Hook], keep: &[u32]) -> Result<(), DatapathError> {
+/// Removes these hooks' filters from every interface but `keep`; what there was, in words.
+pub fn detach_others(hooks: &[Hook], keep: &[u32]) -> Result<Vec<String>, DatapathError> {
+    let mut detached = Vec::new();
     let interfaces = if_nameindex().map_err(|error| DatapathError::Probe(error.into()))?;
     for interface in &interfaces {
         if keep.contains(&interface.index()) {
@@ -82,10 +83,12 @@ pub fn detach_others(hooks: &[Hook], keep: &[u32]) -> Result<(), DatapathError> 
         let name = interface.name().to_string_lossy();
         for hook in hooks {
             // The program's name tells our filter from others'; most interfaces have none.
-            let _ = tc::qdisc_detach_program(&name, hook.tc(), hook.program());
+            if tc::qdisc_detach_program(&name, hook.tc(), hook.program()).is_ok() {
+                detached.push(format!("filter {} of {name}", hook.program()));
+            }
         }
     }
-    Ok(())
+    Ok(detached)
 }
 
 /// aya wants names. One that changes meanwhile is found again at the next attempt.

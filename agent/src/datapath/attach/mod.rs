@@ -82,7 +82,7 @@ impl Hook {
     }
 
     /// The hook that a pin's name is of, and the place; none if it is no interface's.
-    fn of_pin(pin: &str) -> Option<(Self, &str)> {
+    pub fn of_pin(pin: &str) -> Option<(Self, &str)> {
         let host = pin.starts_with(HOST);
         if let Some(place) = pin.strip_suffix("-out") {
             Some((if host { Self::HostOut } else { Self::PodOut }, place))
@@ -280,8 +280,13 @@ impl Classifiers {
     }
 }
 
+/// Removes the filters of every interface; what there was, in words.
+pub fn detach_filters() -> Result<Vec<String>, DatapathError> {
+    clsact::detach_others(&[Hook::POD, Hook::HOST].concat(), &[])
+}
+
 /// The names in a directory.
-fn list(path: &Path) -> Result<Vec<String>, DatapathError> {
+pub fn list(path: &Path) -> Result<Vec<String>, DatapathError> {
     let read = || -> std::io::Result<Vec<String>> {
         fs::read_dir(path)?
             .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))

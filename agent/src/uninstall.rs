@@ -1,0 +1,171 @@
+//! Takes everything of Sinabro off a node: `sinabroctl uninstall`.
+//!
+//! Not while an agent runs, whose lock is held meanwhile so that none starts. First what would
+//! bring new pods (the configuration), last the state directory with the lock. Each step takes
+//! away what it finds and is content to find nothing, so an uninstallation that was interrupted
+//! is completed by another; one that fails does not keep the others from being done.
+//!
+//! Only what bears Sinabro's names, protocol number or text goes. The node's sysctls stay: others
+//! may have come to need them.
+
+use crate::{
+    apply::routes,
+    chain::Chain,
+    config::Places,
+    datapath,
+    endpoint::delete_links,
+    install::{conflist, file},
+    state_file::FileError,
+    state_lock::{LockError, lock_existing},
+};
+use sinabro_common::names;
+use sinabro_netlink::{Conn, ResultExt, link};
+use std::{
+    fs, io,
+    os::unix::fs::FileTypeExt as _,
+    path::{Path, PathBuf},
+};
+
+/// What is gone, and what is not, in words.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Uninstalled {
+    pub removed: Vec<String>,
+    /// What was left because it is somebody else's, or cannot be told from it.
+    pub left: Vec<String>,
+    /// What could not be taken away.
+    pub problems: Vec<String>,
+}
+
+/// Takes everything away, in the network namespace of the calling thread.
+///
+/// # Errors
+/// If an agent runs; then nothing was done.
+pub fn uninstall(places: &Places) -> Result<Uninstalled, LockError> {
+    let _lock = match places.state_dir.is_dir() {
+        true => Some(lock_existing(&places.state_dir)?),
+        false => None,
+    };
+    let mut done = Uninstalled::default();
+    done.configuration(&places.cni_conf_dir);
+    done.plugin(&places.cni_bin_dir);
+    if let Err(error) = done.network() {
+        done.problem(&error);
+    }
+    let datapath = datapath::remove(&places.bpf_dir);
+    done.removed.extend(datapath.done);
+    for error in &datapath.problems {
+        done.problem(error);
+    }
+    done.state(&places.state_dir, &places.socket);
+    Ok(done)
+}
+
+impl Uninstalled {
+    fn problem(&mut self, error: &dyn std::error::Error) {
+        self.problems.push(Chain(error).to_string());
+    }
+
+    /// Notes what became of a file or directory.
+    fn note(&mut self, path: &Path, outcome: io::Result<()>) {
+        match outcome {
+            Ok(()) => self.removed.push(path.display().to_string()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => self.problem(&FileError::new("delete", path)(error)),
+        }
+    }
+
+    fn configuration(&mut self, dir: &Path) {
+        let path = dir.join(names::CNI_CONFLIST);
+        self.note(&path, fs::remove_file(&path));
+        self.cleared(&path);
+        // Installed by hand, under whatever name: without the plugin it is of no use.
+        for path in conflist::naming_us(dir) {
+            self.left.push(format!(
+                "{} names the plugin {}: delete it if it is not wanted",
+                path.display(),
+                names::CNI_PLUGIN
+            ));
+        }
+    }
+
+    fn plugin(&mut self, dir: &Path) {
+        let path = dir.join(names::CNI_PLUGIN);
+        match fs::read(&path) {
+            Ok(bytes) if is_ours(&bytes) => self.note(&path, fs::remove_file(&path)),
+            Ok(_) => self
+                .left
+                .push(format!("{} is another program", path.display())),
+            Err(error) => self.note(&path, Err(error)),
+        }
+        self.cleared(&path);
+    }
+
+    fn cleared(&mut self, path: &Path) {
+        if let Err(error) = file::clear(path) {
+            self.problem(&FileError::new("delete the temporary file of", path)(error));
+        }
+    }
+
+    fn network(&mut self) -> Result<(), sinabro_netlink::Error> {
+        let mut conn = Conn::new()?;
+        let links = conn.links()?;
+        let of_kind = |kind: &'static str| {
+            move |link: &&sinabro_netlink::Link| link.kind.as_deref() == Some(kind)
+        };
+        let pods = links.iter().filter(of_kind("veth"));
+        let pods: Vec<_> = pods
+            .filter(|link| names::is_pod_link(&link.name))
+            .map(|link| link.name.clone())
+            .collect();
+        delete_links(&pods)?;
+        let pods = pods.iter().map(|name| format!("pod link {name}"));
+        self.removed.extend(pods);
+
+        let device = links.iter().filter(of_kind("vxlan"));
+        for device in device.filter(|link| link.name == names::VXLAN_LINK) {
+            conn.execute(link::delete(device.index))
+                .ignore_not_found()?;
+            self.removed.push(format!("VXLAN device {}", device.name));
+        }
+        // Those of the links above went with them.
+        for route in routes::ours(&mut conn)? {
+            conn.execute(route.delete()).ignore_not_found()?;
+            self.removed.push(format!("route {}", route.dst));
+        }
+        Ok(())
+    }
+
+    fn state(&mut self, dir: &Path, socket: &Path) {
+        let is_socket = fs::symlink_metadata(socket).is_ok_and(|meta| meta.file_type().is_socket());
+        if is_socket {
+            self.note(socket, fs::remove_file(socket));
+        }
+        let directories = [
+            names::LEASES_DIR,
+            names::RELEASED_DIR,
+            names::ENDPOINTS_DIR,
+            names::DELETES_DIR,
+        ];
+        for name in directories {
+            let path = dir.join(name);
+            self.note(&path, fs::remove_dir_all(&path));
+        }
+        let file = dir.join(names::NODES_FILE);
+        let mut temporary = file.clone().into_os_string();
+        temporary.push(".tmp");
+        for path in [file, PathBuf::from(temporary), dir.join(names::LOCK_FILE)] {
+            match fs::remove_file(&path) {
+                // Not worth a line each: the directory says it.
+                Ok(()) => {}
+                Err(error) => self.note(&path, Err(error)),
+            }
+        }
+        self.note(dir, fs::remove_dir(dir));
+    }
+}
+
+/// Whether a program is our plugin, by what it has to say.
+fn is_ours(program: &[u8]) -> bool {
+    let says = names::CNI_PLUGIN_SAYS.as_bytes();
+    program.windows(says.len()).any(|window| window == says)
+}

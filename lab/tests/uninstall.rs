@@ -1,0 +1,192 @@
+//! `sinabroctl uninstall` leaves nothing, however the agent was set and however it ended.
+#![allow(clippy::unwrap_used)]
+
+use aya::programs::{SchedClassifier, TcAttachType, tc::qdisc_detach_program};
+use sinabro_common::names;
+use sinabro_lab::{
+    Binaries, Lab, Lifetime, Node, Pod,
+    residue::{Kind, Snapshot},
+};
+use sinabro_netlink::route::RouteFilter;
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+    thread,
+    time::Duration,
+};
+
+const BIN_DIR: &str = "/run/lab/cni/bin";
+const CONF_DIR: &str = "/run/lab/cni/net.d";
+
+const UNINSTALL: [&str; 5] = [
+    "uninstall",
+    "--cni-bin-dir",
+    BIN_DIR,
+    "--cni-conf-dir",
+    CONF_DIR,
+];
+
+fn lab() -> Lab {
+    Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap()
+}
+
+/// A node in use, with everything that an agent makes.
+fn populate(node: &Node, flags: &[&str]) -> Pod {
+    let source = format!("--cni-source={}", node.binaries().plugin().display());
+    let flags = [&[source.as_str()], flags].concat();
+    node.start_agent_with(&flags).unwrap();
+    node.wait_ready().unwrap();
+    node.add_pod("one").unwrap();
+    node.add_pod("two").unwrap()
+}
+
+fn uninstall(node: &Node) -> Output {
+    node.ctl(&UNINSTALL).unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn assert_nothing_left(node: &Node) {
+    let ours = node.namespace().run(Snapshot::take).unwrap().ours();
+    let left: Vec<_> = ours
+        .iter()
+        .filter(|item| item.kind != Kind::Process)
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(left, [""; 0]);
+    let routes = RouteFilter {
+        protocol: Some(names::ROUTE_PROTOCOL),
+        ..RouteFilter::default()
+    };
+    assert_eq!(node.netlink().unwrap().routes(&routes).unwrap(), []);
+    for dir in [BIN_DIR, CONF_DIR] {
+        let dir = node.namespace().path(dir);
+        assert_eq!(fs::read_dir(dir).unwrap().count(), 0);
+    }
+    // What a pin held goes a moment after it.
+    for _ in 0..100 {
+        if programs(node) == 0 {
+            break;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(programs(node), 0);
+    let detach = || {
+        let hooks = [
+            (TcAttachType::Ingress, "host_in"),
+            (TcAttachType::Egress, "host_out"),
+        ];
+        let found = hooks.map(|(hook, name)| qdisc_detach_program("eth0", hook, name).is_ok());
+        Ok(found)
+    };
+    assert_eq!(node.namespace().run(detach).unwrap(), [false, false]);
+}
+
+/// How many programs the uplink has by tcx.
+fn programs(node: &Node) -> usize {
+    let count = || {
+        let hooks = [TcAttachType::Ingress, TcAttachType::Egress];
+        let count = |hook| SchedClassifier::query_tcx("eth0", hook).map(|(_, found)| found.len());
+        Ok(hooks.map(|hook| count(hook).unwrap()).iter().sum())
+    };
+    node.namespace().run(count).unwrap()
+}
+
+#[test]
+fn nothing_is_left_whatever_the_agent_used() {
+    let lab = lab();
+    let node = lab.node(1);
+    for flags in [
+        &["--attach=auto"],
+        &["--attach=clsact"],
+        &["--attach=tcx"],
+        &["--tcp-fast-path=true"],
+    ] {
+        populate(node, flags);
+        let filters = flags == &["--attach=clsact"];
+        assert_eq!(programs(node), if filters { 0 } else { 2 });
+        let refused = uninstall(node);
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{said}");
+        let agent = format!("process {}", node.agent_pid().unwrap());
+        assert!(said.contains(&agent) && said.contains("stop it"), "{said}");
+        assert!(node.state("leases").exists());
+
+        node.kill_agent().unwrap();
+        let done = uninstall(node);
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        let said = text(&done.stdout);
+        for what in [
+            "00-sinabro.conflist",
+            "/run/lab/cni/bin/sinabro",
+            "pod link snb",
+            "VXLAN device",
+            "pin /sys/fs/bpf/sinabro/NAT",
+            "/run/sinabro",
+        ] {
+            assert!(said.contains(what), "{what}: {said}");
+        }
+        assert_eq!(said.contains("filter host_in of eth0"), filters, "{said}");
+        assert!(!said.contains("failed"), "{said}");
+        assert_nothing_left(node);
+        let again = text(&uninstall(node).stdout);
+        assert!(again.starts_with("nothing to do"), "{again}");
+        for pod in ["one", "two"] {
+            node.remove_sandbox(pod).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_uninstallation_that_was_killed_is_completed_by_the_next() {
+    let lab = lab();
+    let node = lab.node(1);
+    populate(node, &["--attach=clsact"]);
+    node.stop_agent().unwrap();
+    for wait in 0..20 {
+        let mut command = Command::new(node.binaries().ctl());
+        command.args(UNINSTALL).env_clear();
+        let start = || Ok(command.spawn()?);
+        let mut child = node.namespace().run(start).unwrap();
+        thread::sleep(Duration::from_millis(wait));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let done = uninstall(node);
+    assert!(done.status.success(), "{}", text(&done.stdout));
+    assert_nothing_left(node);
+    // And the node can be used again.
+    for pod in ["one", "two"] {
+        node.remove_sandbox(pod).unwrap();
+    }
+    populate(node, &[]);
+}
+
+#[test]
+fn what_is_not_ours_stays() {
+    let lab = lab();
+    let node = lab.node(1);
+    populate(node, &[]);
+    node.stop_agent().unwrap();
+    let plugin = node.namespace().path(Path::new(BIN_DIR).join("sinabro"));
+    fs::write(&plugin, "somebody else's").unwrap();
+    let conf = node.namespace().path(CONF_DIR);
+    fs::write(conf.join("10-by-hand.conf"), r#"{"type": "sinabro"}"#).unwrap();
+    fs::write(conf.join("20-other.conf"), r#"{"type": "other"}"#).unwrap();
+    fs::write(node.state("notes"), "").unwrap();
+    let done = uninstall(node);
+    let said = text(&done.stdout);
+    assert!(said.contains("left: /run/lab/cni/bin/sinabro"), "{said}");
+    assert!(said.contains("10-by-hand.conf"), "{said}");
+    assert!(!said.contains("20-other.conf"), "{said}");
+    // It says that the directory stays, and why.
+    assert_eq!(done.status.code(), Some(1));
+    assert!(
+        said.contains("failed: cannot delete /run/sinabro: Directory not empty"),
+        "{said}"
+    );
+    assert!(plugin.exists() && node.state("notes").exists());
+}
