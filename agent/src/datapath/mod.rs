@@ -15,6 +15,7 @@ mod error;
 mod log;
 mod maps;
 mod object;
+pub mod pins;
 mod probe;
 mod remove;
 mod sweep;

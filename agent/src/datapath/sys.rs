@@ -14,6 +14,7 @@ use std::{
     path::Path,
 };
 
+const MAP_GET_NEXT_KEY: libc::c_int = 4;
 const OBJ_PIN: libc::c_int = 6;
 const OBJ_GET: libc::c_int = 7;
 const PROG_ATTACH: libc::c_int = 8;
@@ -217,6 +218,34 @@ pub fn prog_attach(
     let mut attr = FourAttr([target, prog.as_raw_fd() as u32, attach as u32, 0]);
     // SAFETY: no pointers.
     unsafe { bpf(PROG_ATTACH, &mut attr) }.map(drop)
+}
+
+/// Writes the key after `key`, or the first, to `next`; false if there is none. Both have the
+/// length of the map's keys, else nothing is asked.
+pub fn next_key(map: BorrowedFd<'_>, key: Option<&[u8]>, next: &mut [u8]) -> io::Result<bool> {
+    #[repr(C)]
+    struct Attr {
+        map: u32,
+        pad: u32,
+        key: u64,
+        next: u64,
+    }
+    let size = map_info(map)?.key_size as usize;
+    if next.len() != size || key.is_some_and(|key| key.len() != size) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut attr = Attr {
+        map: map.as_raw_fd() as u32,
+        pad: 0,
+        key: key.map_or(0, |key| key.as_ptr() as u64),
+        next: next.as_mut_ptr() as u64,
+    };
+    // SAFETY: both buffers have the map's key size, as just checked, and outlive the call.
+    match unsafe { bpf(MAP_GET_NEXT_KEY, &mut attr) } {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Entries read at once: more than any hash bucket holds, else the kernel refuses.

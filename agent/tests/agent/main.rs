@@ -521,7 +521,7 @@ fn two_agents_do_not_share_a_state_directory() {
     assert!(!output.status.success());
     let pid = node.agent_pid().to_string();
     assert!(
-        text.contains("another agent") && text.contains(&pid),
+        text.contains("an agent (process") && text.contains(&pid),
         "{text}"
     );
     // The first was not disturbed.

@@ -4,6 +4,7 @@
 //! as a table ([`table`]) or as JSON; a verb works on the node itself, where [`places`] says.
 
 mod client;
+mod debug;
 mod endpoints;
 mod ipam;
 mod metrics;
@@ -15,12 +16,13 @@ mod status;
 mod table;
 mod uninstall;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 use places::PlaceFlags;
 use serde::Serialize;
 use sinabro_agent::config::ConfigError;
 use sinabro_common::names;
 use std::{
+    ffi::OsString,
     io::{self, Write},
     path::PathBuf,
     process::ExitCode,
@@ -42,7 +44,9 @@ Examples:
   sinabroctl nodes                      which nodes are known, which cannot be reached and why
   sinabroctl metrics                    what was dropped and why, how full the NAT table is
   sinabroctl prepare                    as root, before an agent that runs without privileges
-  sinabroctl uninstall                  as root, once the agent is gone: takes everything away";
+  sinabroctl uninstall                  as root, once the agent is gone: takes everything away
+  sinabroctl debug -o node.tar          everything needed to look at this node from afar
+  kubectl -n kube-system exec ds/sinabro -- sinabroctl debug -o - > node.tar";
 
 /// Shows what the Sinabro agent of this node knows, and prepares the node for it.
 #[derive(Debug, Parser)]
@@ -56,9 +60,11 @@ struct Cli {
 
 #[derive(Debug, Args)]
 struct Common {
-    /// How to print.
-    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
-    output: Format,
+    /// How to print: table (aligned columns, for people) or json (the whole report, for
+    /// programs; fields are only ever added) [default: table]. For debug: the archive to write,
+    /// - for standard output.
+    #[arg(short, long, global = true, value_name = "FORMAT|FILE")]
+    output: Option<OsString>,
 
     /// The agent's socket.
     #[arg(long, global = true, env = "SINABRO_SOCKET", value_name = "PATH",
@@ -71,12 +77,20 @@ struct Common {
     timeout: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
-    /// Aligned columns, for people.
     Table,
-    /// The whole report, for programs; fields are only ever added.
     Json,
+}
+
+impl Common {
+    fn format(&self) -> Option<Format> {
+        match self.output.as_ref().map(|text| text.to_str()) {
+            None | Some(Some("table")) => Some(Format::Table),
+            Some(Some("json")) => Some(Format::Json),
+            Some(_) => None,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -110,6 +124,13 @@ enum Action {
     /// Needs root, and that no agent runs on the node. What is not there is no error, and what
     /// was interrupted can be done again. The node's sysctls stay as they are.
     Uninstall(PlaceFlags),
+    /// Writes one tar archive with what is needed to look at this node from afar.
+    ///
+    /// Status and reports of the agent, links, addresses, routes, neighbours, sysctls, pins,
+    /// state files, network configurations, settings, the end of the kernel's log. A part that
+    /// cannot be had is named in it; the agent may be away. Keys and tokens are not in it. No
+    /// file is overwritten.
+    Debug(PlaceFlags),
 }
 
 fn default_socket() -> PathBuf {
@@ -166,6 +187,10 @@ impl From<anyhow::Error> for Failure {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let common = &cli.common;
+    if common.format().is_none() && !matches!(cli.command, Action::Debug(_)) {
+        let text = "--output must be table or json";
+        Cli::command().error(ErrorKind::InvalidValue, text).exit();
+    }
     let done = match &cli.command {
         Action::Status => status::show(common).map_err(Failure::from),
         Action::Endpoints => endpoints::show(common).map_err(Failure::from),
@@ -173,6 +198,7 @@ fn main() -> ExitCode {
         Action::Nodes => nodes::show(common).map_err(Failure::from),
         Action::Metrics => metrics::show(common).map_err(Failure::from),
         Action::Pause => pause::pause().map(|()| Exit::Well).map_err(Failure::from),
+        Action::Debug(places) => debug::run(common, places).map_err(Failure::from),
         Action::Uninstall(places) => uninstall::run(common, places).map_err(Failure::from),
         Action::Prepare(places) => prepare::run(common, places).map_err(Failure::from),
     };
@@ -190,9 +216,9 @@ fn print<T: Serialize>(
     report: &T,
     table: impl FnOnce(&T) -> String,
 ) -> io::Result<()> {
-    let text = match common.output {
-        Format::Table => table(report),
-        Format::Json => serde_json::to_string_pretty(report).map_err(io::Error::from)? + "\n",
+    let text = match common.format() {
+        None | Some(Format::Table) => table(report),
+        Some(Format::Json) => serde_json::to_string_pretty(report).map_err(io::Error::from)? + "\n",
     };
     match io::stdout().lock().write_all(text.as_bytes()) {
         // The reader has seen enough (`| head`).

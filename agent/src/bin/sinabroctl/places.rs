@@ -2,7 +2,8 @@
 
 use clap::Args;
 use sinabro_agent::config::{ConfigError, Places};
-use std::ffi::OsString;
+use sinabro_common::names;
+use std::{env, ffi::OsString, path::PathBuf};
 
 /// As of sinabro-agent, the same variables and the same settings file included.
 #[derive(Debug, Args)]
@@ -28,6 +29,13 @@ pub struct PlaceFlags {
 }
 
 impl PlaceFlags {
+    /// The settings file that is read, if it is there.
+    pub fn settings_file(&self) -> PathBuf {
+        let given = self.config.clone();
+        let given = given.or_else(|| env::var_os("SINABRO_CONFIG"));
+        given.map_or_else(|| names::CONFIG_FILE.into(), PathBuf::from)
+    }
+
     /// The places by flags, environment, settings file and defaults.
     pub fn resolve(&self) -> Result<Places, ConfigError> {
         let flags = [
