@@ -44,17 +44,26 @@ pub enum AgentError {
     /// The agent's answer makes no sense here.
     #[error("agent on {} gave an answer that is not understood: {reason}", .socket.display())]
     Garbled { socket: PathBuf, reason: String },
+    /// The agent's answer is of another version of the messages.
+    #[error(
+        "agent on {} speaks version {theirs} of the messages, the plugin version {VERSION}",
+        .socket.display()
+    )]
+    OtherVersion { socket: PathBuf, theirs: u32 },
     /// The agent said no.
     #[error(transparent)]
     Refused(ApiError),
 }
 
 impl AgentError {
-    /// Whether the same call may succeed once the agent is there and ready.
+    /// Whether the same call may succeed once the agent is there, ready, and of this release: in
+    /// an upgrade the plugin's file is replaced a moment before or after the agent.
     pub fn is_away(&self) -> bool {
         match self {
-            Self::Away { .. } => true,
-            Self::Refused(refusal) => refusal.code == ErrorCode::NotReady,
+            Self::Away { .. } | Self::OtherVersion { .. } => true,
+            Self::Refused(refusal) => {
+                matches!(refusal.code, ErrorCode::NotReady | ErrorCode::Version)
+            }
             Self::Socket { .. } | Self::Garbled { .. } => false,
         }
     }
@@ -63,7 +72,9 @@ impl AgentError {
 impl From<AgentError> for Error {
     fn from(error: AgentError) -> Self {
         const NEXT: &str = "is the sinabro-agent running and ready on this node? see `kubectl -n kube-system get pods -o wide` and `sinabroctl status`";
+        const SKEW: &str = "the plugin and the sinabro-agent are of different releases, as for a moment in an upgrade; restarting the agent installs its plugin";
         let (code, next) = match &error {
+            AgentError::OtherVersion { .. } => (Code::TryAgainLater, SKEW),
             AgentError::Away { .. } => (Code::TryAgainLater, NEXT),
             AgentError::Socket { .. } => (
                 Code::Io,
@@ -83,10 +94,7 @@ impl From<AgentError> for Error {
                     Code::AddressUnavailable,
                     "`sinabroctl ipam` shows the node's ranges and who has the address",
                 ),
-                ErrorCode::Version => (
-                    Code::Agent,
-                    "the plugin and the sinabro-agent are of different releases; restarting the agent installs its plugin",
-                ),
+                ErrorCode::Version => (Code::TryAgainLater, SKEW),
                 ErrorCode::NotFound | ErrorCode::Invalid | ErrorCode::Internal => {
                     (Code::Agent, "the sinabro-agent's log says more")
                 }
@@ -103,6 +111,12 @@ impl From<AgentError> for Error {
                 .also(next),
         }
     }
+}
+
+/// What any version's reply has.
+#[derive(serde::Deserialize)]
+struct Version {
+    version: u32,
 }
 
 /// A connection to the agent.
@@ -148,13 +162,22 @@ impl Agent {
             request,
         };
         frame::write(&mut self.stream, &envelope).map_err(|e| self.explain(e))?;
-        let envelope: ReplyEnvelope = frame::read(&mut self.stream).map_err(|e| self.explain(e))?;
-        match envelope.reply {
+        let body = frame::read_body(&mut self.stream).map_err(|e| self.explain(e))?;
+        let Version { version } = frame::decode(&body).map_err(|e| self.explain(e))?;
+        let other = || AgentError::OtherVersion {
+            socket: self.socket.clone(),
+            theirs: version,
+        };
+        let reply = match frame::decode(&body) {
+            Ok(ReplyEnvelope { reply, .. }) => reply,
+            // Whatever it means there.
+            Err(_) if version != VERSION => return Err(other()),
+            Err(error) => return Err(self.explain(error)),
+        };
+        match reply {
             // An error is worth hearing in whatever version it comes.
             Reply::Error(refusal) => Err(AgentError::Refused(refusal)),
-            Reply::Ok(_) if envelope.version != VERSION => {
-                Err(self.garbled(format!("version {} instead of {VERSION}", envelope.version)))
-            }
+            Reply::Ok(_) if version != VERSION => Err(other()),
             Reply::Ok(response) => Ok(response),
         }
     }
@@ -357,7 +380,7 @@ mod tests {
             (ErrorCode::AddressUnavailable, Code::AddressUnavailable),
             (ErrorCode::NotFound, Code::Agent),
             (ErrorCode::Invalid, Code::Agent),
-            (ErrorCode::Version, Code::Agent),
+            (ErrorCode::Version, Code::TryAgainLater),
             (ErrorCode::Internal, Code::Agent),
         ] {
             let refusal = ApiError::new(from, "range 10.0.0.0/24");
@@ -365,7 +388,7 @@ mod tests {
             let error =
                 against(move |mut stream| reply(&mut stream, VERSION + 1, Reply::Error(refusal)))
                     .unwrap_err();
-            assert_eq!(error.is_away(), from == ErrorCode::NotReady);
+            assert_eq!(error.is_away(), to == Code::TryAgainLater);
             let error = Error::from(error);
             assert_eq!(error.code, to);
             assert_eq!(error.msg, "range 10.0.0.0/24");
@@ -373,11 +396,36 @@ mod tests {
     }
 
     #[test]
+    fn an_agent_of_another_release_is_for_later() {
+        // Also where its answers are of another shape altogether.
+        let shapes = [
+            format!(r#"{{"version":{},"ok":{{"kind":"done"}}}}"#, VERSION + 1),
+            format!(
+                r#"{{"version":{},"error":{{"code":"new","message":"x"}}}}"#,
+                VERSION + 1
+            ),
+            format!(r#"{{"version":{},"other":[]}}"#, VERSION - 1),
+        ];
+        for text in shapes {
+            let error = against(|mut stream| {
+                let _: RequestEnvelope = frame::read(&mut stream).unwrap();
+                let length = (text.len() as u32).to_be_bytes();
+                stream.write_all(&length).unwrap();
+                stream.write_all(text.as_bytes()).unwrap();
+            })
+            .unwrap_err();
+            assert!(error.is_away(), "{error}");
+            let error = Error::from(error);
+            assert_eq!(error.code, Code::TryAgainLater, "{text}");
+            assert!(error.details.contains("different releases"), "{error}");
+        }
+    }
+
+    #[test]
     fn answers_that_make_no_sense_are_said_to() {
-        let other = against(|mut s| reply(&mut s, VERSION + 1, Reply::Ok(Response::Done)));
         let garbage = against(|mut s| s.write_all(b"\0\0\0\x04what").unwrap());
         let huge = against(|mut s| s.write_all(&[0xff; 8]).unwrap());
-        for error in [other, garbage, huge].map(Result::unwrap_err) {
+        for error in [garbage, huge].map(Result::unwrap_err) {
             assert!(matches!(error, AgentError::Garbled { .. }), "{error}");
             assert_eq!(Error::from(error).code, Code::Decode);
         }

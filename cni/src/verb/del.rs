@@ -11,7 +11,7 @@ use crate::{
     error::{Code, Error, chain},
 };
 use sinabro_common::{
-    api::{ErrorCode, Owner, Request, Response},
+    api::{Owner, Request, Response},
     names,
 };
 use sinabro_netlink::{Conn, link};
@@ -68,7 +68,6 @@ fn release(conf: &Conf, owner: &Owner) -> Result<(), AgentError> {
 fn can_wait(error: &AgentError) -> bool {
     match error {
         AgentError::Garbled { .. } => true,
-        AgentError::Refused(refusal) if refusal.code == ErrorCode::Version => true,
         other => other.is_away(),
     }
 }

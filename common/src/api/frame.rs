@@ -69,6 +69,14 @@ pub fn write(stream: &mut impl Write, message: &impl Serialize) -> Result<(), Fr
 /// [`FrameError::Closed`] if the stream ends before the first byte; as [`body_len`] and
 /// [`decode`]; and those of the stream (an end in the middle is `UnexpectedEof`).
 pub fn read<T: DeserializeOwned>(stream: &mut impl Read) -> Result<T, FrameError> {
+    decode(&read_body(stream)?)
+}
+
+/// Reads the body of one message from a blocking stream.
+///
+/// # Errors
+/// As [`read`], but for [`decode`]'s.
+pub fn read_body(stream: &mut impl Read) -> Result<Vec<u8>, FrameError> {
     let mut header = [0; 4];
     let first = loop {
         match stream.read(&mut header) {
@@ -82,7 +90,7 @@ pub fn read<T: DeserializeOwned>(stream: &mut impl Read) -> Result<T, FrameError
     stream.read_exact(&mut header[first..])?;
     let mut body = vec![0; body_len(header)?];
     stream.read_exact(&mut body)?;
-    decode(&body)
+    Ok(body)
 }
 
 #[cfg(test)]

@@ -19,6 +19,8 @@ use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
 /// The only version so far. A field may be added with a default; anything else raises it.
+/// `version` and an error reply keep their shape in every one: plugin and agent of two releases
+/// meet for a moment in each upgrade, and then tell each other to try again.
 pub const VERSION: u32 = 1;
 
 /// A request with its version.
