@@ -22,6 +22,8 @@ const CLUSTER: &str = "sinabro";
 const NAMESPACE: &str = "kube-system";
 const DAEMON_SET: &str = "daemonset/sinabro";
 const LABEL: &str = "app.kubernetes.io/name=sinabro";
+/// What the manifest gives the agent beside NET_ADMIN, by number (linux/capability.h).
+const CAPABILITIES: [(&str, u32); 2] = [("CAP_PERFMON", 38), ("CAP_BPF", 39)];
 /// A first start fetches nothing, so this is for slow machines.
 const ROLLOUT: &str = "--timeout=5m";
 /// How soon the kubelet sees the configuration and says that the node is ready.
@@ -106,6 +108,7 @@ impl Tools {
     /// Brings the archive's image into the cluster; whether every node's agent is healthy.
     fn deploy(&self, archive: &Path) -> Result<bool> {
         self.cluster()?;
+        self.nodes_may_grant()?;
         let credentials = tempfile::NamedTempFile::new()?;
         let kubeconfig = output(&mut self.kind(&["get", "kubeconfig"]))?;
         fs::write(credentials.path(), kubeconfig)?;
@@ -185,6 +188,33 @@ impl Tools {
         Ok(healthy)
     }
 
+    /// A node is itself a container, and can give its own only what it has.
+    fn nodes_may_grant(&self) -> Result<()> {
+        let nodes = output(&mut self.kind(&["get", "nodes"]))?;
+        let node = nodes.lines().next().unwrap_or_default();
+        let mut status = Command::new(&self.engine);
+        let status = output(status.args(["exec", node, "cat", "/proc/1/status"]))?;
+        let bounding = status
+            .lines()
+            .find_map(|line| line.strip_prefix("CapBnd:"))
+            .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .with_context(|| format!("node {node} does not tell its capabilities"))?;
+        let lacking: Vec<&str> = CAPABILITIES
+            .iter()
+            .filter(|(_, number)| bounding & (1 << number) == 0)
+            .map(|(name, _)| *name)
+            .collect();
+        if !lacking.is_empty() {
+            bail!(
+                "the nodes of cluster {CLUSTER} have no {}: Docker gives them since version 23, \
+                 so `kind delete cluster --name {CLUSTER}` and use a newer one, or do without: \
+                 `cargo xtask cluster up`",
+                lacking.join(" and no ")
+            );
+        }
+        Ok(())
+    }
+
     /// kind, about this cluster.
     fn kind(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.kind);
@@ -199,8 +229,9 @@ impl Tools {
             println!("  kind cluster {CLUSTER} is there");
             return Ok(());
         }
-        let mut create = self.kind(&["create", "cluster", "--config"]);
-        show(create.arg(root().join("kind-config.yaml"))).context("cannot make the kind cluster")
+        let mut create = self.kind(&["create", "cluster"]);
+        create.arg("--config").arg(root().join("kind-config.yaml"));
+        show(&mut create).context("cannot make the kind cluster")
     }
 }
 
@@ -254,6 +285,13 @@ case "$1 $2" in
 "get clusters") cat clusters 2>/dev/null || echo "No kind clusters found." >&2 ;;
 "create cluster") echo sinabro >clusters ;;
 "get kubeconfig") echo "kind's own" ;;
+"get nodes") echo sinabro-worker ;;
+esac"#;
+
+    const DOCKER: &str = r#"
+case "$1" in
+info) test ! -e stopped ;;
+exec) echo "CapBnd: $(cat capabilities 2>/dev/null || echo 000001ffffffffff)" ;;
 esac"#;
 
     const KUBECTL: &str = r#"
@@ -281,7 +319,7 @@ true"#;
                 path
             };
             let tools = Tools {
-                engine: make("docker", "test ! -e stopped"),
+                engine: make("docker", DOCKER),
                 kind: make("kind", KIND),
                 kubectl: make("kubectl", KUBECTL),
             };
@@ -353,7 +391,9 @@ true"#;
         ];
         let first = [
             "kind get clusters",
-            "kind create cluster --config --name sinabro kind-config.yaml",
+            "kind create cluster --name sinabro --config kind-config.yaml",
+            "kind get nodes --name sinabro",
+            "docker exec sinabro-worker cat status",
             "kind get kubeconfig --name sinabro",
             "kubectl get kindnet --ignore-not-found --output=name",
             "kind load image-archive --name sinabro image.tar",
@@ -386,6 +426,21 @@ true"#;
                 .to_string()
                 .contains("kind delete cluster")
         );
+        assert!(!stand_ins.calls().iter().any(|call| call.contains("apply")));
+    }
+
+    #[test]
+    fn nodes_that_cannot_give_the_agent_its_capabilities_are_told() {
+        let stand_ins = StandIns::new();
+        // A privileged container's by Docker 20.10.
+        fs::write(
+            stand_ins.dir.path().join("capabilities"),
+            "0000003fffffffff",
+        )
+        .unwrap();
+        let error = stand_ins.tools.deploy(Path::new("/dist/image.tar"));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("no CAP_PERFMON and no CAP_BPF: Docker"));
         assert!(!stand_ins.calls().iter().any(|call| call.contains("apply")));
     }
 
