@@ -1,10 +1,10 @@
 //! Start order, supervision, stop.
 //!
-//! Start: state directory → its lock → kernel settings → source of facts → data path → records →
-//! queued deletes → garbage → facts, node, overlay → socket → installation → telemetry →
-//! announcements. So the plugin finds a socket only when every pod of before is live again, and
-//! is told "not ready" until the node knows its ranges; the configuration is there, and the
-//! cluster is told that the node is ready, only then.
+//! Start: state directory → its lock → kernel settings → source of facts → lock of the pins → data
+//! path → records → queued deletes → garbage → facts, node, overlay → socket → installation →
+//! telemetry → announcements. So the plugin finds a socket only when every pod of before is live
+//! again, and is told "not ready" until the node knows its ranges; the configuration is there, and
+//! the cluster is told that the node is ready, only then.
 //!
 //! Tasks run for ever; one that ends takes the agent down with what it said, and the data path
 //! goes on without it. Stop: no new connections, requests under way finish, the socket goes;
@@ -88,6 +88,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             (source, Some((api, own)))
         }
     };
+    datapath::make_directory(&settings.bpf_dir).context("cannot load the data path")?;
+    let _pins = state_lock::lock_pins(&settings.bpf_dir)?;
     let (datapath, endpoints) = {
         let settings = settings.clone();
         spawn_blocking(move || restore(&settings)).await??

@@ -1,5 +1,8 @@
-//! One agent per state directory, and none while the directory is being taken away: whoever
-//! holds the lock. The kernel lets go of it with the process, however that ends.
+//! One agent per state directory and per directory of pins, and none while they are being taken
+//! away: whoever holds the locks. The kernel lets go of them with the process, however that ends.
+//!
+//! The pins have a lock of their own because the state directory alone does not tell whether an
+//! agent runs: it may have another one, or somebody may have deleted it.
 
 use crate::state_file::FileError;
 use nix::{
@@ -23,6 +26,8 @@ pub enum LockError {
         dir.display()
     )]
     Held { pid: String, dir: PathBuf },
+    #[error("an agent uses {}, stop it or set --bpf-dir", .0.display())]
+    PinsHeld(PathBuf),
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -72,10 +77,7 @@ pub fn lock_existing(dir: &Path) -> Result<Flock<File>, LockError> {
                 return Err(FileError::new("lock", &path)(errno.into()).into());
             }
         };
-        // Deleted between opening and locking: it keeps nobody out.
-        let named = fs::metadata(&path).map(|meta| meta.ino()).ok();
-        let inode = lock.metadata().map(|meta| meta.ino()).ok();
-        if named.is_none() || named != inode {
+        if !is_named(&lock, &path) {
             continue;
         }
         // For people: the lock is what counts.
@@ -86,4 +88,35 @@ pub fn lock_existing(dir: &Path) -> Result<Flock<File>, LockError> {
         write(&mut lock).map_err(FileError::new("write", &path))?;
         return Ok(lock);
     }
+}
+
+/// Takes the lock of a directory of pins that is there: on the directory itself, for a bpffs has
+/// no files to write to.
+///
+/// # Errors
+/// If another process has it.
+pub fn lock_pins(dir: &Path) -> Result<Flock<File>, LockError> {
+    loop {
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECTORY)
+            .open(dir)
+            .map_err(FileError::new("open", dir))?;
+        let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => lock,
+            Err((_, Errno::EWOULDBLOCK)) => return Err(LockError::PinsHeld(dir.to_owned())),
+            Err((_, errno)) => return Err(FileError::new("lock", dir)(errno.into()).into()),
+        };
+        if is_named(&lock, dir) {
+            return Ok(lock);
+        }
+    }
+}
+
+/// Whether the file still has this name: deleted between opening and locking, it keeps nobody
+/// out.
+fn is_named(file: &File, path: &Path) -> bool {
+    let named = fs::metadata(path).map(|meta| (meta.dev(), meta.ino()));
+    let inode = file.metadata().map(|meta| (meta.dev(), meta.ino()));
+    matches!((named, inode), (Ok(named), Ok(inode)) if named == inode)
 }

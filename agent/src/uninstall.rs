@@ -1,6 +1,6 @@
 //! Takes everything of Sinabro off a node: `sinabroctl uninstall`.
 //!
-//! Not while an agent runs, whose lock is held meanwhile so that none starts. First what would
+//! Not while an agent runs, whose locks are held meanwhile so that none starts. First what would
 //! bring new pods (the configuration), last the state directory with the lock. Each step takes
 //! away what it finds and is content to find nothing, so an uninstallation that was interrupted
 //! is completed by another; one that fails does not keep the others from being done.
@@ -16,10 +16,10 @@ use crate::{
     endpoint::delete_links,
     install::{conflist, file},
     state_file::FileError,
-    state_lock::{LockError, lock_existing},
+    state_lock::{LockError, lock_existing, lock_pins},
 };
 use sinabro_common::names;
-use sinabro_netlink::{Conn, ResultExt, link};
+use sinabro_netlink::{Conn, Link, ResultExt, link};
 use std::{
     fs, io,
     os::unix::fs::FileTypeExt as _,
@@ -45,11 +45,18 @@ pub fn uninstall(places: &Places) -> Result<Uninstalled, LockError> {
         true => Some(lock_existing(&places.state_dir)?),
         false => None,
     };
+    // Of one with another state directory, or none any more.
+    let _pins = match places.bpf_dir.is_dir() {
+        true => Some(lock_pins(&places.bpf_dir)?),
+        false => None,
+    };
     let mut done = Uninstalled::default();
     done.configuration(&places.cni_conf_dir);
     done.plugin(&places.cni_bin_dir);
-    if let Err(error) = done.network() {
-        done.problem(&error);
+    for step in [Uninstalled::pods, Uninstalled::overlay, Uninstalled::routes] {
+        if let Err(error) = step(&mut done) {
+            done.problem(&error);
+        }
     }
     let datapath = datapath::remove(&places.bpf_dir);
     done.removed.extend(datapath.done);
@@ -106,28 +113,31 @@ impl Uninstalled {
         }
     }
 
-    fn network(&mut self) -> Result<(), sinabro_netlink::Error> {
-        let mut conn = Conn::new()?;
-        let links = conn.links()?;
-        let of_kind = |kind: &'static str| {
-            move |link: &&sinabro_netlink::Link| link.kind.as_deref() == Some(kind)
-        };
-        let pods = links.iter().filter(of_kind("veth"));
-        let pods: Vec<_> = pods
-            .filter(|link| names::is_pod_link(&link.name))
-            .map(|link| link.name.clone())
-            .collect();
-        delete_links(&pods)?;
-        let pods = pods.iter().map(|name| format!("pod link {name}"));
-        self.removed.extend(pods);
+    fn pods(&mut self) -> Result<(), sinabro_netlink::Error> {
+        let mut names = links("veth")?;
+        names.retain(|link| names::is_pod_link(&link.name));
+        let names: Vec<_> = names.into_iter().map(|link| link.name).collect();
+        delete_links(&names)?;
+        let gone = names.iter().map(|name| format!("pod link {name}"));
+        self.removed.extend(gone);
+        Ok(())
+    }
 
-        let device = links.iter().filter(of_kind("vxlan"));
-        for device in device.filter(|link| link.name == names::VXLAN_LINK) {
-            conn.execute(link::delete(device.index))
-                .ignore_not_found()?;
-            self.removed.push(format!("VXLAN device {}", device.name));
+    fn overlay(&mut self) -> Result<(), sinabro_netlink::Error> {
+        for device in links("vxlan")? {
+            if device.name == names::VXLAN_LINK {
+                Conn::new()?
+                    .execute(link::delete(device.index))
+                    .ignore_not_found()?;
+                self.removed.push(format!("VXLAN device {}", device.name));
+            }
         }
-        // Those of the links above went with them.
+        Ok(())
+    }
+
+    /// Those of pod links and the VXLAN device went with them.
+    fn routes(&mut self) -> Result<(), sinabro_netlink::Error> {
+        let mut conn = Conn::new()?;
         for route in routes::ours(&mut conn)? {
             conn.execute(route.delete()).ignore_not_found()?;
             self.removed.push(format!("route {}", route.dst));
@@ -162,6 +172,12 @@ impl Uninstalled {
         }
         self.note(dir, fs::remove_dir(dir));
     }
+}
+
+fn links(kind: &str) -> Result<Vec<Link>, sinabro_netlink::Error> {
+    let mut links = Conn::new()?.links()?;
+    links.retain(|link| link.kind.as_deref() == Some(kind));
+    Ok(links)
 }
 
 /// Whether a program is our plugin, by what it has to say.

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use nix::{
-    mount::umount,
+    mount::{MsFlags, mount, umount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 use sinabro_lab::{
@@ -107,14 +107,7 @@ fn an_agent_that_may_not_set_what_is_wrong_names_it_and_the_remedy() {
 fn preparing_mounts_a_bpffs_and_does_nothing_twice() {
     let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
     let node = lab.node(1);
-    let unmount = || {
-        // The lab's own, and below it the machine's if it has one.
-        while statfs("/sys/fs/bpf")?.filesystem_type() == BPF_FS_MAGIC {
-            umount("/sys/fs/bpf")?;
-        }
-        Ok(())
-    };
-    node.namespace().run(unmount).unwrap();
+    node.namespace().run(unmount_bpffs).unwrap();
     let done = prepare(node);
     for change in [
         "mounted a bpffs on /sys/fs/bpf\n",
@@ -126,4 +119,33 @@ fn preparing_mounts_a_bpffs_and_does_nothing_twice() {
     }
     assert_eq!(prepare(node), "nothing to do: the node is prepared\n");
     start(node, &[]);
+}
+
+#[test]
+fn what_was_prepared_is_told_also_if_not_all_could_be() {
+    let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
+    let node = lab.node(1);
+    node.namespace().run(unmount_bpffs).unwrap();
+    let forbid = || {
+        let (sysctls, none) = (Some("/proc/sys"), None::<&str>);
+        let bind = MsFlags::MS_BIND;
+        mount(sysctls, "/proc/sys", none, bind, none)?;
+        let read_only = bind | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+        Ok(mount(none, "/proc/sys", none, read_only, none)?)
+    };
+    node.namespace().run(forbid).unwrap();
+    let output = node.ctl(&["prepare"]).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    let (done, failed) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(done, "mounted a bpffs on /sys/fs/bpf\n");
+    assert!(failed.contains("net.ipv4.ip_forward must be 1"), "{failed}");
+}
+
+/// The lab's own, and below it the machine's if it has one.
+fn unmount_bpffs() -> anyhow::Result<()> {
+    while statfs("/sys/fs/bpf")?.filesystem_type() == BPF_FS_MAGIC {
+        umount("/sys/fs/bpf")?;
+    }
+    Ok(())
 }

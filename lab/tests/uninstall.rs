@@ -148,6 +148,40 @@ fn nothing_is_left_whatever_the_agent_used() {
 }
 
 #[test]
+fn an_agent_is_noticed_whatever_its_state_directory() {
+    let lab = lab();
+    let node = lab.node(1);
+    let pod = populate(node, &[]);
+    let link = pod.owner().link();
+    let state = node.namespace().path(names::STATE_DIR);
+    let aside = state.with_file_name("aside");
+    let refused = |flags: &[&str]| {
+        let flags = [&UNINSTALL[..], flags].concat();
+        let output = node.ctl(&flags).unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let why = "an agent uses /sys/fs/bpf/sinabro, stop it";
+        assert!(said.contains(why), "{said}");
+        let there = node.netlink().unwrap().link_by_name(&link);
+        assert!(there.is_ok() && conflist_there(node));
+    };
+    // Set for the agent alone, so that nothing of it is where it is looked for.
+    refused(&["--state-dir", "/run/other"]);
+    // Deleted by somebody, the lock with it.
+    fs::rename(&state, &aside).unwrap();
+    refused(&[]);
+    fs::rename(&aside, &state).unwrap();
+    node.kill_agent().unwrap();
+    assert!(uninstall(node).status.success());
+    assert_nothing_left(node);
+}
+
+fn conflist_there(node: &Node) -> bool {
+    let dir = Path::new(CONF_DIR).join(names::CNI_CONFLIST);
+    node.namespace().path(dir).exists()
+}
+
+#[test]
 fn an_uninstallation_that_was_killed_is_completed_by_the_next() {
     let lab = lab();
     let node = lab.node(1);

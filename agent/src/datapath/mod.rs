@@ -22,6 +22,7 @@ mod sweep;
 mod sys;
 
 pub use error::DatapathError;
+pub use object::make_directory;
 pub use remove::{Removed, remove};
 
 use crate::chain::Chain;

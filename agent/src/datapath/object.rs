@@ -153,7 +153,7 @@ fn tail(log: &str) -> String {
 }
 
 /// Makes the directories of maps and links, on a bpffs.
-fn make_directory(path: &Path) -> Result<(), DatapathError> {
+pub fn make_directory(path: &Path) -> Result<(), DatapathError> {
     let links = path.join(names::BPF_LINKS_DIR);
     // The nearest directory that exists decides: nothing is made elsewhere.
     let there = links.ancestors().find(|path| path.exists());

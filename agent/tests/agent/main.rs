@@ -530,6 +530,26 @@ fn two_agents_do_not_share_a_state_directory() {
 }
 
 #[test]
+fn two_agents_do_not_share_pins() {
+    let mut node = Node::new();
+    node.start();
+    // The lock with it: nothing there tells of the first agent.
+    let (state, aside) = (node.path("state"), node.path("aside"));
+    fs::rename(&state, &aside).unwrap();
+    let output = node.command().output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(
+        text.contains("an agent uses") && text.contains("--bpf-dir"),
+        "{text}"
+    );
+    fs::remove_dir_all(&state).unwrap();
+    fs::rename(&aside, &state).unwrap();
+    // The first was not disturbed.
+    node.add("a");
+}
+
+#[test]
 fn wrong_settings_are_told_in_one_line() {
     let node = Node::new();
     for (args, part) in [

@@ -440,7 +440,7 @@ fn a_directory_elsewhere_is_refused_with_advice() {
         .err()
         .unwrap();
         let text = error.to_string();
-        assert!(text.contains("mount -t bpf"), "{text}");
+        assert!(text.contains("sinabroctl prepare"), "{text}");
         assert!(text.contains(directory.path().to_str().unwrap()), "{text}");
     });
 }

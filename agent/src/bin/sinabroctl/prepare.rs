@@ -6,10 +6,16 @@ use sinabro_agent::prepare::{self, Prepared};
 pub fn run(common: &Common, places: &PlaceFlags) -> anyhow::Result<Exit> {
     let places = places.resolve()?;
     let mut prepared = prepare::bpffs(&places.bpf_dir)?;
-    let sysctls = prepare::sysctls(&places.uplinks)?;
-    prepared.changes.extend(sysctls.changes);
-    prepared.warnings.extend(sysctls.warnings);
-    print(common, &prepared, text)?;
+    let sysctls = prepare::sysctls(&places.uplinks);
+    let done = sysctls.map(|sysctls| {
+        prepared.changes.extend(sysctls.changes);
+        prepared.warnings.extend(sysctls.warnings);
+    });
+    // What was mounted stays, also if no more could be done.
+    if done.is_ok() || prepared != Prepared::default() {
+        print(common, &prepared, text)?;
+    }
+    done?;
     Ok(Exit::Well)
 }
 
