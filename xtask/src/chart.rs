@@ -6,14 +6,15 @@
 //! builds into the cache.
 
 use crate::{
+    cluster::{components, layout},
     manifest::{self, Objects},
     ui,
     workspace::{output, run as show, which},
 };
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
@@ -214,14 +215,13 @@ fn helm() -> Result<PathBuf> {
     if let Some(helm) = which("helm") {
         return Ok(helm);
     }
-    let dir = cache()?.join(format!("helm-{HELM_VERSION}"));
+    let dir = layout::cache()?.join(format!("helm-{HELM_VERSION}"));
     let helm = dir.join("helm");
     if helm.is_file() {
         return Ok(helm);
     }
-    let Some(go) = which("go") else {
-        bail!("helm is missing: install it (https://helm.sh), or Go, which then builds it");
-    };
+    let go = components::go()
+        .context("helm is missing: install it (https://helm.sh), or Go, which then builds it")?;
     println!(
         "  building helm {HELM_VERSION} into {}, some minutes",
         dir.display()
@@ -235,18 +235,6 @@ fn helm() -> Result<PathBuf> {
         .env("CGO_ENABLED", "0");
     show(&mut command).context("cannot build helm")?;
     Ok(helm)
-}
-
-fn cache() -> Result<PathBuf> {
-    let from = |name: &str| {
-        env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    from("SINABRO_CLUSTER_DIR")
-        .or_else(|| Some(from("XDG_CACHE_HOME")?.join("sinabro")))
-        .or_else(|| Some(from("HOME")?.join(".cache/sinabro")))
-        .context("neither SINABRO_CLUSTER_DIR nor XDG_CACHE_HOME nor HOME says where to cache")
 }
 
 #[cfg(test)]

@@ -10,12 +10,12 @@
 //! - [`conformance`]: Kubernetes' own tests.
 
 mod cgroup;
-mod components;
+pub mod components;
 pub mod conformance;
 mod control;
 mod images;
 mod init;
-mod layout;
+pub mod layout;
 mod machine;
 mod network;
 mod pki;
