@@ -35,6 +35,18 @@ test *arguments:
 bench-cni *arguments:
     cargo xtask bench cni {{arguments}}
 
+# A real Kubernetes cluster on this machine, without Docker: just cluster up
+cluster *arguments:
+    cargo xtask cluster {{arguments}}
+
+# Kubernetes' own network tests and the scenarios, on such a cluster
+e2e *arguments:
+    cargo xtask e2e {{arguments}}
+
+# Pods from request to Running, beside the plugin bridge
+bench-pods *arguments:
+    cargo xtask bench pods {{arguments}}
+
 # What Sinabro has left on this machine
 residue:
     cargo xtask residue
