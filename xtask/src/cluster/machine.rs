@@ -259,6 +259,11 @@ impl Machine {
     /// A path on the machine, as this process reaches it.
     pub fn path(&self, inside: &str) -> Result<PathBuf> {
         let root = PathBuf::from(format!("/proc/{}/root", self.require()?));
+        // A link to an absolute path would lead out of the machine; this is the usual one.
+        let inside = inside
+            .strip_prefix("/var")
+            .filter(|rest| rest.starts_with("/run/"))
+            .unwrap_or(inside);
         Ok(root.join(inside.trim_start_matches('/')))
     }
 
