@@ -37,7 +37,7 @@ pub fn other_conflist(world: &mut World) -> Result<String> {
             let told = status
                 .conditions
                 .iter()
-                .any(|c| !c.ok && c.detail.contains("00-first.conflist"));
+                .any(|c| c.name == "conflist" && c.detail.contains("00-first.conflist"));
             let events = world.kubectl(&["get", "events", "-A", "-o", "json"])?;
             Ok((told && events.contains("00-first.conflist")).then_some(()))
         })?;
