@@ -121,6 +121,7 @@ const ALL: &[Need] = &[
     Need::StaticLibc,
     Need::Iperf3,
     Need::ReferencePlugins,
+    Need::ClusterTools,
 ];
 
 pub fn run(options: &Options) -> Result<ExitCode> {
