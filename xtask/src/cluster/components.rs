@@ -136,7 +136,7 @@ fn build(program: &Program, to: &Path) -> Result<()> {
          -X {version}.gitTreeState=clean -X {version}.buildDate=1970-01-01T00:00:00Z"
     );
     let output = command
-        .args(["-mod=mod", "-ldflags", &flags, "-o"])
+        .args(["-mod=mod", "-buildvcs=false", "-ldflags", &flags, "-o"])
         .arg(&temporary)
         .arg(program.package)
         .current_dir(layout::sources().join(program.module))
