@@ -196,6 +196,7 @@ fn play(options: &Options, report: &mut Report) -> Result<()> {
         let step = ui::step(scenario.name);
         let outcome = world
             .healthy()
+            .and_then(|()| world.quiet())
             .context("before it began")
             .and_then(|()| (scenario.run)(&mut world));
         step.clear();

@@ -215,6 +215,22 @@ impl World {
         })
     }
 
+    /// Nothing of an earlier scenario is being taken down any more: what is counted from here on
+    /// is this scenario's.
+    pub fn quiet(&self) -> Result<()> {
+        self.wait("the pods of the scenario before to be gone", || {
+            for node in self.nodes() {
+                // An address is free once the link is gone: the last thing of a pod.
+                let leases = self.ipam(&node)?.leases;
+                let left = leases.iter().find(|lease| lease.pod.namespace == NAMESPACE);
+                if let Some(lease) = left {
+                    bail!("{} still has {} on {node}", lease.pod.name, lease.address);
+                }
+            }
+            Ok(Some(()))
+        })
+    }
+
     /// Takes away what a scenario made. The next one looks whether all is well.
     pub fn clean(&self) {
         let _ = self.kubectl(&[
