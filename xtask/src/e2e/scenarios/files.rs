@@ -154,7 +154,8 @@ pub fn uninstall(world: &mut World) -> Result<String> {
             .to_string()
     };
     world.clean();
-    world.kubectl(&["delete", "-f", &manifest("sinabro.yaml"), "--wait=true"])?;
+    // As uninstall.yaml says at its top.
+    world.kubectl(&["-n", SYSTEM, "delete", DAEMON_SET])?;
     world.kubectl(&["apply", "-f", &manifest("uninstall.yaml")])?;
     let rolled = world.kubectl(&[
         "-n",
@@ -169,7 +170,14 @@ pub fn uninstall(world: &mut World) -> Result<String> {
         .iter()
         .map(|node| remains(world, node))
         .collect();
-    world.kubectl(&["delete", "-f", &manifest("uninstall.yaml"), "--wait=true"])?;
+    world.kubectl(&[
+        "delete",
+        "--ignore-not-found",
+        "-f",
+        &manifest("uninstall.yaml"),
+        "-f",
+        &manifest("sinabro.yaml"),
+    ])?;
     world.kubectl(&["apply", "-f", &manifest("sinabro.yaml")])?;
     world.kubectl(&[
         "-n",
