@@ -364,6 +364,11 @@ impl Settings {
                     .map_err(|_| "expected ADDRESS:PORT, an IPv6 address in brackets".into())
             })?,
             log_level: layers.parse("logLevel", |text| {
+                // The parser counts bytes of the trimmed text in the whole one, and panics where
+                // that is inside a character. Names of modules are ASCII.
+                if !text.is_ascii() {
+                    return Err("expected levels and names of modules, in ASCII".into());
+                }
                 tracing_subscriber::EnvFilter::try_new(text)
                     .map(|_| text.to_owned())
                     .map_err(|error| error.to_string())

@@ -294,6 +294,12 @@ fn flags_environment_and_file_have_the_same_settings() {
     }
 }
 
+#[test]
+fn a_log_level_that_makes_the_parser_panic_is_refused() {
+    let error = load(&["--nodes=/n", "--log-level= Σ="]).unwrap_err();
+    assert!(error.to_string().contains("ASCII"), "{error}");
+}
+
 proptest! {
     #[test]
     fn garbage_in_a_file_never_panics(text in "\\PC{0,200}") {
