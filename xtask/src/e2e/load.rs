@@ -135,6 +135,10 @@ pub fn service(world: &World, to: &KubePod) -> Result<IpAddr> {
             "selector": {"app": to.name},
             "ports": [{"port": 80, "targetPort": PORT}],
             "ipFamilyPolicy": "PreferDualStack",
+            // Who is ready is not this traffic's question. When the API server comes back after a
+            // while, the controllers call every node not ready until they hear of it, and its pods
+            // leave their Services for as long.
+            "publishNotReadyAddresses": true,
         },
     })])?;
     let address = world.kubectl(&[
