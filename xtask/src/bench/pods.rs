@@ -10,14 +10,14 @@ use super::{Report, Row, stats};
 use crate::{
     cluster::{self, Cluster, Cni},
     e2e::pods::{PAUSE, manifest},
-    interrupt, report, root, setup, ui,
+    interrupt, report, setup, ui,
 };
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
     fs,
-    io::{BufRead as _, BufReader, Write as _},
+    io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
     process::{Child, ExitCode, Stdio},
     sync::mpsc::{Receiver, channel},
@@ -47,23 +47,7 @@ pub struct Options {
 }
 
 pub fn run(options: &Options) -> Result<ExitCode> {
-    cluster::prepare(Cni::Sinabro)?;
-    if !root::is_root() {
-        let (rounds, pods) = (options.rounds.to_string(), options.pods.to_string());
-        let mut arguments = vec!["bench", "pods", "--rounds", &rounds, "--pods", &pods];
-        let json = match &options.json {
-            Some(path) => std::path::absolute(path)?.display().to_string(),
-            None => String::new(),
-        };
-        if !json.is_empty() {
-            arguments.extend(["--json", &json]);
-        }
-        root::become_root_with(
-            "a cluster of namespaces",
-            &arguments,
-            &cluster::environment()?,
-        )?;
-    }
+    cluster::as_root(Some(Cni::Sinabro))?;
     let ran = Cluster::open().is_ok();
     interrupt::on_interrupt(move || {
         if !ran && let Err(error) = cluster::end() {
@@ -103,9 +87,9 @@ fn measure(cluster: &Cluster, options: &Options) -> Result<Vec<Row>> {
             cluster.node_path(NODE, "/opt/cni/bin")?.join(plugin),
         )?;
     }
-    apply(
-        cluster,
-        &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
+    cluster.apply(
+        &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+            .to_string(),
     )?;
     println!(
         "\n  {} pods at once on {NODE}, from `kubectl apply` to Running, Sinabro and the plugin bridge in turns, {} rounds",
@@ -197,10 +181,7 @@ fn round(cluster: &Cluster, pods: usize) -> Result<Sample> {
         .collect();
     let watch = Watch::start(cluster)?;
     let start = Instant::now();
-    apply(
-        cluster,
-        &json!({"apiVersion": "v1", "kind": "List", "items": items}),
-    )?;
+    cluster.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
     let mut ran: BTreeMap<String, f64> = BTreeMap::new();
     while ran.len() < pods {
         let left = PATIENCE.checked_sub(start.elapsed()).unwrap_or_default();
@@ -252,22 +233,6 @@ impl Drop for Watch {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn apply(cluster: &Cluster, object: &Value) -> Result<()> {
-    let mut child = cluster
-        .kubectl()
-        .args(["apply", "-f", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()?;
-    child
-        .stdin
-        .take()
-        .context("no input")?
-        .write_all(object.to_string().as_bytes())?;
-    ensure!(child.wait()?.success(), "kubectl apply failed");
-    Ok(())
 }
 
 fn print(rows: &[Row]) {

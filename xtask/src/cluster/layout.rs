@@ -7,7 +7,6 @@
 //! <cache>/run/<node>    a node: init.pid, logs, disk/ (what survives a reboot)
 //! ```
 
-use crate::root;
 use anyhow::{Context as _, Result};
 use std::{
     env,
@@ -48,12 +47,15 @@ pub fn node_number(name: &str) -> Option<u8> {
     (1..=200).contains(&number).then_some(number)
 }
 
+/// Environment variable that names another directory for [`cache`].
+pub const CACHE: &str = "SINABRO_CLUSTER_DIR";
+
 /// What is built once and kept, outside the tree.
 ///
 /// # Errors
 /// If there is no home directory and none was given.
 pub fn cache() -> Result<PathBuf> {
-    if let Some(dir) = env::var_os("SINABRO_CLUSTER_DIR") {
+    if let Some(dir) = env::var_os(CACHE) {
         return Ok(std::path::absolute(dir)?);
     }
     let base =
@@ -86,15 +88,6 @@ pub fn pki() -> Result<PathBuf> {
 /// Sources of the components: the Go modules beside this package.
 pub fn sources() -> PathBuf {
     crate::workspace::root().join("xtask/cluster")
-}
-
-/// The environment of the process that becomes root must lead to the same files.
-pub fn keep_environment() -> Result<Vec<(&'static str, String)>> {
-    debug_assert!(!root::is_root());
-    Ok(vec![(
-        "SINABRO_CLUSTER_DIR",
-        cache()?.display().to_string(),
-    )])
 }
 
 #[cfg(test)]

@@ -21,8 +21,6 @@ mod network;
 mod pki;
 mod worker;
 
-pub use layout::keep_environment as environment;
-
 use crate::{image, interrupt, root, setup, ui, workspace::output};
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
@@ -32,8 +30,9 @@ use serde_json::{Value, json};
 use sinabro_lab::Place;
 use std::{
     fs,
+    io::Write as _,
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::{Command, ExitCode, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -141,15 +140,10 @@ pub fn run(action: &Action) -> Result<ExitCode> {
     if let Action::MachineInit { name, dir } = action {
         match init::run(name, dir)? {}
     }
-    if let Action::Up(options) = action {
-        prepare(options.cni)?;
-    }
-    if !root::is_root() {
-        let arguments: Vec<String> = std::env::args().skip(1).collect();
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let environment = layout::keep_environment()?;
-        root::become_root_with("a cluster of namespaces", &arguments, &environment)?;
-    }
+    as_root(match action {
+        Action::Up(options) => Some(options.cni),
+        _ => None,
+    })?;
     match action {
         Action::Up(options) => up(options),
         Action::Down { forget } => {
@@ -175,8 +169,30 @@ pub fn run(action: &Action) -> Result<ExitCode> {
     }
 }
 
+/// Set in the process that sudo starts: it builds nothing as root for somebody else.
+const PREPARED: &str = "SINABRO_CLUSTER_PREPARED";
+
+/// Prepares what a cluster with this network needs, if one is meant to come up, and goes on as
+/// root with the arguments that this process was given.
+pub fn as_root(cni: Option<Cni>) -> Result<()> {
+    if let Some(cni) = cni
+        && std::env::var_os(PREPARED).is_none()
+    {
+        prepare(cni)?;
+    }
+    if !root::is_root() {
+        let arguments: Vec<String> = std::env::args().skip(1).collect();
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        // Root's home is another.
+        let cache = layout::cache()?.display().to_string();
+        let environment = [(layout::CACHE, cache), (PREPARED, "1".to_string())];
+        root::become_root_with("a cluster of namespaces", &arguments, &environment)?;
+    }
+    Ok(())
+}
+
 /// Everything that needs no root: tools, the cluster's programs, and what is deployed.
-pub fn prepare(cni: Cni) -> Result<()> {
+fn prepare(cni: Cni) -> Result<()> {
     setup::ensure(setup::CLUSTER)?;
     if cni == Cni::Sinabro {
         image::write()?;
@@ -449,6 +465,28 @@ impl Cluster {
     pub fn ask(&self, arguments: &[&str]) -> Result<String> {
         output(self.kubectl().args(arguments))
             .with_context(|| format!("kubectl {}", arguments.join(" ")))
+    }
+
+    /// Applies a manifest, YAML or JSON.
+    pub fn apply(&self, manifest: &str) -> Result<()> {
+        let mut child = self
+            .kubectl()
+            .args(["apply", "-f", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot start kubectl")?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(manifest.as_bytes())?;
+        }
+        let output = child.wait_with_output()?;
+        ensure!(
+            output.status.success(),
+            "kubectl apply: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        Ok(())
     }
 
     /// kubectl as administrator; if the cluster has gone it fails when it is started.

@@ -12,7 +12,7 @@ mod world;
 
 use crate::{
     cluster::{self, Cluster, conformance},
-    interrupt, report, residue, root, ui,
+    interrupt, report, residue, ui,
 };
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
@@ -89,16 +89,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             "no scenario's name contains `{text}`, see --list"
         );
     }
-    cluster::prepare(cluster::Cni::Sinabro)?;
-    if !root::is_root() {
-        let arguments = arguments(options)?;
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        root::become_root_with(
-            "a cluster of namespaces",
-            &arguments,
-            &cluster::environment()?,
-        )?;
-    }
+    cluster::as_root(Some(cluster::Cni::Sinabro))?;
     let before = Snapshot::take()?;
     interrupt::on_interrupt(|| {
         println!("\n  interrupted: taking the cluster down");
@@ -132,26 +123,6 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
     })
-}
-
-/// The same command for the process that becomes root.
-fn arguments(options: &Options) -> Result<Vec<String>> {
-    let mut arguments = vec!["e2e".to_string()];
-    if let Some(path) = &options.json {
-        arguments.extend([
-            "--json".into(),
-            std::path::absolute(path)?.display().to_string(),
-        ]);
-    }
-    for (given, flag) in [(options.short, "--short"), (options.keep, "--keep")] {
-        if given {
-            arguments.push(flag.into());
-        }
-    }
-    for text in &options.only {
-        arguments.extend(["--only".into(), text.clone()]);
-    }
-    Ok(arguments)
 }
 
 fn play(options: &Options, report: &mut Report) -> Result<()> {

@@ -59,7 +59,8 @@ impl World {
     }
 
     pub fn apply_all(&self, items: Vec<Value>) -> Result<()> {
-        self.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())
+        self.cluster
+            .apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())
     }
 
     /// Waits until a pod runs and is ready.

@@ -8,10 +8,9 @@ use serde_json::Value;
 use sinabro_common::api::{EndpointReport, IpamReport, NodeReport, StatusReport};
 use std::{
     collections::BTreeSet,
-    io::Write as _,
     net::IpAddr,
     path::PathBuf,
-    process::{Command, Stdio},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -33,7 +32,7 @@ pub struct World {
 impl World {
     pub fn new(cluster: Cluster, outage: Duration) -> Result<Self> {
         let world = Self { cluster, outage };
-        world.apply(&format!(
+        world.cluster.apply(&format!(
             "apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n"
         ))?;
         world.wait("the default ServiceAccount of the namespace", || {
@@ -64,28 +63,6 @@ impl World {
     pub fn get(&self, arguments: &[&str]) -> Result<Value> {
         let text = self.kubectl(&[&["get", "-o", "json"], arguments].concat())?;
         serde_json::from_str(&text).context("kubectl printed no JSON")
-    }
-
-    pub fn apply(&self, manifest: &str) -> Result<()> {
-        let mut child = self
-            .cluster
-            .kubectl()
-            .args(["apply", "-f", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("cannot start kubectl")?;
-        if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(manifest.as_bytes())?;
-        }
-        let output = child.wait_with_output()?;
-        ensure!(
-            output.status.success(),
-            "kubectl apply: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-        Ok(())
     }
 
     /// Asks again until there is an answer, with this module's patience.
