@@ -1,4 +1,4 @@
-//! Every map but those of `fastpath`, pinned by its name. Layouts and meaning:
+//! Every map but those of `acceleration`, pinned by its name. Layouts and meaning:
 //! `sinabro_common::abi`.
 //!
 //! Every object has every map declared here, used or not.

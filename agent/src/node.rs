@@ -13,7 +13,7 @@ use crate::{
 use ipnet::IpNet;
 use sinabro_common::abi::{
     Addr,
-    config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_TCP_FAST_PATH, NodeConfig},
+    config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, NodeConfig},
 };
 use sinabro_netlink::{Conn, Family, Link, ResultExt, addr::Addr as LinkAddr, sysctl};
 use std::net::{IpAddr, Ipv4Addr};
@@ -136,10 +136,6 @@ impl NodeState {
             Some(_) => FLAG_MASQUERADE,
             None => 0,
         };
-        let fast_path = match settings.tcp_fast_path {
-            true => FLAG_TCP_FAST_PATH,
-            false => 0,
-        };
         let source = self.masquerade_v4.map(IpAddr::V4);
         NodeConfig {
             masquerade_v4: source.map_or(Addr::UNSPECIFIED, Addr::from),
@@ -147,7 +143,7 @@ impl NodeState {
             nat_port_min: ports.0,
             nat_port_max: ports.1,
             // The data path clears what the kernel does not have.
-            flags: FLAG_REDIRECT_PEER | masquerade | fast_path,
+            flags: FLAG_REDIRECT_PEER | masquerade,
         }
     }
 }

@@ -207,7 +207,7 @@ fn restore(settings: &Settings) -> anyhow::Result<(Arc<Datapath>, Arc<Endpoints>
     let datapath = Datapath::load(&DatapathConfig {
         bpf_dir: settings.bpf_dir.clone(),
         cgroup: settings.cgroup_dir.clone(),
-        tcp_fast_path: settings.tcp_fast_path,
+        acceleration: settings.tcp_fast_path,
         attach: match settings.attach {
             config::AttachMode::Auto => datapath::AttachMode::Auto,
             config::AttachMode::Tcx => datapath::AttachMode::Tcx,

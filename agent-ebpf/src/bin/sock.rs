@@ -1,4 +1,4 @@
-//! The same-node TCP fast path.
+//! Same-node TCP acceleration.
 //!
 //! - `sock_ops`, on a cgroup: enrols connections between pods of this node;
 //! - `sk_msg`, on the map `SOCKETS`: sends what enrolled sockets write.
@@ -10,19 +10,22 @@ use aya_ebpf::{
     macros::{sk_msg, sock_ops},
     programs::{SkMsgContext, SockOpsContext},
 };
-#[path = "../fastpath.rs"]
-mod fastpath;
+// The panic handler and the licence.
+use sinabro_ebpf as _;
+
+#[path = "../acceleration/mod.rs"]
+mod acceleration;
 #[path = "../rare.rs"]
 mod rare;
 
 #[sock_ops]
 pub fn pod_sockets(ctx: SockOpsContext) -> u32 {
-    fastpath::follow(&ctx);
+    acceleration::enrol::follow(&ctx);
     // Go on; the reply stays zero, which changes nothing where the kernel asks for one.
     1
 }
 
 #[sk_msg]
 pub fn pod_messages(ctx: SkMsgContext) -> u32 {
-    fastpath::send(&ctx)
+    acceleration::send::send(&ctx)
 }

@@ -41,6 +41,10 @@ pub enum DatapathError {
         name: &'static str,
     },
 
+    /// The acceleration looks into the kernel's structures, and only where it is told where.
+    #[error("where this kernel keeps its sockets' fields cannot be told")]
+    KernelTypes(#[source] super::btf::BtfError),
+
     /// This kernel lacks something that was asked for.
     #[error("this kernel lacks {0}")]
     Unsupported(&'static str),

@@ -11,6 +11,7 @@
 //! Interface indexes are those of the network namespace of the calling thread.
 
 mod attach;
+mod btf;
 mod error;
 mod log;
 mod maps;
@@ -29,10 +30,12 @@ use crate::chain::Chain;
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
 use maps::Maps;
+pub use maps::PodAcceleration;
 use sinabro_common::{
     abi::{
         Addr,
-        config::{FLAG_REDIRECT_PEER, FLAG_TCP_FAST_PATH, NodeConfig},
+        acceleration::AccelerationCounters,
+        config::{FLAG_REDIRECT_PEER, NodeConfig},
         counters::PodCounters,
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
@@ -54,11 +57,11 @@ use std::{
 pub struct DatapathConfig {
     /// Directory of pinned maps and links, on a bpffs; made if missing.
     pub bpf_dir: PathBuf,
-    /// cgroup v2 directory whose sockets may join the TCP fast path; the root of the cgroup v2
-    /// mount if not given.
+    /// cgroup v2 directory whose sockets may be accelerated; the root of the cgroup v2 mount if
+    /// not given.
     pub cgroup: Option<PathBuf>,
-    /// Attach the same-node TCP fast path.
-    pub tcp_fast_path: bool,
+    /// Attach the same-node TCP acceleration.
+    pub acceleration: bool,
     pub attach: AttachMode,
     /// Entries of the masquerade table, two per flow; [`sinabro_common::abi::nat::MAX_NAT_ENTRIES`]
     /// if not given.
@@ -70,7 +73,7 @@ impl Default for DatapathConfig {
         Self {
             bpf_dir: names::BPF_DIR.into(),
             cgroup: None,
-            tcp_fast_path: false,
+            acceleration: false,
             attach: AttachMode::Auto,
             nat_entries: None,
         }
@@ -113,7 +116,7 @@ pub struct Datapath {
     maps: Maps,
     classifiers: Classifiers,
     redirect_peer: bool,
-    fast_path: FastPath,
+    acceleration: Acceleration,
     /// Links of pods attached by this process.
     attached: Mutex<HashSet<String>>,
     /// Whether `ENDPOINTS` is known to hold every pod of this node.
@@ -125,9 +128,9 @@ pub struct Datapath {
     logs: Mutex<Vec<log::Reader>>,
 }
 
-enum FastPath {
+enum Acceleration {
     Off,
-    On(sock::Attached),
+    On(maps::Acceleration, sock::Attached),
     Failed(DatapathError),
 }
 
@@ -144,24 +147,25 @@ impl Datapath {
         let mut logs = vec![log::reader(&mut objects.host)?];
         let classifiers =
             Classifiers::new(objects.pod, objects.host, links.clone(), config.attach)?;
-        let fast_path = match objects.sock {
+        let acceleration = match objects.sock {
             None => {
                 sock::detach(&links)?;
-                FastPath::Off
+                Acceleration::Off
             }
             Some(loaded) => {
                 let attached = loaded.and_then(|mut ebpf| {
                     let reader = log::reader(&mut ebpf)?;
+                    let maps = maps::Acceleration::take(&mut ebpf)?;
                     let attached = sock::attach(&ebpf, &links, config.cgroup.as_deref())?;
                     logs.push(reader);
-                    Ok(attached)
+                    Ok((maps, attached))
                 });
                 match attached {
-                    Ok(attached) => FastPath::On(attached),
+                    Ok((maps, attached)) => Acceleration::On(maps, attached),
                     Err(error) => {
                         // Pods can do without.
-                        tracing::warn!(error = %Chain(&error), "no tcp fast path");
-                        FastPath::Failed(error)
+                        tracing::warn!(error = %Chain(&error), "no tcp acceleration");
+                        Acceleration::Failed(error)
                     }
                 }
             }
@@ -174,7 +178,7 @@ impl Datapath {
             maps,
             classifiers,
             redirect_peer: probe::has_redirect_peer(),
-            fast_path,
+            acceleration,
             attached: Mutex::default(),
             complete: AtomicBool::new(fits),
             suspects: Mutex::default(),
@@ -187,13 +191,15 @@ impl Datapath {
     /// Makes a pod live: its records, its counters, its programs. Idempotent; a failure leaves
     /// nothing of a pod that was not live before.
     ///
-    /// `link` is the name of the host-side interface; it names the pins.
+    /// `link` is the name of the host-side interface; it names the pins. `acceleration` says which
+    /// of its connections may go from socket to socket.
     pub fn attach_pod(
         &self,
         ifindex: u32,
         link: &str,
         pod: &PodLink,
         endpoints: &[(Addr, Endpoint)],
+        acceleration: Option<PodAcceleration>,
     ) -> Result<(), DatapathError> {
         let new = lock(&self.attached).insert(link.to_owned());
         let attach = || {
@@ -202,6 +208,10 @@ impl Datapath {
             self.maps.counters.start(ifindex)?;
             self.classifiers.attach_pod(ifindex, link)?;
             self.end_flows_of_departed(endpoints.iter().map(|(addr, _)| *addr))?;
+            if let Some(maps) = self.acceleration() {
+                let addresses: Vec<Addr> = endpoints.iter().map(|(addr, _)| *addr).collect();
+                maps.set(ifindex, &addresses, acceleration)?;
+            }
             // Last what makes others send here.
             endpoints
                 .iter()
@@ -234,6 +244,9 @@ impl Datapath {
             .fold(Ok(()), Result::and);
         // After that: a sweep in between would still find the address alive.
         lock(&self.departed).extend(addresses);
+        if let Some(maps) = self.acceleration() {
+            result = result.and(maps.remove(ifindex, addresses));
+        }
         result = result.and(self.classifiers.detach_pod(link));
         result = result.and(self.maps.pod_links.remove(ifindex));
         result = result.and(self.maps.counters.remove(ifindex));
@@ -298,6 +311,9 @@ impl Datapath {
                 self.maps.counters.remove(ifindex)?;
             }
         }
+        if let Some(maps) = self.acceleration() {
+            maps.retain(|ifindex| !is_stale(ifindex))?;
+        }
         self.complete.store(true, Ordering::Relaxed);
         Ok(gone)
     }
@@ -315,9 +331,6 @@ impl Datapath {
         if !self.redirect_peer {
             config.flags &= !FLAG_REDIRECT_PEER;
         }
-        if !matches!(self.fast_path, FastPath::On(_)) {
-            config.flags &= !FLAG_TCP_FAST_PATH;
-        }
         self.maps.config.set(config)
     }
 
@@ -330,6 +343,31 @@ impl Datapath {
     /// Counters of the pod at a host-side interface, summed over CPUs; none if it is not attached.
     pub fn pod_counters(&self, ifindex: u32) -> Result<Option<PodCounters>, DatapathError> {
         self.maps.counters.get(ifindex)
+    }
+
+    fn acceleration(&self) -> Option<&maps::Acceleration> {
+        match &self.acceleration {
+            Acceleration::On(maps, _) => Some(maps),
+            Acceleration::Off | Acceleration::Failed(_) => None,
+        }
+    }
+
+    /// Sends the accelerated connections of these addresses back to TCP, where the programs on
+    /// pods' links see them, from their next message on. For whoever decides what pods may do:
+    /// decide first, then call this. Connections made after it may be accelerated again.
+    pub fn evict_accelerated(&self, addresses: &[Addr]) -> Result<(), DatapathError> {
+        self.acceleration()
+            .map_or(Ok(()), |maps| maps.evict(addresses))
+    }
+
+    /// What the accelerated sockets of the pod at a host-side interface did, summed over CPUs;
+    /// none if they are not.
+    pub fn acceleration_counters(
+        &self,
+        ifindex: u32,
+    ) -> Result<Option<AccelerationCounters>, DatapathError> {
+        self.acceleration()
+            .map_or(Ok(None), |maps| maps.counters(ifindex))
     }
 
     /// Packets dropped so far, for every reason.
@@ -378,17 +416,17 @@ impl Datapath {
     /// What the kernel allowed, for people: `attachUplinks: tcx` and so on.
     pub fn modes(&self) -> BTreeMap<String, String> {
         let yes_no = |yes| if yes { "yes" } else { "no" }.to_owned();
-        let fast_path = match &self.fast_path {
-            FastPath::Off => "off".to_owned(),
-            FastPath::On(attached) => format!("on, cgroup {}", attached.cgroup.display()),
-            FastPath::Failed(error) => format!("off: {}", Chain(error)),
+        let acceleration = match &self.acceleration {
+            Acceleration::Off => "off".to_owned(),
+            Acceleration::On(_, attached) => format!("on, cgroup {}", attached.cgroup.display()),
+            Acceleration::Failed(error) => format!("off: {}", Chain(error)),
         };
         let attach = self.classifiers.modes();
         let attach = attach.map(|(name, mode)| (name, mode.to_string()));
         let others = [
             ("btf", yes_no(probe::has_btf())),
             ("redirectPeer", yes_no(self.redirect_peer)),
-            ("tcpFastPath", fast_path),
+            ("tcpAcceleration", acceleration),
         ];
         attach
             .into_iter()
@@ -400,7 +438,7 @@ impl Datapath {
     /// The programs, as the kernel has them.
     pub fn programs(&self) -> Vec<ProgramReport> {
         let mut programs: Vec<ProgramReport> = self.classifiers.programs().collect();
-        if let FastPath::On(attached) = &self.fast_path {
+        if let Acceleration::On(_, attached) = &self.acceleration {
             programs.extend(attached.programs.iter().cloned());
         }
         programs

@@ -5,7 +5,7 @@
 //! been accepted: until then its successor is pinned under a name of its own.
 
 use super::{
-    DatapathConfig, DatapathError, log,
+    DatapathConfig, DatapathError, btf, log,
     maps::shape::{self, Shape},
     sys,
 };
@@ -21,6 +21,9 @@ static POD: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pod"));
 static HOST: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/host"));
 static SOCK: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sock"));
 
+/// The programs' variable of that name.
+const KERNEL_OFFSETS: &str = "KERNEL_OFFSETS";
+
 /// Suffix of a successor's pin. No map's name ends so, and a bpffs allows no dots.
 pub const NEXT: &str = "_next";
 
@@ -30,7 +33,7 @@ const LOG_LINES: usize = 20;
 pub struct Objects {
     pub pod: Ebpf,
     pub host: Ebpf,
-    /// The TCP fast path, or why there is none.
+    /// TCP acceleration, or why there is none.
     pub sock: Option<Result<Ebpf, DatapathError>>,
     /// Maps that were replaced by empty ones.
     pub replaced: Vec<&'static str>,
@@ -58,9 +61,8 @@ pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
         }
     }
 
-    let mut loader = EbpfLoader::new();
-    loader.default_map_pin_directory(&config.bpf_dir);
-    log::configure(&mut loader);
+    let offsets = config.acceleration.then(btf::kernel_offsets);
+    let mut loader = loader(&config.bpf_dir);
     if let Some(entries) = config.nat_entries {
         loader.map_max_entries("NAT", entries);
     }
@@ -73,17 +75,26 @@ pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
 
     let pod = load_object(&mut loader, "pod", POD)?;
     let host = load_object(&mut loader, "host", HOST)?;
-    let sock = config
-        .tcp_fast_path
-        .then(|| load_object(&mut loader, "sock", SOCK));
+    let sock = match &offsets {
+        None => None,
+        Some(Ok(offsets)) => {
+            loader.override_global(KERNEL_OFFSETS, offsets, true);
+            Some(load_object(&mut loader, "sock", SOCK))
+        }
+        Some(Err(_)) => None,
+    };
     drop(loader);
+    let sock = match offsets {
+        Some(Err(error)) => Some(Err(DatapathError::KernelTypes(error))),
+        _ => sock,
+    };
     trim();
 
     let mut replaced = Vec::new();
     for name in misfits {
         let next = next_pin(&config.bpf_dir, name);
         let path = config.bpf_dir.join(name);
-        // The fast path's maps are there only where its object was loaded.
+        // The acceleration's maps are there only where its object was loaded.
         if !exists(&next) {
             continue;
         }
@@ -103,6 +114,37 @@ pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
         sock,
         replaced,
     })
+}
+
+/// The same programs of the TCP acceleration with maps of their own, pinned in a directory of
+/// their own.
+pub fn load_apart(directory: &Path) -> Result<Ebpf, DatapathError> {
+    if SOCK.is_empty() {
+        return Err(DatapathError::NotBuilt);
+    }
+    make_directory(directory)?;
+    let offsets = btf::kernel_offsets().map_err(DatapathError::KernelTypes)?;
+    let mut loader = loader(directory);
+    loader.override_global(KERNEL_OFFSETS, &offsets, true);
+    let result = load_object(&mut loader, "sock", SOCK);
+    trim();
+    result
+}
+
+/// A number that changes with the programs of the TCP acceleration.
+pub fn fingerprint() -> u64 {
+    use std::hash::{DefaultHasher, Hasher as _};
+    let mut hasher = DefaultHasher::new();
+    hasher.write(SOCK);
+    hasher.finish()
+}
+
+fn loader<'a>(directory: &Path) -> EbpfLoader<'a> {
+    let mut loader = EbpfLoader::new();
+    loader.default_map_pin_directory(directory);
+    loader.map_pin_path(shape::SOCKET_STATES, directory.join(shape::SOCKET_STATES));
+    log::configure(&mut loader);
+    loader
 }
 
 /// Loads one object: its maps first, then each of its programs.

@@ -101,7 +101,7 @@ impl PodPrograms for Datapath {
         };
         let endpoints = record.addresses.iter().map(|a| (Addr::from(*a), endpoint));
         let endpoints: Vec<_> = endpoints.collect();
-        self.attach_pod(record.ifindex, &record.link, &pod, &endpoints)
+        self.attach_pod(record.ifindex, &record.link, &pod, &endpoints, None)
     }
 
     fn detach(&self, record: &EndpointRecord) -> Result<(), DatapathError> {

@@ -5,7 +5,9 @@ use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
 };
-use sinabro_agent::datapath::{AttachMode, Datapath, DatapathConfig, DatapathError};
+use sinabro_agent::datapath::{
+    AttachMode, Datapath, DatapathConfig, DatapathError, PodAcceleration,
+};
 use sinabro_common::{
     abi::{
         Addr,
@@ -123,6 +125,25 @@ pub fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
+/// Cookie of the calling thread's network namespace.
+fn netns_cookie() -> u64 {
+    use std::os::fd::AsRawFd as _;
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (mut cookie, mut len) = (0u64, 8);
+    // SAFETY: as many bytes as the option has.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut len,
+        )
+    };
+    assert_eq!((result, len), (0, 8));
+    cookie
+}
+
 /// A pod of the node.
 pub struct Pod {
     pub netns: NetNs,
@@ -218,7 +239,21 @@ impl Pod {
         pod
     }
 
+    /// Makes it known; its connections with other pods may be accelerated where that is on.
     pub fn attach(&self, datapath: &Datapath) {
+        self.attach_with(datapath, Some(self.acceleration()));
+    }
+
+    /// Connections with other pods may be accelerated, loopback may not.
+    pub fn acceleration(&self) -> PodAcceleration {
+        PodAcceleration {
+            netns: self.run(netns_cookie),
+            pods: true,
+            loopback: false,
+        }
+    }
+
+    pub fn attach_with(&self, datapath: &Datapath, acceleration: Option<PodAcceleration>) {
         let endpoint = Endpoint {
             ifindex: self.ifindex,
             flags: 0,
@@ -227,7 +262,13 @@ impl Pod {
         };
         let endpoints = [(self.v4.into(), endpoint), (self.v6.into(), endpoint)];
         datapath
-            .attach_pod(self.ifindex, &self.link, &self.pod_link(), &endpoints)
+            .attach_pod(
+                self.ifindex,
+                &self.link,
+                &self.pod_link(),
+                &endpoints,
+                acceleration,
+            )
             .unwrap();
     }
 

@@ -53,7 +53,7 @@ pub fn assert_said_rarely(datapath: &Datapath, began: Instant, line: &str) {
 fn records_are_not_pinned() {
     kit::fresh(|| {
         let datapath = kit::load_with(&DatapathConfig {
-            tcp_fast_path: true,
+            acceleration: true,
             ..kit::config()
         });
         assert_eq!(forwarded(&datapath), Vec::<String>::new());

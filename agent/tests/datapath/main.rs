@@ -3,7 +3,7 @@
 //! Needs root; each test makes and leaves namespaces of its own.
 #![allow(clippy::unwrap_used)]
 
-mod fastpath;
+mod acceleration;
 mod host_hooks;
 mod kit;
 mod logs;
@@ -20,7 +20,7 @@ use sinabro_agent::datapath::{Datapath, DatapathConfig};
 fn the_kernel_accepts_every_program() {
     kit::fresh(|| {
         let datapath = Datapath::load(&DatapathConfig {
-            tcp_fast_path: true,
+            acceleration: true,
             ..kit::config()
         })
         .unwrap();

@@ -10,8 +10,6 @@ use super::{Addr, map_type};
 pub const FLAG_MASQUERADE: u32 = 1 << 0;
 /// Same-node pairs may be delivered by `bpf_redirect_peer`.
 pub const FLAG_REDIRECT_PEER: u32 = 1 << 1;
-/// New TCP connections between pods of this node may join the fast path.
-pub const FLAG_TCP_FAST_PATH: u32 = 1 << 2;
 
 /// Entries of `NON_MASQUERADE`: pod ranges of all nodes and what the user listed.
 pub const MAX_NON_MASQUERADE: u32 = 16384;

@@ -4,13 +4,13 @@
 //! uninitialised stack into a map), sizes are asserted, addresses and ports are in network
 //! byte order and typed as byte arrays, everything else is in host order.
 
+pub mod acceleration;
 pub mod config;
 pub mod counters;
 pub mod drop;
 pub mod endpoint;
 pub mod flow;
 pub mod nat;
-pub mod socket;
 
 /// An IPv6 address, or an IPv4 address mapped into one (`::ffff:a.b.c.d`, RFC 4291 §2.5.5.2).
 ///
@@ -35,6 +35,15 @@ impl Addr {
     #[inline(always)]
     pub const fn v6(a: [u8; 16]) -> Self {
         Self(a)
+    }
+
+    /// Whether it is of 127.0.0.0/8 (RFC 1122 §3.2.1.3) or `::1`.
+    #[inline(always)]
+    pub const fn is_loopback(&self) -> bool {
+        match self.as_v4() {
+            Some(v4) => v4[0] == 127,
+            None => u128::from_be_bytes(self.0) == 1,
+        }
     }
 
     /// The IPv4 address inside, if it is a mapped one.

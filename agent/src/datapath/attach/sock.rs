@@ -1,4 +1,4 @@
-//! The TCP fast path: `pod_sockets` on a cgroup, `pod_messages` on the map of sockets.
+//! The TCP acceleration: `pod_sockets` on a cgroup, `pod_messages` on the map of sockets.
 
 use crate::datapath::{DatapathError, ProgramReport, object, probe, sys};
 use aya::{
@@ -22,7 +22,7 @@ pub const PIN: &str = "sock";
 const SOCKET_PROGRAM: &str = "pod_sockets";
 const MESSAGE_PROGRAM: &str = "pod_messages";
 
-/// The fast path, attached.
+/// The acceleration, attached.
 pub struct Attached {
     pub cgroup: PathBuf,
     pub programs: [ProgramReport; 2],

@@ -2,6 +2,7 @@
 //!
 //! aya wants a map exclusively to write to it; a lock per map serves several threads.
 
+mod acceleration;
 mod config;
 mod counters;
 mod drops;
@@ -9,6 +10,7 @@ mod endpoints;
 pub mod nat;
 pub mod shape;
 
+pub use acceleration::{Acceleration, PodAcceleration};
 pub use config::{Config, NonMasquerade};
 pub use counters::Counters;
 pub use drops::Drops;

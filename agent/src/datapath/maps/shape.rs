@@ -5,13 +5,16 @@
 use crate::datapath::{DatapathConfig, sys::MapInfo};
 use sinabro_common::abi::{
     Addr,
+    acceleration::{
+        AcceleratedPod, AccelerationCounters, ConnectionKey, Enrolled, MAX_SERVERS, MAX_SOCKETS,
+        ServerKey, SocketState, Traffic,
+    },
     config::{MAX_NON_MASQUERADE, NodeConfig},
     counters::PodCounters,
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
     flow::{FlowKey, MAX_STACK_FLOWS},
     nat::{MAX_NAT_ENTRIES, NatEntry, NatKey},
-    socket::{MAX_SOCKETS, SocketKey},
 };
 use std::fmt;
 
@@ -23,6 +26,10 @@ const PERCPU_ARRAY: u32 = 6;
 const LRU_HASH: u32 = 9;
 const LPM_TRIE: u32 = 11;
 const SOCKHASH: u32 = 18;
+const SK_STORAGE: u32 = 24;
+
+/// Defined by BTF, as socket storage has to be, so that its pin is not in its definition.
+pub const SOCKET_STATES: &str = "SOCKET_STATES";
 
 /// `BPF_F_NO_PREALLOC`.
 const NO_PREALLOC: u32 = 1;
@@ -60,6 +67,7 @@ impl fmt::Display for Shape {
             LRU_HASH => f.write_str("LRU hash")?,
             LPM_TRIE => f.write_str("LPM trie")?,
             SOCKHASH => f.write_str("sock hash")?,
+            SK_STORAGE => f.write_str("socket storage")?,
             other => write!(f, "map of type {other}")?,
         }
         write!(
@@ -95,7 +103,18 @@ pub fn expected(config: &DatapathConfig) -> Vec<Shape> {
         shape::<FlowKey, u8>("STACK_FLOWS", LRU_HASH, MAX_STACK_FLOWS, 0),
         shape::<NatKey, NatEntry>("NAT", HASH, nat, 0),
         shape::<Prefix, u8>("NON_MASQUERADE", LPM_TRIE, MAX_NON_MASQUERADE, NO_PREALLOC),
-        shape::<SocketKey, u32>("SOCKETS", SOCKHASH, MAX_SOCKETS, 0),
-        shape::<SocketKey, u8>("SOCKET_PATHS", HASH, MAX_SOCKETS, NO_PREALLOC),
+        shape::<Addr, AcceleratedPod>("ACCELERATED_PODS", HASH, 2 * MAX_PODS, NO_PREALLOC),
+        shape::<u64, AcceleratedPod>("LOOPBACK_PODS", HASH, MAX_PODS, NO_PREALLOC),
+        shape::<u64, u32>("SOCKETS", SOCKHASH, MAX_SOCKETS, 0),
+        shape::<i32, SocketState>(SOCKET_STATES, SK_STORAGE, 0, NO_PREALLOC),
+        shape::<ConnectionKey, Enrolled>("ENROLLED", HASH, MAX_SOCKETS, NO_PREALLOC),
+        shape::<ServerKey, Traffic>("SERVER_TRAFFIC", LRU_HASH, MAX_SERVERS, 0),
+        shape::<u32, AccelerationCounters>(
+            "ACCELERATION_COUNTERS",
+            PERCPU_HASH,
+            MAX_PODS,
+            NO_PREALLOC,
+        ),
+        shape::<u32, u32>("ACCELERATION_EPOCH", ARRAY, 1, 0),
     ]
 }

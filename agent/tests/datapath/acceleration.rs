@@ -10,8 +10,7 @@ use sinabro_agent::datapath::{Datapath, DatapathConfig};
 use sinabro_common::{
     abi::{
         Addr,
-        config::FLAG_TCP_FAST_PATH,
-        socket::{MAX_SOCKETS, SocketKey},
+        acceleration::{ConnectionKey, Enrolled, MAX_SOCKETS},
     },
     names,
 };
@@ -78,30 +77,27 @@ fn world<T: Send>(attached: bool, wanted: bool, test: impl FnOnce(World) -> T + 
     kit::fresh(|| {
         let cgroup = Cgroup::enter();
         let datapath = Datapath::load(&DatapathConfig {
-            tcp_fast_path: attached,
+            acceleration: attached,
             cgroup: Some(cgroup.path.clone()),
             ..kit::config()
         })
         .unwrap();
-        let mode = &datapath.modes()["tcpFastPath"];
+        let mode = &datapath.modes()["tcpAcceleration"];
         assert_eq!(mode.starts_with("on"), attached, "{mode}");
-        let mut config = kit::node_config();
-        if wanted {
-            config.flags |= FLAG_TCP_FAST_PATH;
-        }
-        datapath.set_node_config(config).unwrap();
-        let (a, b) = (Pod::live(&datapath, 5), Pod::live(&datapath, 6));
+        datapath.set_node_config(kit::node_config()).unwrap();
+        let (a, b) = (Pod::live(&datapath, 5), Pod::new(6));
+        b.attach_with(&datapath, wanted.then(|| b.acceleration()));
         test(World { datapath, a, b })
     })
 }
 
-/// What the enrolled sockets do; none if there is no such map.
-fn paths() -> Vec<(SocketKey, u8)> {
-    let path = Path::new(names::BPF_DIR).join("SOCKET_PATHS");
+/// The enrolled sockets; none if there is no such map.
+fn enrolled() -> Vec<(ConnectionKey, Enrolled)> {
+    let path = Path::new(names::BPF_DIR).join("ENROLLED");
     if !path.exists() {
         return Vec::new();
     }
-    let map: HashMap<_, SocketKey, u8> = Map::HashMap(MapData::from_pin(path).unwrap())
+    let map: HashMap<_, ConnectionKey, Enrolled> = Map::HashMap(MapData::from_pin(path).unwrap())
         .try_into()
         .unwrap();
     map.iter().collect::<Result<_, _>>().unwrap()
@@ -168,12 +164,12 @@ fn enrolled_connections_carry_every_byte_in_order() {
     world(true, true, |w| {
         for (n, at) in [w.b.v4, w.b.v6].into_iter().enumerate() {
             let (client, server) = connect(&w.b, at, &w.a, 7000 + n as u16);
-            assert_eq!(paths().len(), 2, "both ends");
+            assert_eq!(enrolled().len(), 2, "both ends");
             let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
             let other = thread::spawn(move || transfer(back.0, back.1, 7, 8 << 20));
             transfer(client, server, 3, 8 << 20);
             other.join().unwrap();
-            kit::eventually("forgetting closed sockets", || paths().is_empty());
+            kit::eventually("forgetting closed sockets", || enrolled().is_empty());
         }
     });
 }
@@ -183,14 +179,12 @@ fn enrolled_data_does_not_pass_the_pods_links() {
     kit::fresh(|| {
         let cgroup = Cgroup::enter();
         let datapath = Datapath::load(&DatapathConfig {
-            tcp_fast_path: true,
+            acceleration: true,
             cgroup: Some(cgroup.path.clone()),
             ..kit::config()
         })
         .unwrap();
-        let mut config = kit::node_config();
-        config.flags |= FLAG_TCP_FAST_PATH;
-        datapath.set_node_config(config).unwrap();
+        datapath.set_node_config(kit::node_config()).unwrap();
         let (a, b) = (Pod::live(&datapath, 5), Pod::live(&datapath, 6));
         let sent = || datapath.pod_counters(a.ifindex).unwrap().unwrap().tx_bytes;
         let before = sent();
@@ -203,25 +197,31 @@ fn enrolled_data_does_not_pass_the_pods_links() {
             assert_eq!(got, data);
         }
         assert!(sent() - before < 100_000, "{}", sent() - before);
-        assert!(paths().iter().any(|(_, path)| *path == 2), "{:?}", paths());
+        let counted = datapath.acceleration_counters(a.ifindex).unwrap().unwrap();
+        assert_eq!(counted.enrolled, 1);
+        assert_eq!(counted.passed_bytes, [0; 6]);
     });
 }
 
 #[test]
 fn a_full_table_is_said_once_and_connections_go_through_tcp() {
     world(true, true, |w| {
-        let path = Path::new(names::BPF_DIR).join("SOCKET_PATHS");
-        let mut map: HashMap<_, SocketKey, u8> = Map::HashMap(MapData::from_pin(path).unwrap())
-            .try_into()
-            .unwrap();
-        let filler = |n: u32| SocketKey {
+        let path = Path::new(names::BPF_DIR).join("ENROLLED");
+        let mut map: HashMap<_, ConnectionKey, Enrolled> =
+            Map::HashMap(MapData::from_pin(path).unwrap())
+                .try_into()
+                .unwrap();
+        let filler = |n: u32| ConnectionKey {
+            netns: 0,
+            pad: 0,
             local: Addr::v4([198, 51, 100, 1]),
             remote: Addr::v4([198, 51, 100, 2]),
             local_port: n as u16,
             remote_port: 9,
         };
         for n in 0..MAX_SOCKETS {
-            map.insert(filler(n), 1, 0).unwrap();
+            map.insert(filler(n), Enrolled { cookie: 1, sk: 0 }, 0)
+                .unwrap();
         }
         let began = Instant::now();
         // Twenty sockets that are refused.
@@ -232,7 +232,7 @@ fn a_full_table_is_said_once_and_connections_go_through_tcp() {
         logs::assert_said_rarely(
             &w.datapath,
             began,
-            "WARN tcp fast path: table of sockets is full, connections between pods go through \
+            "WARN tcp acceleration: table of sockets is full, connections between pods go through \
              tcp object=\"sock\"",
         );
     });
@@ -243,7 +243,7 @@ fn nothing_is_enrolled_unless_it_is_wanted() {
     for (attached, wanted) in [(false, true), (true, false)] {
         world(attached, wanted, |w| {
             let (client, server) = connect(&w.b, w.b.v4, &w.a, 7000);
-            assert_eq!(paths(), []);
+            assert_eq!(enrolled(), []);
             transfer(client, server, 1, 1 << 20);
         });
     }
@@ -256,7 +256,7 @@ fn the_node_and_strangers_are_not_enrolled() {
         let listener = TcpListener::bind((local, 7000)).unwrap();
         let client = w.a.run(|| TcpStream::connect((local, 7000)).unwrap());
         let (server, _) = listener.accept().unwrap();
-        assert_eq!(paths(), []);
+        assert_eq!(enrolled(), []);
         transfer(client, server, 1, 1 << 20);
     });
 }
@@ -287,7 +287,7 @@ fn loopback_flows_with_the_same_four_numbers_never_meet() {
             let (one, other) = (call(&w.a), call(&w.b));
             assert_eq!(one.0.local_addr().unwrap(), other.0.local_addr().unwrap());
             assert_eq!(one.0.peer_addr().unwrap(), other.0.peer_addr().unwrap());
-            assert_eq!(paths(), []);
+            assert_eq!(enrolled(), []);
             let parallel = thread::spawn(move || transfer(other.0, other.1, 9, 1 << 20));
             transfer(one.0, one.1, 5, 1 << 20);
             parallel.join().unwrap();
@@ -300,14 +300,12 @@ fn a_restart_keeps_enrolled_connections() {
     kit::fresh(|| {
         let cgroup = Cgroup::enter();
         let config = DatapathConfig {
-            tcp_fast_path: true,
+            acceleration: true,
             cgroup: Some(cgroup.path.clone()),
             ..kit::config()
         };
-        let mut node = kit::node_config();
-        node.flags |= FLAG_TCP_FAST_PATH;
         let datapath = Datapath::load(&config).unwrap();
-        datapath.set_node_config(node).unwrap();
+        datapath.set_node_config(kit::node_config()).unwrap();
         let (a, b) = (Pod::live(&datapath, 5), Pod::live(&datapath, 6));
         let (mut client, mut server) = connect(&b, b.v4, &a, 7000);
         let mut ask = || {
@@ -323,15 +321,15 @@ fn a_restart_keeps_enrolled_connections() {
         ask();
         let datapath = Datapath::load(&config).unwrap();
         ask();
-        assert_eq!(paths().len(), 2);
+        assert_eq!(enrolled().len(), 2);
         drop(datapath);
         // Turned off: no new ones.
         let _datapath = Datapath::load(&kit::config()).unwrap();
         ask();
         kit::eventually("no more enrolment", || {
-            let before = paths().len();
+            let before = enrolled().len();
             let (client, server) = connect(&b, b.v4, &a, 7001);
-            let none = paths().len() == before;
+            let none = enrolled().len() == before;
             transfer(client, server, 2, 1000);
             none
         });

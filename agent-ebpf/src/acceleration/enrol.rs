@@ -1,0 +1,207 @@
+//! Which connections, from establishment to close.
+
+use super::{
+    ENROLLED, LOOPBACK_PODS, SOCKETS, account,
+    context::{self, field, long_field},
+    epoch, find, kernel, pods,
+};
+use crate::rare;
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::{
+        BPF_ANY, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB,
+        BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG, BPF_TCP_CLOSE, bpf_sock_ops,
+    },
+    helpers::{bpf_get_netns_cookie, bpf_get_socket_cookie},
+    programs::SockOpsContext,
+};
+use aya_log_ebpf::warn;
+use sinabro_common::abi::acceleration::{ConnectionKey, Enrolled, Path, Skip, SocketState};
+
+/// What a table without room answers.
+const E2BIG: i32 = -7;
+/// What the kernel answers for MPTCP's sockets.
+const EOPNOTSUPP: i32 = -95;
+
+/// Follows a socket's life.
+#[inline(always)]
+pub fn follow(ctx: &SockOpsContext) {
+    match ctx.op() {
+        BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => established(ctx, false),
+        BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB => established(ctx, true),
+        // args[1] is the new state.
+        BPF_SOCK_OPS_STATE_CB if ctx.arg(1) == BPF_TCP_CLOSE => closed(ctx),
+        _ => {}
+    }
+}
+
+#[inline(always)]
+fn netns(ctx: &SockOpsContext) -> u64 {
+    // SAFETY: the context is valid for as long as the program runs.
+    unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
+}
+
+#[inline(always)]
+fn established(ctx: &SockOpsContext, passive: bool) {
+    let Some(mut key) = context::key(ctx) else {
+        return;
+    };
+    if key.local.is_loopback() && key.remote.is_loopback() {
+        let netns = netns(ctx);
+        if LOOPBACK_PODS.get_ptr(netns).is_none() {
+            return;
+        }
+        key.netns = netns;
+    }
+    let Some((pod, peer)) = pods(&key) else {
+        return;
+    };
+    // A pod may configure its own network: an address counts only where it belongs.
+    if key.netns == 0 && pod.netns != netns(ctx) {
+        return;
+    }
+    let ifindex = pod.ifindex;
+    let generations = [pod.generation, peer.generation];
+    let outcome = match account::judge(&key.server(passive)) {
+        Some(skip) => Err(skip),
+        None => enrol(ctx, &key, ifindex, generations, passive),
+    };
+    match outcome {
+        Ok(()) => account::enrolled(ifindex),
+        Err(skip) => {
+            account::skipped(ifindex, skip);
+            // What it turns out to be is learnt at its end, from the server's side.
+            if passive {
+                let _ = watch(ctx);
+            }
+        }
+    }
+}
+
+/// Asks for word of the socket's end.
+#[inline(always)]
+fn watch(ctx: &SockOpsContext) -> Result<(), i32> {
+    ctx.set_cb_flags((ctx.cb_flags() | BPF_SOCK_OPS_STATE_CB_FLAG) as i32)
+        .map_err(|error| error as i32)
+}
+
+#[inline(always)]
+fn enrol(
+    ctx: &SockOpsContext,
+    key: &ConnectionKey,
+    ifindex: u32,
+    generations: [u32; 2],
+    passive: bool,
+) -> Result<(), Skip> {
+    let socket = context::socket(ctx).ok_or(Skip::Refused)?;
+    if field!(ctx.ops, bpf_sock_ops, data_segs_out) != 0 {
+        return Err(Skip::Unfit);
+    }
+    let state = SocketState {
+        key: *key,
+        sk: socket.as_ptr() as u64,
+        peer: Enrolled { cookie: 0, sk: 0 },
+        bytes: 0,
+        messages: 0,
+        ifindex,
+        epoch: epoch(),
+        generations,
+        path: Path::New as u8,
+        reason: 0,
+        passive: passive.into(),
+        pad: 0,
+    };
+    // SAFETY: the context is valid for as long as the program runs.
+    let cookie = unsafe { bpf_get_socket_cookie(ctx.as_ptr()) };
+    let state = context::keep(socket, state).ok_or(Skip::Refused)?;
+    // Read back, the address is a number, which the verifier lets us compute with.
+    let sk = state.sk;
+    if kernel::is_unfit(sk).unwrap_or(true) {
+        context::drop_state(socket);
+        return Err(Skip::Unfit);
+    }
+    // The sock hash last: once the socket is in it, it sends through our program.
+    let enrolled = ENROLLED
+        .insert(key, Enrolled { cookie, sk }, BPF_ANY.into())
+        .and_then(|()| watch(ctx))
+        // SAFETY: the context is valid for as long as the program runs.
+        .and_then(|()| SOCKETS.update(cookie, unsafe { &mut *ctx.ops }, BPF_ANY.into()));
+    enrolled.map_err(|error| {
+        forget(key, cookie);
+        context::drop_state(socket);
+        refused(ctx, error);
+        Skip::Refused
+    })
+}
+
+#[inline(always)]
+fn closed(ctx: &SockOpsContext) {
+    let Some(socket) = context::socket(ctx) else {
+        return;
+    };
+    match context::state(socket) {
+        Some(state) => ended(ctx, state),
+        // Only accepted sockets are watched without being enrolled.
+        None => {
+            if let Some(key) = context::key(ctx) {
+                plain_ended(ctx, key);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn ended(ctx: &SockOpsContext, state: &mut SocketState) {
+    account::carry(state);
+    let passive = state.passive != 0;
+    if passive {
+        account::ended(&state.key.server(true));
+    }
+    // SAFETY: the context is valid for as long as the program runs.
+    forget(&state.key, unsafe { bpf_get_socket_cookie(ctx.as_ptr()) });
+}
+
+#[inline(always)]
+fn plain_ended(ctx: &SockOpsContext, mut key: ConnectionKey) {
+    if key.local.is_loopback() {
+        key.netns = netns(ctx);
+    }
+    let segments = [
+        field!(ctx.ops, bpf_sock_ops, data_segs_in),
+        field!(ctx.ops, bpf_sock_ops, data_segs_out),
+    ];
+    let bytes = [
+        long_field!(ctx.ops, bpf_sock_ops, bytes_received),
+        long_field!(ctx.ops, bpf_sock_ops, bytes_acked),
+    ];
+    account::ended_plain(&key.server(true), segments, bytes);
+}
+
+/// Takes an entry back, unless it is another socket's by now.
+#[inline(always)]
+fn forget(key: &ConnectionKey, cookie: u64) {
+    if find(&ENROLLED, key).is_some_and(|entry| entry.cookie == cookie) {
+        let _ = ENROLLED.remove(key);
+    }
+}
+
+/// Says why a connection between pods was not enrolled.
+#[inline(always)]
+fn refused(ctx: &SockOpsContext, error: i32) {
+    if error == EOPNOTSUPP || !rare::due() {
+        return;
+    }
+    match error {
+        E2BIG => warn!(
+            ctx,
+            target: "sock",
+            "tcp acceleration: table of sockets is full, connections between pods go through tcp"
+        ),
+        _ => warn!(
+            ctx,
+            target: "sock",
+            "tcp acceleration: connection between pods not enrolled, it goes through tcp: errno {}",
+            -error
+        ),
+    }
+}

@@ -1,0 +1,302 @@
+//! TCP connections between pods of this node that go from socket to socket.
+//!
+//! - map `ACCELERATED_PODS`, hash: pod address ([`Addr`]) → [`AcceleratedPod`]: whose connections
+//!   may be enrolled;
+//! - map `LOOPBACK_PODS`, hash: network namespace cookie (u64) → [`AcceleratedPod`]: whose
+//!   loopback connections may be;
+//! - map `SOCKETS`, sock hash: socket cookie (u64) → socket. Cookies are given once, so what is
+//!   found under one is that very socket;
+//! - map `SOCKET_STATES`, socket storage: [`SocketState`] of each enrolled socket; ends with it;
+//! - map `ENROLLED`, hash: [`ConnectionKey`] → [`Enrolled`]: where the other end finds it;
+//! - map `SERVER_TRAFFIC`, LRU hash: [`ServerKey`] → [`Traffic`]: what its connections were like;
+//! - map `ACCELERATION_COUNTERS`, per-CPU hash: interface index (u32) → [`AccelerationCounters`];
+//! - map `ACCELERATION_EPOCH`, array of one: 0 → u32, raised whenever who may be accelerated
+//!   changes, so that enrolled sockets ask again.
+
+use super::{Addr, map_type};
+
+pub const MAX_SOCKETS: u32 = 65_536;
+pub const MAX_SERVERS: u32 = 8192;
+
+/// A pod whose connections may be enrolled.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AcceleratedPod {
+    /// Cookie of the network namespace that its sockets are in.
+    pub netns: u64,
+    /// Host-side interface, key of its counters.
+    pub ifindex: u32,
+    /// A connection enrolled under another generation goes back to TCP.
+    pub generation: u32,
+}
+map_type!(AcceleratedPod, 16);
+
+/// One end of a connection as that end sees it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnectionKey {
+    /// Zero between pod addresses, which are unique on a node; on loopback the cookie of the
+    /// network namespace that both ends are in.
+    pub netns: u64,
+    pub local: Addr,
+    pub remote: Addr,
+    /// Host order.
+    pub local_port: u16,
+    /// Host order.
+    pub remote_port: u16,
+    pub pad: u32,
+}
+map_type!(ConnectionKey, 48);
+
+impl ConnectionKey {
+    /// The other end's key.
+    #[inline(always)]
+    pub const fn peer(&self) -> Self {
+        Self {
+            netns: self.netns,
+            local: self.remote,
+            remote: self.local,
+            local_port: self.remote_port,
+            remote_port: self.local_port,
+            pad: 0,
+        }
+    }
+
+    /// The end that was connected to, if this one is it (`passive`) or the other.
+    #[inline(always)]
+    pub const fn server(&self, passive: bool) -> ServerKey {
+        let (addr, port) = if passive {
+            (self.local, self.local_port)
+        } else {
+            (self.remote, self.remote_port)
+        };
+        ServerKey {
+            netns: self.netns,
+            addr,
+            port,
+            pad: [0; 3],
+        }
+    }
+}
+
+/// How the other end reaches an enrolled socket.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Enrolled {
+    pub cookie: u64,
+    /// Kernel address of its `struct sock`, for reading only. It may be stale.
+    pub sk: u64,
+}
+map_type!(Enrolled, 16);
+
+/// What is kept with an enrolled socket. Written by programs that hold the socket's lock.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketState {
+    pub key: ConnectionKey,
+    /// Kernel address of its own `struct sock`.
+    pub sk: u64,
+    /// The other end, once found.
+    pub peer: Enrolled,
+    /// Bytes sent since the counters were brought up to date.
+    pub bytes: u64,
+    /// Messages sent since then.
+    pub messages: u32,
+    /// Its pod's interface.
+    pub ifindex: u32,
+    /// `ACCELERATION_EPOCH` when last asked whether it may go on.
+    pub epoch: u32,
+    /// Its pod's generation at enrolment, and that of the other end's.
+    pub generations: [u32; 2],
+    /// A [`Path`].
+    pub path: u8,
+    /// A [`Reason`], where the path is [`Path::Stack`].
+    pub reason: u8,
+    /// One if the connection was accepted, zero if it was made.
+    pub passive: u8,
+    pub pad: u8,
+}
+map_type!(SocketState, 104);
+
+/// How what a socket sends travels. Only ever goes down this list: data handed to the other
+/// socket must not overtake data on its way through TCP, nor meet a reader that waits for TCP's.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// Nothing was sent yet.
+    New = 0,
+    /// To the other end's socket.
+    Direct = 1,
+    /// Through TCP, for good.
+    Stack = 2,
+}
+
+/// Why messages of an enrolled connection go through TCP.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The other end was not enrolled when the first message was sent.
+    NotPaired = 0,
+    /// Data had gone through TCP before.
+    AlreadySent = 1,
+    /// The other end did not read, or too slowly.
+    QueueFull = 2,
+    /// The socket became one whose data must pass TCP (TLS, zerocopy, repair).
+    Unfit = 3,
+    /// One end was closed, at least for this direction.
+    Closing = 4,
+    /// Its pod may not be accelerated any more.
+    Evicted = 5,
+}
+
+impl Reason {
+    pub const ALL: [Self; 6] = [
+        Self::NotPaired,
+        Self::AlreadySent,
+        Self::QueueFull,
+        Self::Unfit,
+        Self::Closing,
+        Self::Evicted,
+    ];
+
+    /// As metrics name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotPaired => "not_paired",
+            Self::AlreadySent => "already_sent",
+            Self::QueueFull => "queue_full",
+            Self::Unfit => "unfit",
+            Self::Closing => "closing",
+            Self::Evicted => "evicted",
+        }
+    }
+}
+
+/// Why a connection between accelerated pods was not enrolled.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Skip {
+    /// Its server's connections stream.
+    Stream = 0,
+    /// Its server's connections are short.
+    Short = 1,
+    /// The socket had sent already, or its data must pass TCP.
+    Unfit = 2,
+    /// The kernel refused (MPTCP, for example), or a table is full.
+    Refused = 3,
+}
+
+impl Skip {
+    pub const ALL: [Self; 4] = [Self::Stream, Self::Short, Self::Unfit, Self::Refused];
+
+    /// As metrics name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::Short => "short",
+            Self::Unfit => "unfit",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// What one pod's sockets did.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AccelerationCounters {
+    /// Sockets enrolled.
+    pub enrolled: u64,
+    pub redirected_messages: u64,
+    pub redirected_bytes: u64,
+    /// By [`Reason`].
+    pub passed_messages: [u64; Reason::ALL.len()],
+    /// By [`Reason`].
+    pub passed_bytes: [u64; Reason::ALL.len()],
+    /// Sockets not enrolled, by [`Skip`].
+    pub skipped: [u64; Skip::ALL.len()],
+}
+map_type!(AccelerationCounters, 152);
+
+impl core::ops::AddAssign for AccelerationCounters {
+    fn add_assign(&mut self, other: Self) {
+        let add = |sums: &mut [u64], others: &[u64]| {
+            for (sum, other) in sums.iter_mut().zip(others) {
+                *sum += other;
+            }
+        };
+        self.enrolled += other.enrolled;
+        self.redirected_messages += other.redirected_messages;
+        self.redirected_bytes += other.redirected_bytes;
+        add(&mut self.passed_messages, &other.passed_messages);
+        add(&mut self.passed_bytes, &other.passed_bytes);
+        add(&mut self.skipped, &other.skipped);
+    }
+}
+
+/// What is connected to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ServerKey {
+    /// As in [`ConnectionKey`].
+    pub netns: u64,
+    pub addr: Addr,
+    /// Host order.
+    pub port: u16,
+    pub pad: [u16; 3],
+}
+map_type!(ServerKey, 32);
+
+/// What the connections to a server were like, recent ones weighing more. Updated without locks:
+/// a lost update changes no verdict.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Connections that ended.
+    pub connections: u64,
+    /// Messages (of accelerated connections) or segments (of others) that servers received and
+    /// sent, in this order.
+    pub messages: [u64; 2],
+    pub bytes: [u64; 2],
+    /// Time of the last update (CLOCK_MONOTONIC).
+    pub updated_ns: u64,
+}
+map_type!(Traffic, 48);
+
+/// Where this kernel keeps what the programs look at, by its own BTF. Byte offsets into
+/// `struct sock`, of which `struct tcp_sock` is an extension.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelOffsets {
+    /// `__sk_common.skc_flags`, unsigned long.
+    pub flags: u32,
+    /// The bit number of `SOCK_ZEROCOPY` in it.
+    pub zerocopy_bit: u32,
+    /// `sk_backlog.rmem_alloc`, s32.
+    pub rmem_alloc: u32,
+    /// `sk_rcvbuf`, s32.
+    pub rcvbuf: u32,
+    /// `sk_userlocks`, u8, or the byte that it is part of.
+    pub userlocks: u32,
+    /// The bits of `sk_userlocks` in that byte start here.
+    pub userlocks_shift: u32,
+    /// `sk_shutdown`, u8, or the byte that it is part of.
+    pub shutdown: u32,
+    /// The bits of `sk_shutdown` in that byte start here.
+    pub shutdown_shift: u32,
+    /// `inet_conn.icsk_ulp_ops`, pointer.
+    pub ulp_ops: u32,
+    /// The byte with `repair`.
+    pub repair: u32,
+    /// The bit number of `repair` in it.
+    pub repair_bit: u32,
+    /// `copied_seq`, u32.
+    pub copied_seq: u32,
+    /// `write_seq`, u32.
+    pub write_seq: u32,
+}
+map_type!(KernelOffsets, 52);
+
+/// `SOCK_RCVBUF_LOCK` of `sk_userlocks`: the application has set SO_RCVBUF.
+pub const RCVBUF_LOCK: u8 = 2;
+/// `SEND_SHUTDOWN` of `sk_shutdown`.
+pub const SEND_SHUTDOWN: u8 = 2;
