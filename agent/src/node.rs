@@ -131,7 +131,7 @@ impl NodeState {
     }
 
     /// What the programs read.
-    pub fn config(&self, settings: &Settings, ports: (u16, u16)) -> NodeConfig {
+    pub fn config(&self, ports: (u16, u16)) -> NodeConfig {
         let masquerade = match self.masquerade_v4 {
             Some(_) => FLAG_MASQUERADE,
             None => 0,

@@ -363,7 +363,7 @@ fn apply_node(
         .set_non_masquerade(&state.non_masquerade)
         .context("cannot set the destinations that are not masqueraded")?;
     datapath
-        .set_node_config(state.config(settings, ports))
+        .set_node_config(state.config(ports))
         .context("cannot set the data path's settings")?;
     datapath
         .set_uplinks(&indexes(state))
