@@ -33,6 +33,7 @@ pub fn sent(state: &mut SocketState, size: u32) {
     // The very first is seen at once.
     let first = state.messages == 0 && state.bytes == 0;
     state.messages += 1;
+    state.all_messages = state.all_messages.saturating_add(1);
     state.bytes += u64::from(size);
     if first || state.messages >= CARRY_MESSAGES || state.bytes >= CARRY_BYTES {
         carry(state);
@@ -96,8 +97,8 @@ pub fn judge(server: &ServerKey) -> Option<Skip> {
 
 /// A connection to a server ended that was enrolled: its messages are counted already.
 #[inline(always)]
-pub fn ended(server: &ServerKey) {
-    learn(server, acceleration::ended);
+pub fn ended(server: &ServerKey, exchanges: u32) {
+    learn(server, |traffic| acceleration::ended(traffic, exchanges));
 }
 
 /// A connection to a server ended that went through TCP.
@@ -107,7 +108,7 @@ pub fn ended_plain(server: &ServerKey, segments: [u32; 2], bytes: [u64; 2]) {
     learn(server, |traffic| {
         acceleration::learn(traffic, true, segments[0].into(), bytes[0], now);
         acceleration::learn(traffic, false, segments[1].into(), bytes[1], now);
-        acceleration::ended(traffic);
+        acceleration::ended(traffic, segments[0].min(segments[1]));
     });
 }
 
@@ -121,6 +122,7 @@ fn learn(server: &ServerKey, update: impl Fn(&mut Traffic)) {
     }
     let mut traffic = Traffic {
         connections: 0,
+        short_connections: 0,
         messages: [0; 2],
         bytes: [0; 2],
         updated_ns: now(),

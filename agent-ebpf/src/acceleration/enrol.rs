@@ -103,13 +103,14 @@ fn enrol(
         peer: Enrolled { cookie: 0, sk: 0 },
         bytes: 0,
         messages: 0,
+        all_messages: 0,
         ifindex,
         epoch: epoch(),
         generations,
         path: Path::New as u8,
         reason: 0,
         passive: passive.into(),
-        pad: 0,
+        pad: [0; 5],
     };
     // SAFETY: the context is valid for as long as the program runs.
     let cookie = unsafe { bpf_get_socket_cookie(ctx.as_ptr()) };
@@ -155,7 +156,7 @@ fn ended(ctx: &SockOpsContext, state: &mut SocketState) {
     account::carry(state);
     let passive = state.passive != 0;
     if passive {
-        account::ended(&state.key.server(true));
+        account::ended(&state.key.server(true), state.all_messages);
     }
     // SAFETY: the context is valid for as long as the program runs.
     forget(&state.key, unsafe { bpf_get_socket_cookie(ctx.as_ptr()) });

@@ -102,6 +102,8 @@ pub struct SocketState {
     pub bytes: u64,
     /// Messages sent since then.
     pub messages: u32,
+    /// Messages sent in all, as far as it counts.
+    pub all_messages: u32,
     /// Its pod's interface.
     pub ifindex: u32,
     /// `ACCELERATION_EPOCH` when last asked whether it may go on.
@@ -114,9 +116,9 @@ pub struct SocketState {
     pub reason: u8,
     /// One if the connection was accepted, zero if it was made.
     pub passive: u8,
-    pub pad: u8,
+    pub pad: [u8; 5],
 }
-map_type!(SocketState, 104);
+map_type!(SocketState, 112);
 
 /// How what a socket sends travels. Only ever goes down this list: data handed to the other
 /// socket must not overtake data on its way through TCP, nor meet a reader that waits for TCP's.
@@ -253,6 +255,8 @@ map_type!(ServerKey, 32);
 pub struct Traffic {
     /// Connections that ended.
     pub connections: u64,
+    /// Those among them that did not repay their enrolment.
+    pub short_connections: u64,
     /// Messages (of accelerated connections) or segments (of others) that servers received and
     /// sent, in this order.
     pub messages: [u64; 2],
@@ -260,7 +264,7 @@ pub struct Traffic {
     /// Time of the last update (CLOCK_MONOTONIC).
     pub updated_ns: u64,
 }
-map_type!(Traffic, 48);
+map_type!(Traffic, 56);
 
 /// Where this kernel keeps what the programs look at, by its own BTF. Byte offsets into
 /// `struct sock`, of which `struct tcp_sock` is an extension.

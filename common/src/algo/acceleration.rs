@@ -66,14 +66,14 @@ pub const MAX_BYTES_PER_EXCHANGE: u64 = 256 * 1024;
 /// Beyond this many messages for each that is answered, a connection streams.
 pub const MAX_MESSAGES_PER_EXCHANGE: u64 = 64;
 /// Below so many exchanges a connection does not repay its enrolment.
-pub const MIN_EXCHANGES: u64 = 4;
+pub const MIN_EXCHANGES: u32 = 4;
 /// Nothing is concluded from fewer connections, messages or bytes.
 const ENOUGH_CONNECTIONS: u64 = 16;
 const ENOUGH_MESSAGES: u64 = 1024;
 const ENOUGH_BYTES: u64 = 1 << 20;
 /// From here on the past weighs half.
 const MANY_CONNECTIONS: u64 = 64;
-const MANY_BYTES: u64 = 1 << 32;
+const MANY_BYTES: u64 = 1 << 28;
 
 /// Why a new connection to a server should rather not be enrolled; none if it should.
 #[inline(always)]
@@ -95,7 +95,7 @@ pub fn judge(traffic: &Traffic, now_ns: u64) -> Option<Skip> {
         return Some(Skip::Stream);
     }
     if traffic.connections >= ENOUGH_CONNECTIONS
-        && exchanges < traffic.connections.saturating_mul(MIN_EXCHANGES)
+        && traffic.short_connections > traffic.connections / 2
     {
         return Some(Skip::Short);
     }
@@ -116,25 +116,23 @@ pub fn learn(traffic: &mut Traffic, received: bool, messages: u64, bytes: u64, n
         traffic.bytes[1] = traffic.bytes[1].saturating_add(bytes);
     }
     traffic.updated_ns = now_ns;
-    if traffic.connections > MANY_CONNECTIONS
-        || traffic.bytes[0] > MANY_BYTES
-        || traffic.bytes[1] > MANY_BYTES
-    {
-        halve(traffic);
+    if traffic.bytes[0] > MANY_BYTES || traffic.bytes[1] > MANY_BYTES {
+        traffic.messages[0] /= 2;
+        traffic.messages[1] /= 2;
+        traffic.bytes[0] /= 2;
+        traffic.bytes[1] /= 2;
     }
 }
 
-/// Counts a connection that ended.
+/// Counts a connection that ended after so many exchanges.
 #[inline(always)]
-pub fn ended(traffic: &mut Traffic) {
-    traffic.connections = traffic.connections.saturating_add(1);
-}
-
-#[inline(always)]
-fn halve(traffic: &mut Traffic) {
-    traffic.connections /= 2;
-    traffic.messages[0] /= 2;
-    traffic.messages[1] /= 2;
-    traffic.bytes[0] /= 2;
-    traffic.bytes[1] /= 2;
+pub fn ended(traffic: &mut Traffic, exchanges: u32) {
+    if traffic.connections > MANY_CONNECTIONS {
+        traffic.connections /= 2;
+        traffic.short_connections /= 2;
+    }
+    traffic.connections += 1;
+    if exchanges < MIN_EXCHANGES {
+        traffic.short_connections += 1;
+    }
 }
