@@ -9,6 +9,7 @@
 //!
 //! - [`namespace`], [`holder`]: a machine, and ways to run things inside;
 //! - [`lab`]: the drawing above; [`node`], [`agent`], [`pod`], [`cni`]: what is on a node;
+//! - [`program`]: other programs, in a pod and on a CPU;
 //! - [`confinement`]: programs that may do no more than in an unprivileged container;
 //! - [`traffic`]: what is sent between them;
 //! - [`checks`], [`measures`]: what must hold and how well, for the demo and the tests alike;
@@ -27,6 +28,7 @@ pub mod measures;
 pub mod namespace;
 pub mod node;
 pub mod pod;
+pub mod program;
 pub mod residue;
 pub mod traffic;
 
@@ -35,3 +37,4 @@ pub use lab::{Binaries, Lab};
 pub use namespace::{Namespace, Place};
 pub use node::{Node, NodeEntry};
 pub use pod::Pod;
+pub use program::Program;

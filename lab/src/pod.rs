@@ -85,9 +85,15 @@ impl Pod {
 impl Node {
     /// Makes a sandbox and adds it to the network.
     pub fn add_pod(&self, id: &str) -> Result<Pod> {
+        self.add_pod_with(id, &[])
+    }
+
+    /// The same, with further pairs in CNI_ARGS.
+    pub fn add_pod_with(&self, id: &str, args: &[(&str, &str)]) -> Result<Pod> {
         let place = self.make_sandbox(id)?;
-        let result = self.cni("ADD", id).and_then(|answer| answer.success());
-        result
+        let answer = self.cni_with("ADD", id, args, &config());
+        answer
+            .and_then(|answer| answer.success())
             .and_then(|result| {
                 Pod::from_result(id, place, result.clone())
                     .with_context(|| format!("the plugin's result is wrong: {result}"))
@@ -116,18 +122,27 @@ impl Node {
     pub fn check_pod(&self, pod: &Pod) -> Result<crate::cni::Answer> {
         let mut config = config();
         config["prevResult"] = pod.result.clone();
-        self.cni_with("CHECK", &pod.id, &config)
+        self.cni_with("CHECK", &pod.id, &[], &config)
     }
 
     /// Calls the plugin for a sandbox with the lab's configuration.
     pub fn cni(&self, command: &str, id: &str) -> Result<crate::cni::Answer> {
-        self.cni_with(command, id, &config())
+        self.cni_with(command, id, &[], &config())
     }
 
-    fn cni_with(&self, command: &str, id: &str, config: &Value) -> Result<crate::cni::Answer> {
-        let args = format!(
+    fn cni_with(
+        &self,
+        command: &str,
+        id: &str,
+        more: &[(&str, &str)],
+        config: &Value,
+    ) -> Result<crate::cni::Answer> {
+        let mut args = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE=lab;K8S_POD_NAME={id};K8S_POD_INFRA_CONTAINER_ID={id}"
         );
+        for (name, value) in more {
+            args += &format!(";{name}={value}");
+        }
         Call {
             plugin: &self.binaries().plugin(),
             command,

@@ -1,8 +1,9 @@
 //! Packages, on Debian and what descends from it.
 //!
-//! [`install`] uses the machine's own sources as root. [`rust_src`] fetches a package of another
-//! suite without touching the machine's configuration: it gives apt a private root whose only
-//! source is derived from the mirror that the machine uses.
+//! [`install`] uses the machine's own sources as root; [`unpack`] takes a package from them without
+//! installing it. [`rust_src`] fetches a package of another suite without touching the machine's
+//! configuration: it gives apt a private root whose only source is derived from the mirror that
+//! the machine uses.
 
 use crate::{
     root, ui,
@@ -51,6 +52,24 @@ pub fn install(packages: &[&str]) -> Result<()> {
         apt(&["update"])?;
         apt(&install).with_context(|| format!("cannot install {names}"))?;
     }
+    Ok(())
+}
+
+/// Fetches a package from the machine's own sources and unpacks it into a directory.
+pub fn unpack(package: &str, into: &Path) -> Result<()> {
+    for tool in ["apt-get", "dpkg"] {
+        which(tool).with_context(|| format!("there is no {tool}: please install {package}"))?;
+    }
+    let step = ui::step(format!("unpacking {package}"));
+    let dir = tempfile::tempdir().context("cannot make a directory")?;
+    // As root, apt changes to a user that cannot write there.
+    let mut download = Command::new("apt-get");
+    download.args(["-q", "-o", "APT::Sandbox::User=", "download", package]);
+    output(download.current_dir(&dir))?;
+    for entry in fs::read_dir(&dir)? {
+        output(Command::new("dpkg").arg("-x").arg(entry?.path()).arg(into))?;
+    }
+    step.done_in_time();
     Ok(())
 }
 

@@ -34,6 +34,8 @@ pub enum Need {
     Iperf3,
     /// The plugins that ours is compared with.
     ReferencePlugins,
+    /// An HTTP server and a load for it.
+    HttpTools,
     /// What nodes of a cluster run besides Kubernetes itself, and what its test images are made of.
     ClusterTools,
     /// The compiled standard library of another architecture.
@@ -54,6 +56,12 @@ pub const BENCH: &[Need] = &[
     Need::BpfLinker,
     Need::StaticLibc,
     Need::ReferencePlugins,
+];
+pub const BENCH_TCP: &[Need] = &[
+    Need::RustSrc,
+    Need::BpfLinker,
+    Need::StaticLibc,
+    Need::HttpTools,
 ];
 pub const CLUSTER: &[Need] = &[
     Need::RustSrc,
@@ -121,6 +129,7 @@ const ALL: &[Need] = &[
     Need::StaticLibc,
     Need::Iperf3,
     Need::ReferencePlugins,
+    Need::HttpTools,
     Need::ClusterTools,
 ];
 
@@ -158,6 +167,7 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
             Need::RustSrc => install_rust_src(&rustc)?,
             Need::BpfLinker => install_bpf_linker()?,
             Need::RustStd(arch) => install_rust_std(*arch)?,
+            Need::HttpTools => install_nginx()?,
             Need::StaticLibc
             | Need::Iperf3
             | Need::ReferencePlugins
@@ -181,6 +191,7 @@ impl Need {
             Self::StaticLibc => "static libc",
             Self::Iperf3 => "iperf3",
             Self::ReferencePlugins => "ptp, host-local",
+            Self::HttpTools => "wrk, nginx",
             Self::ClusterTools => "cluster tools",
             Self::RustStd(_) => "foreign rust-std",
             Self::CrossCompiler(_) => "cross compiler",
@@ -209,6 +220,10 @@ impl Need {
             }
             Self::Iperf3 => which("iperf3")?,
             Self::ReferencePlugins => reference_plugins()?,
+            Self::HttpTools => {
+                let (wrk, nginx) = (which("wrk")?, nginx()?);
+                return Some(format!("{}, {}", wrk.display(), nginx.display()));
+            }
             Self::ClusterTools => {
                 let found: Option<Vec<PathBuf>> =
                     CLUSTER_TOOLS.iter().map(|tool| which(tool)).collect();
@@ -224,6 +239,7 @@ impl Need {
             Self::StaticLibc => &["build-essential"],
             Self::Iperf3 => &["iperf3"],
             Self::ReferencePlugins => &["containernetworking-plugins"],
+            Self::HttpTools => &["wrk"],
             Self::ClusterTools => CLUSTER_PACKAGES,
             Self::CrossCompiler(Arch::Amd64) => &["gcc-x86-64-linux-gnu", "libc6-dev-amd64-cross"],
             Self::CrossCompiler(Arch::Arm64) => &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
@@ -245,6 +261,30 @@ pub fn reference_plugins() -> Option<PathBuf> {
         .map(PathBuf::from)
         .into_iter()
         .find(|dir| dir.join("ptp").is_file() && dir.join("host-local").is_file())
+}
+
+/// The machine's own nginx, else the one that [`install_nginx`] unpacked.
+pub fn nginx() -> Option<PathBuf> {
+    which("nginx").or_else(|| {
+        let unpacked = workspace::target().join("setup/nginx/usr/sbin/nginx");
+        unpacked.is_file().then_some(unpacked)
+    })
+}
+
+/// Unpacks nginx without installing it: the package would have it started with the machine. The
+/// libraries it wants come with wrk and with every Debian system.
+fn install_nginx() -> Result<()> {
+    if nginx().is_some() {
+        return Ok(());
+    }
+    // The program has moved between these packages.
+    for package in ["nginx", "nginx-light", "nginx-core"] {
+        debian::unpack(package, &workspace::target().join("setup/nginx"))?;
+        if nginx().is_some() {
+            return Ok(());
+        }
+    }
+    bail!("none of Debian's packages of nginx has the program: please install it")
 }
 
 fn library(rustc: &Rustc) -> PathBuf {

@@ -2,12 +2,19 @@
 //!
 //! Every exchange has a deadline; every error says from where to where. Servers take a free
 //! port, so exchanges may run beside one another.
+//!
+//! [`round_trips`], [`one_way`] and [`brief`] are for measuring: one CPU per end ([`seat`]), a
+//! given port, and nothing but the system calls that an application would make.
 
+pub mod brief;
 pub mod http;
 pub mod icmp;
 pub mod load;
+pub mod one_way;
 pub mod packet;
 pub mod rate;
+pub mod round_trips;
+pub mod seat;
 pub mod tcp;
 pub mod udp;
 

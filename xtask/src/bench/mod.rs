@@ -3,6 +3,7 @@
 mod cni;
 mod pods;
 mod stats;
+mod tcp;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -21,12 +22,15 @@ enum What {
     Cni(cni::Options),
     /// Pods from request to Running on a real cluster, beside the plugin bridge
     Pods(pods::Options),
+    /// TCP between two pods of one node, accelerated, beside plain and beside 127.0.0.1
+    Tcp(tcp::Options),
 }
 
 pub fn run(options: &Options) -> Result<ExitCode> {
     match &options.what {
         What::Cni(options) => cni::run(options),
         What::Pods(options) => pods::run(options),
+        What::Tcp(options) => tcp::run(options),
     }
 }
 

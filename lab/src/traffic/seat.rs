@@ -1,0 +1,153 @@
+//! Where the ends of a measured connection are: in which network, on which CPU.
+//!
+//! An end that wanders between CPUs changes the figures more than what is measured.
+
+use super::PATIENCE;
+use crate::namespace::Place;
+use anyhow::{Context as _, Result, anyhow};
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    time::ClockId,
+    unistd::Pid,
+};
+use std::{
+    net::{IpAddr, TcpListener},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+#[derive(Clone, Copy, Debug)]
+pub struct Seat<'a> {
+    pub place: &'a Place,
+    pub cpu: usize,
+}
+
+impl Seat<'_> {
+    /// Runs `f` on a thread there. Threads that it starts are there, too.
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        self.place.run(|| {
+            sched_setaffinity(Pid::from_raw(0), &cpu_set(self.cpu)?)
+                .with_context(|| format!("cannot stay on CPU {}", self.cpu))?;
+            f()
+        })
+    }
+}
+
+/// A client, a server, and the address at which the client finds it.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends<'a> {
+    pub client: Seat<'a>,
+    pub server: Seat<'a>,
+    pub address: IpAddr,
+}
+
+impl Ends<'_> {
+    /// A listener whose connections give up after a silence of [`PATIENCE`].
+    pub fn listen(&self, port: u16) -> Result<TcpListener> {
+        let listen = || -> Result<_> {
+            let listener = TcpListener::bind((self.address, port))?;
+            // Accepted sockets inherit it.
+            socket2::SockRef::from(&listener).set_read_timeout(Some(PATIENCE))?;
+            Ok(listener)
+        };
+        let server = self.server.place;
+        let listener = server.run(listen);
+        listener.with_context(|| format!("cannot listen on port {port} in {}", server.name()))
+    }
+
+    /// Runs both ends at once; a failure of either is the pair's.
+    pub(super) fn run<C: Send, S: Send>(
+        &self,
+        client: impl FnOnce() -> Result<C> + Send,
+        server: impl FnOnce() -> Result<S> + Send,
+    ) -> Result<(C, S)> {
+        thread::scope(|scope| {
+            let server = scope.spawn(|| self.server.run(server));
+            let client = self.client.run(client).context("client");
+            let server = server.join().map_err(|_| anyhow!("the server panicked"))?;
+            match (client, server.context("server")) {
+                (Ok(client), Ok(server)) => Ok((client, server)),
+                (Err(client), Err(server)) => Err(client.context(format!("{server:#}"))),
+                (Err(error), Ok(_)) | (Ok(_), Err(error)) => Err(error),
+            }
+        })
+        .with_context(|| {
+            let (client, server) = (self.client.place.name(), self.server.place.name());
+            format!("{client} → {server} {}", self.address)
+        })
+    }
+}
+
+/// What was done in a while.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Measured {
+    /// Bytes or requests.
+    pub count: u64,
+    pub time: Duration,
+    /// Of the threads of both ends. What the kernel does for them in their own system calls, up
+    /// to the other end's receive queue, is in it, unless the kernel accounts for interrupts
+    /// apart (CONFIG_IRQ_TIME_ACCOUNTING).
+    pub cpu: Duration,
+}
+
+impl Measured {
+    pub fn per_second(&self) -> f64 {
+        self.count as f64 / self.time.as_secs_f64()
+    }
+}
+
+/// The first two CPUs that this process may use, for clients and for servers; the same one twice
+/// if it has but one.
+pub fn two_cpus() -> Result<[usize; 2]> {
+    let allowed = sched_getaffinity(Pid::from_raw(0)).context("cannot ask for the CPUs")?;
+    let mut cpus = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
+    let first = cpus.next().context("there is no CPU")?;
+    Ok([first, cpus.next().unwrap_or(first)])
+}
+
+pub(crate) fn cpu_set(cpu: usize) -> Result<CpuSet> {
+    let mut set = CpuSet::new();
+    set.set(cpu)
+        .with_context(|| format!("there is no CPU {cpu}"))?;
+    Ok(set)
+}
+
+/// CPU time of the calling thread.
+pub(super) fn thread_cpu() -> Result<Duration> {
+    let time = ClockId::CLOCK_THREAD_CPUTIME_ID.now();
+    Ok(time.context("cannot ask for a thread's CPU time")?.into())
+}
+
+/// Calls `f` with a flag that goes up after `time`: looking at it costs less than at a clock.
+pub(super) fn timed<T>(time: Duration, f: impl FnOnce(&AtomicBool) -> T) -> T {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(time);
+            stop.store(true, Ordering::Relaxed);
+        });
+        f(&stop)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_stays_on_its_cpu() {
+        let [_, cpu] = two_cpus().unwrap();
+        let place = Place::new(
+            "here",
+            sinabro_netlink::NetNs::open("/proc/self/ns/net").unwrap(),
+        );
+        // Entering a namespace, even one's own, takes root.
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let seat = Seat { place: &place, cpu };
+        let where_it_ran = seat.run(|| Ok(sched_getaffinity(Pid::from_raw(0))?));
+        assert_eq!(where_it_ran.unwrap(), cpu_set(cpu).unwrap());
+    }
+}

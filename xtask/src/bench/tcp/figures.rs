@@ -1,0 +1,288 @@
+//! From the rounds' values to medians, ratios and the aims they are held against.
+
+use super::case::{Case, Figure, LEARNT};
+use crate::{bench::stats, report, ui};
+use serde::Serialize;
+
+/// The subjects' order.
+const PLAIN: usize = 0;
+const ACCELERATED: usize = 1;
+const LOCAL: usize = 2;
+
+/// The values of one metric of one case, a list over the rounds for each subject.
+struct Series {
+    case: Case,
+    metric: &'static str,
+    unit: &'static str,
+    values: [Vec<f64>; 3],
+}
+
+/// Everything that was measured.
+#[derive(Default)]
+pub struct Figures {
+    series: Vec<Series>,
+}
+
+/// One metric of one case; every value is the median over the rounds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    #[serde(skip)]
+    of: Case,
+    pub case: String,
+    pub metric: &'static str,
+    pub unit: &'static str,
+    pub plain: f64,
+    pub accelerated: f64,
+    /// Over 127.0.0.1 in one pod; none where there is no link to cross.
+    pub local: Option<f64>,
+    /// Accelerated to plain: the median of each round's own ratio.
+    pub ratio: f64,
+    /// Smallest and largest of the rounds' ratios.
+    pub spread: [f64; 2],
+    /// Local to plain.
+    pub local_ratio: Option<f64>,
+}
+
+/// What acceleration is to reach, and whether it does.
+#[derive(Clone, Debug, Serialize)]
+pub struct Aim {
+    pub what: String,
+    pub ratio: f64,
+    pub spread: [f64; 2],
+    pub at_least: Option<f64>,
+    pub at_most: Option<f64>,
+    pub met: bool,
+}
+
+/// The JSON file.
+#[derive(Serialize)]
+pub struct Report {
+    pub machine: report::Machine,
+    pub client_cpu: usize,
+    pub server_cpu: usize,
+    pub rounds: u32,
+    /// Whether nothing was accelerated.
+    pub control: bool,
+    pub rows: Vec<Row>,
+    pub aims: Vec<Aim>,
+}
+
+impl Figures {
+    /// Adds what one round showed of one subject.
+    pub fn add(&mut self, case: &Case, subject: usize, figures: Vec<Figure>) {
+        for figure in figures {
+            let known = self
+                .series
+                .iter_mut()
+                .find(|series| series.case == *case && series.metric == figure.metric);
+            match known {
+                Some(series) => series.values[subject].push(figure.value),
+                None => {
+                    let mut values = [const { Vec::new() }; 3];
+                    values[subject].push(figure.value);
+                    self.series.push(Series {
+                        case: *case,
+                        metric: figure.metric,
+                        unit: figure.unit,
+                        values,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Rows in the order of the cases.
+    pub fn rows(&self) -> Vec<Row> {
+        self.series.iter().map(Series::row).collect()
+    }
+}
+
+impl Series {
+    fn row(&self) -> Row {
+        let [plain, accelerated, local] = &self.values;
+        let ratios = self.ratios(ACCELERATED);
+        let has_local = !local.is_empty();
+        Row {
+            of: self.case,
+            case: self.case.to_string(),
+            metric: self.metric,
+            unit: self.unit,
+            plain: stats::median(plain),
+            accelerated: stats::median(accelerated),
+            local: has_local.then(|| stats::median(local)),
+            ratio: stats::median(&ratios),
+            spread: stats::extent(&ratios),
+            local_ratio: has_local.then(|| stats::median(&self.ratios(LOCAL))),
+        }
+    }
+
+    fn ratios(&self, subject: usize) -> Vec<f64> {
+        let pairs = self.values[subject].iter().zip(&self.values[PLAIN]);
+        pairs.map(|(value, plain)| value / plain).collect()
+    }
+}
+
+/// Half again the requests in little more than half the time where many are on their way; nothing
+/// lost where acceleration cannot help.
+pub fn aims(rows: &[Row]) -> Vec<Aim> {
+    let aim = |row: &Row| {
+        let (at_least, at_most) = match (row.of, row.metric) {
+            (Case::Http { connections, .. }, "requests") if connections > 1 => (Some(1.5), None),
+            (Case::Http { connections, .. }, "p50") if connections > 1 => (None, Some(0.6)),
+            (Case::Stream { .. }, LEARNT) => (Some(0.98), None),
+            (Case::Brief, "requests") => (Some(0.95), None),
+            _ => return None,
+        };
+        Some(Aim {
+            what: format!("{}, {}", row.case, row.metric),
+            ratio: row.ratio,
+            spread: row.spread,
+            at_least,
+            at_most,
+            met: at_least.is_none_or(|least| row.ratio >= least)
+                && at_most.is_none_or(|most| row.ratio <= most),
+        })
+    };
+    rows.iter().filter_map(aim).collect()
+}
+
+pub fn print(rows: &[Row], names: [&str; 3]) {
+    let mut table = vec![vec![
+        "case".to_string(),
+        String::new(),
+        "unit".into(),
+        names[PLAIN].into(),
+        names[ACCELERATED].into(),
+        names[LOCAL].into(),
+        "ratio".into(),
+        "over rounds".into(),
+        "local ratio".into(),
+    ]];
+    let mut last = "";
+    for row in rows {
+        let case = if row.case == last { "" } else { &row.case };
+        last = &row.case;
+        table.push(vec![
+            case.into(),
+            row.metric.into(),
+            row.unit.into(),
+            number(row.plain),
+            number(row.accelerated),
+            row.local.map(number).unwrap_or_default(),
+            format!("{:.2}", row.ratio),
+            spread(row.spread),
+            row.local_ratio
+                .map(|ratio| format!("{ratio:.2}"))
+                .unwrap_or_default(),
+        ]);
+    }
+    ui::table(&table);
+}
+
+pub fn print_aims(aims: &[Aim]) {
+    if aims.is_empty() {
+        return;
+    }
+    let mut table = vec![vec![
+        "aim".to_string(),
+        String::new(),
+        "ratio".into(),
+        "over rounds".into(),
+        String::new(),
+    ]];
+    for aim in aims {
+        let bound = match (aim.at_least, aim.at_most) {
+            (Some(least), _) => format!("at least {least}"),
+            (None, most) => format!("at most {}", most.unwrap_or(f64::NAN)),
+        };
+        table.push(vec![
+            aim.what.clone(),
+            bound,
+            format!("{:.2}", aim.ratio),
+            spread(aim.spread),
+            if aim.met { "met" } else { "missed" }.into(),
+        ]);
+    }
+    println!();
+    ui::table(&table);
+    let met = aims.iter().filter(|aim| aim.met).count();
+    println!("\n  {met} of {} aims met", aims.len());
+}
+
+fn spread([least, most]: [f64; 2]) -> String {
+    format!("{least:.2}–{most:.2}")
+}
+
+/// Three digits or all before the point.
+fn number(value: f64) -> String {
+    match value {
+        100.0.. => format!("{value:.0}"),
+        10.0..100.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HTTP: Case = Case::Http {
+        connections: 50,
+        body: 36,
+    };
+
+    fn rows(case: Case, metric: &'static str, rounds: &[[f64; 3]]) -> Vec<Row> {
+        let mut figures = Figures::default();
+        for round in rounds {
+            for (subject, value) in round.iter().enumerate() {
+                let unit = "1/s";
+                let value = *value;
+                figures.add(
+                    &case,
+                    subject,
+                    vec![Figure {
+                        metric,
+                        unit,
+                        value,
+                    }],
+                );
+            }
+        }
+        figures.rows()
+    }
+
+    #[test]
+    fn a_slow_round_does_not_change_the_ratio() {
+        let rows = rows(
+            HTTP,
+            "requests",
+            &[
+                [100.0, 150.0, 110.0],
+                [10.0, 16.0, 10.0],
+                [90.0, 140.0, 99.0],
+            ],
+        );
+        let [row] = &rows[..] else { panic!("{rows:?}") };
+        assert_eq!((row.plain, row.accelerated), (90.0, 140.0));
+        assert_eq!(row.ratio, 140.0 / 90.0);
+        assert_eq!(row.spread, [1.5, 1.6]);
+        assert_eq!(row.local_ratio, Some(1.1));
+    }
+
+    #[test]
+    fn aims_have_a_direction() {
+        let met = |case, metric, ratio: f64| {
+            let aims = aims(&rows(case, metric, &[[1.0, ratio, 1.0]]));
+            aims.first().map(|aim| aim.met)
+        };
+        assert_eq!(met(HTTP, "requests", 1.6), Some(true));
+        assert_eq!(met(HTTP, "requests", 1.4), Some(false));
+        assert_eq!(met(HTTP, "p50", 0.5), Some(true));
+        assert_eq!(met(HTTP, "p50", 0.7), Some(false));
+        assert_eq!(met(HTTP, "p99", 0.7), None);
+        let stream = Case::Stream { message: 1 };
+        assert_eq!(met(stream, LEARNT, 0.97), Some(false));
+        assert_eq!(met(stream, "first connection", 0.5), None);
+        assert_eq!(met(Case::Brief, "requests", 0.96), Some(true));
+    }
+}

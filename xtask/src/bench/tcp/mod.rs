@@ -1,0 +1,182 @@
+//! TCP between two pods of one node, accelerated, beside the same pods' plain TCP and beside
+//! 127.0.0.1 inside one pod.
+//!
+//! All three run on one lab node, under one agent that accelerates who asks for it, in turns: each
+//! case is measured for all subjects before the next one, in an order that rotates from round to
+//! round. Clients are on one CPU and servers on another. So what the machine does to a round it
+//! does to all three, and the ratio within a round is what counts.
+//!
+//! Nothing is reported unless the accelerated pods' bytes do go past their link: see [`subject`].
+//!
+//! Limit: the agent's socket programs see the plain subjects' sockets, too, and leave them alone.
+//! What that costs is in their figures.
+
+mod case;
+mod figures;
+mod http;
+mod nginx;
+mod subject;
+
+use crate::{build, interrupt, report, root, setup, ui, workspace::dist};
+use anyhow::{Context as _, Result};
+use case::{Bench, Part};
+use figures::{Figures, Report};
+use sinabro_lab::{Binaries, holder, traffic::seat::two_cpus};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+use subject::Scene;
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Rounds, each of all subjects; at least 5 [default: 7, or 5 with --short]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(5..))]
+    rounds: Option<u32>,
+
+    /// Fewer sizes and shorter measurements: two minutes instead of ten
+    #[arg(long)]
+    short: bool,
+
+    /// Only one part
+    #[arg(long, value_enum)]
+    only: Option<Part>,
+
+    /// Accelerate nothing: what then differs between the subjects is this machine's noise
+    #[arg(long)]
+    control: bool,
+
+    /// Write the figures to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    #[arg(long, hide = true, value_name = "DIR")]
+    programs: Option<PathBuf>,
+}
+
+impl Options {
+    fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.short { 5 } else { 7 })
+    }
+
+    /// The same options for the same program under sudo.
+    fn arguments(&self, programs: &Path) -> Result<Vec<String>> {
+        let mut arguments: Vec<String> = ["bench", "tcp", "--programs"].map(String::from).into();
+        arguments.push(programs.display().to_string());
+        arguments.extend(["--rounds".into(), self.rounds().to_string()]);
+        for (flag, given) in [("--short", self.short), ("--control", self.control)] {
+            arguments.extend(given.then(|| flag.to_string()));
+        }
+        if let Some(part) = self.only {
+            arguments.extend(["--only".into(), part.name().into()]);
+        }
+        if let Some(path) = &self.json {
+            let path = std::path::absolute(path)?.display().to_string();
+            arguments.extend(["--json".into(), path]);
+        }
+        Ok(arguments)
+    }
+}
+
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let programs = match &options.programs {
+        Some(dir) => std::path::absolute(dir)?,
+        None => {
+            setup::ensure(setup::BENCH_TCP)?;
+            build::release()?;
+            dist()
+        }
+    };
+    if !root::is_root() {
+        let arguments = options.arguments(&programs)?;
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        root::become_root("making network namespaces", &arguments)?;
+    }
+    measure(options, programs)
+}
+
+fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
+    interrupt::on_interrupt(holder::end_all)?;
+    let cpus = two_cpus()?;
+    let scene = Scene::make(Binaries::at(programs)?, cpus, options.control)?;
+    let bench = Bench::new(&scene, options.short);
+    let cases = case::cases(options.only, options.short);
+
+    let rounds = options.rounds();
+    println!("{}", introduction(&scene, rounds));
+    scene.verify(&bench)?;
+    let mut figures = Figures::default();
+    let mut step = ui::step("measuring");
+    let started = Instant::now();
+    // The first round warms caches and what the data path learns up, and does not count.
+    for round in 0..=rounds {
+        for case in &cases {
+            let left = remaining(started, round, rounds);
+            step.now(format!("round {round} of {rounds}{left}: {case}"));
+            for turn in 0..scene.subjects().len() {
+                let number = (turn + round as usize) % scene.subjects().len();
+                let subject = &scene.subjects()[number];
+                let measured = bench
+                    .measure(case, subject)
+                    .with_context(|| format!("{case}, {}", subject.name))?;
+                if round > 0 {
+                    figures.add(case, number, measured);
+                }
+            }
+        }
+    }
+    step.clear();
+    scene.verify(&bench)?;
+
+    let rows = figures.rows();
+    figures::print(&rows, scene.names());
+    let aims = match options.control {
+        true => Vec::new(),
+        false => figures::aims(&rows),
+    };
+    figures::print_aims(&aims);
+    if let Some(path) = &options.json {
+        let report = Report {
+            machine: report::Machine::look()?,
+            client_cpu: cpus[0],
+            server_cpu: cpus[1],
+            rounds,
+            control: options.control,
+            rows,
+            aims,
+        };
+        report::write(path, &report)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn introduction(scene: &Scene, rounds: u32) -> String {
+    let [client, server] = scene.cpus();
+    let cpus = match client == server {
+        true => format!("both ends on CPU {client}, the only one"),
+        false => format!("clients on CPU {client}, servers on CPU {server}"),
+    };
+    format!(
+        "  TCP between two pods of one node: {}, {}, and {} inside one pod;\n  \
+         {cpus}; {rounds} rounds in turns. HTTP is nginx with one worker and wrk with one thread,\n  \
+         in a closed loop: its p50 and p99 are what wrk waited. \"machine CPU\" is all that the\n  \
+         machine did meanwhile, \"CPU\" what the two ends' threads did, both per request",
+        scene.names()[0],
+        scene.names()[1],
+        scene.names()[2],
+    )
+}
+
+/// About how long the rounds that are left take, once one has counted.
+fn remaining(started: Instant, round: u32, rounds: u32) -> String {
+    if round == 0 {
+        return String::new();
+    }
+    let each = started.elapsed() / round;
+    let left = (each * (rounds + 1)).saturating_sub(started.elapsed());
+    match left > Duration::from_secs(60) {
+        true => format!(", {} min left", left.as_secs().div_ceil(60)),
+        false => format!(", {} s left", left.as_secs()),
+    }
+}

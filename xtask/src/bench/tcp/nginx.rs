@@ -1,0 +1,100 @@
+//! nginx in a pod: one process, its own configuration, nothing of the machine's.
+
+use anyhow::{Context as _, Result, bail};
+use sinabro_lab::{Node, Program, node::FILES, traffic::seat::Seat};
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr, TcpStream},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::setup;
+
+/// Sizes of the bodies, each behind a port of its own: what the data path learns about an
+/// endpoint that sends large answers says nothing about one that sends small ones.
+pub const BODIES: [usize; 4] = [36, 1 << 10, 16 << 10, 64 << 10];
+const FIRST_PORT: u16 = 8000;
+
+const START: Duration = Duration::from_secs(10);
+
+pub fn port(body: usize) -> u16 {
+    let number = BODIES.iter().take_while(|other| **other != body).count();
+    FIRST_PORT + number as u16
+}
+
+/// Ends with this value.
+pub struct Nginx {
+    _program: Program,
+}
+
+impl Nginx {
+    /// Starts it and waits until it serves. Its files are on the node's tmpfs.
+    pub fn start(node: &Node, seat: Seat<'_>, address: IpAddr) -> Result<Self> {
+        let dir = format!("{FILES}/nginx-{address}");
+        let outside = node.namespace().path(&dir);
+        fs::create_dir(&outside)
+            .and_then(|()| fs::write(outside.join("nginx.conf"), config(&dir, address)))
+            .with_context(|| format!("cannot write into {}", outside.display()))?;
+        for body in BODIES {
+            fs::write(outside.join(body.to_string()), vec![b'x'; body])?;
+        }
+        let log = outside.join("log");
+        let mut command = Command::new(setup::nginx().context("nginx is missing")?);
+        command
+            .env_clear()
+            .args([
+                "-e",
+                "stderr",
+                "-p",
+                &dir,
+                "-c",
+                &format!("{dir}/nginx.conf"),
+            ])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(&log)?);
+        let mut program = Program::start(node, seat, command)?;
+        let deadline = Instant::now() + START;
+        let target = SocketAddr::new(address, FIRST_PORT);
+        while seat.place.run(|| Ok(TcpStream::connect(target)?)).is_err() {
+            if program.has_ended()?.is_some() || Instant::now() > deadline {
+                let log = fs::read_to_string(&log).unwrap_or_default();
+                bail!("nginx does not serve {target}; it says: {}", log.trim());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(Self { _program: program })
+    }
+}
+
+/// The smallest body comes from memory, as an application's answers do; the others are files,
+/// sent by sendfile(2) after the headers.
+fn config(dir: &str, address: IpAddr) -> String {
+    let address = match address {
+        IpAddr::V4(address) => address.to_string(),
+        IpAddr::V6(address) => format!("[{address}]"),
+    };
+    let mut servers = String::new();
+    for body in BODIES {
+        let answer = match body == BODIES[0] {
+            true => format!("return 200 \"{}\";", "x".repeat(body)),
+            false => format!("try_files /{body} =404;"),
+        };
+        servers += &format!(
+            "  server {{ listen {address}:{} backlog=4096; root {dir}; location / {{ {answer} }} }}\n",
+            port(body)
+        );
+    }
+    let mut temporary = String::new();
+    for name in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
+        temporary += &format!("  {name}_temp_path {dir}/{name};\n");
+    }
+    format!(
+        "daemon off;\nmaster_process off;\npid {dir}/pid;\nerror_log stderr crit;\n\
+         events {{ worker_connections 1000; }}\n\
+         http {{\n{temporary}  access_log off;\n  sendfile on;\n  open_file_cache max=16;\n  \
+         keepalive_timeout 1h;\n  keepalive_requests 1000000000;\n{servers}}}\n"
+    )
+}

@@ -1,0 +1,221 @@
+//! What is compared: two plain pods, two accelerated ones, and one pod with itself.
+//!
+//! Acceleration that does not happen is slow to notice and embarrassing to report. What is
+//! accelerated does not cross the pods' links; so a few thousand requests are sent first and last,
+//! and the bytes that crossed the server's link are held against those of the plain pair.
+
+use super::{case::Bench, nginx::Nginx};
+use crate::workspace::which;
+use anyhow::{Context as _, Result, bail, ensure};
+use sinabro_lab::{
+    Binaries, Lab, Lifetime, Node, Place, Pod,
+    traffic::seat::{Ends, Seat},
+};
+use sinabro_netlink::sysctl;
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+};
+
+/// Clients' ports; servers have those below.
+const CLIENT_PORTS: &str = "16384 65535";
+/// The interface of a pod.
+const LINK: &str = "eth0";
+
+pub struct Subject {
+    pub name: &'static str,
+    client: Place,
+    server: Place,
+    address: IpAddr,
+    cpus: [usize; 2],
+    /// None if the bytes of this subject cross no link anyway.
+    link: Option<&'static str>,
+    _nginx: Nginx,
+}
+
+impl Subject {
+    pub fn ends(&self) -> Ends<'_> {
+        let [client, server] = self.cpus;
+        Ends {
+            client: Seat {
+                place: &self.client,
+                cpu: client,
+            },
+            server: Seat {
+                place: &self.server,
+                cpu: server,
+            },
+            address: self.address,
+        }
+    }
+
+    /// Bytes that crossed the server's link so far, both ways.
+    pub fn crossed(&self) -> Result<Option<u64>> {
+        let Some(link) = self.link else {
+            return Ok(None);
+        };
+        let read = || Ok(fs::read_to_string("/proc/thread-self/net/dev")?);
+        let text = self.server.run(read)?;
+        let bytes = link_bytes(&text, link);
+        bytes
+            .map(Some)
+            .with_context(|| format!("{} has no {link}", self.server.name()))
+    }
+}
+
+/// Received and sent bytes of a link in the text of /proc/net/dev.
+fn link_bytes(text: &str, link: &str) -> Option<u64> {
+    let fields = text
+        .lines()
+        .find_map(|line| line.trim_start().strip_prefix(link)?.strip_prefix(':'))?;
+    let mut fields = fields.split_ascii_whitespace();
+    let received: u64 = fields.next()?.parse().ok()?;
+    let sent: u64 = fields.nth(7)?.parse().ok()?;
+    Some(received + sent)
+}
+
+pub struct Scene {
+    // Dropped before the lab that they are in.
+    subjects: [Subject; 3],
+    lab: Lab,
+    wrk: PathBuf,
+    cpus: [usize; 2],
+    control: bool,
+}
+
+impl Scene {
+    pub fn make(binaries: Binaries, cpus: [usize; 2], control: bool) -> Result<Self> {
+        let wrk = which("wrk").context("wrk is missing: run `cargo xtask setup`")?;
+        let lab = Lab::new(binaries, 1, Lifetime::Process)?;
+        let node = lab.node(1);
+        match control {
+            true => node.start_agent()?,
+            false => node.start_agent_with(&["--tcp-acceleration=opt-in"])?,
+        }
+        node.wait_ready()?;
+        let plain = pair(node, "plain", "disabled")?;
+        let wish = if control { "disabled" } else { "enabled" };
+        let accelerated = pair(node, "fast", wish)?;
+        let local = [&plain[1], &plain[1]];
+        let loopback = Ipv4Addr::LOCALHOST.into();
+        let make = |name, [client, server]: [&Pod; 2], address, link| -> Result<Subject> {
+            let (client, server) = (client.place().clone(), server.place().clone());
+            let seat = Seat {
+                place: &server,
+                cpu: cpus[1],
+            };
+            Ok(Subject {
+                name,
+                _nginx: Nginx::start(node, seat, address)?,
+                client,
+                server,
+                address,
+                cpus,
+                link,
+            })
+        };
+        let [first, second] = match control {
+            true => ["plain", "plain as well"],
+            false => ["plain", "accelerated"],
+        };
+        let subjects = [
+            make(first, plain.each_ref(), plain[1].v4(), Some(LINK))?,
+            make(
+                second,
+                accelerated.each_ref(),
+                accelerated[1].v4(),
+                Some(LINK),
+            )?,
+            make("127.0.0.1", local, loopback, None)?,
+        ];
+        Ok(Self {
+            subjects,
+            lab,
+            wrk,
+            cpus,
+            control,
+        })
+    }
+
+    pub fn node(&self) -> &Node {
+        self.lab.node(1)
+    }
+
+    pub fn wrk(&self) -> &PathBuf {
+        &self.wrk
+    }
+
+    pub fn cpus(&self) -> [usize; 2] {
+        self.cpus
+    }
+
+    /// Plain, accelerated, local.
+    pub fn subjects(&self) -> &[Subject; 3] {
+        &self.subjects
+    }
+
+    pub fn names(&self) -> [&'static str; 3] {
+        self.subjects.each_ref().map(|subject| subject.name)
+    }
+
+    /// An error unless what should be accelerated is, and nothing else.
+    pub fn verify(&self, bench: &Bench<'_>) -> Result<()> {
+        let [plain, accelerated, _] = &self.subjects;
+        let plain = bench.crossing_per_request(plain)?;
+        let accelerated = bench.crossing_per_request(accelerated)?;
+        let text = format!(
+            "per request {accelerated:.0} bytes crossed the link of the accelerated pods, \
+             {plain:.0} that of the plain ones"
+        );
+        if self.control {
+            ensure!(
+                accelerated > plain / 2.0,
+                "something is accelerated: {text}"
+            );
+        } else if accelerated > plain / 10.0 {
+            let said = self.node().ctl(&["status"]);
+            let said = said.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+            bail!(
+                "nothing to report, because the accelerated pods are not accelerated: {text}; \
+                 `sinabroctl status` says:\n{}",
+                said.unwrap_or_default().trim_end()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Two pods that ask for acceleration or for none.
+fn pair(node: &Node, name: &str, wish: &str) -> Result<[Pod; 2]> {
+    let pod = |role: &str| -> Result<Pod> {
+        let id = format!("{name}-{role}");
+        let pod = node.add_pod_with(&id, &[("SINABRO_TCP_ACCELERATION", wish)])?;
+        pod.place().run(|| {
+            Ok(sysctl::write(
+                &["net", "ipv4", "ip_local_port_range"],
+                CLIENT_PORTS,
+            )?)
+        })?;
+        Ok(pod)
+    };
+    Ok([pod("client")?, pod("server")?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_directions_of_a_link_are_counted() {
+        let text = "Inter-|   Receive                                                |  Transmit\n \
+            face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets\n\
+            \x20   lo: 5 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0\n\
+            \x20 eth0: 1000 9 0 0 0 0 0 0 230 4 0 0 0 0 0 0\n";
+        assert_eq!(link_bytes(text, "eth0"), Some(1230));
+        assert_eq!(link_bytes(text, "lo"), Some(10));
+        assert_eq!(link_bytes(text, "eth"), None);
+        let end = text.find("230").unwrap();
+        assert_eq!(link_bytes(&text[..end], "eth0"), None);
+    }
+}
