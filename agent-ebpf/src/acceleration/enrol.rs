@@ -3,7 +3,9 @@
 use super::{
     ENROLLED, LOOPBACK_PODS, SOCKETS, account,
     context::{self, field, long_field},
-    epoch, find, kernel, pods,
+    epoch, find,
+    kernel::Own,
+    pods,
 };
 use crate::rare;
 use aya_ebpf::{
@@ -94,7 +96,8 @@ fn enrol(
     passive: bool,
 ) -> Result<(), Skip> {
     let socket = context::socket(ctx).ok_or(Skip::Refused)?;
-    if field!(ctx.ops, bpf_sock_ops, data_segs_out) != 0 {
+    let unfit = Own::new(socket).is_none_or(Own::is_unfit);
+    if unfit || field!(ctx.ops, bpf_sock_ops, data_segs_out) != 0 {
         return Err(Skip::Unfit);
     }
     let state = SocketState {
@@ -115,12 +118,8 @@ fn enrol(
     // SAFETY: the context is valid for as long as the program runs.
     let cookie = unsafe { bpf_get_socket_cookie(ctx.as_ptr()) };
     let state = context::keep(socket, state).ok_or(Skip::Refused)?;
-    // Read back, the address is a number, which the verifier lets us compute with.
+    // Read back, the address is a number.
     let sk = state.sk;
-    if kernel::is_unfit(sk).unwrap_or(true) {
-        context::drop_state(socket);
-        return Err(Skip::Unfit);
-    }
     // The sock hash last: once the socket is in it, it sends through our program.
     let enrolled = ENROLLED
         .insert(key, Enrolled { cookie, sk }, BPF_ANY.into())

@@ -1,11 +1,15 @@
 //! What the kernel's own structures say of two sockets.
 //!
 //! Offsets are those of the running kernel: the agent takes them from its type information and
-//! writes them here before the programs are loaded. Every read is one that may fail, and what is
-//! read of the other end may be of a socket that is gone: it decides only whether to try; the
-//! redirection itself finds the socket again by its cookie.
+//! writes them here before the programs are loaded, so the verifier knows them as constants.
+//!
+//! The sender's socket is at hand, with its type, and read as memory is. Of the other end there
+//! is an address, noted when it was enrolled: every read of it is one that may fail, and may be of
+//! a socket that is gone. It decides only whether to try; the redirection itself finds the socket
+//! again by its cookie. Such reads are calls and dear, so there are as few as can be.
 
-use aya_ebpf::helpers::bpf_probe_read_kernel;
+use aya_ebpf::helpers::{bpf_probe_read_kernel, bpf_skc_to_tcp_sock};
+use core::{ffi::c_void, ptr::NonNull};
 use sinabro_common::{abi::acceleration::KernelOffsets, algo::acceleration::Ends};
 
 #[unsafe(no_mangle)]
@@ -25,7 +29,6 @@ static KERNEL_OFFSETS: KernelOffsets = KernelOffsets {
     write_seq: 0,
 };
 
-/// One of the offsets, which the verifier knows as a constant.
 macro_rules! offset {
     ($field:ident) => {
         // SAFETY: a static, read as what it is; volatile because it is written before loading.
@@ -33,38 +36,137 @@ macro_rules! offset {
     };
 }
 
-#[inline(always)]
-fn read<T>(sk: u64, offset: u32) -> Option<T> {
-    // SAFETY: the helper checks the address.
-    unsafe { bpf_probe_read_kernel((sk + u64::from(offset)) as *const T) }.ok()
+/// The socket that a program runs for.
+#[derive(Clone, Copy)]
+pub struct Own(NonNull<u8>);
+
+impl Own {
+    /// A TCP socket as what it is.
+    #[inline(always)]
+    pub fn new(socket: NonNull<c_void>) -> Option<Self> {
+        // SAFETY: a socket from a context.
+        let tcp = unsafe { bpf_skc_to_tcp_sock(socket.as_ptr()) };
+        NonNull::new(tcp.cast()).map(Self)
+    }
+
+    #[inline(always)]
+    fn read<T: Copy>(self, offset: u32) -> T {
+        // SAFETY: a field of the structure, by the kernel's own description, which the verifier
+        // compares again.
+        unsafe {
+            self.0
+                .as_ptr()
+                .add(offset as usize)
+                .cast::<T>()
+                .read_volatile()
+        }
+    }
+
+    /// Whether its data must pass TCP: TLS in the kernel works on TCP's queues, MSG_ZEROCOPY is
+    /// told when TCP has sent, and TCP_REPAIR reads and writes TCP's queues.
+    #[inline(always)]
+    pub fn is_unfit(self) -> bool {
+        let ulp_ops: u64 = self.read(offset!(ulp_ops));
+        let flags: u64 = self.read(offset!(flags));
+        let repair: u8 = self.read(offset!(repair));
+        ulp_ops != 0 || bit(flags, offset!(zerocopy_bit)) || bit(repair.into(), offset!(repair_bit))
+    }
+
+    /// The next sequence number that it gives to TCP.
+    #[inline(always)]
+    pub fn write_seq(self) -> u32 {
+        self.read(offset!(write_seq))
+    }
+
+    /// `sk_shutdown`.
+    #[inline(always)]
+    pub fn shutdown(self) -> u8 {
+        let byte: u8 = self.read(offset!(shutdown));
+        byte >> (offset!(shutdown_shift) & 7)
+    }
 }
 
-/// Whether a socket's data must pass TCP: TLS in the kernel works on TCP's queues, MSG_ZEROCOPY
-/// is told when TCP has sent, and TCP_REPAIR reads and writes TCP's queues.
 #[inline(always)]
-pub fn is_unfit(sk: u64) -> Option<bool> {
-    let ulp_ops: u64 = read(sk, offset!(ulp_ops))?;
-    let flags: u64 = read(sk, offset!(flags))?;
-    let repair: u8 = read(sk, offset!(repair))?;
-    Some(
-        ulp_ops != 0
-            || flags >> (offset!(zerocopy_bit) & 63) & 1 != 0
-            || repair >> (offset!(repair_bit) & 7) & 1 != 0,
-    )
+fn bit(word: u64, number: u32) -> bool {
+    word >> (number & 63) & 1 != 0
 }
 
-/// The two ends of a connection; none if something cannot be read.
-#[inline(always)]
-pub fn ends(own: u64, peer: u64) -> Option<Ends> {
-    let shutdown: u8 = read(own, offset!(shutdown))?;
-    let userlocks: u8 = read(peer, offset!(userlocks))?;
-    Some(Ends {
-        write_seq: read(own, offset!(write_seq))?,
-        shutdown: shutdown >> (offset!(shutdown_shift) & 7),
-        unfit: is_unfit(own)? || is_unfit(peer)?,
-        copied_seq: read(peer, offset!(copied_seq))?,
-        queued: read(peer, offset!(rmem_alloc))?,
-        rcvbuf: read(peer, offset!(rcvbuf))?,
-        userlocks: userlocks >> (offset!(userlocks_shift) & 7),
-    })
+/// The other end, by the address of its `struct sock`.
+#[derive(Clone, Copy)]
+pub struct Peer(pub u64);
+
+impl Peer {
+    #[inline(always)]
+    fn read<T>(self, offset: u32) -> Option<T> {
+        // SAFETY: the helper checks the address.
+        unsafe { bpf_probe_read_kernel((self.0 + u64::from(offset)) as *const T) }.ok()
+    }
+
+    /// Whether what it reads must come through TCP.
+    #[inline(always)]
+    pub fn is_unfit(self) -> Option<bool> {
+        let ulp_ops: u64 = self.read(offset!(ulp_ops))?;
+        let repair: u8 = self.read(offset!(repair))?;
+        Some(ulp_ops != 0 || bit(repair.into(), offset!(repair_bit)))
+    }
+
+    /// The next sequence number of TCP that its application reads.
+    #[inline(always)]
+    pub fn copied_seq(self) -> Option<u32> {
+        self.read(offset!(copied_seq))
+    }
+
+    /// Bytes in its queues.
+    #[inline(always)]
+    pub fn queued(self) -> Option<u32> {
+        self.read(offset!(rmem_alloc))
+    }
+
+    /// SO_RCVBUF as the kernel counts it, and whether the application has set it.
+    #[inline(always)]
+    pub fn receive_buffer(self) -> Option<(u32, u8)> {
+        let userlocks: u8 = self.read(offset!(userlocks))?;
+        Some((
+            self.read(offset!(rcvbuf))?,
+            userlocks >> (offset!(userlocks_shift) & 7),
+        ))
+    }
+}
+
+/// Both ends of a connection, from the sender's side.
+pub struct Connection {
+    pub own: Own,
+    pub peer: Peer,
+}
+
+impl Ends for Connection {
+    #[inline(always)]
+    fn shutdown(&self) -> u8 {
+        self.own.shutdown()
+    }
+
+    #[inline(always)]
+    fn unfit(&self) -> Option<bool> {
+        Some(self.own.is_unfit() || self.peer.is_unfit()?)
+    }
+
+    #[inline(always)]
+    fn write_seq(&self) -> u32 {
+        self.own.write_seq()
+    }
+
+    #[inline(always)]
+    fn copied_seq(&self) -> Option<u32> {
+        self.peer.copied_seq()
+    }
+
+    #[inline(always)]
+    fn queued(&self) -> Option<u32> {
+        self.peer.queued()
+    }
+
+    #[inline(always)]
+    fn receive_buffer(&self) -> Option<(u32, u8)> {
+        self.peer.receive_buffer()
+    }
 }

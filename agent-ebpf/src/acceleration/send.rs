@@ -7,12 +7,15 @@
 use super::{
     ENROLLED, SOCKETS, account,
     context::{self, field},
-    epoch, find, kernel, pods,
+    epoch, find,
+    kernel::{Connection, Own, Peer},
+    pods,
 };
 use aya_ebpf::{
     bindings::{BPF_F_INGRESS, sk_action::SK_PASS, sk_msg_md},
     programs::SkMsgContext,
 };
+use core::{ffi::c_void, ptr::NonNull};
 use sinabro_common::{
     abi::acceleration::{Path, Reason, SocketState},
     algo::acceleration::gate,
@@ -21,12 +24,15 @@ use sinabro_common::{
 /// Hands a message to the other end's socket, or lets TCP have it.
 #[inline(always)]
 pub fn send(ctx: &SkMsgContext) -> u32 {
-    let Some(state) = context::sender(ctx).and_then(|socket| context::state(socket)) else {
+    let Some(socket) = context::sender(ctx) else {
+        return SK_PASS;
+    };
+    let Some(state) = context::state(socket) else {
         return SK_PASS;
     };
     let size = field!(ctx.msg, sk_msg_md, size);
     if state.path != Path::Stack as u8 {
-        match direct(ctx, state, size) {
+        match direct(ctx, socket, state, size) {
             Ok(()) => state.path = Path::Direct as u8,
             Err(reason) => {
                 // What was counted until now went the other way.
@@ -41,7 +47,12 @@ pub fn send(ctx: &SkMsgContext) -> u32 {
 }
 
 #[inline(always)]
-fn direct(ctx: &SkMsgContext, state: &mut SocketState, size: u32) -> Result<(), Reason> {
+fn direct(
+    ctx: &SkMsgContext,
+    socket: NonNull<c_void>,
+    state: &mut SocketState,
+    size: u32,
+) -> Result<(), Reason> {
     let epoch = epoch();
     if state.epoch != epoch {
         let (pod, peer) = pods(&state.key).ok_or(Reason::Evicted)?;
@@ -53,7 +64,11 @@ fn direct(ctx: &SkMsgContext, state: &mut SocketState, size: u32) -> Result<(), 
     if state.path == Path::New as u8 {
         state.peer = *find(&ENROLLED, state.key.peer()).ok_or(Reason::NotPaired)?;
     }
-    let ends = kernel::ends(state.sk, state.peer.sk).ok_or(Reason::Closing)?;
+    let own = Own::new(socket).ok_or(Reason::Unfit)?;
+    let ends = Connection {
+        own,
+        peer: Peer(state.peer.sk),
+    };
     gate(&ends, size)?;
     let verdict = SOCKETS.redirect_msg(ctx, state.peer.cookie, BPF_F_INGRESS.into());
     if verdict != SK_PASS.into() {

@@ -17,43 +17,45 @@ use crate::abi::acceleration::{RCVBUF_LOCK, Reason, SEND_SHUTDOWN, Skip, Traffic
 /// a reader keeps up (up to `tcp_rmem`'s maximum, 6 MB by default), which direct data does not make it do.
 pub const MIN_QUEUE_LIMIT: u32 = 1 << 20;
 
-/// What the kernel says of the two ends while the sender's socket is locked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ends {
-    /// Sender: the next sequence number that it gives to TCP.
-    pub write_seq: u32,
+/// What decides a message's way, asked for one by one: the last ones are dear, and seldom needed.
+pub trait Ends {
     /// Sender: `sk_shutdown`.
-    pub shutdown: u8,
-    /// Either: its data must pass TCP.
-    pub unfit: bool,
+    fn shutdown(&self) -> u8;
+    /// Either end: its data must pass TCP. None, here and below: the receiver cannot be asked.
+    fn unfit(&self) -> Option<bool>;
+    /// Sender: the next sequence number that it gives to TCP.
+    fn write_seq(&self) -> u32;
     /// Receiver: the next sequence number of TCP that its application reads.
-    pub copied_seq: u32,
+    fn copied_seq(&self) -> Option<u32>;
     /// Receiver: bytes in its queues.
-    pub queued: u32,
-    /// Receiver: SO_RCVBUF as the kernel counts it.
-    pub rcvbuf: u32,
-    /// Receiver: `sk_userlocks`.
-    pub userlocks: u8,
+    fn queued(&self) -> Option<u32>;
+    /// Receiver: SO_RCVBUF as the kernel counts it, and `sk_userlocks`.
+    fn receive_buffer(&self) -> Option<(u32, u8)>;
 }
 
-/// Whether a message of `size` bytes may go to the receiver's socket, or why not.
+/// Whether a message of `size` bytes may go to the receiver's socket, or why not. To be asked
+/// while the sender's socket is locked.
 #[inline(always)]
-pub fn gate(ends: &Ends, size: u32) -> Result<(), Reason> {
-    if ends.shutdown & SEND_SHUTDOWN != 0 {
+pub fn gate(ends: &impl Ends, size: u32) -> Result<(), Reason> {
+    if ends.shutdown() & SEND_SHUTDOWN != 0 {
         return Err(Reason::Closing);
     }
-    if ends.unfit {
-        return Err(Reason::Unfit);
-    }
-    if ends.write_seq != ends.copied_seq {
+    if ends.write_seq() != ends.copied_seq().ok_or(Reason::Closing)? {
         return Err(Reason::AlreadySent);
     }
-    let mut limit = ends.rcvbuf;
-    if ends.userlocks & RCVBUF_LOCK == 0 && limit < MIN_QUEUE_LIMIT {
+    if ends.unfit().ok_or(Reason::Closing)? {
+        return Err(Reason::Unfit);
+    }
+    let queued = ends.queued().ok_or(Reason::Closing)?;
+    // One message always fits an empty queue, as one segment does TCP's.
+    if queued == 0 {
+        return Ok(());
+    }
+    let (mut limit, userlocks) = ends.receive_buffer().ok_or(Reason::Closing)?;
+    if userlocks & RCVBUF_LOCK == 0 && limit < MIN_QUEUE_LIMIT {
         limit = MIN_QUEUE_LIMIT;
     }
-    // One message always fits an empty queue, as one segment does TCP's.
-    if ends.queued != 0 && ends.queued.saturating_add(size) > limit {
+    if queued.saturating_add(size) > limit {
         return Err(Reason::QueueFull);
     }
     Ok(())
