@@ -7,12 +7,14 @@
 //! - pod ADD: [`api`] → [`ipam`] → [`endpoint`] → [`datapath`];
 //! - cluster change: [`cluster_api`] → [`watch`] → [`plan`] → [`apply`];
 //! - back to the cluster: [`announce`];
+//! - [`acceleration`]: which TCP connections go from socket to socket, and what that changes;
 //! - [`install`]: plugin and network configuration on the node;
 //! - [`telemetry`]: metrics and health;
 //! - [`uninstall`]: takes all of it away again.
 //!
 //! Only `apply`, `endpoint` and `datapath` change the kernel; `plan` is pure.
 
+pub mod acceleration;
 pub mod announce;
 pub mod api;
 pub mod apply;

@@ -25,13 +25,13 @@ use std::{
 };
 
 /// Below the test's own cgroup; the calling thread is in it, and threads that it starts.
-struct Cgroup {
-    path: PathBuf,
+pub struct Cgroup {
+    pub path: PathBuf,
     parent: PathBuf,
 }
 
 impl Cgroup {
-    fn enter() -> Self {
+    pub fn enter() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mount = mounts

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod acceleration;
+mod battery;
 mod host_hooks;
 mod kit;
 mod logs;

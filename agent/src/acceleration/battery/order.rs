@@ -1,0 +1,117 @@
+//! Rows about order: what is sent is what is received.
+
+use super::{
+    Class, Connect, Failed, Row,
+    stage::{Pair, Socket, Work, accept, connect_to, listen, pair, said},
+    stream::{self, Reader},
+};
+use std::time::Duration;
+
+pub static ROWS: &[Row] = &[
+    Row {
+        id: "first-messages",
+        title: "messages sent as soon as connected",
+        meaning: "the first messages of a connection may be received in another order than sent",
+        class: Class::Order,
+        quick: true,
+        run: first_messages,
+    },
+    Row {
+        id: "mixed-messages",
+        title: "small and large messages both ways, slow and fast readers",
+        meaning: "streams may be received in another order than sent",
+        class: Class::Order,
+        quick: true,
+        run: mixed_messages,
+    },
+    Row {
+        id: "message-sizes",
+        title: "messages of 1 byte, about 64 KB, 1 MB, 4 MB",
+        meaning: "messages of some sizes may not be received as they were sent",
+        class: Class::Order,
+        quick: true,
+        run: message_sizes,
+    },
+];
+
+/// The client sends before the server has accepted, the server before it has read.
+fn first_messages(connect: &dyn Connect) -> Result<String, Failed> {
+    const ROUNDS: u32 = 40;
+    let mut right = 0;
+    let mut last = String::new();
+    for _ in 0..ROUNDS {
+        let listener = listen(connect, &[])?;
+        let client = connect_to(connect, &listener, &[])?;
+        let greet =
+            |socket: &Socket| (0..4).try_for_each(|n| socket.say(&stream::part(n * 1000, 1000)));
+        greet(&client)?;
+        let server = accept(connect, &listener)?;
+        greet(&server)?;
+        let [up, down] =
+            [&server, &client].map(|socket| Reader::new().read(socket, 4000, connect.patience()));
+        let both = format!("up {up}, down {down}");
+        if right == 0 || both == last {
+            right += 1;
+            last = both;
+        } else {
+            return Ok(format!("{right} times {last}, then {both}"));
+        }
+    }
+    Ok(format!("{right} times {last}"))
+}
+
+fn mixed_messages(connect: &dyn Connect) -> Result<String, Failed> {
+    const TOTAL: u64 = 1 << 20;
+    let sizes: &[&[usize]] = &[
+        &[1, 3, 70_000, 17, 4096, 100],
+        &[65_536],
+        &[100, 1, 1000],
+        &[200_000, 5],
+    ];
+    let mut seen = Vec::new();
+    for (n, &sizes) in sizes.iter().enumerate() {
+        let Pair { client, server } = pair(connect)?;
+        let mut ways = Vec::new();
+        for (from, to, slow) in [(&client, &server, n % 2 == 0), (&server, &client, n > 1)] {
+            let sender = from.clone();
+            let sending = Work::start(&[from], move || stream::write(&sender, 0, TOTAL, sizes))?;
+            let (receiver, patience) = (to.clone(), connect.patience());
+            let receiving = Work::start(&[to], move || {
+                let mut reader = Reader::new();
+                if slow {
+                    reader.at_once = 40_000;
+                    reader.pause = Duration::from_millis(1);
+                }
+                reader.read(&receiver, TOTAL, patience)
+            })?;
+            ways.push((sending, receiving));
+        }
+        for (sending, receiving) in ways {
+            let received = receiving.done_within(20 * connect.patience());
+            seen.push(received.unwrap_or_else(|| "no end".into()));
+            if let Some(Err(errno)) = sending.done(connect) {
+                seen.push(format!("sending: {}", said::<u8>(Err(errno))));
+            }
+        }
+    }
+    seen.dedup();
+    Ok(seen.join("; "))
+}
+
+fn message_sizes(connect: &dyn Connect) -> Result<String, Failed> {
+    let Pair { client, server } = pair(connect)?;
+    let mut seen = Vec::new();
+    let (mut place, mut reader) = (0, Reader::new());
+    for size in [1, 2, 65_535, 65_536, 65_537, 1 << 20, 4 << 20, 1] {
+        let sender = client.clone();
+        let sending = Work::start(&[&client], move || {
+            stream::write(&sender, place, size, &[size as usize])
+        })?;
+        place += size;
+        seen.push(reader.read(&server, place, connect.patience()));
+        if !matches!(sending.done(connect), Some(Ok(()))) {
+            seen.push("not sent".into());
+        }
+    }
+    Ok(seen.join("; "))
+}
