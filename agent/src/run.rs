@@ -282,7 +282,7 @@ async fn follow_node(mut task: NodeTask) -> anyhow::Result<()> {
                     datapath.set_uplinks(&indexes(&state))?;
                     return Ok(Arc::new(state));
                 }
-                apply_node(&settings, &datapath, &endpoints, ports, &state)?;
+                apply_node(&datapath, &endpoints, ports, &state)?;
                 // Peers come and go without a word from here.
                 if !before.is_some_and(|before| before.same_but_for_peers(&state)) {
                     log_node(&state);
@@ -337,7 +337,6 @@ fn indexes(state: &NodeState) -> Vec<u32> {
 }
 
 fn apply_node(
-    settings: &Settings,
     datapath: &Datapath,
     endpoints: &Endpoints,
     ports: (u16, u16),

@@ -158,6 +158,7 @@ fn endpoints_are_aligned_rows() {
         tx_bytes: 1536,
         rx_packets: 2,
         rx_bytes: 10,
+        acceleration: None,
     };
     let nameless = EndpointReport {
         pod: PodRef::default(),
@@ -177,6 +178,60 @@ fn endpoints_are_aligned_rows() {
             .iter()
             .all(|line| line[column..].starts_with("snb0123456789ab"))
     );
+}
+
+#[test]
+fn acceleration_shows_pods_with_reasons_and_servers_with_verdicts() {
+    let count = |bytes| MessageCount { messages: 1, bytes };
+    let report = AccelerationReport {
+        pods: vec![AcceleratedPodReport {
+            owner: owner(),
+            pod: pod(),
+            counters: AccelerationCount {
+                enrolled: 3,
+                redirected: count(2048),
+                passed: [("queue_full".to_owned(), count(512))].into(),
+                skipped: [("short".to_owned(), 7), ("stream".to_owned(), 1)].into(),
+            },
+        }],
+        servers: vec![ServerReport {
+            address: "fd00::2".parse().unwrap(),
+            port: 80,
+            netns: None,
+            verdict: "stream".into(),
+            connections: 2,
+            messages: [1, 2],
+            bytes: [10, 4096],
+        }],
+    };
+    let response = Response::Acceleration(report.clone());
+    let output = ask(Request::Acceleration, response, &["acceleration"]);
+    assert_eq!(output.status.code(), Some(0));
+    let cells = |line: &str| -> Vec<String> {
+        let cells = line.split("  ").map(str::trim);
+        cells.filter(|c| !c.is_empty()).map(Into::into).collect()
+    };
+    let lines: Vec<_> = text(&output.stdout).lines().map(cells).collect();
+    assert_eq!(
+        lines[1],
+        [
+            "default/web",
+            "3",
+            "2.0 KiB",
+            "512 B queue_full",
+            "7 short, 1 stream"
+        ]
+    );
+    assert_eq!(lines[4], ["[fd00::2]:80", "stream", "2", "10 B", "4.0 KiB"]);
+
+    let response = Response::Acceleration(report.clone());
+    let output = ask(
+        Request::Acceleration,
+        response,
+        &["-o", "json", "acceleration"],
+    );
+    let printed: AccelerationReport = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(printed, report);
 }
 
 #[test]

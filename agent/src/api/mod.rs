@@ -2,8 +2,9 @@
 //!
 //! - [`server`]: connections, peers, deadlines, limits;
 //! - [`pod`]: the CNI plugin's requests;
-//! - [`status`]: reports for `sinabroctl` and telemetry.
+//! - [`status`]: reports for `sinabroctl` and telemetry, [`acceleration`] among them.
 
+mod acceleration;
 pub mod pod;
 pub mod server;
 pub mod status;
@@ -37,6 +38,7 @@ fn call(request: &Request) -> &'static str {
         Request::Ipam => "ipam",
         Request::Nodes => "nodes",
         Request::Metrics => "metrics",
+        Request::Acceleration => "acceleration",
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the agent says about itself, to `sinabroctl` and to scrapers.
 
+use super::acceleration;
 use crate::{
     announce::Announcer,
     apply::OverlayStatus,
@@ -14,8 +15,8 @@ use crate::{
     watch::Snapshot,
 };
 use sinabro_common::api::{
-    ApiError, Condition, DropReport, EndpointReport, ErrorCode, IpamReport, MetricsReport,
-    NodeReport, Request, Response, SourceReport, StatusReport,
+    AccelerationReport, ApiError, Condition, DropReport, EndpointReport, ErrorCode, IpamReport,
+    MetricsReport, NodeReport, Request, Response, SourceReport, StatusReport,
 };
 use std::{
     sync::Arc,
@@ -88,6 +89,7 @@ impl Core {
             Request::Ipam => Ok(Response::Ipam(core.ipam_report())),
             Request::Nodes => Ok(Response::Nodes(core.node_reports())),
             Request::Metrics => core.metrics_report().map(Response::Metrics),
+            Request::Acceleration => core.acceleration_report().map(Response::Acceleration),
             _ => Err("this is not a request for a report".to_owned()),
         };
         let outcome = spawn_blocking(work)
@@ -190,6 +192,7 @@ impl Core {
                 .datapath
                 .pod_counters(record.ifindex)?
                 .unwrap_or_default();
+            let acceleration = self.datapath.acceleration_counters(record.ifindex)?;
             Ok(EndpointReport {
                 owner: record.owner,
                 pod: record.pod,
@@ -202,12 +205,20 @@ impl Core {
                 tx_bytes: counters.tx_bytes,
                 rx_packets: counters.rx_packets,
                 rx_bytes: counters.rx_bytes,
+                acceleration: acceleration.as_ref().map(acceleration::count),
             })
         };
         let reports = self.endpoints.all().into_iter().map(report);
         reports
             .collect::<Result<_, DatapathError>>()
             .map_err(|error| Chain(&error).to_string())
+    }
+
+    fn acceleration_report(&self) -> Result<AccelerationReport, String> {
+        let pods = self.endpoint_reports()?.into_iter();
+        let servers = self.datapath.acceleration_servers();
+        let servers = servers.map_err(|error| Chain(&error).to_string())?;
+        Ok(acceleration::report(pods, servers))
     }
 
     fn ipam_report(&self) -> IpamReport {

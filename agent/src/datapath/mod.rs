@@ -34,13 +34,14 @@ pub use maps::PodAcceleration;
 use sinabro_common::{
     abi::{
         Addr,
-        acceleration::AccelerationCounters,
+        acceleration::{AccelerationCounters, ServerKey, Skip, Traffic},
         config::{FLAG_REDIRECT_PEER, NodeConfig},
         counters::PodCounters,
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
         nat::NatKey,
     },
+    algo::acceleration,
     names,
 };
 use std::{
@@ -368,6 +369,21 @@ impl Datapath {
     ) -> Result<Option<AccelerationCounters>, DatapathError> {
         self.acceleration()
             .map_or(Ok(None), |maps| maps.counters(ifindex))
+    }
+
+    /// What is known of the servers that accelerated pods connect to, and why new connections to
+    /// each would not be enrolled, if so.
+    pub fn acceleration_servers(
+        &self,
+    ) -> Result<Vec<(ServerKey, Traffic, Option<Skip>)>, DatapathError> {
+        let Some(maps) = self.acceleration() else {
+            return Ok(Vec::new());
+        };
+        let now = monotonic_ns();
+        let judged = maps.traffic()?.into_iter();
+        Ok(judged
+            .map(|(key, traffic)| (key, traffic, acceleration::judge(&traffic, now)))
+            .collect())
     }
 
     /// Packets dropped so far, for every reason.

@@ -10,6 +10,10 @@
 //! | `sinabro_endpoints` | | active pods |
 //! | `sinabro_pod_transmit_packets_total`, `…_bytes_total` | namespace, pod, interface | what the pod sent |
 //! | `sinabro_pod_receive_packets_total`, `…_bytes_total` | namespace, pod, interface | what reached it |
+//! | `sinabro_pod_accelerated_sockets_total` | namespace, pod, interface | enrolled in the TCP acceleration |
+//! | `sinabro_pod_unaccelerated_sockets_total` | …, reason | not enrolled although the pod is accelerated |
+//! | `sinabro_pod_redirected_messages_total`, `…_bytes_total` | namespace, pod, interface | sent from socket to socket |
+//! | `sinabro_pod_passed_messages_total`, `…_bytes_total` | …, reason | sent by enrolled sockets through TCP |
 //! | `sinabro_dropped_packets_total` | reason | dropped by the data path |
 //! | `sinabro_nat_flows`, `sinabro_nat_flows_limit` | | masqueraded flows, room for them |
 //! | `sinabro_ipam_addresses_leased`, `…_limit` | cidr | leases, room for them |
@@ -29,7 +33,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-use sinabro_common::api::EndpointReport;
+use sinabro_common::api::{AccelerationCount, EndpointReport, MessageCount};
 use std::{
     fmt,
     sync::atomic::AtomicU64,
@@ -84,6 +88,7 @@ impl Metrics {
         let mut page = Page(Registry::with_prefix("sinabro"));
         self.agent(&mut page, reports);
         pods(&mut page, &reports.endpoints);
+        acceleration(&mut page, &reports.endpoints);
         data_path(&mut page, reports);
         addresses(&mut page, reports);
         overlay(&mut page, reports);
@@ -150,6 +155,72 @@ fn pods(page: &mut Page, endpoints: &[EndpointReport]) {
     ];
     for (name, help, value) in counters {
         let rows = endpoints.iter().map(|e| (pod_labels(e), value(e)));
+        page.counters(name, help, rows);
+    }
+}
+
+/// A counter of every accelerated pod: name, help, value.
+type AccelerationField = (&'static str, &'static str, fn(&AccelerationCount) -> u64);
+/// The same by reason: name, help, value.
+type PassedField = (&'static str, &'static str, fn(&MessageCount) -> u64);
+
+fn acceleration(page: &mut Page, endpoints: &[EndpointReport]) {
+    let pods: Vec<(Labels, &AccelerationCount)> = endpoints
+        .iter()
+        .filter_map(|e| Some((pod_labels(e), e.acceleration.as_ref()?)))
+        .collect();
+    let because = |labels: &Labels, reason: &String| {
+        let mut labels = labels.clone();
+        labels.push(("reason", reason.clone()));
+        labels
+    };
+    let fields: [AccelerationField; 3] = [
+        (
+            "pod_accelerated_sockets",
+            "Sockets enrolled in the TCP acceleration",
+            |c| c.enrolled,
+        ),
+        (
+            "pod_redirected_messages",
+            "Messages sent from socket to socket",
+            |c| c.redirected.messages,
+        ),
+        (
+            "pod_redirected_bytes",
+            "Bytes sent from socket to socket",
+            |c| c.redirected.bytes,
+        ),
+    ];
+    for (name, help, value) in fields {
+        let rows = pods.iter().map(|(labels, c)| (labels.clone(), value(c)));
+        page.counters(name, help, rows);
+    }
+    let skipped = pods.iter().flat_map(|(labels, c)| {
+        let reasons = c.skipped.iter();
+        reasons.map(|(reason, sockets)| (because(labels, reason), *sockets))
+    });
+    page.counters(
+        "pod_unaccelerated_sockets",
+        "Sockets not enrolled in the TCP acceleration",
+        skipped,
+    );
+    let passed: [PassedField; 2] = [
+        (
+            "pod_passed_messages",
+            "Messages that enrolled sockets sent through TCP",
+            |p| p.messages,
+        ),
+        (
+            "pod_passed_bytes",
+            "Bytes that enrolled sockets sent through TCP",
+            |p| p.bytes,
+        ),
+    ];
+    for (name, help, value) in passed {
+        let rows = pods.iter().flat_map(|(labels, c)| {
+            let reasons = c.passed.iter();
+            reasons.map(|(reason, count)| (because(labels, reason), value(count)))
+        });
         page.counters(name, help, rows);
     }
 }

@@ -1,5 +1,7 @@
 use super::{metrics::Metrics, *};
-use sinabro_common::api::{DropReport, Owner, PodRef, RangeReport, SourceReport};
+use sinabro_common::api::{
+    AccelerationCount, DropReport, MessageCount, Owner, PodRef, RangeReport, SourceReport,
+};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
@@ -31,6 +33,22 @@ fn endpoint(name: &str, tx_bytes: u64) -> EndpointReport {
         tx_bytes,
         rx_packets: 2,
         rx_bytes: 200,
+        acceleration: name.is_empty().then(|| AccelerationCount {
+            enrolled: 3,
+            redirected: MessageCount {
+                messages: 4,
+                bytes: 500,
+            },
+            passed: [(
+                "queue_full".to_owned(),
+                MessageCount {
+                    messages: 6,
+                    bytes: 700,
+                },
+            )]
+            .into(),
+            skipped: [("short".to_owned(), 8)].into(),
+        }),
     }
 }
 
@@ -129,6 +147,12 @@ fn every_report_is_in_the_scrape() {
         r#"sinabro_pod_transmit_bytes_total{namespace="default",pod="we\"b\n",interface="eth0"} 100"#,
         r#"sinabro_pod_transmit_bytes_total{namespace="default",pod="c0ffee",interface="eth0"} 9"#,
         r#"sinabro_pod_receive_packets_total{namespace="default",pod="c0ffee",interface="eth0"} 2"#,
+        r#"sinabro_pod_accelerated_sockets_total{namespace="default",pod="c0ffee",interface="eth0"} 3"#,
+        r#"sinabro_pod_redirected_messages_total{namespace="default",pod="c0ffee",interface="eth0"} 4"#,
+        r#"sinabro_pod_redirected_bytes_total{namespace="default",pod="c0ffee",interface="eth0"} 500"#,
+        r#"sinabro_pod_passed_messages_total{namespace="default",pod="c0ffee",interface="eth0",reason="queue_full"} 6"#,
+        r#"sinabro_pod_passed_bytes_total{namespace="default",pod="c0ffee",interface="eth0",reason="queue_full"} 700"#,
+        r#"sinabro_pod_unaccelerated_sockets_total{namespace="default",pod="c0ffee",interface="eth0",reason="short"} 8"#,
         r#"sinabro_dropped_packets_total{reason="source_address"} 5"#,
         "sinabro_nat_flows 3.0",
         "sinabro_nat_flows_limit 1024.0",

@@ -8,10 +8,12 @@
 //! is open the addresses are the plugin's to set up, and if it closes before the endpoint is
 //! active the agent takes everything back. So a plugin that is killed leaves nothing.
 
+mod acceleration;
 pub mod frame;
 mod mac;
 mod report;
 
+pub use acceleration::*;
 pub use mac::Mac;
 pub use report::*;
 
@@ -124,6 +126,7 @@ pub enum Request {
     Ipam,
     Nodes,
     Metrics,
+    Acceleration,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -140,6 +143,7 @@ pub enum Response {
     Ipam(IpamReport),
     Nodes(Vec<NodeReport>),
     Metrics(MetricsReport),
+    Acceleration(AccelerationReport),
 }
 
 /// Everything the plugin needs to set a pod up.

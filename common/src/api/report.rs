@@ -1,6 +1,6 @@
 //! What `sinabroctl` shows; also its `-o json` output, so fields are only ever added.
 
-use super::{Mac, Owner, PodRef};
+use super::{AccelerationCount, Mac, Owner, PodRef};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::IpAddr};
@@ -64,6 +64,9 @@ pub struct EndpointReport {
     pub tx_bytes: u64,
     pub rx_packets: u64,
     pub rx_bytes: u64,
+    /// None if the pod's connections are not accelerated.
+    #[serde(default)]
+    pub acceleration: Option<AccelerationCount>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

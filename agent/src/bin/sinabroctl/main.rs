@@ -3,6 +3,7 @@
 //! One file per command. A noun asks the agent one question ([`client`]) and prints the report
 //! as a table ([`table`]) or as JSON; a verb works on the node itself, where [`places`] says.
 
+mod acceleration;
 mod client;
 mod debug;
 mod endpoints;
@@ -43,6 +44,7 @@ Examples:
   sinabroctl ipam                       who has which address, how full each range is
   sinabroctl nodes                      which nodes are known, which cannot be reached and why
   sinabroctl metrics                    what was dropped and why, how full the NAT table is
+  sinabroctl acceleration               which pods' TCP goes from socket to socket, and how much
   sinabroctl prepare                    as root, before an agent that runs without privileges
   sinabroctl uninstall                  as root, once the agent is gone: takes everything away
   sinabroctl debug -o node.tar          everything needed to look at this node from afar
@@ -108,6 +110,9 @@ enum Action {
     /// Drops by reason, NAT table, counters.
     #[command(visible_alias = "drops")]
     Metrics,
+    /// TCP between pods of this node that goes from socket to socket: how much of it, what went
+    /// through TCP and why, and which servers' connections are left alone.
+    Acceleration,
     /// Do nothing until told to end.
     ///
     /// For a DaemonSet whose pods have done their work and must stay.
@@ -197,6 +202,7 @@ fn main() -> ExitCode {
         Action::Ipam => ipam::show(common).map_err(Failure::from),
         Action::Nodes => nodes::show(common).map_err(Failure::from),
         Action::Metrics => metrics::show(common).map_err(Failure::from),
+        Action::Acceleration => acceleration::show(common).map_err(Failure::from),
         Action::Pause => pause::pause().map(|()| Exit::Well).map_err(Failure::from),
         Action::Debug(places) => debug::run(common, places).map_err(Failure::from),
         Action::Uninstall(places) => uninstall::run(common, places).map_err(Failure::from),

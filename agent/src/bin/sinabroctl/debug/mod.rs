@@ -72,6 +72,7 @@ fn collect(common: &Common, places: &PlaceFlags) -> Vec<(String, Part)> {
         ("ipam", Request::Ipam),
         ("nodes", Request::Nodes),
         ("metrics", Request::Metrics),
+        ("acceleration", Request::Acceleration),
     ];
     for (name, request) in requests {
         parts.push((format!("agent/{name}.json"), ask(common, request)));
