@@ -145,6 +145,7 @@ fn netns_cookie() -> u64 {
 }
 
 /// A pod of the node.
+#[derive(Clone)]
 pub struct Pod {
     pub netns: NetNs,
     pub link: String,
