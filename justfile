@@ -47,6 +47,10 @@ e2e *arguments:
 bench-pods *arguments:
     cargo xtask bench pods {{arguments}}
 
+# TCP between pods of one node, accelerated, beside plain
+bench-tcp *arguments:
+    cargo xtask bench tcp {{arguments}}
+
 # What Sinabro has left on this machine
 residue:
     cargo xtask residue

@@ -1,7 +1,8 @@
 //! One-way streams of messages of one size, as fast as they go.
 //!
 //! Sockets are as an application gets them: with Nagle's algorithm (RFC 9293 §3.7.4), because
-//! who sends in bulk has no reason to turn it off.
+//! who sends in bulk has no reason to turn it off. The receiver asks for a message at a time, as
+//! `iperf3 --length` and `qperf` do.
 
 use super::{
     PATIENCE, accept, connect,
@@ -15,9 +16,6 @@ use std::{
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
-
-/// What the receiver offers to each read.
-const READ: usize = 1 << 17;
 
 /// Bytes that one new connection carries in about `time`, counted and timed where they arrive.
 pub fn one_way(
@@ -46,7 +44,7 @@ pub fn one_way(
     let server = || -> Result<Measured> {
         let (mut stream, _) = accept(listener, Instant::now() + PATIENCE)?;
         let cpu = thread_cpu()?;
-        let mut buffer = vec![0; READ];
+        let mut buffer = vec![0; message];
         let (mut count, mut first) = (0, None);
         loop {
             let len = stream.read(&mut buffer).context("cannot receive")?;

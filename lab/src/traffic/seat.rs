@@ -130,24 +130,3 @@ pub(super) fn timed<T>(time: Duration, f: impl FnOnce(&AtomicBool) -> T) -> T {
         f(&stop)
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_end_stays_on_its_cpu() {
-        let [_, cpu] = two_cpus().unwrap();
-        let place = Place::new(
-            "here",
-            sinabro_netlink::NetNs::open("/proc/self/ns/net").unwrap(),
-        );
-        // Entering a namespace, even one's own, takes root.
-        if !nix::unistd::geteuid().is_root() {
-            return;
-        }
-        let seat = Seat { place: &place, cpu };
-        let where_it_ran = seat.run(|| Ok(sched_getaffinity(Pid::from_raw(0))?));
-        assert_eq!(where_it_ran.unwrap(), cpu_set(cpu).unwrap());
-    }
-}

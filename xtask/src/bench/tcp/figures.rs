@@ -33,7 +33,7 @@ pub struct Row {
     pub unit: &'static str,
     pub plain: f64,
     pub accelerated: f64,
-    /// Over 127.0.0.1 in one pod; none where there is no link to cross.
+    /// Over loopback in one pod; none where there is no link to cross.
     pub local: Option<f64>,
     /// Accelerated to plain: the median of each round's own ratio.
     pub ratio: f64,
@@ -61,6 +61,7 @@ pub struct Report {
     pub client_cpu: usize,
     pub server_cpu: usize,
     pub rounds: u32,
+    pub ipv6: bool,
     /// Whether nothing was accelerated.
     pub control: bool,
     pub rows: Vec<Row>,

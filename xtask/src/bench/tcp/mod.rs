@@ -1,5 +1,5 @@
-//! TCP between two pods of one node, accelerated, beside the same pods' plain TCP and beside
-//! 127.0.0.1 inside one pod.
+//! TCP between two pods of one node, accelerated, beside that of two plain pods and beside
+//! 127.0.0.1 (or ::1) inside one pod.
 //!
 //! All three run on one lab node, under one agent that accelerates who asks for it, in turns: each
 //! case is measured for all subjects before the next one, in an order that rotates from round to
@@ -43,6 +43,10 @@ pub struct Options {
     #[arg(long, value_enum)]
     only: Option<Part>,
 
+    /// IPv6 instead of IPv4
+    #[arg(long)]
+    ipv6: bool,
+
     /// Accelerate nothing: what then differs between the subjects is this machine's noise
     #[arg(long)]
     control: bool,
@@ -65,7 +69,12 @@ impl Options {
         let mut arguments: Vec<String> = ["bench", "tcp", "--programs"].map(String::from).into();
         arguments.push(programs.display().to_string());
         arguments.extend(["--rounds".into(), self.rounds().to_string()]);
-        for (flag, given) in [("--short", self.short), ("--control", self.control)] {
+        let flags = [
+            ("--short", self.short),
+            ("--ipv6", self.ipv6),
+            ("--control", self.control),
+        ];
+        for (flag, given) in flags {
             arguments.extend(given.then(|| flag.to_string()));
         }
         if let Some(part) = self.only {
@@ -99,7 +108,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
     interrupt::on_interrupt(holder::end_all)?;
     let cpus = two_cpus()?;
-    let scene = Scene::make(Binaries::at(programs)?, cpus, options.control)?;
+    let scene = Scene::make(Binaries::at(programs)?, cpus, options)?;
     let bench = Bench::new(&scene, options.short);
     let cases = case::cases(options.only, options.short);
 
@@ -142,6 +151,7 @@ fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
             client_cpu: cpus[0],
             server_cpu: cpus[1],
             rounds,
+            ipv6: options.ipv6,
             control: options.control,
             rows,
             aims,
@@ -157,14 +167,14 @@ fn introduction(scene: &Scene, rounds: u32) -> String {
         true => format!("both ends on CPU {client}, the only one"),
         false => format!("clients on CPU {client}, servers on CPU {server}"),
     };
+    let [plain, other, local] = scene.names();
     format!(
-        "  TCP between two pods of one node: {}, {}, and {} inside one pod;\n  \
-         {cpus}; {rounds} rounds in turns. HTTP is nginx with one worker and wrk with one thread,\n  \
-         in a closed loop: its p50 and p99 are what wrk waited. \"machine CPU\" is all that the\n  \
-         machine did meanwhile, \"CPU\" what the two ends' threads did, both per request",
-        scene.names()[0],
-        scene.names()[1],
-        scene.names()[2],
+        "  TCP between two pods of one node, {plain} and {other}, and over {local} inside one pod;\n  \
+         {cpus}; {rounds} rounds in turns.\n  \
+         HTTP is nginx with one worker and wrk with one thread, which asks again once it has the\n  \
+         answer: p50 and p99 are what it waited then. Per request: \"machine CPU\" is all that the\n  \
+         machine did meanwhile, \"CPU\" what the threads of both ends did; \"crossed the link\" are\n  \
+         bytes, of streams per MB",
     )
 }
 

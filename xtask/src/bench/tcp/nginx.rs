@@ -1,5 +1,6 @@
 //! nginx in a pod: one process, its own configuration, nothing of the machine's.
 
+use crate::setup;
 use anyhow::{Context as _, Result, bail};
 use sinabro_lab::{Node, Program, node::FILES, traffic::seat::Seat};
 use std::{
@@ -9,8 +10,6 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-
-use crate::setup;
 
 /// Sizes of the bodies, each behind a port of its own: what the data path learns about an
 /// endpoint that sends large answers says nothing about one that sends small ones.
@@ -72,19 +71,15 @@ impl Nginx {
 /// The smallest body comes from memory, as an application's answers do; the others are files,
 /// sent by sendfile(2) after the headers.
 fn config(dir: &str, address: IpAddr) -> String {
-    let address = match address {
-        IpAddr::V4(address) => address.to_string(),
-        IpAddr::V6(address) => format!("[{address}]"),
-    };
     let mut servers = String::new();
     for body in BODIES {
         let answer = match body == BODIES[0] {
             true => format!("return 200 \"{}\";", "x".repeat(body)),
             false => format!("try_files /{body} =404;"),
         };
+        let listen = SocketAddr::new(address, port(body));
         servers += &format!(
-            "  server {{ listen {address}:{} backlog=4096; root {dir}; location / {{ {answer} }} }}\n",
-            port(body)
+            "  server {{ listen {listen} backlog=4096; root {dir}; location / {{ {answer} }} }}\n"
         );
     }
     let mut temporary = String::new();

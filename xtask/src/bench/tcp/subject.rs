@@ -4,7 +4,7 @@
 //! accelerated does not cross the pods' links; so a few thousand requests are sent first and last,
 //! and the bytes that crossed the server's link are held against those of the plain pair.
 
-use super::{case::Bench, nginx::Nginx};
+use super::{Options, case::Bench, nginx::Nginx};
 use crate::workspace::which;
 use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_lab::{
@@ -14,7 +14,7 @@ use sinabro_lab::{
 use sinabro_netlink::sysctl;
 use std::{
     fs,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::PathBuf,
 };
 
@@ -85,7 +85,8 @@ pub struct Scene {
 }
 
 impl Scene {
-    pub fn make(binaries: Binaries, cpus: [usize; 2], control: bool) -> Result<Self> {
+    pub fn make(binaries: Binaries, cpus: [usize; 2], options: &Options) -> Result<Self> {
+        let control = options.control;
         let wrk = which("wrk").context("wrk is missing: run `cargo xtask setup`")?;
         let lab = Lab::new(binaries, 1, Lifetime::Process)?;
         let node = lab.node(1);
@@ -98,7 +99,14 @@ impl Scene {
         let wish = if control { "disabled" } else { "enabled" };
         let accelerated = pair(node, "fast", wish)?;
         let local = [&plain[1], &plain[1]];
-        let loopback = Ipv4Addr::LOCALHOST.into();
+        let address = |pod: &Pod| match options.ipv6 {
+            true => pod.v6(),
+            false => pod.v4(),
+        };
+        let (loopback, loopback_name) = match options.ipv6 {
+            true => (Ipv6Addr::LOCALHOST.into(), "::1"),
+            false => (Ipv4Addr::LOCALHOST.into(), "127.0.0.1"),
+        };
         let make = |name, [client, server]: [&Pod; 2], address, link| -> Result<Subject> {
             let (client, server) = (client.place().clone(), server.place().clone());
             let seat = Seat {
@@ -120,14 +128,14 @@ impl Scene {
             false => ["plain", "accelerated"],
         };
         let subjects = [
-            make(first, plain.each_ref(), plain[1].v4(), Some(LINK))?,
+            make(first, plain.each_ref(), address(&plain[1]), Some(LINK))?,
             make(
                 second,
                 accelerated.each_ref(),
-                accelerated[1].v4(),
+                address(&accelerated[1]),
                 Some(LINK),
             )?,
-            make("127.0.0.1", local, loopback, None)?,
+            make(loopback_name, local, loopback, None)?,
         ];
         Ok(Self {
             subjects,

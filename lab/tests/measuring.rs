@@ -1,0 +1,65 @@
+//! The traffic that benchmarks measure is what it says.
+
+use anyhow::Result;
+use nix::{sched::sched_getaffinity, unistd::Pid};
+use sinabro_lab::{
+    Place,
+    traffic::{
+        brief::brief,
+        one_way::one_way,
+        round_trips::round_trips,
+        seat::{Ends, Seat, two_cpus},
+    },
+};
+use sinabro_netlink::NetNs;
+use std::{net::Ipv4Addr, thread, time::Duration};
+
+const TIME: Duration = Duration::from_millis(100);
+
+/// Over this machine's loopback.
+fn with_ends(f: impl FnOnce(Ends<'_>) -> Result<()>) -> Result<()> {
+    let place = Place::new("here", NetNs::open("/proc/self/ns/net")?);
+    let [client, server] = two_cpus()?.map(|cpu| Seat { place: &place, cpu });
+    let address = Ipv4Addr::LOCALHOST.into();
+    f(Ends {
+        client,
+        server,
+        address,
+    })
+}
+
+#[test]
+fn an_end_and_its_threads_stay_on_their_cpu() -> Result<()> {
+    with_ends(|ends| {
+        let here = || sched_getaffinity(Pid::from_raw(0));
+        let (own, inherited) = ends
+            .server
+            .run(|| Ok((here()?, thread::scope(|s| s.spawn(here).join().unwrap())?)))?;
+        for cpus in [own, inherited] {
+            assert!(cpus.is_set(ends.server.cpu)?);
+            let count = (0..nix::sched::CpuSet::count()).filter(|cpu| cpus.is_set(*cpu).unwrap());
+            assert_eq!(count.count(), 1);
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn every_kind_of_traffic_counts_what_arrived() -> Result<()> {
+    with_ends(|ends| {
+        let listener = ends.listen(0)?;
+        for message in [1, 100_000] {
+            let measured = one_way(ends, &listener, message, TIME)?;
+            assert!(measured.count > 0 && measured.cpu > Duration::ZERO);
+            assert_eq!(measured.count % message as u64, 0);
+        }
+        // More than the sockets' buffers hold, both ways, over connections of one thread.
+        for (size, connections) in [(1, 1), (64 << 10, 1), (1, 16), (1 << 20, 16)] {
+            let measured = round_trips(ends, &listener, size, connections, TIME)?;
+            assert!(measured.count >= connections as u64);
+        }
+        let measured = brief(ends, &listener, 4, 10, TIME)?;
+        assert!(measured.count > 0);
+        Ok(())
+    })
+}
