@@ -9,7 +9,7 @@ use serde_json::Value;
 use sinabro_lab::{
     Lab, Place, Pod,
     checks::Scene,
-    traffic::{PATIENCE, http::Load, load::Stream},
+    traffic::{http::Load, load::Stream, unbroken::Traffic},
 };
 use std::{
     io::{BufRead as _, BufReader, Read as _},
@@ -23,85 +23,34 @@ use std::{
 const PAUSE: Duration = Duration::from_millis(2);
 const PHASE: Duration = Duration::from_secs(2);
 
-struct Traffic {
-    streams: Vec<Stream>,
-    loads: Vec<Load>,
+/// Within a node, across nodes, and out through the masquerade.
+fn start(scene: &Scene) -> Traffic {
+    let (a, near, far) = (scene.pod(1, 1), scene.pod(1, 2), scene.pod(2, 1));
+    let outside = scene.lab().outside().place();
+    let outside_v4 = scene.lab().outside_addresses().unwrap()[0];
+    let pairs: [(&Pod, &Place, IpAddr); 5] = [
+        (a, near.place(), near.v4()),
+        (a, near.place(), near.v6()),
+        (a, far.place(), far.v4()),
+        (far, a.place(), a.v6()),
+        (near, outside, outside_v4),
+    ];
+    Traffic {
+        streams: pairs
+            .iter()
+            .map(|(from, to, address)| Stream::start(from.place(), to, *address, PAUSE).unwrap())
+            .collect(),
+        loads: pairs
+            .iter()
+            .map(|(from, to, address)| Load::start(from.place(), to, *address, 2).unwrap())
+            .collect(),
+    }
 }
 
-impl Traffic {
-    /// Within a node, across nodes, and out through the masquerade.
-    fn start(scene: &Scene) -> Self {
-        let (a, near, far) = (scene.pod(1, 1), scene.pod(1, 2), scene.pod(2, 1));
-        let outside = scene.lab().outside().place();
-        let outside_v4 = scene.lab().outside_addresses().unwrap()[0];
-        let pairs: [(&Pod, &Place, IpAddr); 5] = [
-            (a, near.place(), near.v4()),
-            (a, near.place(), near.v6()),
-            (a, far.place(), far.v4()),
-            (far, a.place(), a.v6()),
-            (near, outside, outside_v4),
-        ];
-        Self {
-            streams: pairs
-                .iter()
-                .map(|(from, to, address)| {
-                    Stream::start(from.place(), to, *address, PAUSE).unwrap()
-                })
-                .collect(),
-            loads: pairs
-                .iter()
-                .map(|(from, to, address)| Load::start(from.place(), to, *address, 2).unwrap())
-                .collect(),
-        }
-    }
-
-    /// Everything must move on during the next moments.
-    fn must_flow(&self, when: &str) {
-        let before: Vec<u64> = self.progress();
-        thread::sleep(PHASE);
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let after = self.progress();
-            let still = before
-                .iter()
-                .zip(&after)
-                .position(|(before, after)| before == after);
-            let Some(still) = still else {
-                return;
-            };
-            let mut names = self
-                .streams
-                .iter()
-                .map(Stream::name)
-                .chain(self.loads.iter().map(Load::name));
-            let name = names.nth(still).unwrap();
-            assert!(Instant::now() < deadline, "{name} stood still {when}");
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn progress(&self) -> Vec<u64> {
-        let streams = self.streams.iter().map(Stream::received);
-        streams
-            .chain(self.loads.iter().map(Load::requests))
-            .collect()
-    }
-
-    fn finish(self) {
-        for stream in self.streams {
-            stream.finish().unwrap();
-        }
-        for load in self.loads {
-            let name = load.name().to_string();
-            let report = load.finish().unwrap();
-            println!(
-                "{name}: {} requests, slowest {:?}",
-                report.requests, report.slowest
-            );
-            assert!(report.failures.is_empty(), "{name}: {:?}", report.failures);
-            assert!(report.requests > 0, "{name}: no request was made");
-        }
-    }
+/// What is going on goes on for a while, and everything moves on during it.
+fn must_flow(traffic: &Traffic, when: &str) {
+    thread::sleep(PHASE);
+    traffic.must_flow(when).unwrap();
 }
 
 #[test]
@@ -112,22 +61,22 @@ fn a_killed_and_restarted_agent_breaks_no_connection() {
         Iperf::start(scene.pod(1, 3), scene.pod(2, 2)),
         Iperf::start(scene.pod(2, 2), scene.pod(2, 3)),
     ];
-    let traffic = Traffic::start(&scene);
-    traffic.must_flow("before");
+    let traffic = start(&scene);
+    must_flow(&traffic, "before");
     for node in scene.lab().nodes() {
         node.kill_agent().unwrap();
     }
-    traffic.must_flow("without agents");
+    must_flow(&traffic, "without agents");
     for node in scene.lab().nodes() {
         node.start_agent().unwrap();
     }
     // While programs are being replaced, too.
-    traffic.must_flow("while agents start");
+    must_flow(&traffic, "while agents start");
     for node in scene.lab().nodes() {
         node.wait_ready().unwrap();
     }
-    traffic.must_flow("after");
-    traffic.finish();
+    must_flow(&traffic, "after");
+    println!("{}", traffic.finish().unwrap());
     let ran = started.elapsed();
     for iperf in iperf {
         iperf.finish(ran);
@@ -137,19 +86,19 @@ fn a_killed_and_restarted_agent_breaks_no_connection() {
 #[test]
 fn a_stopped_agent_leaves_traffic_and_pods_alone() {
     let scene = Scene::new(Lab::for_test(2).unwrap()).unwrap();
-    let traffic = Traffic::start(&scene);
+    let traffic = start(&scene);
     for _ in 0..2 {
         for node in scene.lab().nodes() {
             node.stop_agent().unwrap();
         }
-        traffic.must_flow("without agents");
+        must_flow(&traffic, "without agents");
         for node in scene.lab().nodes() {
             node.start_agent().unwrap();
             node.wait_ready().unwrap();
         }
-        traffic.must_flow("after");
+        must_flow(&traffic, "after");
     }
-    traffic.finish();
+    println!("{}", traffic.finish().unwrap());
 }
 
 /// A program that ends with the test.

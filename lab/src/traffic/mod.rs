@@ -17,6 +17,7 @@ pub mod round_trips;
 pub mod seat;
 pub mod tcp;
 pub mod udp;
+pub mod unbroken;
 
 use anyhow::{Context as _, Result, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

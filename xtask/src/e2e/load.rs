@@ -4,16 +4,15 @@ use super::{
     pods::KubePod,
     world::{NAMESPACE, World},
 };
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result};
 use serde_json::json;
 use sinabro_lab::{
     Place,
-    traffic::{PATIENCE, http::Load, load::Stream, tcp},
+    traffic::{http::Load, load::Stream, tcp, unbroken::Traffic},
 };
 use std::{
     net::{IpAddr, SocketAddr},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Between blocks of a stream: the machine runs a cluster besides.
@@ -21,93 +20,29 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Port of the servers behind the Service.
 const PORT: u16 = 8080;
 
-/// Traffic that must not notice anything.
-pub struct Traffic {
-    streams: Vec<Stream>,
-    loads: Vec<Load>,
-}
-
-impl Traffic {
-    /// Within a node, across nodes, both families, and through a Service, from pods a and b of
-    /// one node and c of another.
-    pub fn start(world: &World, [a, b, c]: [&KubePod; 3]) -> Result<Self> {
-        let pairs = [
-            (a, b, b.v4()?),
-            (a, b, b.v6()?),
-            (a, c, c.v4()?),
-            (c, a, a.v6()?),
-        ];
-        let stream = |(from, to, address): &(&KubePod, &KubePod, IpAddr)| {
-            Stream::start(&from.place, &to.place, *address, PAUSE)
-        };
-        let load = |(from, to, address): &(&KubePod, &KubePod, IpAddr)| {
-            Load::start(&from.place, &to.place, *address, 1)
-        };
-        let streams = pairs.iter().map(stream).collect::<Result<Vec<_>>>()?;
-        let mut loads = pairs.iter().map(load).collect::<Result<Vec<_>>>()?;
-        for (from, to) in [(a, c), (a, b)] {
-            loads.push(service_load(world, from, to)?);
-        }
-        let traffic = Self { streams, loads };
-        traffic.must_flow("at the beginning")?;
-        Ok(traffic)
+/// Traffic within a node, across nodes, both families, and through a Service, from pods a and b of
+/// one node and c of another.
+pub fn traffic(world: &World, [a, b, c]: [&KubePod; 3]) -> Result<Traffic> {
+    let pairs = [
+        (a, b, b.v4()?),
+        (a, b, b.v6()?),
+        (a, c, c.v4()?),
+        (c, a, a.v6()?),
+    ];
+    let stream = |(from, to, address): &(&KubePod, &KubePod, IpAddr)| {
+        Stream::start(&from.place, &to.place, *address, PAUSE)
+    };
+    let load = |(from, to, address): &(&KubePod, &KubePod, IpAddr)| {
+        Load::start(&from.place, &to.place, *address, 1)
+    };
+    let streams = pairs.iter().map(stream).collect::<Result<Vec<_>>>()?;
+    let mut loads = pairs.iter().map(load).collect::<Result<Vec<_>>>()?;
+    for (from, to) in [(a, c), (a, b)] {
+        loads.push(service_load(world, from, to)?);
     }
-
-    /// Everything moves on.
-    pub fn must_flow(&self, when: &str) -> Result<()> {
-        let before = self.progress();
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let after = self.progress();
-            let still = before
-                .iter()
-                .zip(&after)
-                .position(|(before, after)| before == after);
-            let Some(still) = still else {
-                return Ok(());
-            };
-            let names = self.streams.iter().map(Stream::name);
-            let mut names = names.chain(self.loads.iter().map(Load::name));
-            if Instant::now() > deadline {
-                bail!(
-                    "{} stood still {when}",
-                    names.nth(still).unwrap_or_default()
-                );
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn progress(&self) -> Vec<u64> {
-        let streams = self.streams.iter().map(Stream::received);
-        streams
-            .chain(self.loads.iter().map(Load::requests))
-            .collect()
-    }
-
-    /// Ends everything in order; an error if a single request or byte was lost.
-    pub fn finish(self) -> Result<String> {
-        self.must_flow("at the end")?;
-        let (streams, mut requests) = (self.streams.len(), 0);
-        for stream in self.streams {
-            stream.finish()?;
-        }
-        for load in self.loads {
-            let name = load.name().to_string();
-            let report = load.finish()?;
-            ensure!(
-                report.failures.is_empty(),
-                "{name}: {} of {} requests failed: {}",
-                report.failures.len(),
-                report.requests,
-                report.failures[0]
-            );
-            requests += report.requests;
-        }
-        Ok(format!(
-            "0 of {requests} requests lost, {streams} streams whole"
-        ))
-    }
+    let traffic = Traffic { streams, loads };
+    traffic.must_flow("at the beginning")?;
+    Ok(traffic)
 }
 
 /// Requests to a Service whose one endpoint is `to`.

@@ -2,7 +2,7 @@
 
 use crate::{
     e2e::{
-        load::{Traffic, reaches},
+        load::{reaches, traffic},
         world::{DAEMON_SET, SYSTEM, World},
     },
     image,
@@ -61,7 +61,7 @@ pub fn rolling_upgrade(world: &mut World) -> Result<String> {
         ("up-b", &nodes[0]),
         ("up-c", &nodes[1]),
     ])?;
-    let traffic = Traffic::start(world, [&pods[0], &pods[1], &pods[2]])?;
+    let traffic = traffic(world, [&pods[0], &pods[1], &pods[2]])?;
     let now = image::NAME.to_string();
     let next = format!("{now}-next");
     for node in &nodes {
@@ -129,7 +129,7 @@ pub fn killed(world: &mut World) -> Result<String> {
         ("kill-b", &nodes[0]),
         ("kill-c", &nodes[1]),
     ])?;
-    let traffic = Traffic::start(world, [&pods[0], &pods[1], &pods[2]])?;
+    let traffic = traffic(world, [&pods[0], &pods[1], &pods[2]])?;
     for node in &nodes {
         let before = world.agents(node)?;
         world.kill_agent(node)?;

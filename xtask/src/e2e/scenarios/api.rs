@@ -2,7 +2,7 @@
 
 use crate::{
     e2e::{
-        load::{Traffic, reaches},
+        load::{reaches, traffic},
         world::{SYSTEM, World},
     },
     workspace::output,
@@ -73,7 +73,7 @@ pub fn away(world: &mut World) -> Result<String> {
         ("away-d", &nodes[0]),
         ("away-e", &nodes[1]),
     ])?;
-    let traffic = Traffic::start(world, [&pods[0], &pods[1], &pods[2]])?;
+    let traffic = traffic(world, [&pods[0], &pods[1], &pods[2]])?;
     let (started, outage) = (Instant::now(), world.outage);
     world.cluster.api_stop()?;
     let mut renewed = 0;

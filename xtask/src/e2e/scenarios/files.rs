@@ -2,7 +2,7 @@
 
 use crate::{
     e2e::{
-        load::{Traffic, reaches},
+        load::{reaches, traffic},
         pods::{PAUSE, manifest},
         world::{DAEMON_SET, NAMESPACE, SYSTEM, World},
     },
@@ -74,7 +74,7 @@ pub fn disk_full(world: &mut World) -> Result<String> {
     let nodes = world.nodes();
     let node = &nodes[0];
     let pods = world.run_pods(&[("full-a", node), ("full-b", node), ("full-c", &nodes[1])])?;
-    let traffic = Traffic::start(world, [&pods[0], &pods[1], &pods[2]])?;
+    let traffic = traffic(world, [&pods[0], &pods[1], &pods[2]])?;
     let leased = world.leased(node)?;
     // The state directory gets a small disk of its own: filling /run would stop containerd first.
     world

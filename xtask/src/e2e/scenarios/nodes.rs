@@ -1,7 +1,7 @@
 //! Nodes that reboot, join and leave; kubelets that are restarted.
 
 use crate::e2e::{
-    load::{Traffic, reaches},
+    load::{reaches, traffic},
     world::World,
 };
 use anyhow::{Context as _, Result, ensure};
@@ -13,7 +13,7 @@ pub fn kubelet_restart(world: &mut World) -> Result<String> {
         ("kubelet-b", &nodes[0]),
         ("kubelet-c", &nodes[1]),
     ])?;
-    let traffic = Traffic::start(world, [&pods[0], &pods[1], &pods[2]])?;
+    let traffic = traffic(world, [&pods[0], &pods[1], &pods[2]])?;
     let leased: Vec<_> = nodes
         .iter()
         .map(|node| world.leased(node))
@@ -40,7 +40,7 @@ pub fn reboot(world: &mut World) -> Result<String> {
     let (stays, reboots) = (&nodes[0], &nodes[1]);
     world.run_pods(&[("boot-far", reboots), ("boot-far-2", reboots)])?;
     let near = world.run_pods(&[("boot-a", stays), ("boot-b", stays), ("boot-c", stays)])?;
-    let traffic = Traffic::start(world, [&near[0], &near[1], &near[2]])?;
+    let traffic = traffic(world, [&near[0], &near[1], &near[2]])?;
     let boot_id = |world: &World| world.on_node(reboots, "cat", &["/run/sinabro/agent.lock"]);
     boot_id(world).context("no state of the agent before the reboot")?;
     world.cluster.node_stop(reboots)?;
@@ -81,7 +81,7 @@ pub fn added_and_removed(world: &mut World) -> Result<String> {
         ("join-b", &nodes[0]),
         ("join-c", &nodes[1]),
     ])?;
-    let traffic = Traffic::start(world, [&pods[0], &pods[1], &pods[2]])?;
+    let traffic = traffic(world, [&pods[0], &pods[1], &pods[2]])?;
     let new = world.cluster.node_add()?;
     world.healthy()?;
     let guest = world.run_pods(&[("join-guest", &new)])?;
