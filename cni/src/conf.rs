@@ -12,7 +12,7 @@ use crate::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use sinabro_common::{
-    api::{Mac, Owner},
+    api::{Mac, Owner, TcpAcceleration},
     names,
 };
 use std::{
@@ -43,6 +43,9 @@ pub struct Wishes {
     /// At most one of each family.
     pub addresses: Vec<IpAddr>,
     pub mac: Option<Mac>,
+    pub acceleration: Option<TcpAcceleration>,
+    /// What was passed over: told, but no reason to refuse a pod.
+    pub warnings: Vec<String>,
 }
 
 /// Reads stdin to its end.
@@ -168,8 +171,9 @@ impl Conf {
         }
     }
 
-    /// Addresses and MAC asked for: `runtimeConfig` (capabilities `ips` and `mac`), else
-    /// `args.cni`, else CNI_ARGS, in the order of the CNI conventions.
+    /// What is asked for. Addresses and MAC: `runtimeConfig` (capabilities `ips` and `mac`), else
+    /// `args.cni`, else CNI_ARGS, in the order of the CNI conventions. Acceleration: the pod's
+    /// annotation, else CNI_ARGS, else the key `tcpAcceleration`.
     ///
     /// # Errors
     /// Code 7 naming the key.
@@ -197,6 +201,13 @@ impl Conf {
         {
             wishes.mac = Some(usable(mac, "MAC of CNI_ARGS")?);
         }
+        // Wrong keys are refused even where they do not count, so that they are found.
+        let of_network = acceleration(&self.keys)?;
+        let of_pod = annotated(runtime).unwrap_or_else(|warning| {
+            wishes.warnings.push(warning);
+            None
+        });
+        wishes.acceleration = of_pod.or(args.acceleration).or(of_network);
         Ok(wishes)
     }
 
@@ -285,6 +296,39 @@ fn mac(from: &Map<String, Value>, name: &str) -> Result<Option<Mac>, Error> {
                 .map_err(|e| invalid(name, e.to_string()))?;
             usable(mac, name).map(Some)
         }
+    }
+}
+
+/// The network's own wish for its pods.
+fn acceleration(keys: &Map<String, Value>) -> Result<Option<TcpAcceleration>, Error> {
+    const KEY: &str = "tcpAcceleration";
+    match text(keys, KEY)? {
+        None | Some("") => Ok(None),
+        Some(text) => match text.parse() {
+            Ok(wish) => Ok(Some(wish)),
+            Err(error) => Err(invalid(KEY, format!("`{}` is {error}", excerpt(text)))),
+        },
+    }
+}
+
+/// The wish in the pod's annotations. Whoever writes a pod may write anything there, and learns
+/// more from a warning than from a pod that does not start.
+fn annotated(runtime: Option<&Map<String, Value>>) -> Result<Option<TcpAcceleration>, String> {
+    const ANNOTATION: &str = names::ACCELERATION_ANNOTATION;
+    let annotations = match runtime.and_then(|r| r.get(names::ANNOTATIONS_CAPABILITY)) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::Object(annotations)) => annotations,
+        Some(_) => return Err("the runtime's annotations of the pod are not an object".into()),
+    };
+    match annotations.get(ANNOTATION) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => text.parse().map(Some).map_err(|error| {
+            let text = excerpt(text);
+            format!("annotation {ANNOTATION} is {text:?}, {error}: it is passed over")
+        }),
+        Some(_) => Err(format!(
+            "annotation {ANNOTATION} is not a string: it is passed over"
+        )),
     }
 }
 
@@ -436,6 +480,80 @@ mod tests {
         }
     }
 
+    fn annotations(annotations: Value) -> Value {
+        json!({"io.kubernetes.cri.pod-annotations": annotations})
+    }
+
+    #[test]
+    fn the_first_wish_for_acceleration_wins() {
+        use TcpAcceleration::{Disabled, Enabled};
+        let annotation = "sinabro.io/tcp-acceleration";
+        for (annotated, argument, key, wish) in [
+            (
+                Some("enabled"),
+                Some(Disabled),
+                Some("disabled"),
+                Some(Enabled),
+            ),
+            (None, Some(Disabled), Some("enabled"), Some(Disabled)),
+            (None, None, Some("enabled"), Some(Enabled)),
+            (None, None, Some(""), None),
+            (None, None, None, None),
+        ] {
+            let args = Args {
+                acceleration: argument,
+                ..Args::default()
+            };
+            let mut more = json!({"runtimeConfig": annotations(json!({"other": "x"}))});
+            if let Some(text) = annotated {
+                more["runtimeConfig"] = annotations(json!({annotation: text, "other": "x"}));
+            }
+            if let Some(text) = key {
+                more["tcpAcceleration"] = json!(text);
+            }
+            let wishes = parse(more).unwrap().wishes(&args).unwrap();
+            assert_eq!((wishes.acceleration, wishes.warnings), (wish, vec![]));
+        }
+    }
+
+    #[test]
+    fn a_network_that_wishes_nonsense_is_refused() {
+        for value in [
+            json!("on"),
+            json!("Enabled"),
+            json!(true),
+            json!(["enabled"]),
+        ] {
+            let good = annotations(json!({"sinabro.io/tcp-acceleration": "enabled"}));
+            let conf = parse(json!({"tcpAcceleration": value, "runtimeConfig": good})).unwrap();
+            let error = conf.wishes(&Args::default()).unwrap_err();
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(error.msg.contains("tcpAcceleration"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_annotation_that_makes_no_sense_is_passed_over_and_told() {
+        let long = "x".repeat(100_000);
+        for value in [
+            annotations(json!({"sinabro.io/tcp-acceleration": "yes\nplease"})),
+            annotations(json!({"sinabro.io/tcp-acceleration": ""})),
+            annotations(json!({"sinabro.io/tcp-acceleration": long})),
+            annotations(json!({"sinabro.io/tcp-acceleration": true})),
+            annotations(json!(["sinabro.io/tcp-acceleration"])),
+            annotations(json!("enabled")),
+        ] {
+            let conf = parse(json!({"tcpAcceleration": "disabled", "runtimeConfig": value}));
+            let wishes = conf.unwrap().wishes(&Args::default()).unwrap();
+            assert_eq!(wishes.acceleration, Some(TcpAcceleration::Disabled));
+            let [warning] = &wishes.warnings[..] else {
+                panic!("{wishes:?}");
+            };
+            assert!(warning.contains("annotation"), "{warning}");
+            assert!(warning.len() < 256 && !warning.contains('\n'), "{warning}");
+        }
+    }
+
     #[test]
     fn a_missing_attachment_list_is_not_an_empty_one() {
         let list = |more| parse(more).unwrap().valid_attachments();
@@ -484,12 +602,16 @@ mod tests {
         }
 
         #[test]
-        fn odd_values_never_panic(text in "\\PC{0,40}", key in "(ips|mac|cni)") {
-            for value in [json!(text), json!([text]), json!({&*key: text}), json!({&*key: [text]})] {
+        fn odd_values_never_panic(text in "\\PC{0,40}", key in "(ips|mac|cni|io\\.kubernetes\\.cri\\.pod-annotations)") {
+            let annotations = annotations(json!({"sinabro.io/tcp-acceleration": text}));
+            for value in [json!(text), json!([text]), json!({&*key: text}), json!({&*key: [text]}), annotations] {
                 if let Ok(conf) = parse(json!({"runtimeConfig": value, "args": value, "dns": value, "prevResult": value})) {
                     let _ = conf.wishes(&Args::default());
                     let _ = conf.dns();
                     let _ = conf.prev_result();
+                }
+                if let Ok(conf) = parse(json!({"tcpAcceleration": value})) {
+                    let _ = conf.wishes(&Args::default());
                 }
             }
         }

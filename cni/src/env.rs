@@ -5,7 +5,7 @@
 
 use crate::error::{Code, Error};
 use sinabro_common::{
-    api::{Mac, Owner, PodRef},
+    api::{Mac, Owner, PodRef, TcpAcceleration},
     names,
 };
 use std::{ffi::OsString, net::IpAddr};
@@ -22,6 +22,9 @@ pub enum Command {
 
 /// Looks a variable up; the process's environment outside tests.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+/// The argument of a pod's wish about the acceleration of its TCP connections.
+const ACCELERATION: &str = "SINABRO_TCP_ACCELERATION";
 
 /// What an ADD, DEL or CHECK is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +44,8 @@ pub struct Args {
     pub ip: Option<IpAddr>,
     /// `MAC`.
     pub mac: Option<Mac>,
+    /// [`ACCELERATION`].
+    pub acceleration: Option<TcpAcceleration>,
 }
 
 /// CNI_COMMAND.
@@ -165,7 +170,13 @@ fn parse_args(text: &str) -> Result<Args, Error> {
                 let mac = value.parse().map_err(|e| bad(format!("`MAC`: {e}")))?;
                 args.mac = Some(mac);
             }
-            "IP" | "MAC" => {}
+            ACCELERATION if !value.is_empty() => {
+                let wish = value
+                    .parse()
+                    .map_err(|e| bad(format!("`{ACCELERATION}` is `{}`, {e}", excerpt(value))))?;
+                args.acceleration = Some(wish);
+            }
+            "IP" | "MAC" | ACCELERATION => {}
             _ => unknown.push(excerpt(key)),
         }
     }
@@ -376,7 +387,7 @@ mod tests {
     #[test]
     fn arguments_of_kubernetes_are_understood() {
         let args = parse_args(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0;K8S_POD_INFRA_CONTAINER_ID=c1;K8S_POD_UID=77;IP=10.0.0.5/24;MAC=0a:58:0a:00:00:05;X=Y",
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0;K8S_POD_INFRA_CONTAINER_ID=c1;K8S_POD_UID=77;IP=10.0.0.5/24;MAC=0a:58:0a:00:00:05;SINABRO_TCP_ACCELERATION=disabled;X=Y",
         )
         .unwrap();
         assert_eq!(args.pod.namespace, "shop");
@@ -384,6 +395,9 @@ mod tests {
         assert_eq!(args.pod.uid, "77");
         assert_eq!(args.ip, Some("10.0.0.5".parse().unwrap()));
         assert_eq!(args.mac, Some("0a:58:0a:00:00:05".parse().unwrap()));
+        assert_eq!(args.acceleration, Some(TcpAcceleration::Disabled));
+        let empty = parse_args("SINABRO_TCP_ACCELERATION=;IP=;MAC=").unwrap();
+        assert_eq!(empty, Args::default());
     }
 
     #[test]
@@ -405,6 +419,8 @@ mod tests {
             "MAC=1",
             "IgnoreUnknown=maybe",
             "IP=10.0.0.1;IP=10.0.0.2",
+            "SINABRO_TCP_ACCELERATION=on",
+            "SINABRO_TCP_ACCELERATION=enabled;SINABRO_TCP_ACCELERATION=disabled",
         ] {
             let error = parse_args(text).unwrap_err();
             assert_eq!(error.code, Code::InvalidEnvironment);
@@ -415,7 +431,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_argument_panics(text in "\\PC{0,80}", keyed in "(IP|MAC|IgnoreUnknown|K8S_POD_NAME)=\\PC{0,40};?") {
+        fn no_argument_panics(text in "\\PC{0,80}", keyed in "(IP|MAC|IgnoreUnknown|K8S_POD_NAME|SINABRO_TCP_ACCELERATION)=\\PC{0,40};?") {
             let _ = parse_args(&text);
             let _ = parse_args(&keyed);
         }

@@ -34,6 +34,12 @@ pub const CNI_PLUGIN_SAYS: &str = "this is sinabro, a CNI plugin: container runt
 /// The network configuration that the agent installs: the first of a directory by its name.
 pub const CNI_CONFLIST: &str = "00-sinabro.conflist";
 
+/// A pod's annotation: its wish about the acceleration of its TCP connections.
+pub const ACCELERATION_ANNOTATION: &str = "sinabro.io/tcp-acceleration";
+/// The capability of network configurations by which containerd and CRI-O hand a pod's
+/// annotations to a plugin, and the key in `runtimeConfig` under which they come.
+pub const ANNOTATIONS_CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
+
 pub const VXLAN_LINK: &str = "sinabro_vxlan";
 /// Linux's historical default, which flannel and Cilium use too; IANA's 4789 is a setting.
 pub const VXLAN_PORT: u16 = 8472;

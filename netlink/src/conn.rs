@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
 use nix::sys::time::TimeVal;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 /// The kernel has answered before the request's system call returns; this only keeps a kernel
@@ -126,6 +126,32 @@ impl Conn {
     /// Opens a socket in another network namespace; the calling thread stays where it is.
     pub fn in_netns(netns: &NetNs) -> Result<Conn> {
         netns.run(Conn::new)?
+    }
+
+    /// The cookie of the socket's network namespace: a number that never comes again until the
+    /// machine restarts, and that programs on sockets can read. None before Linux 5.14.
+    pub fn netns_cookie(&self) -> Result<Option<u64>> {
+        let mut cookie = 0u64;
+        let mut size = size_of_val(&cookie) as libc::socklen_t;
+        // SAFETY: both pointers are to locals that outlive the call, and `size` is the cookie's.
+        let result = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_NETNS_COOKIE,
+                (&raw mut cookie).cast(),
+                &raw mut size,
+            )
+        };
+        match Errno::result(result) {
+            Ok(_) => Ok(Some(cookie)),
+            Err(Errno::ENOPROTOOPT) => Ok(None),
+            Err(errno) => Err(Error::refused(
+                "read a socket's network namespace cookie",
+                errno,
+                None,
+            )),
+        }
     }
 
     /// Executes one request and waits for the kernel's answer.

@@ -70,6 +70,11 @@ impl Announcer {
         self.pod_event(pod, reason, note);
     }
 
+    /// Tells of something wrong with a pod that was added nevertheless.
+    pub fn passed_over(&self, pod: &PodRef, warning: &str) {
+        self.pod_event(pod, "InvalidSetting", warning);
+    }
+
     fn tell(&self, about: About, reason: &'static str, note: String) {
         let Some(events) = &self.events else {
             return;
@@ -117,7 +122,7 @@ mod tests {
         // A repetition is not told again.
         announcer.refused(&pod(), &full);
         announcer.refused(&pod(), &full);
-        announcer.pod_event(&pod(), "Last", "end");
+        announcer.passed_over(&pod(), "end");
         let mut told = Vec::new();
         for _ in 0..3 {
             let (request, body) = server.request().await;
@@ -135,7 +140,11 @@ mod tests {
         let reason = || "AddressRangeFull".to_owned();
         assert_eq!(told[0], (path("default"), reason(), full.to_owned()));
         assert_eq!(told[1], (path("shop"), reason(), on_pod));
-        assert_eq!(told[2].1, "Last");
+        // A pod that is added loses no network.
+        assert_eq!(
+            told[2],
+            (path("shop"), "InvalidSetting".into(), "end".into())
+        );
     }
 
     #[tokio::test]

@@ -11,7 +11,9 @@ use crate::{
     ipam::LeaseRequest,
 };
 use sinabro_common::{
-    api::{ApiError, Attachment, ErrorCode, Mac, Owner, PodRef, Request, Response},
+    api::{
+        ApiError, Attachment, ErrorCode, Mac, Owner, PodRef, Request, Response, TcpAcceleration,
+    },
     names,
 };
 use std::{net::IpAddr, sync::Arc, time::Duration};
@@ -27,6 +29,8 @@ const TURN: Duration = Duration::from_secs(8);
 const MAX_NAME: usize = 256;
 /// Longest of the other texts of a request. They are kept in lease files, whose size is bounded.
 const MAX_TEXT: usize = 1024;
+/// Most warnings of a request, more than the plugin has reasons for.
+const MAX_WARNINGS: usize = 8;
 
 /// One connection's part in the life of pods.
 pub struct Session {
@@ -38,6 +42,7 @@ pub struct Session {
 struct Add {
     guard: Guard,
     request: LeaseRequest,
+    acceleration: Option<TcpAcceleration>,
     attachment: Attachment,
     /// Activated; only the reply is not known to be written.
     active: bool,
@@ -73,6 +78,8 @@ impl Session {
                 pod,
                 addresses,
                 mac,
+                acceleration,
+                warnings,
             } => {
                 let request = LeaseRequest {
                     owner,
@@ -83,12 +90,16 @@ impl Session {
                     addresses,
                 };
                 let pod = request.pod.clone();
-                let allocated = self.allocate(request).await;
+                let allocated = self.allocate(request, acceleration, &warnings).await;
                 self.announced(&pod, allocated).map(Response::Attachment)
             }
-            Request::Activate { owner, ifindex } => {
+            Request::Activate {
+                owner,
+                ifindex,
+                netns_cookie,
+            } => {
                 let pod = self.add.as_ref().map(|add| add.request.pod.clone());
-                let activated = self.activate(owner, ifindex).await;
+                let activated = self.activate(owner, ifindex, netns_cookie).await;
                 let pod = pod.unwrap_or_default();
                 self.announced(&pod, activated).map(Response::Attachment)
             }
@@ -122,7 +133,12 @@ impl Session {
         outcome.inspect_err(|error| self.core.announcer.refused(pod, error))
     }
 
-    async fn allocate(&mut self, request: LeaseRequest) -> Result<Attachment, ApiError> {
+    async fn allocate(
+        &mut self,
+        request: LeaseRequest,
+        acceleration: Option<TcpAcceleration>,
+        warnings: &[String],
+    ) -> Result<Attachment, ApiError> {
         if let Some(add) = &self.add {
             return Err(invalid(format!(
                 "this connection's ADD is of {}",
@@ -136,7 +152,14 @@ impl Session {
             pod,
             ..
         } = &request;
-        for text in [network, netns, &pod.namespace, &pod.name, &pod.uid] {
+        if warnings.len() > MAX_WARNINGS {
+            return Err(invalid(format!(
+                "the request has {} warnings, more than {MAX_WARNINGS}",
+                warnings.len()
+            )));
+        }
+        let texts = [network, netns, &pod.namespace, &pod.name, &pod.uid];
+        for text in texts.into_iter().chain(warnings) {
             if text.len() > MAX_TEXT {
                 return Err(invalid(format!(
                     "a text of the request is longer than {MAX_TEXT} bytes"
@@ -151,11 +174,16 @@ impl Session {
         let mtu = self.core.mtu()?;
         let guard = self.turn(&request.owner).await?;
         let addresses = self.lease(&request).await?;
+        for warning in warnings {
+            tracing::warn!(pod = %PodName(&request), "{warning}");
+            self.core.announcer.passed_over(&request.pod, warning);
+        }
         let mac = mac_of(request.mac, &addresses).unwrap_or(Mac(names::HOST_MAC));
         let attachment = attachment(&request.owner, mac, mtu, addresses);
         self.add = Some(Add {
             guard,
             request,
+            acceleration,
             attachment: attachment.clone(),
             active: false,
         });
@@ -187,7 +215,12 @@ impl Session {
         }
     }
 
-    async fn activate(&mut self, owner: Owner, ifindex: u32) -> Result<Attachment, ApiError> {
+    async fn activate(
+        &mut self,
+        owner: Owner,
+        ifindex: u32,
+        netns_cookie: Option<u64>,
+    ) -> Result<Attachment, ApiError> {
         let Some(add) = self.add.as_mut().filter(|add| add.request.owner == owner) else {
             return Err(invalid(format!(
                 "no addresses of {owner} were allocated on this connection"
@@ -205,6 +238,8 @@ impl Session {
             host_mac: attachment.host_mac,
             addresses: attachment.addresses.clone(),
             mtu: attachment.mtu,
+            acceleration: add.acceleration,
+            netns_cookie,
         };
         let core = self.core.clone();
         blocking(move || core.endpoints.activate(record)).await?;

@@ -7,7 +7,7 @@
 use crate::state_file::{FileError, read_small};
 use serde::{Deserialize, Serialize};
 use sinabro_common::{
-    api::{Attachment, Mac, Owner, PodRef},
+    api::{Attachment, Mac, Owner, PodRef, TcpAcceleration},
     names,
 };
 use std::{
@@ -43,6 +43,13 @@ pub struct EndpointRecord {
     /// At most one of each family.
     pub addresses: Vec<IpAddr>,
     pub mtu: u32,
+    /// What the pod wishes about its TCP connections to pods of this node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acceleration: Option<TcpAcceleration>,
+    /// The pod's network namespace as programs on sockets see it; none if the kernel has no such
+    /// cookies, and in what earlier releases wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns_cookie: Option<u64>,
 }
 
 impl EndpointRecord {
@@ -219,7 +226,26 @@ mod tests {
             host_mac: Mac(names::HOST_MAC),
             addresses: vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
             mtu: 1450,
+            acceleration: Some(TcpAcceleration::Disabled),
+            netns_cookie: Some(u64::MAX),
         }
+    }
+
+    #[test]
+    fn a_record_of_an_earlier_release_is_read_without_what_it_did_not_have() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path()).unwrap();
+        let mut earlier = serde_json::to_value(record()).unwrap();
+        let fields = earlier.as_object_mut().unwrap();
+        assert!(fields.remove("acceleration").is_some() && fields.remove("netnsCookie").is_some());
+        fs::write(records.path(&record().link), earlier.to_string()).unwrap();
+        let (found, bad) = records.load().unwrap();
+        let expected = EndpointRecord {
+            acceleration: None,
+            netns_cookie: None,
+            ..record()
+        };
+        assert_eq!((found, bad.len()), (vec![expected], 0));
     }
 
     #[test]

@@ -122,6 +122,9 @@ impl Endpoints {
             host_mac: Mac(link.mac?),
             addresses,
             mtu: link.mtu,
+            // Nothing else has them; the pod's connections go through the stack.
+            acceleration: None,
+            netns_cookie: None,
         })
     }
 

@@ -121,6 +121,8 @@ impl Node {
             host_mac: Mac(names::HOST_MAC),
             addresses,
             mtu: 1400,
+            acceleration: None,
+            netns_cookie: None,
         };
         self.endpoints.activate(record.clone()).unwrap();
         record

@@ -3,6 +3,7 @@
 // A step that fails is a test that fails.
 #![allow(clippy::unwrap_used)]
 
+mod acceleration;
 mod support;
 
 use nix::sys::signal::Signal;
@@ -717,6 +718,7 @@ fn texts_that_a_lease_file_cannot_hold_are_refused() {
         pod,
         addresses,
         mac,
+        acceleration,
         ..
     } = allocate("a")
     else {
@@ -729,6 +731,8 @@ fn texts_that_a_lease_file_cannot_hold_are_refused() {
         pod: pod.clone(),
         addresses: addresses.clone(),
         mac,
+        acceleration,
+        warnings: Vec::new(),
     };
     let error = node
         .connect()

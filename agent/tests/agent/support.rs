@@ -324,6 +324,7 @@ impl Plugin {
         attachment(self.call(Request::Activate {
             owner: owner(id),
             ifindex,
+            netns_cookie: None,
         }))
     }
 
@@ -359,5 +360,7 @@ pub fn allocate(id: &str) -> Request {
         pod: PodRef::default(),
         addresses: Vec::new(),
         mac: None,
+        acceleration: None,
+        warnings: Vec::new(),
     }
 }

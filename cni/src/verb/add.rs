@@ -63,6 +63,8 @@ fn attach(
     let activate = Request::Activate {
         owner: target.owner.clone(),
         ifindex: made.host_index,
+        // Nothing but acceleration needs it: a pod is served without, too.
+        netns_cookie: pod.netns_cookie().ok().flatten(),
     };
     self::attachment(agent.call(activate)?, agent)?;
     pod_link::wait_usable(host, made.host_index);
@@ -149,6 +151,8 @@ fn allocate(conf: &Conf, target: &Target, args: Args, wishes: Wishes) -> Request
         pod: args.pod,
         addresses: wishes.addresses,
         mac: wishes.mac,
+        acceleration: wishes.acceleration,
+        warnings: wishes.warnings,
     }
 }
 

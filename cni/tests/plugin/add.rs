@@ -8,7 +8,7 @@ use crate::{
 use nix::libc::RT_SCOPE_LINK;
 use serde_json::{Value, json};
 use sinabro_common::{
-    api::{ErrorCode, Request},
+    api::{ErrorCode, Request, TcpAcceleration},
     names,
 };
 use sinabro_netlink::{Conn, link, route::RouteFilter, veth::Veth};
@@ -136,6 +136,8 @@ fn the_agent_is_told_what_was_asked() {
         pod: who,
         addresses: asked,
         mac,
+        acceleration,
+        warnings,
     } = &calls[0]
     else {
         panic!("{calls:?}");
@@ -148,10 +150,50 @@ fn the_agent_is_told_what_was_asked() {
     );
     assert_eq!(asked.len(), 2);
     assert_eq!(mac.unwrap().to_string(), "0a:58:00:00:00:99");
+    assert_eq!((*acceleration, &warnings[..]), (None, &[][..]));
 
     let second = Pod::new();
     let call = node.call("ADD", &second).var("CNI_ARGS", "IP=10.77.0.201");
     assert_eq!(addresses(&call.run().result())[0], "10.77.0.201");
+}
+
+#[test]
+fn the_agent_is_told_the_wish_for_acceleration_and_the_namespaces_cookie() {
+    let (node, pod, second) = (Node::new(), Pod::new(), Pod::new());
+    let annotated = |text: &str| json!({"io.kubernetes.cri.pod-annotations": {"sinabro.io/tcp-acceleration": text}});
+    let call = node
+        .call("ADD", &pod)
+        .conf("runtimeConfig", annotated("enabled"));
+    call.run().result();
+    // What no plugin understands costs the pod nothing.
+    let call = node
+        .call("ADD", &second)
+        .conf("runtimeConfig", annotated("of course"));
+    call.run().result();
+    let calls = node.agent().state().calls.clone();
+    let told = calls.iter().filter_map(|call| match call {
+        Request::Allocate {
+            acceleration,
+            warnings,
+            ..
+        } => Some((*acceleration, warnings.len())),
+        _ => None,
+    });
+    let told: Vec<_> = told.collect();
+    assert_eq!(told, [(Some(TcpAcceleration::Enabled), 0), (None, 1)]);
+    let cookies = calls.iter().filter_map(|call| match call {
+        Request::Activate { netns_cookie, .. } => Some(*netns_cookie),
+        _ => None,
+    });
+    let cookies: Vec<_> = cookies.collect();
+    assert_eq!(cookies[0], pod.conn().netns_cookie().unwrap());
+    assert!(cookies[0].is_none() || cookies[0] != cookies[1]);
+
+    let third = Pod::new();
+    let call = node
+        .call("ADD", &third)
+        .conf("tcpAcceleration", json!("of course"));
+    call.run().fails_with(7, "tcpAcceleration");
 }
 
 #[test]

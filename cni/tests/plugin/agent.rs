@@ -296,7 +296,11 @@ impl Connection {
                 self.held = Some((owner, attachment.clone()));
                 Response::Attachment(attachment)
             }
-            Request::Activate { owner, ifindex } => {
+            Request::Activate {
+                owner,
+                ifindex,
+                netns_cookie: _,
+            } => {
                 let Some((held, attachment)) = self.held.take().filter(|(o, _)| *o == owner) else {
                     return Reply::Error(ApiError::new(ErrorCode::Invalid, "not allocated"));
                 };

@@ -112,6 +112,8 @@ mod tests {
                 pod: PodRef::default(),
                 addresses: vec!["10.244.0.9".parse().unwrap()],
                 mac: Some("0a:58:0a:f4:00:09".parse().unwrap()),
+                acceleration: Some(TcpAcceleration::Enabled),
+                warnings: vec!["passed over".into()],
             },
         }
     }
@@ -139,6 +141,50 @@ mod tests {
                 envelope
             );
         }
+    }
+
+    /// Plugin and agent of two releases meet in every upgrade.
+    #[test]
+    fn requests_of_releases_without_the_newer_fields_are_understood() {
+        let old = serde_json::json!({"version": 1, "request": {
+            "call": "allocate",
+            "owner": {"containerID": "c1", "ifname": "eth0"},
+            "network": "pods",
+            "netns": "/run/netns/c1",
+        }});
+        let Request::Allocate {
+            acceleration,
+            warnings,
+            ..
+        } = decode::<RequestEnvelope>(old.to_string().as_bytes())
+            .unwrap()
+            .request
+        else {
+            panic!("not an Allocate");
+        };
+        assert_eq!((acceleration, warnings.len()), (None, 0));
+        let old = serde_json::json!({"version": 1, "request": {
+            "call": "activate",
+            "owner": {"containerID": "c1", "ifname": "eth0"},
+            "ifindex": 7,
+        }});
+        let request = decode::<RequestEnvelope>(old.to_string().as_bytes()).unwrap();
+        assert!(matches!(
+            request.request,
+            Request::Activate {
+                netns_cookie: None,
+                ..
+            }
+        ));
+    }
+
+    /// An agent older than a field passes over it, as it does over any it does not know.
+    #[test]
+    fn fields_of_newer_releases_are_passed_over() {
+        let mut newer = serde_json::to_value(request()).unwrap();
+        newer["request"]["ofTheFuture"] = serde_json::json!({"any": "thing"});
+        let read: RequestEnvelope = decode(newer.to_string().as_bytes()).unwrap();
+        assert_eq!(read, request());
     }
 
     #[test]

@@ -12,10 +12,12 @@ mod acceleration;
 pub mod frame;
 mod mac;
 mod report;
+mod wish;
 
 pub use acceleration::*;
 pub use mac::Mac;
 pub use report::*;
+pub use wish::{ParseTcpAccelerationError, TcpAcceleration};
 
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
@@ -100,11 +102,20 @@ pub enum Request {
         /// MAC address asked for (runtimeConfig.mac).
         #[serde(default)]
         mac: Option<Mac>,
+        /// What the pod wishes about its TCP connections to pods of its node.
+        #[serde(default)]
+        acceleration: Option<TcpAcceleration>,
+        /// What the plugin passed over, for the node's log and the pod's Events.
+        #[serde(default)]
+        warnings: Vec<String>,
     },
     /// Makes the endpoint live once the plugin has made the link: record, programs, maps.
     Activate {
         owner: Owner,
         ifindex: u32,
+        /// The pod's network namespace as sockets know it (SO_NETNS_COOKIE, Linux 5.14).
+        #[serde(default)]
+        netns_cookie: Option<u64>,
     },
     /// The agent's record of an active endpoint; not found if there is none.
     Check {

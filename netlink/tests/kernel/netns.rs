@@ -16,6 +16,19 @@ fn a_closure_runs_inside_and_the_caller_stays_outside() {
 }
 
 #[test]
+fn a_cookie_tells_namespaces_apart() {
+    in_fresh(|| {
+        let other = NetNs::create().unwrap();
+        let cookie = |conn: Conn| conn.netns_cookie().unwrap();
+        let own = cookie(Conn::new().unwrap());
+        let first = cookie(Conn::in_netns(&other).unwrap());
+        assert_eq!(first, cookie(Conn::in_netns(&other).unwrap()));
+        // Both are none where the kernel has no cookies.
+        assert!(own.is_none() || own != first, "{own:?}");
+    });
+}
+
+#[test]
 fn a_panic_inside_is_an_error_with_its_text() {
     in_fresh(|| {
         let other = NetNs::create().unwrap();
