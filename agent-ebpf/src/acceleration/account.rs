@@ -101,6 +101,12 @@ pub fn ended(server: &ServerKey, exchanges: u32) {
     learn(server, |traffic| acceleration::ended(traffic, exchanges));
 }
 
+/// An enrolled connection gains nothing: what it costs is counted as that of a short one.
+#[inline(always)]
+pub fn unpaired(state: &SocketState) {
+    ended(&state.key.server(state.passive != 0), 0);
+}
+
 /// A connection to a server ended that went through TCP.
 #[inline(always)]
 pub fn ended_plain(server: &ServerKey, segments: [u32; 2], bytes: [u64; 2]) {

@@ -4,7 +4,7 @@ use super::{
     ENROLLED, LOOPBACK_PODS, SOCKETS, account,
     context::{self, field, long_field},
     epoch, find,
-    kernel::Own,
+    kernel::{self, Own},
     pods,
 };
 use crate::rare;
@@ -120,6 +120,10 @@ fn enrol(
     let state = context::keep(socket, state).ok_or(Skip::Refused)?;
     // Read back, the address is a number.
     let sk = state.sk;
+    if !passive && kernel::has_early_reader(sk) != Some(false) {
+        context::drop_state(socket);
+        return Err(Skip::Unfit);
+    }
     // The sock hash last: once the socket is in it, it sends through our program.
     let enrolled = ENROLLED
         .insert(key, Enrolled { cookie, sk }, BPF_ANY.into())

@@ -27,6 +27,10 @@ static KERNEL_OFFSETS: KernelOffsets = KernelOffsets {
     repair_bit: 0,
     copied_seq: 0,
     write_seq: 0,
+    wq: 0,
+    wq_head: 0,
+    wait_entry: 0,
+    wait_private: 0,
 };
 
 macro_rules! offset {
@@ -131,6 +135,33 @@ impl Peer {
             userlocks >> (offset!(userlocks_shift) & 7),
         ))
     }
+}
+
+/// Waiters looked at; a socket with more is as one with many.
+const MAX_WAITERS: u32 = 8;
+
+/// Whether more than one thread waits for a socket, by the address of its `struct sock`.
+///
+/// While a connection is made, the thread in connect(2) is one. Another can only be reading: it
+/// sleeps inside TCP's own function since before the enrolment, and would not see what comes
+/// from socket to socket. Entries of an epoll instance name no thread.
+#[inline(always)]
+pub fn has_early_reader(sk: u64) -> Option<bool> {
+    let at = |address: u64| -> Option<u64> { Peer(address).read(0) };
+    let head = at(sk + u64::from(offset!(wq)))? + u64::from(offset!(wq_head));
+    let mut entry = at(head)?;
+    let mut threads = 0;
+    for _ in 0..MAX_WAITERS {
+        if entry == head {
+            return Some(threads > 1);
+        }
+        let waiter = entry - u64::from(offset!(wait_entry));
+        if at(waiter + u64::from(offset!(wait_private)))? != 0 {
+            threads += 1;
+        }
+        entry = at(entry)?;
+    }
+    Some(true)
 }
 
 /// Both ends of a connection, from the sender's side.

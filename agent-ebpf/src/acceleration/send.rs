@@ -39,6 +39,10 @@ pub fn send(ctx: &SkMsgContext) -> u32 {
                 account::carry(state);
                 state.path = Path::Stack as u8;
                 state.reason = reason as u8;
+                // Its address is translated on the way: so will be the next one's.
+                if matches!(reason, Reason::NotPaired) {
+                    account::unpaired(state);
+                }
             }
         }
     }

@@ -69,6 +69,10 @@ fn offsets(btf: &Btf<'_>) -> Result<KernelOffsets, BtfError> {
         repair_bit: repair.bit % 8,
         copied_seq: whole("tcp_sock", &["copied_seq"], 32)?,
         write_seq: whole("tcp_sock", &["write_seq"], 32)?,
+        wq: whole("sock", &["sk_wq"], 64)?,
+        wq_head: part("socket_wq", &["wait", "head"])?.whole_bytes()?,
+        wait_entry: part("wait_queue_entry", &["entry"])?.whole_bytes()?,
+        wait_private: whole("wait_queue_entry", &["private"], 64)?,
     })
 }
 
@@ -92,6 +96,19 @@ impl Field {
             });
         }
         Ok(self.bit / 8)
+    }
+
+    /// The offset of a structure within the other.
+    fn whole_bytes(self) -> Result<u32, BtfError> {
+        let bits = self.bits;
+        match self.bit.is_multiple_of(64) {
+            true => Ok(self.bit / 8),
+            false => Err(BtfError::Size {
+                what: self.name,
+                found: bits,
+                wanted: 64,
+            }),
+        }
     }
 }
 

@@ -297,8 +297,16 @@ pub struct KernelOffsets {
     pub copied_seq: u32,
     /// `write_seq`, u32.
     pub write_seq: u32,
+    /// `sk_wq`, pointer.
+    pub wq: u32,
+    /// `wait.head` in `struct socket_wq`.
+    pub wq_head: u32,
+    /// `entry` in `struct wait_queue_entry`.
+    pub wait_entry: u32,
+    /// `private` in `struct wait_queue_entry`, pointer.
+    pub wait_private: u32,
 }
-map_type!(KernelOffsets, 52);
+map_type!(KernelOffsets, 68);
 
 /// `SOCK_RCVBUF_LOCK` of `sk_userlocks`: the application has set SO_RCVBUF.
 pub const RCVBUF_LOCK: u8 = 2;
