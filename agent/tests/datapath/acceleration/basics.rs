@@ -14,11 +14,11 @@ use sinabro_common::{
     names,
 };
 use std::{
-    io::Write,
+    io::{ErrorKind, Read as _, Write},
     net::{IpAddr, Ipv4Addr, TcpListener, TcpStream},
     path::Path,
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 #[test]
@@ -172,5 +172,43 @@ fn a_restart_keeps_enrolled_connections() {
             transfer(client, server, 2, 1000);
             none
         });
+    });
+}
+
+#[test]
+fn a_thread_that_reads_before_the_connection_is_made_gets_what_comes() {
+    world(true, true, |w| {
+        let to = std::net::SocketAddr::from((w.b.v4, 7000)).into();
+        let socket =
+            || socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        // A listener that has no room drops what asks to be connected, and is asked again.
+        let listener = w.b.run(|| {
+            let listener = socket();
+            listener.bind(&to).unwrap();
+            listener.listen(0).unwrap();
+            TcpListener::from(listener)
+        });
+        let _first = w.a.run(|| TcpStream::connect((w.b.v4, 7000)).unwrap());
+        let client = w.a.run(socket);
+        let (connecting, mut reading) = (client.try_clone().unwrap(), TcpStream::from(client));
+        let connector = thread::spawn(move || connecting.connect(&to).unwrap());
+        let reader = thread::spawn(move || {
+            // Until there is a connection being made, there is nothing to read from.
+            let mut byte = [0; 4];
+            loop {
+                match reading.read_exact(&mut byte) {
+                    Ok(()) => return byte,
+                    Err(error) if error.kind() == ErrorKind::NotConnected => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+        thread::sleep(Duration::from_millis(100));
+        listener.accept().unwrap();
+        connector.join().unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        server.write_all(b"data").unwrap();
+        kit::eventually("reading", || reader.is_finished());
+        assert_eq!(&reader.join().unwrap(), b"data");
     });
 }
