@@ -233,6 +233,8 @@ pub struct Places {
     pub state_dir: PathBuf,
     pub socket: PathBuf,
     pub bpf_dir: PathBuf,
+    /// As set; none if it is to be found.
+    pub cgroup_dir: Option<PathBuf>,
     pub cni_bin_dir: PathBuf,
     pub cni_conf_dir: PathBuf,
     /// As set; empty if they are to be found.
@@ -340,7 +342,7 @@ impl Settings {
             facts_from: layers.facts_from()?,
             socket: places.socket,
             bpf_dir: places.bpf_dir,
-            cgroup_dir: layers.optional("cgroupDir", absolute_path)?,
+            cgroup_dir: places.cgroup_dir,
             cni_bin_dir: places.cni_bin_dir,
             cni_conf_dir: places.cni_conf_dir,
             cni_source: layers.optional("cniSource", absolute_path)?,
@@ -415,6 +417,7 @@ impl Places {
         Ok(Self {
             socket,
             bpf_dir: layers.directory("bpfDir")?,
+            cgroup_dir: layers.optional("cgroupDir", absolute_path)?,
             cni_bin_dir: layers.directory("cniBinDir")?,
             cni_conf_dir: layers.directory("cniConfDir")?,
             uplinks: layers.list("uplinks", device)?,

@@ -1,16 +1,19 @@
 //! What a node's kernel has to allow before its pods can have a network: packets are forwarded,
 //! router advertisements are taken all the same, and there is a bpffs for pins.
 //!
+//! And what it does to TCP between pods when that is accelerated has to be known.
+//!
 //! This is all that takes more than the agent's three capabilities. `sinabroctl prepare` does it
 //! as root and ends; the agent then finds everything as it should be, and writes nothing, so
 //! that a read-only /proc/sys does not stop it. Where it is allowed to, it does the same itself.
 //! Preparing again changes nothing.
 
-use crate::chain::Chain;
+use crate::{acceleration::self_test, chain::Chain, config::Places};
 use nix::{
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
+use sinabro_common::api::Verdict;
 use sinabro_netlink::{Conn, Family, ResultExt, route::RouteFilter, sysctl};
 use std::{
     collections::BTreeSet,
@@ -40,6 +43,39 @@ pub enum PrepareError {
 pub struct Prepared {
     pub changes: Vec<String>,
     pub warnings: Vec<String>,
+}
+
+impl Prepared {
+    /// Adds what another step did.
+    pub fn add(&mut self, other: Self) {
+        self.changes.extend(other.changes);
+        self.warnings.extend(other.warnings);
+    }
+}
+
+/// Leaves the agent a report of what the TCP acceleration changes on this kernel. That it cannot
+/// be had is no reason to serve no pods.
+pub fn self_test(places: &Places) -> Prepared {
+    let mut prepared = Prepared::default();
+    if let Some(report) = self_test::file::load(&places.state_dir)
+        && report.verdict != Verdict::Refused
+    {
+        return prepared;
+    }
+    let cgroup = places.cgroup_dir.as_deref();
+    let (report, problem) = self_test::obtain(&places.state_dir, &places.bpf_dir, cgroup);
+    prepared
+        .warnings
+        .extend(problem.map(|error| Chain(&error).to_string()));
+    let text = match report.rows.is_empty() {
+        true => format!("no tcp acceleration: {}", report.reason),
+        false => format!("tested the tcp acceleration: {}", report.reason),
+    };
+    match report.verdict {
+        Verdict::Refused => prepared.warnings.push(text),
+        Verdict::AllPass | Verdict::SomeFail => prepared.changes.push(text),
+    }
+    prepared
 }
 
 /// Makes the kernel forward packets of both families. `uplinks` are those that are known already.

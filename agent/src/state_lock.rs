@@ -37,14 +37,22 @@ pub enum LockError {
 /// # Errors
 /// If another process has it.
 pub fn lock(dir: &Path) -> Result<Flock<File>, LockError> {
+    make(dir)?;
+    lock_existing(dir)
+}
+
+/// Makes the state directory, which is root's alone.
+///
+/// # Errors
+/// If that fails.
+pub fn make(dir: &Path) -> Result<(), FileError> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(dir)
         .map_err(FileError::new("make state directory", dir))?;
     fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
-        .map_err(FileError::new("close to others state directory", dir))?;
-    lock_existing(dir)
+        .map_err(FileError::new("close to others state directory", dir))
 }
 
 /// Takes the lock of a state directory that is there.

@@ -20,11 +20,7 @@ use crate::{
 };
 use sinabro_common::names;
 use sinabro_netlink::{Conn, Link, ResultExt, link};
-use std::{
-    fs, io,
-    os::unix::fs::FileTypeExt as _,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, os::unix::fs::FileTypeExt as _, path::Path};
 
 /// What is gone, and what is not, in words.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -160,10 +156,11 @@ impl Uninstalled {
             let path = dir.join(name);
             self.note(&path, fs::remove_dir_all(&path));
         }
-        let file = dir.join(names::NODES_FILE);
-        let mut temporary = file.clone().into_os_string();
-        temporary.push(".tmp");
-        for path in [file, PathBuf::from(temporary), dir.join(names::LOCK_FILE)] {
+        let mut files = vec![dir.join(names::LOCK_FILE)];
+        for name in [names::NODES_FILE, names::SELF_TEST_FILE] {
+            files.extend([dir.join(name), dir.join(format!("{name}.tmp"))]);
+        }
+        for path in files {
             match fs::remove_file(&path) {
                 // Not worth a line each: the directory says it.
                 Ok(()) => {}

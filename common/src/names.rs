@@ -17,10 +17,15 @@ pub const DELETES_DIR: &str = "deletes";
 /// The nodes as the Kubernetes API had them last, inside the state directory.
 pub const NODES_FILE: &str = "nodes.json";
 
+/// What the self-test of the TCP acceleration found, inside the state directory.
+pub const SELF_TEST_FILE: &str = "tcp-self-test.json";
+
 /// bpffs directory of pinned maps and links, below the bpffs mount.
 pub const BPF_DIR: &str = "/sys/fs/bpf/sinabro";
 /// Pinned links, inside the bpffs directory.
 pub const BPF_LINKS_DIR: &str = "links";
+/// Pins of the self-test of the TCP acceleration while it runs, inside the bpffs directory.
+pub const BPF_SELF_TEST_DIR: &str = "self_test";
 
 /// Settings file that is read if it is there and no other is named.
 pub const CONFIG_FILE: &str = "/etc/sinabro/config.yaml";

@@ -10,6 +10,7 @@
 //!
 //! Interface indexes are those of the network namespace of the calling thread.
 
+mod apart;
 mod attach;
 mod btf;
 mod error;
@@ -22,8 +23,9 @@ mod remove;
 mod sweep;
 mod sys;
 
+pub use apart::Apart;
 pub use error::DatapathError;
-pub use object::make_directory;
+pub use object::{fingerprint, make_directory, trim as release_memory};
 pub use remove::{Removed, remove};
 
 use crate::chain::Chain;
@@ -157,7 +159,7 @@ impl Datapath {
                 let attached = loaded.and_then(|mut ebpf| {
                     let reader = log::reader(&mut ebpf)?;
                     let maps = maps::Acceleration::take(&mut ebpf)?;
-                    let attached = sock::attach(&ebpf, &links, config.cgroup.as_deref())?;
+                    let attached = sock::attach(&ebpf, Some(&links), config.cgroup.as_deref())?;
                     logs.push(reader);
                     Ok((maps, attached))
                 });

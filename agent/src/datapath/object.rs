@@ -271,8 +271,9 @@ fn raise_memlock() {
     unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) };
 }
 
-/// Gives back what parsing the kernel's type information took: tens of megabytes, once.
-fn trim() {
+/// Gives back what is not used any more: parsing the kernel's type information takes tens of
+/// megabytes, once.
+pub fn trim() {
     #[cfg(target_env = "gnu")]
     // SAFETY: no preconditions.
     unsafe {

@@ -2,7 +2,7 @@
 //! A program link ends with its pin, and takes the program off the interface or the cgroup.
 
 use super::{
-    DatapathConfig, DatapathError,
+    DatapathError, apart,
     attach::{self, Hook},
     maps::shape,
     object,
@@ -25,10 +25,13 @@ pub fn remove(bpf_dir: &Path) -> Removed {
             removed.pin(&links.join(name));
         }
     }
-    let expected = shape::expected(&DatapathConfig::default());
+    // Left by a self-test that was killed.
+    if let Err(error) = apart::remove(&bpf_dir.join(names::BPF_SELF_TEST_DIR)) {
+        removed.problems.push(error);
+    }
     for name in entries(bpf_dir, &mut removed) {
         let map = name.strip_suffix(object::NEXT).unwrap_or(&name);
-        if expected.iter().any(|shape| shape.name == map) {
+        if shape::is_map(map) {
             removed.pin(&bpf_dir.join(name));
         }
     }

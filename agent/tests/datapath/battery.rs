@@ -5,10 +5,14 @@ use crate::{
     kit::{self, Pod},
 };
 use sinabro_agent::{
-    acceleration::battery::{self, Between, Class, Outcome, Row, compare},
+    acceleration::{
+        battery::{self, Between, Class, Outcome, Row, compare},
+        self_test::{self, SelfTestError},
+    },
     datapath::{Datapath, DatapathConfig},
 };
-use std::net::IpAddr;
+use sinabro_common::{api::Verdict, names};
+use std::{fs, net::IpAddr, path::Path, time::Instant};
 
 /// Compares rows between two pods that are accelerated and two that are not.
 fn between_pods(rows: &[&'static Row], at_once: usize, v6: bool) -> Vec<Outcome> {
@@ -54,4 +58,54 @@ fn accelerated_connections_keep_order_and_hold_senders_back() {
             assert!(outcome.passed() || may_differ, "{outcome:?}");
         }
     }
+}
+
+#[test]
+fn the_self_test_judges_this_kernel_and_leaves_nothing() {
+    kit::fresh(|| {
+        let cgroup = Cgroup::enter();
+        let directory = Path::new(names::BPF_DIR).join(names::BPF_SELF_TEST_DIR);
+        // What a killed one may have left.
+        fs::create_dir_all(directory.join(names::BPF_LINKS_DIR)).unwrap();
+        let began = Instant::now();
+        let report = self_test::run(Path::new(names::BPF_DIR), Some(&cgroup.path)).unwrap();
+        println!(
+            "{:?} after {:?}: {}",
+            report.verdict,
+            began.elapsed(),
+            report.reason
+        );
+        for row in report.rows.iter().filter(|row| !row.passed) {
+            println!(
+                "{}: {:?}, not {:?}: {}",
+                row.id, row.accelerated, row.plain, row.meaning
+            );
+        }
+        assert_ne!(report.verdict, Verdict::Refused, "{}", report.reason);
+        let quick = battery::rows().filter(|row| row.quick).count();
+        assert_eq!(report.rows.len(), quick);
+        assert!(!directory.exists());
+    });
+}
+
+#[test]
+fn a_self_test_whose_connections_are_not_accelerated_is_none() {
+    kit::fresh(|| {
+        let cgroup = Cgroup::enter();
+        // One that this process is not in.
+        let other = cgroup.path.join("empty");
+        fs::create_dir(&other).unwrap();
+        let result = self_test::run(Path::new(names::BPF_DIR), Some(&other));
+        fs::remove_dir(&other).unwrap();
+        let error = result.unwrap_err();
+        assert!(
+            matches!(error, SelfTestError::NotAccelerated { enrolled: 0, .. }),
+            "{error}"
+        );
+        assert!(
+            !Path::new(names::BPF_DIR)
+                .join(names::BPF_SELF_TEST_DIR)
+                .exists()
+        );
+    });
 }

@@ -12,11 +12,13 @@ mod acceleration;
 pub mod frame;
 mod mac;
 mod report;
+mod self_test;
 mod wish;
 
 pub use acceleration::*;
 pub use mac::Mac;
 pub use report::*;
+pub use self_test::*;
 pub use wish::{ParseTcpAccelerationError, TcpAcceleration};
 
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,6 @@
 //! Rows seen on two kinds of connections.
 
-use super::{Connect, Row};
+use super::{Connect, Row, stage::LATE};
 use std::{
     fmt::Write as _,
     io,
@@ -19,6 +19,12 @@ pub struct Outcome {
 impl Outcome {
     pub fn passed(&self) -> bool {
         self.plain == self.accelerated
+    }
+
+    /// Whether it differs because something did not happen in time.
+    pub fn late(&self) -> bool {
+        let late = |seen: &str| seen.contains(LATE);
+        !self.passed() && (late(&self.plain) || late(&self.accelerated))
     }
 }
 

@@ -25,21 +25,8 @@ mod waiting;
 
 pub use between::Between;
 pub use compare::{Outcome, compare, table};
+pub use sinabro_common::api::Class;
 pub use stage::{Connect, Failed, Listener, SocketOption, open};
-
-use serde::{Deserialize, Serialize};
-
-/// What it takes away from an application if a row differs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Class {
-    /// Bytes come in another order, or not as they were sent.
-    Order,
-    /// A sender is not held back.
-    BackPressure,
-    /// A call behaves otherwise.
-    Behaviour,
-}
 
 /// Something to see.
 #[derive(Debug)]

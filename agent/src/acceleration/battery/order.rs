@@ -2,7 +2,7 @@
 
 use super::{
     Class, Connect, Failed, Row,
-    stage::{Pair, Socket, Work, accept, connect_to, listen, pair, said},
+    stage::{LATE, Pair, Socket, Work, accept, connect_to, listen, pair, said},
     stream::{self, Reader},
 };
 use std::time::Duration;
@@ -88,7 +88,7 @@ fn mixed_messages(connect: &dyn Connect) -> Result<String, Failed> {
         }
         for (sending, receiving) in ways {
             let received = receiving.done_within(20 * connect.patience());
-            seen.push(received.unwrap_or_else(|| "no end".into()));
+            seen.push(received.unwrap_or_else(|| LATE.into()));
             if let Some(Err(errno)) = sending.done(connect) {
                 seen.push(format!("sending: {}", said::<u8>(Err(errno))));
             }

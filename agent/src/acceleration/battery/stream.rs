@@ -1,6 +1,6 @@
 //! Bytes that tell their place in a stream, so that any that are lost, doubled or exchanged show.
 
-use super::stage::Socket;
+use super::stage::{LATE, Socket};
 use nix::errno::Errno;
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ impl Reader {
                 Err(Errno::EAGAIN) if last.elapsed() < patience => {
                     let _ = from.poll(libc::POLLIN, Duration::from_millis(20));
                 }
-                Err(Errno::EAGAIN) => return format!("{}, then nothing in time", self.verdict()),
+                Err(Errno::EAGAIN) => return format!("{}, then {LATE}", self.verdict()),
                 Err(errno) => return format!("{}, then {errno:?}", self.verdict()),
             }
         }

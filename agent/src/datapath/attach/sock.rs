@@ -10,7 +10,7 @@ use std::{
     fs::File,
     io,
     os::{
-        fd::{AsFd, AsRawFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::fs::MetadataExt,
     },
     path::{Path, PathBuf},
@@ -26,10 +26,17 @@ const MESSAGE_PROGRAM: &str = "pod_messages";
 pub struct Attached {
     pub cgroup: PathBuf,
     pub programs: [ProgramReport; 2],
+    /// What keeps the program on the cgroup, where that is not a pin.
+    pub link: Option<OwnedFd>,
 }
 
-/// Attaches both programs, in the place of earlier ones.
-pub fn attach(ebpf: &Ebpf, links: &Path, cgroup: Option<&Path>) -> Result<Attached, DatapathError> {
+/// Attaches both programs: in the place of earlier ones if there is a directory of pinned links,
+/// else beside whatever is there, for as long as the result is kept.
+pub fn attach(
+    ebpf: &Ebpf,
+    links: Option<&Path>,
+    cgroup: Option<&Path>,
+) -> Result<Attached, DatapathError> {
     let cgroup = match cgroup {
         Some(path) => path.to_owned(),
         None => probe::cgroup2_mount()
@@ -80,27 +87,38 @@ pub fn attach(ebpf: &Ebpf, links: &Path, cgroup: Option<&Path>) -> Result<Attach
         .metadata()
         .map_err(|error| on_cgroup(error.into()))?
         .ino();
-    let path = links.join(PIN);
-    if let Ok(link) = sys::obj_get(&path)
+    let attached = |cgroup, link| Attached {
+        cgroup,
+        programs,
+        link,
+    };
+    let path = links.map(|links| links.join(PIN));
+    if let Some(path) = &path
+        && let Ok(link) = sys::obj_get(path)
         && sys::kind(link.as_fd()).is_ok_and(|kind| kind == sys::Kind::Link)
         && sys::link_info(link.as_fd()).is_ok_and(|info| info.cgroup_id() == inode)
     {
         sys::link_update(link.as_fd(), program.as_fd()).map_err(|error| on_cgroup(error.into()))?;
-        return Ok(Attached { cgroup, programs });
+        return Ok(attached(cgroup, None));
     }
-    object::remove_pin(&path)?;
+    if let Some(path) = &path {
+        object::remove_pin(path)?;
+    }
     let link = sys::link_create(
         program.as_fd(),
         directory.as_raw_fd() as u32,
         sys::AttachType::CgroupSockOps,
     )
     .map_err(|error: io::Error| on_cgroup(error.into()))?;
+    let Some(path) = path else {
+        return Ok(attached(cgroup, Some(link)));
+    };
     sys::obj_pin(link.as_fd(), &path).map_err(|source| DatapathError::File {
         what: "pinning link",
         path,
         source,
     })?;
-    Ok(Attached { cgroup, programs })
+    Ok(attached(cgroup, None))
 }
 
 fn report(

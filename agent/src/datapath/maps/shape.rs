@@ -92,6 +92,12 @@ fn shape<K, V>(name: &'static str, map_type: u32, max_entries: u32, flags: u32) 
 /// An LPM trie's key: the length of the prefix comes first.
 type Prefix = (u32, Addr);
 
+/// Whether a pin of that name is one of our maps.
+pub fn is_map(name: &str) -> bool {
+    let expected = expected(&DatapathConfig::default());
+    expected.iter().any(|shape| shape.name == name)
+}
+
 pub fn expected(config: &DatapathConfig) -> Vec<Shape> {
     let nat = config.nat_entries.unwrap_or(MAX_NAT_ENTRIES);
     vec![
