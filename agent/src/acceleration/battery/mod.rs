@@ -26,7 +26,7 @@ mod waiting;
 pub use between::Between;
 pub use compare::{Outcome, compare, table};
 pub use sinabro_common::api::Class;
-pub use stage::{Connect, Failed, Listener, SocketOption, open};
+pub use stage::{Connect, Failed, Listener, SocketOption};
 
 /// Something to see.
 #[derive(Debug)]
