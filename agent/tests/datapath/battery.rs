@@ -12,7 +12,12 @@ use sinabro_agent::{
     datapath::{Datapath, DatapathConfig},
 };
 use sinabro_common::{api::Verdict, names};
-use std::{fs, net::IpAddr, path::Path, time::Instant};
+use std::{
+    fs,
+    net::IpAddr,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 /// Compares rows between two pods that are accelerated and two that are not.
 fn between_pods(rows: &[&'static Row], at_once: usize, v6: bool) -> Vec<Outcome> {
@@ -32,7 +37,9 @@ fn between_pods(rows: &[&'static Row], at_once: usize, v6: bool) -> Vec<Outcome>
         }
         let connect = |[client, server]: &[Pod; 2]| {
             let address: IpAddr = if v6 { server.v6 } else { server.v4 };
-            Between::new(client.netns.clone(), server.netns.clone(), address)
+            let between = Between::new(client.netns.clone(), server.netns.clone(), address);
+            // The machine may be busy with other tests.
+            between.patient(Duration::from_secs(3))
         };
         let outcomes = compare(rows, &connect(&plain), &connect(&fast), at_once).unwrap();
         println!("{}", battery::table(&outcomes));
