@@ -6,6 +6,7 @@
 //! again: what they look at is the bytes.
 
 mod basics;
+mod pressure;
 mod streams;
 
 use crate::kit::{self, Pod};

@@ -4,8 +4,9 @@
 //! `SINABRO_STREAMS` asks for more connections than a normal run has, `SINABRO_SEED` for those of
 //! an earlier run, whose seed each run prints.
 
-use super::{World, world};
-use crate::kit::Pod;
+use super::{World, enrolled, world};
+use crate::kit::{self, Pod};
+use sinabro_common::abi::acceleration::{AccelerationCounters, Reason};
 use std::{
     env,
     io::{self, ErrorKind, IoSlice},
@@ -335,14 +336,158 @@ fn run(
     });
 }
 
+fn redirected_and_passed(w: &World) -> (u64, u64) {
+    let counted = w.all_counters();
+    println!("{counted:?}");
+    (counted.redirected_bytes, counted.passed_bytes.iter().sum())
+}
+
 #[test]
 fn random_streams_arrive_whole_and_in_order() {
     world(true, true, |mut w| {
         let random = &mut Random(seed());
         run(&mut w, random, count(600), |_, _| {});
+        let (redirected, passed) = redirected_and_passed(&w);
+        assert!(redirected > passed / 2, "{redirected} {passed}");
+    });
+}
+
+#[test]
+fn random_streams_survive_eviction() {
+    world(true, true, |mut w| {
+        let random = &mut Random(seed());
+        run(&mut w, random, count(150), |w, luck| {
+            let pod = if luck & 1 == 0 { &w.a } else { &w.b };
+            let addresses = &pod.addresses()[..1 + (luck >> 1 & 1) as usize];
+            w.datapath().evict_accelerated(addresses).unwrap();
+        });
         let counted = w.all_counters();
-        println!("{counted:?}");
-        let passed: u64 = counted.passed_bytes.iter().sum();
-        assert!(counted.redirected_bytes > passed, "{counted:?}");
+        assert!(counted.redirected_bytes > 1 << 20, "{counted:?}");
+        let evicted = counted.passed_bytes[Reason::Evicted as usize];
+        assert!(evicted > 1 << 20, "{counted:?}");
+    });
+}
+
+#[test]
+fn random_streams_survive_restarts_of_the_agent() {
+    world(true, true, |mut w| {
+        let random = &mut Random(seed());
+        let (mut before, mut gained) = (0, 0);
+        let count = count(200);
+        run(&mut w, random, count, |w, _| {
+            w.start(true);
+            let now = w.all_counters().redirected_bytes;
+            gained += u32::from(now > before);
+            before = now;
+        });
+        let (redirected, passed) = redirected_and_passed(&w);
+        assert!(redirected > passed / 2, "{redirected} {passed}");
+        assert!(gained > 0, "nothing was redirected before the end");
+        let counted = w.all_counters();
+        let seen = counted.enrolled + counted.skipped.iter().sum::<u64>();
+        assert_eq!(seen, 2 * count as u64, "somebody always looks");
+    });
+}
+
+#[test]
+fn random_streams_survive_switching_the_acceleration_off_and_on() {
+    world(true, true, |mut w| {
+        let random = &mut Random(seed());
+        let mut on = true;
+        let count = count(200);
+        run(&mut w, random, count, |w, _| {
+            on = !on;
+            w.start(on);
+        });
+        w.start(true);
+        let (redirected, _) = redirected_and_passed(&w);
+        assert!(redirected > 1 << 20, "{redirected}");
+        let counted = w.all_counters();
+        let seen = counted.enrolled + counted.skipped.iter().sum::<u64>();
+        assert!(seen < 2 * count as u64, "it was never off");
+    });
+}
+
+#[test]
+fn random_streams_survive_a_pod_that_changes_its_mind() {
+    world(true, true, |mut w| {
+        let random = &mut Random(seed());
+        let mut redirected = 0;
+        run(&mut w, random, count(150), |w, luck| {
+            redirected += w.counters(&w.a).redirected_bytes;
+            let wish = |wanted| w.a.attach_with(w.datapath(), wanted);
+            // Its counters begin anew.
+            wish(None);
+            if luck & 3 != 0 {
+                thread::sleep(Duration::from_micros(luck >> 32 & 0xfff));
+            }
+            wish(Some(w.a.acceleration()));
+        });
+        println!("{redirected}");
+        assert!(redirected > 1 << 20, "{redirected}");
+    });
+}
+
+/// A connection in the middle of a stream when its pods may be accelerated has data in TCP's
+/// queues.
+#[test]
+fn connections_from_before_stay_plain_and_new_ones_do_not() {
+    world(true, false, |mut w| {
+        let random = &mut Random(seed());
+        let mut plans: Vec<Plan> = (0..8).map(|_| Plan::new(random)).collect();
+        for way in plans.iter_mut().flat_map(|plan| &mut plan.ways) {
+            // Long enough to be in the middle.
+            way.len = 4 << 20;
+            way.message = 40_000;
+            way.piece = 40_000;
+            way.reader_pauses = (4, 4000);
+        }
+        let done = AtomicUsize::new(0);
+        let (a, b) = (w.a.clone(), w.b.clone());
+        thread::scope(|scope| {
+            for plan in &plans {
+                scope.spawn(|| {
+                    plan.run(&a, &b);
+                    done.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            kit::eventually("all in the middle", || {
+                let counted = w.datapath().pod_counters(w.b.ifindex).unwrap().unwrap();
+                counted.tx_bytes + counted.rx_bytes > 16 << 20
+            });
+            w.b.attach(w.datapath());
+            thread::sleep(Duration::from_millis(20));
+            assert!(done.load(Ordering::Relaxed) < plans.len(), "too short");
+            assert_eq!(enrolled(), []);
+            assert_eq!(w.all_counters(), AccelerationCounters::default());
+        });
+        run(&mut w, random, count(50), |_, _| {});
+        let (redirected, passed) = redirected_and_passed(&w);
+        assert!(redirected > passed / 2, "{redirected} {passed}");
+    });
+}
+
+#[test]
+fn random_streams_arrive_where_everybody_waits_for_a_cpu() {
+    world(true, true, |mut w| {
+        let random = &mut Random(seed());
+        let stop = AtomicBool::new(false);
+        let busy = 2 * thread::available_parallelism().unwrap().get();
+        thread::scope(|scope| {
+            for _ in 0..busy {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                run(&mut w, random, count(100), |_, _| {});
+            }));
+            stop.store(true, Ordering::Relaxed);
+            result.unwrap();
+        });
+        let (redirected, passed) = redirected_and_passed(&w);
+        assert!(redirected > passed / 2, "{redirected} {passed}");
     });
 }
