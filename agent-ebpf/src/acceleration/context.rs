@@ -125,14 +125,14 @@ pub fn state<'a>(socket: NonNull<c_void>) -> Option<&'a mut SocketState> {
     }
 }
 
-/// Keeps something with a socket; none without memory for it.
+/// Begins to keep something with a socket: all zero, or what is there. None without memory for it.
 #[inline(always)]
-pub fn keep<'a>(socket: NonNull<c_void>, mut state: SocketState) -> Option<&'a mut SocketState> {
+pub fn keep<'a>(socket: NonNull<c_void>) -> Option<&'a mut SocketState> {
     let map = core::ptr::from_ref(&SOCKET_STATES).cast_mut().cast();
     let create = BPF_SK_STORAGE_GET_F_CREATE.into();
-    // SAFETY: as in [`state()`]; the initial value is copied.
+    // SAFETY: as in [`state()`]; without an initial value it is zero.
     unsafe {
-        bpf_sk_storage_get(map, socket.as_ptr(), (&raw mut state).cast(), create)
+        bpf_sk_storage_get(map, socket.as_ptr(), core::ptr::null_mut(), create)
             .cast::<SocketState>()
             .as_mut()
     }

@@ -18,7 +18,7 @@ use aya_ebpf::{
     programs::SockOpsContext,
 };
 use aya_log_ebpf::warn;
-use sinabro_common::abi::acceleration::{ConnectionKey, Enrolled, Path, Skip, SocketState};
+use sinabro_common::abi::acceleration::{ConnectionKey, Enrolled, Skip, SocketState};
 
 /// What a table without room answers.
 const E2BIG: i32 = -7;
@@ -43,6 +43,12 @@ fn netns(ctx: &SockOpsContext) -> u64 {
     unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
 }
 
+/// On what ground a connection is enrolled.
+struct May {
+    epoch: u32,
+    generations: [u32; 2],
+}
+
 #[inline(always)]
 fn established(ctx: &SockOpsContext, passive: bool) {
     let Some(mut key) = context::key(ctx) else {
@@ -55,6 +61,8 @@ fn established(ctx: &SockOpsContext, passive: bool) {
         }
         key.netns = netns;
     }
+    // Before the pods: who is evicted from here on has another epoch, and asks again.
+    let epoch = epoch();
     let Some((pod, peer)) = pods(&key) else {
         return;
     };
@@ -63,10 +71,13 @@ fn established(ctx: &SockOpsContext, passive: bool) {
         return;
     }
     let ifindex = pod.ifindex;
-    let generations = [pod.generation, peer.generation];
+    let may = May {
+        epoch,
+        generations: [pod.generation, peer.generation],
+    };
     let outcome = match account::judge(&key.server(passive)) {
         Some(skip) => Err(skip),
-        None => enrol(ctx, &key, ifindex, generations, passive),
+        None => enrol(ctx, &key, ifindex, may, passive),
     };
     match outcome {
         Ok(()) => account::enrolled(ifindex),
@@ -87,12 +98,18 @@ fn watch(ctx: &SockOpsContext) -> Result<(), i32> {
         .map_err(|error| error as i32)
 }
 
+/// Asks for no more word of it.
+#[inline(always)]
+fn leave(ctx: &SockOpsContext) {
+    let _ = ctx.set_cb_flags((ctx.cb_flags() & !BPF_SOCK_OPS_STATE_CB_FLAG) as i32);
+}
+
 #[inline(always)]
 fn enrol(
     ctx: &SockOpsContext,
     key: &ConnectionKey,
     ifindex: u32,
-    generations: [u32; 2],
+    may: May,
     passive: bool,
 ) -> Result<(), Skip> {
     let socket = context::socket(ctx).ok_or(Skip::Refused)?;
@@ -100,24 +117,16 @@ fn enrol(
     if unfit || field!(ctx.ops, bpf_sock_ops, data_segs_out) != 0 {
         return Err(Skip::Unfit);
     }
-    let state = SocketState {
-        key: *key,
-        sk: socket.as_ptr() as u64,
-        peer: Enrolled { cookie: 0, sk: 0 },
-        bytes: 0,
-        messages: 0,
-        all_messages: 0,
-        ifindex,
-        epoch: epoch(),
-        generations,
-        path: Path::New as u8,
-        reason: 0,
-        passive: passive.into(),
-        pad: [0; 5],
-    };
     // SAFETY: the context is valid for as long as the program runs.
     let cookie = unsafe { bpf_get_socket_cookie(ctx.as_ptr()) };
-    let state = context::keep(socket, state).ok_or(Skip::Refused)?;
+    // Written in place: the stack has no room for it.
+    let state = context::keep(socket).ok_or(Skip::Refused)?;
+    state.key = *key;
+    state.sk = socket.as_ptr() as u64;
+    state.passive = passive.into();
+    state.ifindex = ifindex;
+    state.epoch = may.epoch;
+    state.generations = may.generations;
     // Read back, the address is a number.
     let sk = state.sk;
     if !passive && kernel::has_early_reader(sk) != Some(false) {
@@ -133,6 +142,7 @@ fn enrol(
     enrolled.map_err(|error| {
         forget(key, cookie);
         context::drop_state(socket);
+        leave(ctx);
         refused(ctx, error);
         Skip::Refused
     })
@@ -144,7 +154,11 @@ fn closed(ctx: &SockOpsContext) {
         return;
     };
     match context::state(socket) {
-        Some(state) => ended(ctx, state),
+        Some(state) => {
+            ended(ctx, state);
+            // The socket may live on, and connect again.
+            context::drop_state(socket);
+        }
         // Only accepted sockets are watched without being enrolled.
         None => {
             if let Some(key) = context::key(ctx) {
@@ -152,6 +166,7 @@ fn closed(ctx: &SockOpsContext) {
             }
         }
     }
+    leave(ctx);
 }
 
 #[inline(always)]

@@ -73,11 +73,12 @@ fn direct(
         own,
         peer: Peer(state.peer.sk),
     };
-    gate(&ends, size)?;
+    gate(&ends, &mut state.backlog, size)?;
     let verdict = SOCKETS.redirect_msg(ctx, state.peer.cookie, BPF_F_INGRESS.into());
     if verdict != SK_PASS.into() {
         // Where the other end closed in the middle, TCP tells the sender so.
         return Err(Reason::Closing);
     }
+    state.backlog.add(size);
     Ok(())
 }

@@ -89,6 +89,21 @@ pub struct Enrolled {
 }
 map_type!(Enrolled, 16);
 
+/// What a sender knows of the messages that it handed over and that are not read yet.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Bytes handed over, modulo 2^32.
+    pub bytes: u32,
+    /// Some earlier value of `bytes`.
+    pub mark: u32,
+    /// Messages of which some may be unread, handed over before the mark.
+    pub before: u32,
+    /// Messages handed over since the mark.
+    pub after: u32,
+}
+map_type!(Backlog, 16);
+
 /// What is kept with an enrolled socket. Written by programs that hold the socket's lock.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +125,7 @@ pub struct SocketState {
     pub epoch: u32,
     /// Its pod's generation at enrolment, and that of the other end's.
     pub generations: [u32; 2],
+    pub backlog: Backlog,
     /// A [`Path`].
     pub path: u8,
     /// A [`Reason`], where the path is [`Path::Stack`].
@@ -118,7 +134,7 @@ pub struct SocketState {
     pub passive: u8,
     pub pad: [u8; 5],
 }
-map_type!(SocketState, 112);
+map_type!(SocketState, 128);
 
 /// How what a socket sends travels. Only ever goes down this list: data handed to the other
 /// socket must not overtake data on its way through TCP, nor meet a reader that waits for TCP's.

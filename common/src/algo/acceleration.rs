@@ -9,13 +9,44 @@
 //! (`write_seq == copied_seq`). Initial sequence numbers are random (RFC 6528), so the same
 //! comparison tells that the two sockets are ends of one connection.
 //!
-//! **Back-pressure.** The socket's queue has the limit that TCP's has: the receive buffer.
+//! **Back-pressure.** The socket's queue has the limit that TCP's has: the receive buffer. As with
+//! TCP, what the kernel itself needs for each message counts, or a million messages of a byte
+//! would take a gigabyte that is nobody's. The queue tells its bytes only; [`Backlog`] infers how
+//! many messages they are.
 
-use crate::abi::acceleration::{RCVBUF_LOCK, Reason, SEND_SHUTDOWN, Skip, Traffic};
+use crate::abi::acceleration::{Backlog, RCVBUF_LOCK, Reason, SEND_SHUTDOWN, Skip, Traffic};
 
 /// Least limit of a queue where the application has not set SO_RCVBUF: TCP raises its own while
 /// a reader keeps up (up to `tcp_rmem`'s maximum, 6 MB by default), which direct data does not make it do.
 pub const MIN_QUEUE_LIMIT: u32 = 1 << 20;
+
+/// A message no longer than this always fits an empty queue, as a segment does TCP's.
+pub const LONE_MESSAGE: u32 = 1 << 16;
+
+/// What the kernel allocates for a queued message beside its bytes (`struct sk_msg`).
+pub const MESSAGE_COST: u32 = 1024;
+
+impl Backlog {
+    /// Not fewer messages than are among the bytes still queued, nor many more.
+    #[inline(always)]
+    pub fn messages(&mut self, queued: u32) -> u32 {
+        let read = self.bytes.wrapping_sub(queued);
+        if (read.wrapping_sub(self.mark) as i32) >= 0 {
+            // All from before the mark is read. A new mark: the old one's messages are its past.
+            self.before = if queued == 0 { 0 } else { self.after };
+            self.after = 0;
+            self.mark = self.bytes;
+        }
+        self.before.saturating_add(self.after)
+    }
+
+    /// A message was handed over.
+    #[inline(always)]
+    pub fn add(&mut self, size: u32) {
+        self.bytes = self.bytes.wrapping_add(size);
+        self.after = self.after.saturating_add(1);
+    }
+}
 
 /// What decides a message's way, asked for one by one: the last ones are dear, and seldom needed.
 pub trait Ends {
@@ -36,7 +67,7 @@ pub trait Ends {
 /// Whether a message of `size` bytes may go to the receiver's socket, or why not. To be asked
 /// while the sender's socket is locked.
 #[inline(always)]
-pub fn gate(ends: &impl Ends, size: u32) -> Result<(), Reason> {
+pub fn gate(ends: &impl Ends, backlog: &mut Backlog, size: u32) -> Result<(), Reason> {
     if ends.shutdown() & SEND_SHUTDOWN != 0 {
         return Err(Reason::Closing);
     }
@@ -47,15 +78,16 @@ pub fn gate(ends: &impl Ends, size: u32) -> Result<(), Reason> {
         return Err(Reason::Unfit);
     }
     let queued = ends.queued().ok_or(Reason::Closing)?;
-    // One message always fits an empty queue, as one segment does TCP's.
-    if queued == 0 {
+    let messages = backlog.messages(queued);
+    if queued == 0 && size <= LONE_MESSAGE {
         return Ok(());
     }
     let (mut limit, userlocks) = ends.receive_buffer().ok_or(Reason::Closing)?;
     if userlocks & RCVBUF_LOCK == 0 && limit < MIN_QUEUE_LIMIT {
         limit = MIN_QUEUE_LIMIT;
     }
-    if queued.saturating_add(size) > limit {
+    let cost = messages.saturating_add(1).saturating_mul(MESSAGE_COST);
+    if queued.saturating_add(size).saturating_add(cost) > limit {
         return Err(Reason::QueueFull);
     }
     Ok(())
@@ -136,5 +168,61 @@ pub fn ended(traffic: &mut Traffic, exchanges: u32) {
     traffic.connections += 1;
     if exchanges < MIN_EXCHANGES {
         traffic.short_connections += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::{collections::VecDeque, vec::Vec};
+
+    proptest! {
+        /// Against a queue of messages that a reader takes bytes from.
+        #[test]
+        fn a_backlog_is_never_less_than_what_is_queued(
+            start: u32,
+            steps in prop::collection::vec((1u32..100_000, 0u32..300_000), 1..300),
+        ) {
+            let mut backlog = Backlog { bytes: start, mark: start, ..Backlog::default() };
+            let mut queue = VecDeque::new();
+            for (size, read) in steps {
+                let queued = queue.iter().sum::<u32>();
+                let told = backlog.messages(queued);
+                prop_assert!(told as usize >= queue.len(), "{told} for {}", queue.len());
+                if queued == 0 {
+                    prop_assert_eq!(told, 0);
+                }
+                backlog.add(size);
+                queue.push_back(size);
+                let mut read = read;
+                while let Some(first) = queue.front_mut() {
+                    let now = read.min(*first);
+                    *first -= now;
+                    read -= now;
+                    if *first > 0 {
+                        break;
+                    }
+                    queue.pop_front();
+                }
+            }
+        }
+
+        /// A reader that keeps so many messages behind, and never empties the queue.
+        #[test]
+        fn a_backlog_is_not_much_more_than_what_is_queued(behind in 1usize..200) {
+            let mut backlog = Backlog::default();
+            for _ in 0..behind {
+                backlog.add(7);
+            }
+            let told: Vec<u32> = (0..2000)
+                .map(|_| {
+                    backlog.add(7);
+                    backlog.messages(7 * behind as u32)
+                })
+                .collect();
+            let most = told.iter().max().copied().unwrap_or_default() as usize;
+            prop_assert!(most <= 2 * behind + 2, "{most} for {behind}");
+        }
     }
 }

@@ -1,10 +1,10 @@
 //! A sender that never stops against a reader that does not read.
 
-use super::{World, connect, pattern, read, world};
+use super::{World, connect, enrolled, pattern, read, world};
+use crate::kit;
 use sinabro_common::abi::acceleration::Reason;
 use socket2::SockRef;
 use std::{
-    fs,
     io::ErrorKind,
     net::{Shutdown, TcpStream},
     os::fd::AsRawFd,
@@ -50,17 +50,13 @@ fn fill(socket: &TcpStream, bytes: &[u8], message: usize) -> usize {
     }
 }
 
-/// What the kernel has allocated for itself, in bytes.
-fn kernel_memory() -> i64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap();
-    let line = text.lines().find(|line| line.starts_with("Slab:")).unwrap();
-    let kilobytes: i64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
-    kilobytes << 10
-}
-
+/// What a full connection has taken.
+#[derive(Debug)]
 struct Filled {
-    sent: usize,
-    memory: i64,
+    bytes: usize,
+    redirected_bytes: u64,
+    redirected_messages: u64,
+    queue_full: u64,
 }
 
 /// Fills a connection, then reads it all.
@@ -70,25 +66,31 @@ fn fill_and_drain(w: &World, v6: bool, message: usize, rcvbuf: Option<usize>) ->
     if let Some(size) = rcvbuf {
         SockRef::from(&server).set_recv_buffer_size(size).unwrap();
     }
-    let bytes = pattern(3, TOO_MUCH + message);
-    let before = kernel_memory();
-    let sent = fill(&client, &bytes, message);
-    let memory = kernel_memory() - before;
+    let data = pattern(3, TOO_MUCH + message);
+    let before = w.counters(&w.a);
+    let bytes = fill(&client, &data, message);
     let mut got = 0;
     let mut piece = vec![0; 50_000];
     let closer = thread::spawn(move || client.shutdown(Shutdown::Write).unwrap());
-    loop {
-        match read(&mut server, &mut piece) {
-            0 => break,
-            len => {
-                assert!(piece[..len] == bytes[got..][..len], "bytes differ");
-                got += len;
-            }
-        }
+    while got < bytes {
+        let len = read(&mut server, &mut piece);
+        assert!(len > 0, "the end after {got} of {bytes} bytes");
+        assert!(piece[..len] == data[got..][..len], "bytes differ");
+        got += len;
     }
+    assert_eq!(read(&mut server, &mut piece), 0);
     closer.join().unwrap();
-    assert_eq!(got, sent);
-    Filled { sent, memory }
+    drop(server);
+    // What the sender's socket has counted is carried over at its end.
+    kit::eventually("the end", || enrolled().is_empty());
+    let after = w.counters(&w.a);
+    let full = Reason::QueueFull as usize;
+    Filled {
+        bytes,
+        redirected_bytes: after.redirected_bytes - before.redirected_bytes,
+        redirected_messages: after.redirected_messages - before.redirected_messages,
+        queue_full: after.passed_messages[full] - before.passed_messages[full],
+    }
 }
 
 #[test]
@@ -96,18 +98,20 @@ fn a_sender_is_blocked_by_a_reader_that_never_reads_and_nothing_is_lost() {
     world(true, true, |w| {
         for v6 in [false, true] {
             for message in [1, 100, 4096, 1 << 16, 1 << 20] {
-                let full = |w: &World| {
-                    let counted = w.counters(&w.a);
-                    (
-                        counted.redirected_bytes,
-                        counted.passed_messages[Reason::QueueFull as usize],
-                    )
-                };
-                let before = full(&w);
                 let usual = fill_and_drain(&w, v6, message, None);
-                let after = full(&w);
-                println!("{message}: {} slab {}", usual.sent, usual.memory);
-                assert!(after.0 > before.0 && after.1 > before.1, "{after:?}");
+                println!("{message}: {usual:?}");
+                assert!(
+                    usual.redirected_bytes > 0 && usual.queue_full > 0,
+                    "{usual:?}"
+                );
+                // Each has a structure of the kernel's of about a kilobyte.
+                assert!(usual.redirected_messages <= 1024, "{usual:?}");
+                assert!(usual.redirected_bytes <= 1 << 20, "{usual:?}");
+                let small = fill_and_drain(&w, v6, message, Some(20_000));
+                println!("{message}, small buffer: {small:?}");
+                assert!(small.queue_full > 0, "{small:?}");
+                assert!(small.redirected_bytes <= 1 << 16, "{small:?}");
+                assert!(small.bytes < usual.bytes, "{small:?}");
             }
         }
     });

@@ -348,7 +348,7 @@ fn random_streams_arrive_whole_and_in_order() {
         let random = &mut Random(seed());
         run(&mut w, random, count(600), |_, _| {});
         let (redirected, passed) = redirected_and_passed(&w);
-        assert!(redirected > passed / 2, "{redirected} {passed}");
+        assert!(redirected > passed / 20, "{redirected} {passed}");
     });
 }
 
@@ -381,7 +381,7 @@ fn random_streams_survive_restarts_of_the_agent() {
             before = now;
         });
         let (redirected, passed) = redirected_and_passed(&w);
-        assert!(redirected > passed / 2, "{redirected} {passed}");
+        assert!(redirected > passed / 20, "{redirected} {passed}");
         assert!(gained > 0, "nothing was redirected before the end");
         let counted = w.all_counters();
         let seen = counted.enrolled + counted.skipped.iter().sum::<u64>();
@@ -463,7 +463,7 @@ fn connections_from_before_stay_plain_and_new_ones_do_not() {
         });
         run(&mut w, random, count(50), |_, _| {});
         let (redirected, passed) = redirected_and_passed(&w);
-        assert!(redirected > passed / 2, "{redirected} {passed}");
+        assert!(redirected > passed / 20, "{redirected} {passed}");
     });
 }
 
@@ -488,6 +488,6 @@ fn random_streams_arrive_where_everybody_waits_for_a_cpu() {
             result.unwrap();
         });
         let (redirected, passed) = redirected_and_passed(&w);
-        assert!(redirected > passed / 2, "{redirected} {passed}");
+        assert!(redirected > passed / 20, "{redirected} {passed}");
     });
 }
