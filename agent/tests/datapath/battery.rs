@@ -12,6 +12,7 @@ use sinabro_agent::{
     datapath::{Datapath, DatapathConfig},
 };
 use sinabro_common::{api::Verdict, names};
+use sinabro_netlink::NetNs;
 use std::{
     fs,
     net::IpAddr,
@@ -114,5 +115,19 @@ fn a_self_test_whose_connections_are_not_accelerated_is_none() {
                 .join(names::BPF_SELF_TEST_DIR)
                 .exists()
         );
+    });
+}
+
+#[test]
+fn rows_see_the_same_of_plain_connections_each_time() {
+    let rows: Vec<_> = battery::rows().collect();
+    kit::fresh(|| {
+        let here = NetNs::current().unwrap();
+        for loopback in ["127.0.0.1", "::1"] {
+            let connect = Between::new(here.clone(), here.clone(), loopback.parse().unwrap());
+            for outcome in compare(&rows, &connect, &connect, 8).unwrap() {
+                assert!(outcome.passed(), "{outcome:?}");
+            }
+        }
     });
 }

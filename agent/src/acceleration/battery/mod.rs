@@ -8,6 +8,7 @@
 //! - [`stage`]: connections, sockets, and work with a deadline;
 //! - [`between`]: connections between network namespaces;
 //! - [`compare`]: rows seen on two kinds of connections;
+//! - [`message`]: what comes beside data;
 //! - [`stream`]: bytes that tell their place;
 //! - the rows, by what they look at: [`order`], [`pressure`], [`reading`], [`waiting`],
 //!   [`closing`], [`sending`].
@@ -15,6 +16,7 @@
 mod between;
 mod closing;
 mod compare;
+mod message;
 mod order;
 mod pressure;
 mod reading;

@@ -11,7 +11,7 @@ use std::{
         mpsc::{self, Receiver, RecvTimeoutError},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How long something that should not happen is given to happen.
@@ -117,6 +117,21 @@ pub fn pair_with(
     Ok(Pair {
         client,
         server: accept(connect, &listener)?,
+    })
+}
+
+/// A row over a connection each way: from client to server, from server to client.
+pub fn each_way(
+    connect: &dyn Connect,
+    row: impl Fn(Socket, Socket) -> Result<String, Failed>,
+) -> Result<String, Failed> {
+    let Pair { client, server } = pair(connect)?;
+    let up = row(client, server)?;
+    let Pair { client, server } = pair(connect)?;
+    let down = row(server, client)?;
+    Ok(match up == down {
+        true => up,
+        false => format!("to the server: {up}; to the client: {down}"),
     })
 }
 
@@ -233,6 +248,18 @@ impl Socket {
     /// The events there are within some time; zero if none.
     pub fn poll(&self, events: i16, timeout: Duration) -> Result<i16, Errno> {
         poll_fd(&self.0, events, timeout)
+    }
+
+    /// Waits until so many bytes can be received at once; that they never can will show.
+    pub fn gather(&self, connect: &dyn Connect, bytes: usize) {
+        let deadline = Instant::now() + connect.patience();
+        let there = || match self.recv(bytes, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+            Ok(data) => data.is_empty() || data.len() == bytes,
+            Err(errno) => errno != Errno::EAGAIN,
+        };
+        while !there() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// What a blocking receive gets, if it gets something in time.
