@@ -11,6 +11,7 @@
 
 mod value;
 
+use crate::acceleration::choice::Mode;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, parser::ValueSource};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,9 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
 };
-use value::{absolute_path, boolean, cidr, device, node_name, number, port_range};
+use value::{
+    absolute_path, acceleration_mode, boolean, cidr, device, node_name, number, port_range,
+};
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
 pub const MIN_MTU: u32 = 1280;
@@ -72,7 +75,7 @@ pub struct Options {
     #[arg(long, env = "SINABRO_BPF_DIR", value_name = "DIR", default_value = names::BPF_DIR)]
     bpf_dir: Option<String>,
 
-    /// Root of the cgroup v2 hierarchy, where the TCP fast path attaches [default: found among
+    /// Root of the cgroup v2 hierarchy, where the acceleration of TCP attaches [default: found among
     /// the mounts].
     #[arg(long, env = "SINABRO_CGROUP_DIR", value_name = "DIR")]
     cgroup_dir: Option<String>,
@@ -148,14 +151,28 @@ pub struct Options {
     #[arg(long, env = "SINABRO_MASQUERADE_PORTS", value_name = "FIRST-LAST")]
     masquerade_ports: Option<String>,
 
-    /// Whether TCP between pods of this node bypasses the network stack from socket to socket.
+    /// Which pods' TCP connections with other pods of this node bypass the network stack, from
+    /// socket to socket: auto (where the agent's test at start finds no difference that an
+    /// application could see, all but those that wish it disabled; else as opt-in), opt-in (those
+    /// that wish it enabled), all (whatever they wish) or off. A pod wishes by its annotation
+    /// sinabro.io/tcp-acceleration: enabled or disabled.
     #[arg(
         long,
-        env = "SINABRO_TCP_FAST_PATH",
+        env = "SINABRO_TCP_ACCELERATION",
+        value_name = "MODE",
+        default_value = "auto"
+    )]
+    tcp_acceleration: Option<String>,
+
+    /// Whether connections inside a pod, over its loopback, are accelerated like its others: those
+    /// between an application and a proxy beside it.
+    #[arg(
+        long,
+        env = "SINABRO_TCP_ACCELERATION_LOOPBACK",
         value_name = "BOOL",
         default_value = "false"
     )]
-    tcp_fast_path: Option<String>,
+    tcp_acceleration_loopback: Option<String>,
 
     /// How programs are attached to network devices: auto (filters on pod links, which is many
     /// times faster to set up, tcx links on uplinks where the kernel has them), tcx or clsact
@@ -219,7 +236,8 @@ pub struct Settings {
     pub non_masquerade_cidrs: Vec<IpNet>,
     /// First and last, inclusive.
     pub masquerade_ports: Option<(u16, u16)>,
-    pub tcp_fast_path: bool,
+    pub tcp_acceleration: Mode,
+    pub tcp_acceleration_loopback: bool,
     pub attach: AttachMode,
     pub metrics_address: Option<SocketAddr>,
     /// A `tracing_subscriber::EnvFilter`.
@@ -354,7 +372,8 @@ impl Settings {
             masquerade: layers.parse("masquerade", boolean)?,
             non_masquerade_cidrs: layers.list("nonMasqueradeCIDRs", cidr)?,
             masquerade_ports: layers.optional("masqueradePorts", port_range)?,
-            tcp_fast_path: layers.parse("tcpFastPath", boolean)?,
+            tcp_acceleration: layers.parse("tcpAcceleration", acceleration_mode)?,
+            tcp_acceleration_loopback: layers.parse("tcpAccelerationLoopback", boolean)?,
             attach: layers.parse("attach", |text| match text {
                 "auto" => Ok(AttachMode::Auto),
                 "tcx" => Ok(AttachMode::Tcx),

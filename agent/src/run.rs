@@ -11,6 +11,7 @@
 //! links, programs and maps stay as they are, the pods keep their network.
 
 use crate::{
+    acceleration::choice::{Mode, Policy, Verdict},
     announce::{self, Announcer, problems},
     api::{
         server::Server,
@@ -24,7 +25,7 @@ use crate::{
     cluster_api::ClusterApi,
     config::{self, FactsFrom, Settings},
     datapath::{self, Datapath, DatapathConfig},
-    endpoint::{Endpoints, release::Reaper},
+    endpoint::{Endpoints, Programs, release::Reaper},
     install::{self, InstallConfig},
     ipam::Allocator,
     node::{self, NodeState},
@@ -207,7 +208,7 @@ fn restore(settings: &Settings) -> anyhow::Result<(Arc<Datapath>, Arc<Endpoints>
     let datapath = Datapath::load(&DatapathConfig {
         bpf_dir: settings.bpf_dir.clone(),
         cgroup: settings.cgroup_dir.clone(),
-        acceleration: settings.tcp_fast_path,
+        acceleration: settings.tcp_acceleration != Mode::Off,
         attach: match settings.attach {
             config::AttachMode::Auto => datapath::AttachMode::Auto,
             config::AttachMode::Tcx => datapath::AttachMode::Tcx,
@@ -218,7 +219,17 @@ fn restore(settings: &Settings) -> anyhow::Result<(Arc<Datapath>, Arc<Endpoints>
     .context("cannot load the data path")?;
     let datapath = Arc::new(datapath);
     let ipam = Allocator::open(&settings.state_dir).context("cannot read the leases")?;
-    let endpoints = Endpoints::open(&settings.state_dir, ipam, datapath.clone())
+    // The self-test decides, see acceleration::self_test.
+    let verdict = Verdict::SomeFail;
+    let programs = Arc::new(Programs {
+        datapath: datapath.clone(),
+        acceleration: Policy {
+            mode: settings.tcp_acceleration,
+            verdict,
+            loopback: settings.tcp_acceleration_loopback,
+        },
+    });
+    let endpoints = Endpoints::open(&settings.state_dir, ipam, programs)
         .context("cannot open the endpoint records")?;
     let restored = endpoints
         .restore()
@@ -468,7 +479,7 @@ fn log_start(core: &Core) {
         vxlan_port = s.vxlan_port,
         vni = s.vxlan_vni,
         masquerade = s.masquerade,
-        tcp_fast_path = s.tcp_fast_path,
+        tcp_acceleration = %s.tcp_acceleration,
         metrics = ?s.metrics_address,
         modes = modes.join(" "),
         endpoints = core.endpoints.count(),

@@ -74,7 +74,11 @@ fn three_capabilities_and_read_only_file_systems_suffice() {
 
 #[test]
 fn they_suffice_for_every_way_of_attaching() {
-    for flag in ["--attach=tcx", "--attach=clsact", "--tcp-fast-path=true"] {
+    for flag in [
+        "--attach=tcx",
+        "--attach=clsact",
+        "--tcp-acceleration=all",
+    ] {
         works_with(&[flag]);
     }
 }

@@ -110,7 +110,7 @@ fn nothing_is_left_whatever_the_agent_used() {
         &["--attach=auto"],
         &["--attach=clsact"],
         &["--attach=tcx"],
-        &["--tcp-fast-path=true"],
+        &["--tcp-acceleration=all"],
     ] {
         populate(node, flags);
         let filters = flags == &["--attach=clsact"];

@@ -36,7 +36,8 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.vxlan_port, names::VXLAN_PORT);
     assert_eq!(settings.vxlan_vni, names::VXLAN_VNI);
     assert_eq!(settings.mtu, None);
-    assert!(settings.masquerade && !settings.tcp_fast_path);
+    assert!(settings.masquerade && !settings.tcp_acceleration_loopback);
+    assert_eq!(settings.tcp_acceleration, Mode::Auto);
     assert_eq!(settings.attach, AttachMode::Auto);
     assert_eq!(
         settings.metrics_address,
@@ -115,7 +116,8 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         masquerade: false
         nonMasqueradeCIDRs: ['10.0.0.0/8', fd00::/8]
         masqueradePorts: 61000-65535
-        tcpFastPath: true
+        tcpAcceleration: opt-in
+        tcpAccelerationLoopback: true
         attach: clsact
         metricsAddress: ''
         logLevel: debug
@@ -138,7 +140,8 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         masquerade: false,
         non_masquerade_cidrs: vec!["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()],
         masquerade_ports: Some((61000, 65535)),
-        tcp_fast_path: true,
+        tcp_acceleration: Mode::OptIn,
+        tcp_acceleration_loopback: true,
         attach: AttachMode::Clsact,
         metrics_address: None,
         log_level: "debug".into(),
@@ -204,6 +207,9 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("masqueradePorts", "5-4"),
         ("masqueradePorts", "0-4"),
         ("masquerade", "maybe"),
+        ("tcpAcceleration", "true"),
+        ("tcpAcceleration", "Auto"),
+        ("tcpAccelerationLoopback", "opt-in"),
         ("attach", "xdp"),
         ("metricsAddress", "localhost"),
         ("logLevel", "a=b=c"),
@@ -229,6 +235,18 @@ fn bad_values_are_named_with_key_value_and_source() {
     );
     let long = format!("--state-dir=/{}", "x".repeat(93));
     refused(load(&["--nodes=/n", &long]), "stateDir", "103 bytes");
+}
+
+#[test]
+fn every_mode_of_acceleration_is_a_word_and_off_may_come_as_a_boolean() {
+    let mode = |value: &str| {
+        let text = format!("{{nodes: /n, tcpAcceleration: {value}}}");
+        load_file(&text, &[]).unwrap().tcp_acceleration
+    };
+    for expected in Mode::EVERY {
+        assert_eq!(mode(expected.as_str()), expected);
+    }
+    assert_eq!(mode("false"), Mode::Off);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Text to values, with the reason if it is none.
 
+use crate::acceleration::choice::Mode;
 use ipnet::IpNet;
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -66,6 +67,15 @@ pub fn boolean(text: &str) -> Result<bool, String> {
         "false" => Ok(false),
         _ => Err("expected true or false".into()),
     }
+}
+
+pub fn acceleration_mode(text: &str) -> Result<Mode, String> {
+    // YAML 1.1, which Helm reads, takes a bare `off` for the boolean.
+    let text = if text == "false" { "off" } else { text };
+    Mode::EVERY
+        .into_iter()
+        .find(|mode| mode.as_str() == text)
+        .ok_or_else(|| "expected auto, off, opt-in or all".into())
 }
 
 pub fn port_range(text: &str) -> Result<(u16, u16), String> {

@@ -10,32 +10,30 @@
 
 pub mod gc;
 pub mod locks;
+pub mod programs;
 pub mod record;
 pub mod release;
 pub mod restore;
 
 pub use locks::{Guard, Locks};
+pub use programs::{PodPrograms, Programs};
 pub use record::{EndpointRecord, attachment};
 
 use crate::{
     apply::PodRoute,
     chain::Chain,
-    datapath::{Datapath, DatapathError},
+    datapath::DatapathError,
     ipam::{Allocator, IpamError},
     state_file::FileError,
 };
 use record::Records;
 use sinabro_common::{
-    abi::{
-        Addr,
-        endpoint::{Endpoint, PodLink},
-    },
     api::{Mac, Owner},
     names,
 };
 use sinabro_netlink::{Conn, ResultExt, link};
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     io,
     net::IpAddr,
     path::{Path, PathBuf},
@@ -67,51 +65,6 @@ pub enum EndpointError {
     Netlink(#[from] sinabro_netlink::Error),
     #[error(transparent)]
     Datapath(#[from] DatapathError),
-}
-
-/// What an endpoint needs of the data path.
-///
-/// A trait so that tests can make a step fail and watch the order of steps.
-pub trait PodPrograms: Send + Sync {
-    /// As [`Datapath::attach_pod`].
-    fn attach(&self, record: &EndpointRecord) -> Result<(), DatapathError>;
-    /// As [`Datapath::detach_pod`].
-    fn detach(&self, record: &EndpointRecord) -> Result<(), DatapathError>;
-    /// As [`Datapath::retain_pods`].
-    fn retain(&self, live: &HashSet<String>) -> Result<Vec<String>, DatapathError>;
-}
-
-impl PodPrograms for Datapath {
-    fn attach(&self, record: &EndpointRecord) -> Result<(), DatapathError> {
-        let of_family = |v4| {
-            let address = record.addresses.iter().find(|a| a.is_ipv4() == v4);
-            address.map_or(Addr::UNSPECIFIED, |a| Addr::from(*a))
-        };
-        let pod = PodLink {
-            v4: of_family(true),
-            v6: of_family(false),
-            mac: record.mac.0,
-            pad: [0; 2],
-        };
-        let endpoint = Endpoint {
-            ifindex: record.ifindex,
-            flags: 0,
-            mac: record.mac.0,
-            host_mac: record.host_mac.0,
-        };
-        let endpoints = record.addresses.iter().map(|a| (Addr::from(*a), endpoint));
-        let endpoints: Vec<_> = endpoints.collect();
-        self.attach_pod(record.ifindex, &record.link, &pod, &endpoints, None)
-    }
-
-    fn detach(&self, record: &EndpointRecord) -> Result<(), DatapathError> {
-        let addresses: Vec<_> = record.addresses.iter().map(|a| Addr::from(*a)).collect();
-        self.detach_pod(record.ifindex, &record.link, &addresses)
-    }
-
-    fn retain(&self, live: &HashSet<String>) -> Result<Vec<String>, DatapathError> {
-        self.retain_pods(live)
-    }
 }
 
 /// All pods of this node.

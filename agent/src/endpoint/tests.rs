@@ -4,6 +4,7 @@ use super::*;
 use crate::ipam::LeaseRequest;
 use sinabro_common::api::PodRef;
 use sinabro_netlink::{Link, NetNs, netns::in_fresh, veth::Veth};
+use std::collections::HashSet;
 use std::{fs, slice::from_ref};
 
 /// Programs that note what is asked of them and refuse on demand.

@@ -1,0 +1,66 @@
+//! A pod's record as the data path wants it.
+
+use super::EndpointRecord;
+use crate::{
+    acceleration::choice::Policy,
+    datapath::{Datapath, DatapathError},
+};
+use sinabro_common::abi::{
+    Addr,
+    endpoint::{Endpoint, PodLink},
+};
+use std::{collections::HashSet, sync::Arc};
+
+/// What an endpoint needs of the data path.
+///
+/// A trait so that tests can make a step fail and watch the order of steps.
+pub trait PodPrograms: Send + Sync {
+    /// As [`Datapath::attach_pod`].
+    fn attach(&self, record: &EndpointRecord) -> Result<(), DatapathError>;
+    /// As [`Datapath::detach_pod`].
+    fn detach(&self, record: &EndpointRecord) -> Result<(), DatapathError>;
+    /// As [`Datapath::retain_pods`].
+    fn retain(&self, live: &HashSet<String>) -> Result<Vec<String>, DatapathError>;
+}
+
+/// The data path of this node, and what it does for every pod.
+pub struct Programs {
+    pub datapath: Arc<Datapath>,
+    pub acceleration: Policy,
+}
+
+impl PodPrograms for Programs {
+    fn attach(&self, record: &EndpointRecord) -> Result<(), DatapathError> {
+        let of_family = |v4| {
+            let address = record.addresses.iter().find(|a| a.is_ipv4() == v4);
+            address.map_or(Addr::UNSPECIFIED, |a| Addr::from(*a))
+        };
+        let pod = PodLink {
+            v4: of_family(true),
+            v6: of_family(false),
+            mac: record.mac.0,
+            pad: [0; 2],
+        };
+        let endpoint = Endpoint {
+            ifindex: record.ifindex,
+            flags: 0,
+            mac: record.mac.0,
+            host_mac: record.host_mac.0,
+        };
+        let endpoints = record.addresses.iter().map(|a| (Addr::from(*a), endpoint));
+        let endpoints: Vec<_> = endpoints.collect();
+        let acceleration = self.acceleration.of(record);
+        self.datapath
+            .attach_pod(record.ifindex, &record.link, &pod, &endpoints, acceleration)
+    }
+
+    fn detach(&self, record: &EndpointRecord) -> Result<(), DatapathError> {
+        let addresses: Vec<_> = record.addresses.iter().map(|a| Addr::from(*a)).collect();
+        self.datapath
+            .detach_pod(record.ifindex, &record.link, &addresses)
+    }
+
+    fn retain(&self, live: &HashSet<String>) -> Result<Vec<String>, DatapathError> {
+        self.datapath.retain_pods(live)
+    }
+}
