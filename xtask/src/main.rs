@@ -47,7 +47,7 @@ enum Command {
     Demo(demo::Options),
     /// Run every test, the privileged ones in namespaces of their own
     Test(test::Options),
-    /// Measure against the plugins that others use
+    /// Measure against the plugins that others use, and against plain TCP
     Bench(bench::Options),
     /// Write the image's archive, target/dist/sinabro-image.tar
     Image(image::Options),

@@ -12,6 +12,7 @@ use sinabro_lab::traffic::{
 use std::{
     fmt, fs,
     sync::atomic::{AtomicU16, Ordering},
+    thread,
     time::Duration,
 };
 
@@ -109,7 +110,7 @@ pub fn cases(only: Option<Part>, short: bool) -> Vec<Case> {
     let wanted = |part| only.is_none_or(|only| only == part);
     if wanted(Part::Http) {
         for body in BODIES {
-            cases.extend([1, 50, 500].map(|connections| Case::Http { connections, body }));
+            cases.extend(nginx::CONNECTIONS.map(|connections| Case::Http { connections, body }));
         }
     }
     if wanted(Part::Rr) {
@@ -164,7 +165,14 @@ impl<'a> Bench<'a> {
             Case::Http { connections, body } => {
                 let meter = Meter::start(subject)?;
                 let (node, wrk) = (self.scene.node(), self.scene.wrk());
-                let load = http::wrk(node, wrk, ends, nginx::port(body), connections, 1)?;
+                let load = http::wrk(
+                    node,
+                    wrk,
+                    ends,
+                    nginx::port(body, connections),
+                    connections,
+                    1,
+                )?;
                 let mut figures = vec![
                     figure("requests", "1/s", load.per_second),
                     figure("p50", "µs", load.p50),
@@ -269,6 +277,16 @@ impl Meter {
         }
         Ok(figures)
     }
+}
+
+/// How much of the CPUs' time something else takes, while nothing is measured.
+pub fn background() -> Result<f64> {
+    const TIME: Duration = Duration::from_millis(500);
+    let before = busy()?;
+    thread::sleep(TIME);
+    let cpus = thread::available_parallelism()?.get() as f64;
+    let busy = busy()?.saturating_sub(before);
+    Ok(busy.as_secs_f64() / TIME.as_secs_f64() / cpus)
 }
 
 /// What all CPUs have done since the machine started: user, nice, system, irq and softirq time

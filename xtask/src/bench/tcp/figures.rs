@@ -61,6 +61,8 @@ pub struct Report {
     pub client_cpu: usize,
     pub server_cpu: usize,
     pub rounds: u32,
+    /// How much of the CPUs' time other work took before the first round.
+    pub background: f64,
     pub ipv6: bool,
     /// Whether nothing was accelerated.
     pub control: bool,

@@ -88,6 +88,9 @@ impl Options {
     }
 }
 
+/// What a machine without other work may do of its own.
+const QUIET: f64 = 0.05;
+
 pub fn run(options: &Options) -> Result<ExitCode> {
     let programs = match &options.programs {
         Some(dir) => std::path::absolute(dir)?,
@@ -114,6 +117,11 @@ fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
 
     let rounds = options.rounds();
     println!("{}", introduction(&scene, rounds));
+    let background = case::background()?;
+    if background > QUIET {
+        let percent = background * 100.0;
+        println!("  The machine is busy with something else: {percent:.0} % of its CPUs' time");
+    }
     scene.verify(&bench)?;
     let mut figures = Figures::default();
     let mut step = ui::step("measuring");
@@ -151,6 +159,7 @@ fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
             client_cpu: cpus[0],
             server_cpu: cpus[1],
             rounds,
+            background,
             ipv6: options.ipv6,
             control: options.control,
             rows,

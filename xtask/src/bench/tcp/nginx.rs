@@ -11,16 +11,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Sizes of the bodies, each behind a port of its own: what the data path learns about an
-/// endpoint that sends large answers says nothing about one that sends small ones.
+/// Sizes of the bodies.
 pub const BODIES: [usize; 4] = [36, 1 << 10, 16 << 10, 64 << 10];
+/// How many connections they are asked for over.
+pub const CONNECTIONS: [usize; 3] = [1, 50, 500];
 const FIRST_PORT: u16 = 8000;
 
 const START: Duration = Duration::from_secs(10);
 
-pub fn port(body: usize) -> u16 {
-    let number = BODIES.iter().take_while(|other| **other != body).count();
-    FIRST_PORT + number as u16
+/// Each case has a port of its own: what the data path learns about an endpoint that sends large
+/// answers says nothing about one that sends small ones.
+pub fn port(body: usize, connections: usize) -> u16 {
+    let cases = BODIES.map(|body| CONNECTIONS.map(|connections| (body, connections)));
+    let before = cases.as_flattened().iter();
+    let number = before.take_while(|case| **case != (body, connections));
+    FIRST_PORT + number.count() as u16
 }
 
 /// Ends with this value.
@@ -77,10 +82,12 @@ fn config(dir: &str, address: IpAddr) -> String {
             true => format!("return 200 \"{}\";", "x".repeat(body)),
             false => format!("try_files /{body} =404;"),
         };
-        let listen = SocketAddr::new(address, port(body));
-        servers += &format!(
-            "  server {{ listen {listen} backlog=4096; root {dir}; location / {{ {answer} }} }}\n"
-        );
+        servers += "  server {";
+        for connections in CONNECTIONS {
+            let listen = SocketAddr::new(address, port(body, connections));
+            servers += &format!(" listen {listen} backlog=4096;");
+        }
+        servers += &format!(" root {dir}; location / {{ {answer} }} }}\n");
     }
     let mut temporary = String::new();
     for name in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
