@@ -11,7 +11,7 @@
 //! links, programs and maps stay as they are, the pods keep their network.
 
 use crate::{
-    acceleration::choice::{Mode, Policy, Verdict},
+    acceleration::choice::{Mode, Policy},
     announce::{self, Announcer, problems},
     api::{
         server::Server,
@@ -34,7 +34,7 @@ use crate::{
     watch::{Snapshot, kubernetes, nodes::OwnNode, nodes_file},
 };
 use anyhow::{Context as _, anyhow, bail};
-use sinabro_common::names;
+use sinabro_common::{api::Verdict, names};
 use std::{
     sync::Arc,
     time::{Duration, Instant},

@@ -4,7 +4,7 @@
 
 use crate::{datapath::PodAcceleration, endpoint::EndpointRecord};
 use serde::{Deserialize, Serialize};
-use sinabro_common::api::TcpAcceleration;
+use sinabro_common::api::{TcpAcceleration, Verdict};
 use std::fmt;
 
 /// The node's setting `tcpAcceleration`.
@@ -38,18 +38,6 @@ impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
-}
-
-/// What the self-test found out about accelerated connections on this kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Verdict {
-    /// Applications cannot tell them from others.
-    AllPass,
-    /// Order and back-pressure hold, something else does not.
-    SomeFail,
-    /// Order or back-pressure does not hold, or could not be tested.
-    Refused,
 }
 
 /// Whether the connections of a pod with this wish are accelerated.

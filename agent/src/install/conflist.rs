@@ -1,4 +1,11 @@
 //! The network configuration: what is in it, and which others come before it.
+//!
+//! Capabilities ask the runtime for a `runtimeConfig` of that name (CNI conventions, "Dynamic
+//! plugin specific fields"). `io.kubernetes.cri.pod-annotations` is one that containerd (since 1.5,
+//! annotations.go of its CRI service) and CRI-O (RuntimeConfig of its ocicni) have: an object of
+//! all annotations that the kubelet gave the pod's sandbox, each a string; null or missing if there
+//! are none. The sandbox is made once: a changed annotation comes with the next. Other runtimes
+//! pass over the capability.
 
 use super::InstallConfig;
 use crate::state_file;
@@ -50,6 +57,8 @@ enum Plugin<'a> {
 struct Asked {
     ips: bool,
     mac: bool,
+    #[serde(rename = "io.kubernetes.cri.pod-annotations")]
+    annotations: bool,
 }
 
 #[derive(Serialize)]
@@ -69,6 +78,7 @@ pub fn render(config: &InstallConfig, portmap: bool) -> Result<Vec<u8>, serde_js
         capabilities: Asked {
             ips: true,
             mac: true,
+            annotations: true,
         },
         state_dir: other_dir.then_some(state_dir),
         socket: other_socket.then_some(&config.socket),
@@ -153,7 +163,8 @@ mod tests {
 
     #[test]
     fn the_list_has_what_a_runtime_needs() {
-        let sinabro = json!({"type": "sinabro", "capabilities": {"ips": true, "mac": true}});
+        let mut sinabro = json!({"type": "sinabro", "capabilities": {"ips": true, "mac": true}});
+        sinabro["capabilities"][names::ANNOTATIONS_CAPABILITY] = json!(true);
         let mut list = json!({
             "cniVersion": "1.0.0",
             "cniVersions": ["1.0.0", "1.1.0"],
