@@ -127,8 +127,9 @@ fn enrol(
     state.ifindex = ifindex;
     state.epoch = may.epoch;
     state.generations = may.generations;
-    // Read back, the address is a number.
-    let sk = state.sk;
+    // Read back, the address is a number, and not a socket with which nothing may be computed.
+    // SAFETY: a reference.
+    let sk = unsafe { core::ptr::read_volatile(&raw const state.sk) };
     if !passive && kernel::has_early_reader(sk) != Some(false) {
         context::drop_state(socket);
         return Err(Skip::Unfit);
