@@ -189,6 +189,12 @@ impl Socket {
         self.0.as_raw_fd()
     }
 
+    /// The same socket by another descriptor.
+    pub fn duplicate(&self) -> Result<Self, Failed> {
+        let fd = self.0.try_clone().map_err(failed("duplicate"))?;
+        Ok(Self(Arc::new(fd)))
+    }
+
     pub fn send(&self, data: &[u8], flags: libc::c_int) -> Result<usize, Errno> {
         let flags = flags | libc::MSG_NOSIGNAL;
         // SAFETY: a pointer and the length of what it points to.
