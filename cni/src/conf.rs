@@ -21,8 +21,11 @@ use std::{
     path::PathBuf,
 };
 
-/// Longest input read: as much as a GC of 4000 attachments needs twice over.
-pub const MAX_INPUT: usize = 1 << 20;
+/// Longest input read: more than twice what a pod's annotations may take, which is 256 KiB
+/// (TotalAnnotationSizeLimitB of Kubernetes) of bytes that Go writes as six (`\u003c`), and more
+/// than a GC of 10,000 attachments. An ADD refused for its length could not be deleted either: the
+/// runtime says the same to DEL.
+pub const MAX_INPUT: usize = 4 << 20;
 
 /// A configuration whose common keys are valid.
 #[derive(Clone, Debug, PartialEq)]

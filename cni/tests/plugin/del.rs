@@ -140,3 +140,22 @@ fn only_the_named_attachment_goes() {
     assert_eq!(left.len(), 2);
     assert!(!left.contains(&json!([pod.id, "eth0"])));
 }
+
+/// The plugin is handed all annotations, and a pod that cannot be deleted is worse than one that
+/// cannot start.
+#[test]
+fn a_pod_with_as_many_annotations_as_kubernetes_allows_comes_and_goes() {
+    let (node, pod) = (Node::new(), Pod::new());
+    let before = (snapshot(&node.netns), snapshot(&pod.netns));
+    // 256 KiB (TotalAnnotationSizeLimitB), in the form in which Go writes `<` into JSON.
+    let note = r"\u003c".repeat(256 << 10);
+    let conf = format!(
+        r#"{{"cniVersion":"1.1.0","name":"pods","type":"sinabro","stateDir":{:?},"runtimeConfig":
+        {{"io.kubernetes.cri.pod-annotations":{{"example.com/note":"{note}"}}}}}}"#,
+        node.dir.path()
+    );
+    let call = |verb| node.call(verb, &pod).input(conf.as_bytes()).run();
+    call("ADD").result();
+    call("DEL").silent();
+    assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+}

@@ -169,7 +169,7 @@ fn bad_input_is_named_for_every_verb() {
         }
         run(b"\xff\xfe\x00").fails_with(6, "JSON");
         run("[".repeat(100_000).as_bytes()).fails_with(6, "JSON");
-        run(&vec![b' '; 3 << 20]).fails_with(5, "longer");
+        run(&vec![b' '; 5 << 20]).fails_with(5, "longer");
         run(br#"{"name":"pods","type":"sinabro"}"#).fails_with(1, "0.1.0");
         run(br#"{"cniVersion":"9.9.9","name":"pods","type":"sinabro"}"#).fails_with(1, "9.9.9");
         run(br#"{"cniVersion":"1.1.0","type":"sinabro"}"#).fails_with(7, "name");
