@@ -75,8 +75,9 @@ pub struct Options {
     #[arg(long, env = "SINABRO_BPF_DIR", value_name = "DIR", default_value = names::BPF_DIR)]
     bpf_dir: Option<String>,
 
-    /// Root of the cgroup v2 hierarchy, where the acceleration of TCP attaches [default: found among
-    /// the mounts].
+    /// The cgroup v2 directory of all pods, where the acceleration of TCP attaches, or one below which
+    /// a cgroup v2 is mounted [default: the root of the hierarchy, found among the mounts; inside a
+    /// container the node's has to be mounted].
     #[arg(long, env = "SINABRO_CGROUP_DIR", value_name = "DIR")]
     cgroup_dir: Option<String>,
 

@@ -165,6 +165,7 @@ fn misplaced(objects: &Objects) -> Result<Vec<String>> {
         let outside = named(&pod["volumes"], name)["hostPath"]["path"].clone();
         json!([inside, outside])
     };
+    let prepared = named(&prepare["volumeMounts"], "state")["mountPath"].clone();
     let directories = [
         directory("state"),
         directory("cni-bin"),
@@ -176,6 +177,7 @@ fn misplaced(objects: &Objects) -> Result<Vec<String>> {
             &directories[0],
             json!(["/var/lib/s", "/var/lib/s"]),
         ),
+        ("settings.stateDir", &prepared, json!("/var/lib/s")),
         (
             "settings.cniBinDir",
             &directories[1],

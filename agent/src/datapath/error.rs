@@ -45,6 +45,9 @@ pub enum DatapathError {
     #[error("where this kernel keeps its sockets' fields cannot be told")]
     KernelTypes(#[source] super::btf::BtfError),
 
+    #[error("there is no cgroup to accelerate the sockets of")]
+    Cgroup(#[source] super::cgroup::CgroupError),
+
     /// This kernel lacks something that was asked for.
     #[error("this kernel lacks {0}")]
     Unsupported(&'static str),

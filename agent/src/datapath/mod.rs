@@ -13,6 +13,7 @@
 mod apart;
 mod attach;
 mod btf;
+mod cgroup;
 mod error;
 mod log;
 mod maps;
@@ -60,8 +61,8 @@ use std::{
 pub struct DatapathConfig {
     /// Directory of pinned maps and links, on a bpffs; made if missing.
     pub bpf_dir: PathBuf,
-    /// cgroup v2 directory whose sockets may be accelerated; the root of the cgroup v2 mount if
-    /// not given.
+    /// Where the cgroup v2 directory is whose sockets may be accelerated: itself or below; the root
+    /// of the node's hierarchy if not given.
     pub cgroup: Option<PathBuf>,
     /// Attach the same-node TCP acceleration.
     pub acceleration: bool,

@@ -1,6 +1,6 @@
 //! The TCP acceleration: `pod_sockets` on a cgroup, `pod_messages` on the map of sockets.
 
-use crate::datapath::{DatapathError, ProgramReport, object, probe, sys};
+use crate::datapath::{DatapathError, ProgramReport, cgroup, object, sys};
 use aya::{
     Ebpf,
     maps::Map,
@@ -37,14 +37,7 @@ pub fn attach(
     links: Option<&Path>,
     cgroup: Option<&Path>,
 ) -> Result<Attached, DatapathError> {
-    let cgroup = match cgroup {
-        Some(path) => path.to_owned(),
-        None => probe::cgroup2_mount()
-            .map_err(DatapathError::Probe)?
-            .ok_or(DatapathError::Unsupported(
-                "a cgroup v2 mount: mount one, or name a cgroup directory in the settings",
-            ))?,
-    };
+    let cgroup = cgroup::find(cgroup).map_err(DatapathError::Cgroup)?;
     let on_map = |error: Box<dyn std::error::Error + Send + Sync>| DatapathError::Attach {
         program: MESSAGE_PROGRAM,
         target: "the map `SOCKETS`".into(),
