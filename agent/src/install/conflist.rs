@@ -2,10 +2,10 @@
 //!
 //! Capabilities ask the runtime for a `runtimeConfig` of that name (CNI conventions, "Dynamic
 //! plugin specific fields"). `io.kubernetes.cri.pod-annotations` is one that containerd (since 1.5,
-//! annotations.go of its CRI service) and CRI-O (RuntimeConfig of its ocicni) have: an object of
-//! all annotations that the kubelet gave the pod's sandbox, each a string; null or missing if there
-//! are none. The sandbox is made once: a changed annotation comes with the next. Other runtimes
-//! pass over the capability.
+//! cniNamespaceOpts of its CRI service) and CRI-O (since 1.29, newPodNetwork) have: an object of all
+//! annotations that the kubelet gave the pod's sandbox, each a string; null, empty or missing if
+//! there are none. It comes with the DEL as well. The sandbox is made once: a changed annotation
+//! comes with the next. Other runtimes, and CRI-O before, pass over the capability.
 
 use super::InstallConfig;
 use crate::state_file;
