@@ -186,6 +186,13 @@ fn plain_ended(ctx: &SockOpsContext, mut key: ConnectionKey) {
     if key.local.is_loopback() {
         key.netns = netns(ctx);
     }
+    // Programs of others may have asked for word of sockets that are no pod's here.
+    let Some((pod, _)) = pods(&key) else {
+        return;
+    };
+    if pod.netns != netns(ctx) {
+        return;
+    }
     let segments = [
         field!(ctx.ops, bpf_sock_ops, data_segs_in),
         field!(ctx.ops, bpf_sock_ops, data_segs_out),

@@ -119,6 +119,21 @@ fn the_node_and_strangers_are_not_enrolled() {
 }
 
 #[test]
+fn sockets_that_programs_of_others_follow_teach_nothing() {
+    world(true, true, |w| {
+        // Its programs and ours see the same sockets. The pods have the same addresses as ours.
+        world(true, true, |other| {
+            let (mut client, mut server) = connect(&other.b, other.b.v4, &other.a, 7000);
+            ask(&mut client, &mut server);
+            drop((client, server));
+            kit::eventually("forgetting closed sockets", || enrolled().is_empty());
+            assert_eq!(other.datapath().acceleration_servers().unwrap().len(), 1);
+        });
+        assert_eq!(w.datapath().acceleration_servers().unwrap().len(), 0);
+    });
+}
+
+#[test]
 fn loopback_flows_with_the_same_four_numbers_never_meet() {
     world(true, true, |w| {
         for loopback in ["127.0.0.1", "::1"] {
