@@ -74,11 +74,7 @@ fn three_capabilities_and_read_only_file_systems_suffice() {
 
 #[test]
 fn they_suffice_for_every_way_of_attaching() {
-    for flag in [
-        "--attach=tcx",
-        "--attach=clsact",
-        "--tcp-acceleration=all",
-    ] {
+    for flag in ["--attach=tcx", "--attach=clsact", "--tcp-acceleration=all"] {
         works_with(&[flag]);
     }
 }
