@@ -14,7 +14,7 @@ use aya_ebpf::{
         BPF_ANY, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB,
         BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG, BPF_TCP_CLOSE, bpf_sock_ops,
     },
-    helpers::{bpf_get_netns_cookie, bpf_get_socket_cookie},
+    helpers::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_map_delete_elem},
     programs::SockOpsContext,
 };
 use aya_log_ebpf::warn;
@@ -49,8 +49,28 @@ struct May {
     generations: [u32; 2],
 }
 
+/// A socket may disconnect and connect again (connect(2) with AF_UNSPEC). The kernel leaves it in
+/// the map of sockets, with what it has not read: that is of another connection.
+#[inline(always)]
+fn begin_anew(ctx: &SockOpsContext) {
+    let Some(socket) = context::socket(ctx) else {
+        return;
+    };
+    if context::state(socket).is_some() {
+        // SAFETY: the context is valid for as long as the program runs.
+        let mut cookie = unsafe { bpf_get_socket_cookie(ctx.as_ptr()) };
+        let sockets = core::ptr::from_ref(&SOCKETS).cast_mut().cast();
+        // SAFETY: a map, and a key of its size.
+        unsafe { bpf_map_delete_elem(sockets, (&raw mut cookie).cast()) };
+        context::drop_state(socket);
+    }
+}
+
 #[inline(always)]
 fn established(ctx: &SockOpsContext, passive: bool) {
+    if !passive {
+        begin_anew(ctx);
+    }
     let Some(mut key) = context::key(ctx) else {
         return;
     };
@@ -155,11 +175,7 @@ fn closed(ctx: &SockOpsContext) {
         return;
     };
     match context::state(socket) {
-        Some(state) => {
-            ended(ctx, state);
-            // The socket may live on, and connect again.
-            context::drop_state(socket);
-        }
+        Some(state) => ended(ctx, state),
         // Only accepted sockets are watched without being enrolled.
         None => {
             if let Some(key) = context::key(ctx) {
@@ -185,13 +201,6 @@ fn ended(ctx: &SockOpsContext, state: &mut SocketState) {
 fn plain_ended(ctx: &SockOpsContext, mut key: ConnectionKey) {
     if key.local.is_loopback() {
         key.netns = netns(ctx);
-    }
-    // Programs of others may have asked for word of sockets that are no pod's here.
-    let Some((pod, _)) = pods(&key) else {
-        return;
-    };
-    if pod.netns != netns(ctx) {
-        return;
     }
     let segments = [
         field!(ctx.ops, bpf_sock_ops, data_segs_in),

@@ -160,6 +160,9 @@ impl Datapath {
                 let attached = loaded.and_then(|mut ebpf| {
                     let reader = log::reader(&mut ebpf)?;
                     let maps = maps::Acceleration::take(&mut ebpf)?;
+                    if !links.join(sock::PIN).exists() {
+                        maps.forget_ended(&ebpf)?;
+                    }
                     let attached = sock::attach(&ebpf, Some(&links), config.cgroup.as_deref())?;
                     logs.push(reader);
                     Ok((maps, attached))

@@ -4,7 +4,7 @@ use super::{error, found, lock, removed, take};
 use crate::datapath::{DatapathError, sys};
 use aya::{
     Ebpf,
-    maps::{Array, HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues},
+    maps::{Array, HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues, SockHash},
     util::nr_cpus,
 };
 use sinabro_common::abi::{
@@ -21,6 +21,7 @@ use std::{
 
 const PODS: &str = "ACCELERATED_PODS";
 const LOOPBACK: &str = "LOOPBACK_PODS";
+const SOCKETS: &str = "SOCKETS";
 const ENROLLED: &str = "ENROLLED";
 const TRAFFIC: &str = "SERVER_TRAFFIC";
 const COUNTERS: &str = "ACCELERATION_COUNTERS";
@@ -195,6 +196,22 @@ impl Acceleration {
         Ok(())
     }
 
+    /// Removes the entries of sockets that ended while no program was told of it. To be called
+    /// before one is.
+    pub fn forget_ended(&self, ebpf: &Ebpf) -> Result<(), DatapathError> {
+        let sockets = ebpf.map(SOCKETS).ok_or(DatapathError::Missing {
+            what: "sock hash",
+            name: SOCKETS,
+        })?;
+        let sockets: SockHash<_, u64> = sockets.try_into().map_err(error(SOCKETS, "opening"))?;
+        let open: HashSet<u64> = sockets
+            .keys()
+            .collect::<Result<_, _>>()
+            .map_err(error(SOCKETS, "reading from"))?;
+        self.tables()
+            .forget(|_, enrolled| !open.contains(&enrolled.cookie))
+    }
+
     /// What a pod's sockets did, summed over CPUs; none if they are not accelerated.
     pub fn counters(&self, ifindex: u32) -> Result<Option<AccelerationCounters>, DatapathError> {
         self.tables().counters(ifindex)
@@ -264,11 +281,18 @@ impl Tables {
     /// Removes the entries of these addresses' sockets: those that were not told of their end,
     /// because the program was not attached then.
     fn forget_connections(&mut self, addresses: &HashSet<Addr>) -> Result<(), DatapathError> {
+        self.forget(|key, _| addresses.contains(&key.local) || addresses.contains(&key.remote))
+    }
+
+    fn forget(
+        &mut self,
+        is_over: impl Fn(&ConnectionKey, &Enrolled) -> bool,
+    ) -> Result<(), DatapathError> {
         let mut keys = Vec::new();
         sys::for_each(
             self.enrolled_fd.as_fd(),
-            |key: ConnectionKey, _: Enrolled| {
-                if addresses.contains(&key.local) || addresses.contains(&key.remote) {
+            |key: ConnectionKey, enrolled: Enrolled| {
+                if is_over(&key, &enrolled) {
                     keys.push(key);
                 }
             },
