@@ -255,6 +255,24 @@ impl Pod {
     }
 
     pub fn attach_with(&self, datapath: &Datapath, acceleration: Option<PodAcceleration>) {
+        self.attach_link(datapath, &self.pod_link(), acceleration);
+    }
+
+    /// As if another hardware address were its own: what it sends is dropped.
+    pub fn attach_as(&self, datapath: &Datapath, mac: [u8; 6]) {
+        let link = PodLink {
+            mac,
+            ..self.pod_link()
+        };
+        self.attach_link(datapath, &link, Some(self.acceleration()));
+    }
+
+    fn attach_link(
+        &self,
+        datapath: &Datapath,
+        link: &PodLink,
+        acceleration: Option<PodAcceleration>,
+    ) {
         let endpoint = Endpoint {
             ifindex: self.ifindex,
             flags: 0,
@@ -263,13 +281,7 @@ impl Pod {
         };
         let endpoints = [(self.v4.into(), endpoint), (self.v6.into(), endpoint)];
         datapath
-            .attach_pod(
-                self.ifindex,
-                &self.link,
-                &self.pod_link(),
-                &endpoints,
-                acceleration,
-            )
+            .attach_pod(self.ifindex, &self.link, link, &endpoints, acceleration)
             .unwrap();
     }
 

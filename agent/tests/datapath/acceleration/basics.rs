@@ -119,55 +119,6 @@ fn the_node_and_strangers_are_not_enrolled() {
 }
 
 #[test]
-fn sockets_that_programs_of_others_follow_teach_nothing() {
-    world(true, true, |w| {
-        // Its programs and ours see the same sockets. The pods have the same addresses as ours.
-        world(true, true, |other| {
-            let (mut client, mut server) = connect(&other.b, other.b.v4, &other.a, 7000);
-            ask(&mut client, &mut server);
-            drop((client, server));
-            kit::eventually("forgetting closed sockets", || enrolled().is_empty());
-            assert_eq!(other.datapath().acceleration_servers().unwrap().len(), 1);
-        });
-        assert_eq!(w.datapath().acceleration_servers().unwrap().len(), 0);
-    });
-}
-
-#[test]
-fn loopback_flows_with_the_same_four_numbers_never_meet() {
-    world(true, true, |w| {
-        for loopback in ["127.0.0.1", "::1"] {
-            let loopback: IpAddr = loopback.parse().unwrap();
-            let call = |pod: &Pod| {
-                pod.run(|| {
-                    let listener = TcpListener::bind((loopback, 7000)).unwrap();
-                    let socket = socket2::Socket::new(
-                        socket2::Domain::for_address((loopback, 0).into()),
-                        socket2::Type::STREAM,
-                        None,
-                    )
-                    .unwrap();
-                    socket
-                        .bind(&std::net::SocketAddr::from((loopback, 7001)).into())
-                        .unwrap();
-                    socket
-                        .connect(&std::net::SocketAddr::from((loopback, 7000)).into())
-                        .unwrap();
-                    (TcpStream::from(socket), listener.accept().unwrap().0)
-                })
-            };
-            let (one, other) = (call(&w.a), call(&w.b));
-            assert_eq!(one.0.local_addr().unwrap(), other.0.local_addr().unwrap());
-            assert_eq!(one.0.peer_addr().unwrap(), other.0.peer_addr().unwrap());
-            assert_eq!(enrolled(), []);
-            let parallel = thread::spawn(move || transfer(other.0, other.1, 9, 1 << 20));
-            transfer(one.0, one.1, 5, 1 << 20);
-            parallel.join().unwrap();
-        }
-    });
-}
-
-#[test]
 fn a_restart_keeps_enrolled_connections() {
     world(true, true, |mut w| {
         let (mut client, mut server) = connect(&w.b, w.b.v4, &w.a, 7000);

@@ -6,20 +6,25 @@
 //! again: what they look at is the bytes.
 
 mod basics;
+mod life;
+mod open;
 mod pressure;
+mod safety;
 mod streams;
+mod unfit;
 
 use crate::kit::{self, Pod};
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{HashMap, Map, MapData, SockHash};
 use sinabro_agent::datapath::{Datapath, DatapathConfig};
 use sinabro_common::{
-    abi::acceleration::{AccelerationCounters, ConnectionKey, Enrolled},
+    abi::acceleration::{AccelerationCounters, ConnectionKey, Enrolled, ServerKey, Traffic},
     names,
 };
+use socket2::{Domain, Socket, Type};
 use std::{
     fs,
     io::{ErrorKind, Read, Write},
-    net::{IpAddr, Shutdown, TcpListener, TcpStream},
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
     thread,
@@ -152,6 +157,47 @@ fn enrolled() -> Vec<(ConnectionKey, Enrolled)> {
     map.iter().collect::<Result<_, _>>().unwrap()
 }
 
+/// How many sockets there are in the map of sockets.
+fn sockets() -> usize {
+    let path = Path::new(names::BPF_DIR).join("SOCKETS");
+    let map: SockHash<_, u64> = Map::SockHash(MapData::from_pin(path).unwrap())
+        .try_into()
+        .unwrap();
+    map.keys().collect::<Result<Vec<_>, _>>().unwrap().len()
+}
+
+/// What is remembered of servers.
+fn traffic() -> Vec<(ServerKey, Traffic)> {
+    let path = Path::new(names::BPF_DIR).join("SERVER_TRAFFIC");
+    let map: HashMap<_, ServerKey, Traffic> = Map::LruHashMap(MapData::from_pin(path).unwrap())
+        .try_into()
+        .unwrap();
+    map.iter().collect::<Result<_, _>>().unwrap()
+}
+
+/// The ends of enrolled sockets that are at this address.
+fn enrolled_at(address: IpAddr) -> usize {
+    let at = |(key, _): &(ConnectionKey, Enrolled)| key.local == address.into();
+    enrolled().iter().filter(|entry| at(entry)).count()
+}
+
+/// A socket of a pod, bound; port zero is any.
+fn bound(pod: &Pod, at: IpAddr, port: u16) -> Socket {
+    pod.run(|| {
+        let address = SocketAddr::from((at, port));
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None).unwrap();
+        socket.set_reuse_address(true).unwrap();
+        socket.bind(&address.into()).unwrap();
+        socket
+    })
+}
+
+fn with_timeout(stream: TcpStream) -> TcpStream {
+    let timeout = Some(Duration::from_secs(20));
+    stream.set_read_timeout(timeout).unwrap();
+    stream
+}
+
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len)
         .map(|n| ((n * 131) >> 5) as u8 ^ seed.wrapping_mul(n as u8))
@@ -164,11 +210,7 @@ fn connect(server: &Pod, at: IpAddr, client: &Pod, port: u16) -> (TcpStream, Tcp
     let address = listener.local_addr().unwrap();
     let client = client.run(|| TcpStream::connect(address).unwrap());
     let (server, _) = listener.accept().unwrap();
-    for stream in [&client, &server] {
-        let timeout = Some(Duration::from_secs(20));
-        stream.set_read_timeout(timeout).unwrap();
-    }
-    (client, server)
+    (with_timeout(client), with_timeout(server))
 }
 
 /// Sends in odd pieces from one end to the other until the end, and compares.

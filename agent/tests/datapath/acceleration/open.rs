@@ -1,0 +1,192 @@
+//! How connections begin.
+
+use super::{
+    ask, bound, connect, enrolled, pattern, read_exact, sockets, traffic, transfer, with_timeout,
+    world,
+};
+use crate::kit::{self, Pod};
+use sinabro_common::abi::acceleration::Reason;
+use std::{
+    io::Write,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    thread,
+};
+
+/// What a client sends at once may be on its way before the server's end is enrolled: then it goes
+/// through TCP, and all that follows it.
+#[test]
+fn what_is_sent_together_with_connecting_arrives_in_order() {
+    const CONNECTIONS: usize = 2000;
+    world(true, true, |w| {
+        let listener = w.b.run(|| TcpListener::bind((w.b.v4, 0)).unwrap());
+        let address = listener.local_addr().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                w.a.run(|| {
+                    for n in 0..CONNECTIONS {
+                        let data = pattern(n as u8, 300);
+                        let mut client = with_timeout(TcpStream::connect(address).unwrap());
+                        for piece in data.chunks(100) {
+                            client.write_all(piece).unwrap();
+                        }
+                        assert_eq!(read_exact(&mut client, 300), data);
+                        client.write_all(&data).unwrap();
+                        assert_eq!(read_exact(&mut client, 4), b"done");
+                    }
+                });
+            });
+            for n in 0..CONNECTIONS {
+                let mut server = with_timeout(listener.accept().unwrap().0);
+                let data = pattern(n as u8, 300);
+                assert_eq!(read_exact(&mut server, 300), data);
+                for piece in data.chunks(100) {
+                    server.write_all(piece).unwrap();
+                }
+                assert_eq!(read_exact(&mut server, 300), data);
+                server.write_all(b"done").unwrap();
+            }
+        });
+        let (a, b) = (w.counters(&w.a), w.counters(&w.b));
+        println!("clients: {a:?}\nservers: {b:?}");
+        assert!(a.enrolled > 0 && b.redirected_messages > 0);
+        for counted in [a, b] {
+            let passed: u64 = counted.passed_messages.iter().sum();
+            let late = counted.passed_messages[Reason::NotPaired as usize];
+            assert_eq!(passed, late, "{counted:?}");
+        }
+    });
+}
+
+#[test]
+fn data_that_waits_for_accept_is_read_in_order() {
+    world(true, true, |w| {
+        for at in [w.b.v4, w.b.v6] {
+            let listener = w.b.run(|| TcpListener::bind((at, 0)).unwrap());
+            let address = listener.local_addr().unwrap();
+            let data = pattern(9, 100_000);
+            let mut clients: Vec<TcpStream> = (0..20)
+                .map(|_| {
+                    w.a.run(|| with_timeout(TcpStream::connect(address).unwrap()))
+                })
+                .collect();
+            for client in &mut clients {
+                for piece in data.chunks(7001) {
+                    client.write_all(piece).unwrap();
+                }
+            }
+            for client in &mut clients {
+                let (mut server, _) = listener.accept().unwrap();
+                assert_eq!(read_exact(&mut server, data.len()), data);
+                ask(client, &mut server);
+                ask(&mut server, client);
+            }
+        }
+        assert!(w.counters(&w.a).redirected_bytes > 0);
+    });
+}
+
+/// RFC 9293, 3.5: both ends connect, nobody listens. Their first SYNs are dropped, so that each
+/// is waiting when the other's second one comes.
+#[test]
+fn ends_that_connect_to_each_other_at_once_understand_each_other() {
+    const PAIRS: u16 = 20;
+    world(true, true, |w| {
+        for (here, there) in [(w.a.v4, w.b.v4), (w.a.v6, w.b.v6)] {
+            for pod in [&w.a, &w.b] {
+                pod.attach_as(w.datapath(), [2, 0, 0, 0, 0, 99]);
+            }
+            let connect = |pod: &Pod, from: IpAddr, to: IpAddr| -> Vec<socket2::Socket> {
+                let one = |n| {
+                    let socket = bound(pod, from, 6000 + n);
+                    socket.set_nonblocking(true).unwrap();
+                    let to = SocketAddr::from((to, 6000 + n));
+                    let error = socket.connect(&to.into()).unwrap_err();
+                    assert_eq!(error.raw_os_error(), Some(libc::EINPROGRESS));
+                    socket
+                };
+                (0..PAIRS).map(one).collect()
+            };
+            let pairs = connect(&w.a, here, there)
+                .into_iter()
+                .zip(connect(&w.b, there, here));
+            let pairs: Vec<_> = pairs.collect();
+            for pod in [&w.a, &w.b] {
+                pod.attach(w.datapath());
+            }
+            for (one, other) in pairs {
+                for socket in [&one, &other] {
+                    kit::eventually("connecting", || socket.peer_addr().is_ok());
+                    socket.set_nonblocking(false).unwrap();
+                }
+                let ends = [one, other].map(|socket| with_timeout(socket.into()));
+                let [mut one, mut other] = ends;
+                ask(&mut one, &mut other);
+                ask(&mut other, &mut one);
+                transfer(one, other, 1, 10_000);
+            }
+        }
+        let counted = w.all_counters();
+        println!("{counted:?}");
+        assert_eq!(counted.enrolled, 4 * u64::from(PAIRS));
+    });
+}
+
+#[test]
+fn a_socket_that_connects_to_itself_hears_itself() {
+    world(true, true, |w| {
+        let socket = bound(&w.a, w.a.v4, 5555);
+        socket
+            .connect(&SocketAddr::from((w.a.v4, 5555)).into())
+            .unwrap();
+        let mut socket = with_timeout(socket.into());
+        let data = pattern(2, 50_000);
+        for piece in data.chunks(5000) {
+            socket.write_all(piece).unwrap();
+        }
+        assert_eq!(read_exact(&mut socket, data.len()), data);
+    });
+}
+
+/// connect(2) with AF_UNSPEC ends a connection; the socket may then make another.
+#[test]
+fn a_socket_that_connects_again_is_another() {
+    world(true, true, |w| {
+        let disconnect = |stream: &TcpStream| {
+            use std::os::fd::AsRawFd as _;
+            // SAFETY: all zero is an address without a family.
+            let address: libc::sockaddr = unsafe { std::mem::zeroed() };
+            let len = size_of_val(&address) as u32;
+            // SAFETY: that many bytes.
+            let result = unsafe { libc::connect(stream.as_raw_fd(), &raw const address, len) };
+            assert_eq!(result, 0);
+        };
+        let node: IpAddr = Ipv4Addr::new(10, 1, 0, 1).into();
+        let (mut client, mut server) = connect(&w.b, w.b.v4, &w.a, 7000);
+        ask(&mut client, &mut server);
+        for round in 0..4 {
+            // Unread, and not for whoever is next.
+            server.write_all(b"old").unwrap();
+            disconnect(&client);
+            drop(server);
+            kit::eventually("forgetting both", || enrolled().is_empty());
+            let to_pod = round % 2 == 0;
+            let listener = match to_pod {
+                true => w.b.run(|| TcpListener::bind((w.b.v4, 0)).unwrap()),
+                false => TcpListener::bind((node, 0)).unwrap(),
+            };
+            let address = listener.local_addr().unwrap();
+            socket2::SockRef::from(&client)
+                .connect(&address.into())
+                .unwrap();
+            server = with_timeout(listener.accept().unwrap().0);
+            assert_eq!(enrolled().len(), if to_pod { 2 } else { 0 });
+            ask(&mut client, &mut server);
+        }
+        // Of what was no pod's server nothing is learnt.
+        let port = client.local_addr().unwrap().port();
+        disconnect(&client);
+        assert!(traffic().iter().all(|(server, _)| server.port != port));
+        drop((client, server));
+        kit::eventually("no sockets", || sockets() == 0);
+    });
+}
