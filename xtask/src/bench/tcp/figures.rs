@@ -1,6 +1,6 @@
 //! From the rounds' values to medians, ratios and the aims they are held against.
 
-use super::case::{Case, Figure, LEARNT};
+use super::case::{CROSSED, Case, Figure, LEARNT};
 use crate::{bench::stats, report, ui};
 use serde::Serialize;
 
@@ -39,6 +39,9 @@ pub struct Row {
     pub ratio: f64,
     /// Smallest and largest of the rounds' ratios.
     pub spread: [f64; 2],
+    /// Rounds of requests in which half or more of the bytes crossed the accelerated pods' link
+    /// as they did the plain ones'.
+    pub rounds_not_accelerated: usize,
     /// Local to plain.
     pub local_ratio: Option<f64>,
 }
@@ -115,6 +118,12 @@ impl Series {
             local: has_local.then(|| stats::median(local)),
             ratio: stats::median(&ratios),
             spread: stats::extent(&ratios),
+            rounds_not_accelerated: match (self.case, self.metric) {
+                (Case::Http { .. } | Case::RoundTrips { .. }, CROSSED) => {
+                    ratios.iter().filter(|ratio| **ratio >= 0.5).count()
+                }
+                _ => 0,
+            },
             local_ratio: has_local.then(|| stats::median(&self.ratios(LOCAL))),
         }
     }
@@ -180,6 +189,16 @@ pub fn print(rows: &[Row], names: [&str; 3]) {
         ]);
     }
     ui::table(&table);
+}
+
+/// Says which figures are, wholly or in part, of connections that were not accelerated.
+pub fn print_not_accelerated(rows: &[Row], rounds: u32) {
+    for row in rows.iter().filter(|row| row.rounds_not_accelerated > 0) {
+        println!(
+            "  not accelerated in {} of {rounds} rounds: {}",
+            row.rounds_not_accelerated, row.case
+        );
+    }
 }
 
 pub fn print_aims(aims: &[Aim]) {
@@ -270,6 +289,16 @@ mod tests {
         assert_eq!(row.ratio, 140.0 / 90.0);
         assert_eq!(row.spread, [1.5, 1.6]);
         assert_eq!(row.local_ratio, Some(1.1));
+    }
+
+    #[test]
+    fn rounds_without_acceleration_are_counted() {
+        let rounds = [[357.0, 0.1, 0.0], [357.0, 356.0, 0.0], [357.0, 2.0, 0.0]];
+        let not = |case, metric| rows(case, metric, &rounds)[0].rounds_not_accelerated;
+        assert_eq!(not(HTTP, CROSSED), 1);
+        assert_eq!(not(HTTP, "requests"), 0);
+        // Streams are not to be.
+        assert_eq!(not(Case::Stream { message: 1 }, CROSSED), 0);
     }
 
     #[test]

@@ -152,6 +152,9 @@ fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
         true => Vec::new(),
         false => figures::aims(&rows),
     };
+    if !options.control {
+        figures::print_not_accelerated(&rows, rounds);
+    }
     figures::print_aims(&aims);
     if let Some(path) = &options.json {
         let report = Report {
