@@ -159,6 +159,7 @@ fn endpoints_are_aligned_rows() {
         rx_packets: 2,
         rx_bytes: 10,
         acceleration: None,
+        acceleration_wish: None,
     };
     let nameless = EndpointReport {
         pod: PodRef::default(),

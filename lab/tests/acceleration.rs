@@ -1,7 +1,7 @@
 //! A pod's wish, all the way: from its CNI_ARGS to what its connections do.
 #![allow(clippy::unwrap_used)]
 
-use sinabro_common::api::{EndpointReport, Request, Response};
+use sinabro_common::api::{EndpointReport, Request, Response, TcpAcceleration};
 use sinabro_lab::{Binaries, Lab, Lifetime, Node, Pod, traffic::rate};
 
 /// Round trips, each of which is two messages of a byte.
@@ -67,8 +67,10 @@ fn a_pod_is_accelerated_as_it_wishes_and_as_the_node_allows() {
         start(mode);
         assert_eq!(found(), expected, "{mode}");
         let reported = pairs.map(|[pod, _]| report(node, pod).acceleration.is_some());
-        let wishing = mode == "opt-in";
+        let opt_in = mode == "opt-in";
+        let wish = report(node, &wishing[0]).acceleration_wish;
+        assert_eq!(wish, Some(TcpAcceleration::Enabled));
         assert_eq!(reported[0], expected[0], "{mode}");
-        assert_eq!(reported[1], expected[1] && !wishing, "{mode}");
+        assert_eq!(reported[1], expected[1] && !opt_in, "{mode}");
     }
 }

@@ -206,6 +206,7 @@ impl Core {
                 rx_packets: counters.rx_packets,
                 rx_bytes: counters.rx_bytes,
                 acceleration: acceleration.as_ref().map(acceleration::count),
+                acceleration_wish: record.acceleration,
             })
         };
         let reports = self.endpoints.all().into_iter().map(report);

@@ -49,6 +49,7 @@ fn endpoint(name: &str, tx_bytes: u64) -> EndpointReport {
             .into(),
             skipped: [("short".to_owned(), 8)].into(),
         }),
+        acceleration_wish: None,
     }
 }
 

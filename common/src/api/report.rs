@@ -1,6 +1,6 @@
 //! What `sinabroctl` shows; also its `-o json` output, so fields are only ever added.
 
-use super::{AccelerationCount, Mac, Owner, PodRef};
+use super::{AccelerationCount, Mac, Owner, PodRef, TcpAcceleration};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::IpAddr};
@@ -67,6 +67,9 @@ pub struct EndpointReport {
     /// None if the pod's connections are not accelerated.
     #[serde(default)]
     pub acceleration: Option<AccelerationCount>,
+    /// What the pod asked for; the node's setting and kernel may have it otherwise.
+    #[serde(default)]
+    pub acceleration_wish: Option<TcpAcceleration>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,0 +1,189 @@
+//! Every setting's flag, environment variable, key, default and help.
+
+use clap::Parser;
+use serde::{Deserialize, Serialize};
+use sinabro_common::names;
+use std::path::PathBuf;
+
+/// The agent of one node: gives pods their addresses and interfaces, connects nodes, and keeps
+/// the eBPF data path.
+///
+/// Each setting is a flag, an environment variable and a key of the settings file (YAML; the
+/// flag's name in camelCase: --state-dir is stateDir). A flag wins over the environment, the
+/// environment over the file, the file over the default.
+#[derive(Debug, Default, Parser, Serialize, Deserialize)]
+#[command(name = "sinabro-agent", version, max_term_width = 100)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct Options {
+    /// Settings file (YAML) [default: /etc/sinabro/config.yaml if there is one].
+    #[arg(long, env = "SINABRO_CONFIG", value_name = "FILE")]
+    #[serde(skip)]
+    pub(super) config: Option<PathBuf>,
+
+    /// Name of this node, as in the list of nodes [default: the host name].
+    #[arg(long, env = "SINABRO_NODE_NAME", value_name = "NAME")]
+    node_name: Option<String>,
+
+    /// List of all nodes (YAML or JSON), read again whenever it changes; each entry has name,
+    /// addresses and podCIDRs. With it the agent does without Kubernetes [default: the nodes are
+    /// watched in the Kubernetes API, by the pod's service account].
+    #[arg(long, env = "SINABRO_NODES", value_name = "FILE")]
+    nodes: Option<String>,
+
+    /// How to reach the Kubernetes API from outside a pod.
+    #[arg(long, env = "SINABRO_KUBECONFIG", value_name = "FILE")]
+    kubeconfig: Option<String>,
+
+    /// Directory of leases, endpoint records and queued deletes. It must not survive a reboot:
+    /// what it describes does not either. The CNI plugin must be told the same directory.
+    #[arg(long, env = "SINABRO_STATE_DIR", value_name = "DIR", default_value = names::STATE_DIR)]
+    state_dir: Option<String>,
+
+    /// Socket that the CNI plugin and sinabroctl talk to [default: agent.sock in the state
+    /// directory].
+    #[arg(long, env = "SINABRO_SOCKET", value_name = "PATH")]
+    socket: Option<String>,
+
+    /// Directory of pinned maps and programs, on a bpffs.
+    #[arg(long, env = "SINABRO_BPF_DIR", value_name = "DIR", default_value = names::BPF_DIR)]
+    bpf_dir: Option<String>,
+
+    /// The cgroup v2 directory of all pods, where the acceleration of TCP attaches, or one below which
+    /// a cgroup v2 is mounted [default: the root of the hierarchy, found among the mounts; inside a
+    /// container the node's has to be mounted].
+    #[arg(long, env = "SINABRO_CGROUP_DIR", value_name = "DIR")]
+    cgroup_dir: Option<String>,
+
+    /// Where the container runtime looks for CNI plugins.
+    #[arg(long, env = "SINABRO_CNI_BIN_DIR", value_name = "DIR", default_value = names::CNI_BIN_DIR)]
+    cni_bin_dir: Option<String>,
+
+    /// Where the container runtime looks for network configurations.
+    #[arg(long, env = "SINABRO_CNI_CONF_DIR", value_name = "DIR", default_value = names::CNI_CONF_DIR)]
+    cni_conf_dir: Option<String>,
+
+    /// CNI plugin to install there, with a network configuration once the node can serve [default:
+    /// nothing is installed].
+    #[arg(long, env = "SINABRO_CNI_SOURCE", value_name = "FILE")]
+    cni_source: Option<String>,
+
+    /// Network devices that lead out of the node; masquerade works on each, the first is the
+    /// overlay's [default: the device with the node's address, else that of the default route].
+    #[arg(
+        long,
+        env = "SINABRO_UPLINKS",
+        value_name = "DEVICE",
+        value_delimiter = ','
+    )]
+    uplinks: Option<Vec<String>>,
+
+    /// MTU of the pods' interfaces and of the VXLAN device, 1280 to 65535 [default: the uplink's,
+    /// less the encapsulation's 50 bytes between IPv4 node addresses or 70 between IPv6 ones].
+    #[arg(long, env = "SINABRO_MTU", value_name = "BYTES")]
+    mtu: Option<String>,
+
+    /// UDP port of the VXLAN device, the same on all nodes.
+    #[arg(
+        long,
+        env = "SINABRO_VXLAN_PORT",
+        value_name = "PORT",
+        default_value = "8472"
+    )]
+    vxlan_port: Option<String>,
+
+    /// VXLAN network identifier, 1 to 16777215, the same on all nodes.
+    #[arg(
+        long,
+        env = "SINABRO_VXLAN_VNI",
+        value_name = "VNI",
+        default_value = "1"
+    )]
+    vxlan_vni: Option<String>,
+
+    /// Whether packets from pods to addresses outside the cluster get the node's address.
+    #[arg(
+        long,
+        env = "SINABRO_MASQUERADE",
+        value_name = "BOOL",
+        default_value = "true"
+    )]
+    masquerade: Option<String>,
+
+    /// Destinations that see the pods' own addresses, besides all nodes' pod ranges, link-local
+    /// and multicast addresses.
+    #[arg(
+        long = "non-masquerade-cidrs",
+        env = "SINABRO_NON_MASQUERADE_CIDRS",
+        value_name = "CIDR",
+        value_delimiter = ','
+    )]
+    #[serde(rename = "nonMasqueradeCIDRs")]
+    non_masquerade_cidrs: Option<Vec<String>>,
+
+    /// Ports that masqueraded flows get, FIRST-LAST; the node's own sockets must not use them
+    /// [default: from above net.ipv4.ip_local_port_range to 65535].
+    #[arg(long, env = "SINABRO_MASQUERADE_PORTS", value_name = "FIRST-LAST")]
+    masquerade_ports: Option<String>,
+
+    /// Which pods' TCP connections with other pods of this node bypass the network stack, from
+    /// socket to socket: auto (where the agent's test at start finds no difference that an
+    /// application could see, all but those that wish it disabled; else as opt-in), opt-in (those
+    /// that wish it enabled), all (whatever they wish) or off. A pod wishes by its annotation
+    /// sinabro.io/tcp-acceleration: enabled or disabled.
+    #[arg(
+        long,
+        env = "SINABRO_TCP_ACCELERATION",
+        value_name = "MODE",
+        default_value = "auto"
+    )]
+    tcp_acceleration: Option<String>,
+
+    /// Whether connections inside a pod, over its loopback, are accelerated like its others: those
+    /// between an application and a proxy beside it.
+    #[arg(
+        long,
+        env = "SINABRO_TCP_ACCELERATION_LOOPBACK",
+        value_name = "BOOL",
+        default_value = "false"
+    )]
+    tcp_acceleration_loopback: Option<String>,
+
+    /// How programs are attached to network devices: auto (filters on pod links, which is many
+    /// times faster to set up, tcx links on uplinks where the kernel has them), tcx or clsact
+    /// (the same on all).
+    #[arg(
+        long,
+        env = "SINABRO_ATTACH",
+        value_name = "MODE",
+        default_value = "auto"
+    )]
+    attach: Option<String>,
+
+    /// Address and port of /metrics, /healthz and /readyz; empty: off.
+    #[arg(
+        long,
+        env = "SINABRO_METRICS_ADDRESS",
+        value_name = "ADDRESS:PORT",
+        default_value = names::METRICS_ADDR
+    )]
+    metrics_address: Option<String>,
+
+    /// What is logged: error, warn, info, debug or trace, also per module
+    /// (info,sinabro_agent::ipam=debug).
+    #[arg(
+        long,
+        env = "SINABRO_LOG_LEVEL",
+        value_name = "FILTER",
+        default_value = "info"
+    )]
+    log_level: Option<String>,
+
+    /// Form of the log on standard error: text or json.
+    #[arg(
+        long,
+        env = "SINABRO_LOG_FORMAT",
+        value_name = "FORMAT",
+        default_value = "text"
+    )]
+    log_format: Option<String>,
+}
