@@ -11,18 +11,22 @@
 //! - [`message`]: what comes beside data;
 //! - [`stream`]: bytes that tell their place;
 //! - the rows, by what they look at: [`order`], [`pressure`], [`reading`], [`waiting`],
-//!   [`closing`], [`sending`].
+//!   [`closing`], [`sending`], [`urgent`], [`asking`], [`sharing`], [`lasting`].
 
+mod asking;
 mod between;
 mod closing;
 mod compare;
+mod lasting;
 mod message;
 mod order;
 mod pressure;
 mod reading;
 mod sending;
+mod sharing;
 mod stage;
 mod stream;
+mod urgent;
 mod waiting;
 
 pub use between::Between;
@@ -59,6 +63,10 @@ pub fn rows() -> impl Iterator<Item = &'static Row> {
         waiting::ROWS,
         closing::ROWS,
         sending::ROWS,
+        urgent::ROWS,
+        asking::ROWS,
+        sharing::ROWS,
+        lasting::ROWS,
     ]
     .into_iter()
     .flatten()

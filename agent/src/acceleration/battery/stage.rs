@@ -275,6 +275,12 @@ impl Socket {
         Ok(got.done(connect).map_or_else(|| LATE.into(), heard))
     }
 
+    /// As [`Self::hear`], of what will be there in a moment, without a thread.
+    pub fn hear_now(&self, connect: &dyn Connect, most: usize) -> Result<Vec<u8>, Errno> {
+        self.poll(libc::POLLIN, connect.patience())?;
+        self.recv(most, libc::MSG_DONTWAIT)
+    }
+
     /// Asks for all the bytes of a small message to be sent.
     pub fn say(&self, data: &[u8]) -> Result<(), Failed> {
         match self.send(data, 0) {
