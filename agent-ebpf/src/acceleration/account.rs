@@ -111,9 +111,10 @@ pub fn unpaired(state: &SocketState) {
 #[inline(always)]
 pub fn ended_plain(server: &ServerKey, segments: [u32; 2], bytes: [u64; 2]) {
     let now = now();
+    let [received, sent] = acceleration::messages_of(segments.map(u64::from), bytes);
     learn(server, |traffic| {
-        acceleration::learn(traffic, true, segments[0].into(), bytes[0], now);
-        acceleration::learn(traffic, false, segments[1].into(), bytes[1], now);
+        acceleration::learn(traffic, true, received, bytes[0], now);
+        acceleration::learn(traffic, false, sent, bytes[1], now);
         acceleration::ended(traffic, segments[0].min(segments[1]));
     });
 }

@@ -108,6 +108,10 @@ const ENOUGH_BYTES: u64 = 1 << 20;
 /// From here on the past weighs half.
 const MANY_CONNECTIONS: u64 = 64;
 const MANY_BYTES: u64 = 1 << 28;
+const MANY_MESSAGES: u64 = 1 << 18;
+/// Segments of at least so many bytes are pieces of longer messages, as long as this one.
+const FULL_SEGMENT: u64 = 512;
+const LONG_MESSAGE: u64 = 1 << 16;
 
 /// Why a new connection to a server should rather not be enrolled; none if it should.
 #[inline(always)]
@@ -122,7 +126,7 @@ pub fn judge(traffic: &Traffic, now_ns: u64) -> Option<Skip> {
         (sent, received)
     };
     let bytes = traffic.bytes[0].saturating_add(traffic.bytes[1]);
-    let per = exchanges + 1;
+    let per = exchanges.saturating_add(1);
     if bytes > ENOUGH_BYTES && bytes > per.saturating_mul(MAX_BYTES_PER_EXCHANGE)
         || most > ENOUGH_MESSAGES && most > per.saturating_mul(MAX_MESSAGES_PER_EXCHANGE)
     {
@@ -150,7 +154,9 @@ pub fn learn(traffic: &mut Traffic, received: bool, messages: u64, bytes: u64, n
         traffic.bytes[1] = traffic.bytes[1].saturating_add(bytes);
     }
     traffic.updated_ns = now_ns;
-    if traffic.bytes[0] > MANY_BYTES || traffic.bytes[1] > MANY_BYTES {
+    let [received, sent] = traffic.messages;
+    let many = received > MANY_MESSAGES || sent > MANY_MESSAGES;
+    if many || traffic.bytes[0] > MANY_BYTES || traffic.bytes[1] > MANY_BYTES {
         traffic.messages[0] /= 2;
         traffic.messages[1] /= 2;
         traffic.bytes[0] /= 2;
@@ -167,8 +173,24 @@ pub fn ended(traffic: &mut Traffic, exchanges: u32) {
     }
     traffic.connections += 1;
     if exchanges < MIN_EXCHANGES {
-        traffic.short_connections += 1;
+        traffic.short_connections = traffic.short_connections.saturating_add(1);
     }
+}
+
+/// About how many messages the segments of a connection through TCP were, each way. A long message
+/// is many segments; taken for messages, they would make a stream of every answer of some size.
+#[inline(always)]
+pub fn messages_of(segments: [u64; 2], bytes: [u64; 2]) -> [u64; 2] {
+    let one = |segments: u64, others: u64, bytes: u64| {
+        if bytes < segments.saturating_mul(FULL_SEGMENT) {
+            return segments;
+        }
+        segments.min(others.max(bytes / LONG_MESSAGE + 1))
+    };
+    [
+        one(segments[0], segments[1], bytes[0]),
+        one(segments[1], segments[0], bytes[1]),
+    ]
 }
 
 #[cfg(test)]
@@ -224,5 +246,240 @@ mod tests {
             let most = told.iter().max().copied().unwrap_or_default() as usize;
             prop_assert!(most <= 2 * behind + 2, "{most} for {behind}");
         }
+
+        #[test]
+        fn the_gate_opens_only_where_order_and_room_are_certain(
+            ends in any_ends(),
+            backlog in any_backlog(),
+            size: u32,
+        ) {
+            let mut after = backlog;
+            let verdict = gate(&ends, &mut after, size);
+            if verdict.is_ok() {
+                prop_assert_eq!(ends.shutdown & SEND_SHUTDOWN, 0);
+                prop_assert_eq!(ends.unfit, Some(false));
+                prop_assert_eq!(Some(ends.write_seq), ends.copied_seq);
+                let queued = u64::from(ends.queued.unwrap());
+                if queued == 0 && size <= LONE_MESSAGE {
+                    return Ok(());
+                }
+                let (rcvbuf, locks) = ends.receive_buffer.unwrap();
+                let limit = match locks & RCVBUF_LOCK {
+                    0 => rcvbuf.max(MIN_QUEUE_LIMIT),
+                    _ => rcvbuf,
+                };
+                prop_assert!(queued + u64::from(size) <= limit.into());
+            }
+        }
+
+        /// Neither opens what was shut, nor shuts what was open, for another reason than room.
+        #[test]
+        fn the_gate_says_full_only_where_all_else_is_well(
+            ends in any_ends(),
+            backlog in any_backlog(),
+            size: u32,
+        ) {
+            let verdict = gate(&ends, &mut { backlog }, size);
+            let well = ends.shutdown & SEND_SHUTDOWN == 0
+                && ends.unfit == Some(false)
+                && Some(ends.write_seq) == ends.copied_seq
+                && ends.queued.is_some()
+                && (ends.queued == Some(0) && size <= LONE_MESSAGE || ends.receive_buffer.is_some());
+            prop_assert_eq!(well, matches!(verdict, Ok(()) | Err(Reason::QueueFull)));
+        }
+
+        #[test]
+        fn nothing_that_is_remembered_makes_learning_fail(
+            traffic in any_traffic(),
+            received: bool,
+            messages: u64,
+            bytes: u64,
+            exchanges: u32,
+            segments: [u64; 2],
+            both: [u64; 2],
+            now: u64,
+        ) {
+            let mut traffic = traffic;
+            judge(&traffic, now);
+            learn(&mut traffic, received, messages, bytes, now);
+            judge(&traffic, now);
+            ended(&mut traffic, exchanges);
+            judge(&traffic, now);
+            let told = messages_of(segments, both);
+            prop_assert!(told[0] <= segments[0] && told[1] <= segments[1]);
+        }
+
+        /// Whatever a server did, some thousands of questions and answers make it one that answers.
+        #[test]
+        fn no_past_is_held_against_a_server_for_long(
+            streams in prop::collection::vec((any::<bool>(), 1u64..100_000, 1u64..1 << 20), 1..300),
+            body in 1u64..100_000,
+        ) {
+            let mut traffic = Traffic::default();
+            for (received, messages, each) in streams {
+                learn(&mut traffic, received, messages, messages * each, 1);
+                ended(&mut traffic, 0);
+            }
+            let mut connections = 0;
+            while judge(&traffic, 1).is_some() {
+                // A hundred of them on each connection, through TCP.
+                let (segments, bytes) = ([100, 100 * body.div_ceil(1448)], [100 * 80, 100 * body]);
+                let [received, sent] = messages_of(segments, bytes);
+                learn(&mut traffic, true, received, bytes[0], 1);
+                learn(&mut traffic, false, sent, bytes[1], 1);
+                ended(&mut traffic, 100);
+                connections += 1;
+                prop_assert!(connections < 200, "{traffic:?}");
+            }
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    struct Told {
+        shutdown: u8,
+        unfit: Option<bool>,
+        write_seq: u32,
+        copied_seq: Option<u32>,
+        queued: Option<u32>,
+        receive_buffer: Option<(u32, u8)>,
+    }
+
+    impl Ends for Told {
+        fn shutdown(&self) -> u8 {
+            self.shutdown
+        }
+        fn unfit(&self) -> Option<bool> {
+            self.unfit
+        }
+        fn write_seq(&self) -> u32 {
+            self.write_seq
+        }
+        fn copied_seq(&self) -> Option<u32> {
+            self.copied_seq
+        }
+        fn queued(&self) -> Option<u32> {
+            self.queued
+        }
+        fn receive_buffer(&self) -> Option<(u32, u8)> {
+            self.receive_buffer
+        }
+    }
+
+    fn any_ends() -> impl Strategy<Value = Told> {
+        let some = prop::option::weighted(0.9, any::<u32>());
+        // Sizes and limits that are near each other, and any.
+        let size = || prop_oneof![Just(0), 0u32..3 << 20, any::<u32>()];
+        (
+            prop_oneof![Just(0), 0u8..4],
+            prop::option::weighted(0.9, prop::bool::weighted(0.1)),
+            any::<u32>(),
+            some,
+            any::<bool>(),
+            prop::option::weighted(0.9, size()),
+            prop::option::weighted(0.9, (size(), 0u8..8)),
+        )
+            .prop_map(
+                |(shutdown, unfit, write_seq, copied, same, queued, receive_buffer)| Told {
+                    shutdown,
+                    unfit,
+                    write_seq,
+                    copied_seq: copied.map(|seq| if same { write_seq } else { seq }),
+                    queued,
+                    receive_buffer,
+                },
+            )
+    }
+
+    fn any_backlog() -> impl Strategy<Value = Backlog> {
+        let few = || prop_oneof![0u32..2000, any::<u32>()];
+        (any::<u32>(), few(), few(), few()).prop_map(|(bytes, mark, before, after)| Backlog {
+            bytes,
+            mark,
+            before,
+            after,
+        })
+    }
+
+    fn any_traffic() -> impl Strategy<Value = Traffic> {
+        type Numbers = (u64, u64, [u64; 2], [u64; 2], u64);
+        any::<Numbers>().prop_map(
+            |(connections, short_connections, messages, bytes, updated_ns)| Traffic {
+                connections,
+                short_connections,
+                messages,
+                bytes,
+                updated_ns,
+            },
+        )
+    }
+
+    fn after(ways: &[(bool, u64, u64)]) -> Traffic {
+        let mut traffic = Traffic::default();
+        for &(received, messages, bytes) in ways {
+            learn(&mut traffic, received, messages, bytes, 1);
+        }
+        traffic
+    }
+
+    #[test]
+    fn streams_are_told_from_questions_and_answers() {
+        let judged = |ways: &[_]| judge(&after(ways), 1);
+        // Both ways, for a server may send or be sent a stream.
+        for server in [true, false] {
+            assert_eq!(judged(&[(server, 100, 4 << 20)]), Some(Skip::Stream));
+            assert_eq!(judged(&[(server, 5000, 5000)]), Some(Skip::Stream));
+            let answered = [(server, 1000, 64_000), (!server, 1000, 64_000_000)];
+            assert_eq!(judged(&answered), None, "of 64 kB");
+            let answered = [(server, 1000, 64_000), (!server, 1000, 1_000_000_000)];
+            assert_eq!(judged(&answered), Some(Skip::Stream), "of a megabyte");
+        }
+        assert_eq!(judged(&[]), None);
+        assert_eq!(judged(&[(true, 10, 500_000)]), None, "not enough to say");
+    }
+
+    #[test]
+    fn short_connections_are_told_by_most_of_them() {
+        let mut traffic = Traffic::default();
+        let mut connections = |exchanges, count| {
+            for _ in 0..count {
+                learn(&mut traffic, true, 1, 100, 1);
+                learn(&mut traffic, false, 1, 100, 1);
+                ended(&mut traffic, exchanges);
+            }
+            judge(&traffic, 1)
+        };
+        assert_eq!(connections(1, 15), None, "not enough to say");
+        assert_eq!(connections(1, 1), Some(Skip::Short));
+        assert_eq!(connections(4, 40), None);
+        assert_eq!(connections(1, 1000), Some(Skip::Short));
+        assert_eq!(connections(4, 80), None, "the past is forgotten");
+    }
+
+    #[test]
+    fn what_was_is_forgotten_with_time() {
+        let mut traffic = after(&[(true, 100, 4 << 20)]);
+        assert_eq!(judge(&traffic, FORGET_NS + 1), Some(Skip::Stream));
+        assert_eq!(judge(&traffic, FORGET_NS + 2), None);
+        // And is not brought back by what comes then.
+        learn(&mut traffic, true, 1, 1, FORGET_NS + 2);
+        assert_eq!(judge(&traffic, FORGET_NS + 2), None);
+        assert_eq!(traffic.bytes, [1, 0]);
+        // A clock that was read earlier on another processor is no long time.
+        let traffic = after(&[(true, 100, 4 << 20)]);
+        assert_eq!(judge(&traffic, 0), Some(Skip::Stream));
+    }
+
+    #[test]
+    fn segments_are_counted_as_the_messages_that_they_were() {
+        // Answers of 128 kB.
+        assert_eq!(
+            messages_of([1000, 91_000], [80_000, 128_000_000]),
+            [1000, 1954]
+        );
+        // Small and middling ones.
+        assert_eq!(messages_of([1000, 1000], [80_000, 36_000]), [1000, 1000]);
+        assert_eq!(messages_of([1000, 1000], [80_000, 1_400_000]), [1000; 2]);
+        // A stream of small messages stays many.
+        assert_eq!(messages_of([5000, 0], [5000, 0]), [5000, 0]);
     }
 }
