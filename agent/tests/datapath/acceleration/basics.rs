@@ -1,10 +1,7 @@
 //! The first things that must be so.
 
 use super::{ask, connect, enrolled, pattern, read_exact, transfer, world};
-use crate::{
-    kit::{self, Pod},
-    logs,
-};
+use crate::{kit, logs};
 use aya::maps::{HashMap, Map, MapData};
 use sinabro_common::{
     abi::{

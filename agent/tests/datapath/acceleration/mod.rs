@@ -6,6 +6,7 @@
 //! again: what they look at is the bytes.
 
 mod basics;
+mod learning;
 mod life;
 mod open;
 mod pressure;
