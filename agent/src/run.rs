@@ -1,8 +1,8 @@
 //! Start order, supervision, stop.
 //!
-//! Start: state directory → its lock → kernel settings → source of facts → lock of the pins → data
-//! path → records → queued deletes → garbage → facts, node, overlay → socket → installation →
-//! telemetry → announcements. So the plugin finds a socket only when every pod of before is live
+//! Start: state directory → its lock → kernel settings → source of facts → lock of the pins →
+//! self-test of the TCP acceleration → data path → records → queued deletes → garbage → facts,
+//! node, overlay → socket → installation → telemetry → announcements. So the plugin finds a socket only when every pod of before is live
 //! again, and is told "not ready" until the node knows its ranges; the configuration is there, and
 //! the cluster is told that the node is ready, only then.
 //!
@@ -11,7 +11,10 @@
 //! links, programs and maps stay as they are, the pods keep their network.
 
 use crate::{
-    acceleration::choice::{Mode, Policy},
+    acceleration::{
+        choice::{Mode, Policy},
+        self_test,
+    },
     announce::{self, Announcer, problems},
     api::{
         server::Server,
@@ -34,7 +37,10 @@ use crate::{
     watch::{Snapshot, kubernetes, nodes::OwnNode, nodes_file},
 };
 use anyhow::{Context as _, anyhow, bail};
-use sinabro_common::{api::Verdict, names};
+use sinabro_common::{
+    api::{SelfTestReport, Verdict},
+    names,
+};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -91,7 +97,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     };
     datapath::make_directory(&settings.bpf_dir).context("cannot load the data path")?;
     let _pins = state_lock::lock_pins(&settings.bpf_dir)?;
-    let (datapath, endpoints) = {
+    let Restored {
+        datapath,
+        endpoints,
+        self_test,
+    } = {
         let settings = settings.clone();
         spawn_blocking(move || restore(&settings)).await??
     };
@@ -134,6 +144,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         reaper: Reaper::start(endpoints.clone()),
         endpoints,
         datapath,
+        self_test,
         facts,
         facts_from,
         node,
@@ -203,12 +214,24 @@ async fn announce(
     bail!("what tells the cluster how this node is ended")
 }
 
+struct Restored {
+    datapath: Arc<Datapath>,
+    endpoints: Arc<Endpoints>,
+    /// None if nothing is to be accelerated.
+    self_test: Option<SelfTestReport>,
+}
+
 /// Brings back what an earlier agent left, and clears away what is no pod's any more.
-fn restore(settings: &Settings) -> anyhow::Result<(Arc<Datapath>, Arc<Endpoints>)> {
+fn restore(settings: &Settings) -> anyhow::Result<Restored> {
+    let wanted = settings.tcp_acceleration != Mode::Off;
+    let self_test = wanted.then(|| self_test(settings));
+    let verdict = self_test
+        .as_ref()
+        .map_or(Verdict::Refused, |report| report.verdict);
     let datapath = Datapath::load(&DatapathConfig {
         bpf_dir: settings.bpf_dir.clone(),
         cgroup: settings.cgroup_dir.clone(),
-        acceleration: settings.tcp_acceleration != Mode::Off,
+        acceleration: verdict != Verdict::Refused,
         attach: match settings.attach {
             config::AttachMode::Auto => datapath::AttachMode::Auto,
             config::AttachMode::Tcx => datapath::AttachMode::Tcx,
@@ -219,8 +242,6 @@ fn restore(settings: &Settings) -> anyhow::Result<(Arc<Datapath>, Arc<Endpoints>
     .context("cannot load the data path")?;
     let datapath = Arc::new(datapath);
     let ipam = Allocator::open(&settings.state_dir).context("cannot read the leases")?;
-    // The self-test decides, see acceleration::self_test.
-    let verdict = Verdict::SomeFail;
     let programs = Arc::new(Programs {
         datapath: datapath.clone(),
         acceleration: Policy {
@@ -239,7 +260,28 @@ fn restore(settings: &Settings) -> anyhow::Result<(Arc<Datapath>, Arc<Endpoints>
     log_collected(&endpoints);
     // An address must not be given again with the flows of its last pod.
     sweep(&datapath);
-    Ok((datapath, endpoints))
+    Ok(Restored {
+        datapath,
+        endpoints,
+        self_test,
+    })
+}
+
+/// What acceleration changes for applications on this kernel.
+fn self_test(settings: &Settings) -> SelfTestReport {
+    let (state_dir, bpf_dir) = (&settings.state_dir, &settings.bpf_dir);
+    let cgroup = settings.cgroup_dir.as_deref();
+    let (report, problem) = self_test::obtain(state_dir, bpf_dir, cgroup);
+    if let Some(error) = problem {
+        tracing::warn!("{}", Chain(&error));
+    }
+    match report.verdict {
+        Verdict::Refused => tracing::warn!("no tcp acceleration: {}", report.reason),
+        Verdict::AllPass | Verdict::SomeFail => {
+            tracing::info!("self-test of the tcp acceleration: {}", report.reason);
+        }
+    }
+    report
 }
 
 fn sweep(datapath: &Datapath) {

@@ -77,6 +77,7 @@ fn status(ready: bool) -> StatusReport {
             detail: "uplink eth0 is gone".into(),
         }],
         modes: BTreeMap::from([("attach".into(), "tcx".into())]),
+        tcp_self_test: None,
         uplink: "eth0".into(),
         mtu: 1450,
         node_addresses: vec!["192.168.0.1".parse().unwrap()],
@@ -135,13 +136,55 @@ fn status_says_what_is_wrong_and_ends_with_1() {
     }
 }
 
+fn self_test() -> SelfTestReport {
+    let row = |id: &str, passed| RowReport {
+        id: id.into(),
+        title: format!("{id}(2)"),
+        class: Class::Behaviour,
+        passed,
+        plain: "5".into(),
+        accelerated: if passed { "5" } else { "EAGAIN" }.into(),
+        meaning: format!("programs that {id} hang"),
+    };
+    SelfTestReport {
+        verdict: Verdict::SomeFail,
+        reason: "1 of 2 rows differ".into(),
+        kernel: "6.18.0".into(),
+        rows: vec![row("splice", false), row("sendfile", true)],
+    }
+}
+
+#[test]
+fn status_says_what_acceleration_changes_for_applications() {
+    let report = StatusReport {
+        tcp_self_test: Some(self_test()),
+        ..status(true)
+    };
+    for args in [&["status"][..], &["status", "--verbose"]] {
+        let response = Response::Status(Box::new(report.clone()));
+        let output = ask(Request::Status, response, args);
+        let text = text(&output.stdout);
+        let told = "TCP acceleration:  for pods that ask for it: 1 of 2 rows differ";
+        assert!(text.contains(told), "{text}");
+        assert!(text.contains("splice(2)"), "{text}");
+        assert!(text.contains("programs that splice hang"), "{text}");
+        assert_eq!(text.contains("sendfile(2)"), args.len() == 2, "{text}");
+        // No difference has no meaning.
+        assert!(!text.contains("programs that sendfile hang"), "{text}");
+    }
+}
+
 #[test]
 fn json_is_the_report() {
-    let response = Response::Status(Box::new(status(false)));
+    let report = StatusReport {
+        tcp_self_test: Some(self_test()),
+        ..status(false)
+    };
+    let response = Response::Status(Box::new(report.clone()));
     let output = ask(Request::Status, response, &["-o", "json", "status"]);
     assert_eq!(output.status.code(), Some(1));
-    let report: StatusReport = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(report, status(false));
+    let printed: StatusReport = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(printed, report);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::{
 };
 use sinabro_common::api::{
     AccelerationReport, ApiError, Condition, DropReport, EndpointReport, ErrorCode, IpamReport,
-    MetricsReport, NodeReport, Request, Response, SourceReport, StatusReport,
+    MetricsReport, NodeReport, Request, Response, SelfTestReport, SourceReport, StatusReport,
 };
 use std::{
     sync::Arc,
@@ -44,6 +44,8 @@ pub struct Core {
     /// Finishes the deletes that were begun.
     pub reaper: Reaper,
     pub datapath: Arc<Datapath>,
+    /// What acceleration changes for applications; none if it is turned off.
+    pub self_test: Option<SelfTestReport>,
     pub facts: watch::Receiver<Snapshot>,
     /// What the facts' source is.
     pub facts_from: String,
@@ -121,6 +123,7 @@ impl Core {
             ready: conditions.iter().all(|c| c.ok),
             conditions,
             modes: self.datapath.modes(),
+            tcp_self_test: self.self_test.clone(),
             uplink: uplinks.unwrap_or_default().join(","),
             mtu: state.map_or(0, |s| s.mtu),
             node_addresses: state.map(|s| s.addresses.clone()).unwrap_or_default(),

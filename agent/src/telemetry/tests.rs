@@ -61,6 +61,7 @@ fn reports() -> Reports {
             ready: false,
             conditions: conditions(),
             modes: BTreeMap::new(),
+            tcp_self_test: None,
             uplink: "eth0".into(),
             mtu: 1450,
             node_addresses: vec![],

@@ -147,6 +147,7 @@ pub fn status() -> StatusReport {
         ready: true,
         conditions: Vec::new(),
         modes: BTreeMap::new(),
+        tcp_self_test: None,
         uplink: "eth0".into(),
         mtu: 1400,
         node_addresses: Vec::new(),

@@ -1,6 +1,6 @@
 //! What `sinabroctl` shows; also its `-o json` output, so fields are only ever added.
 
-use super::{AccelerationCount, Mac, Owner, PodRef, TcpAcceleration};
+use super::{AccelerationCount, Mac, Owner, PodRef, SelfTestReport, TcpAcceleration};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::IpAddr};
@@ -15,6 +15,9 @@ pub struct StatusReport {
     pub conditions: Vec<Condition>,
     /// What the kernel allowed, for example `attach: tcx`.
     pub modes: BTreeMap<String, String>,
+    /// What the TCP acceleration changes for applications on this kernel; none if it is off.
+    #[serde(default)]
+    pub tcp_self_test: Option<SelfTestReport>,
     pub uplink: String,
     /// MTU of the pods' interfaces.
     pub mtu: u32,

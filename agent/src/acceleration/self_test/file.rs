@@ -103,3 +103,74 @@ pub fn save(state_dir: &Path, report: &SelfTestReport) -> Result<(), FileError> 
     crate::state_lock::make(state_dir)?;
     state_file::replace(&path, &text)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::acceleration::self_test;
+    use proptest::prelude::*;
+
+    fn kept() -> SelfTestReport {
+        self_test::refused("of a test".into())
+    }
+
+    #[test]
+    fn a_report_is_found_again_where_it_was_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let state_dir = dir.path().join("state");
+        assert_eq!(load(&state_dir), None);
+        save(&state_dir, &kept()).unwrap();
+        assert_eq!(load(&state_dir), Some(kept()));
+    }
+
+    #[test]
+    fn a_report_about_something_else_is_not_used() {
+        let here = For {
+            kernel: "6.1.0".into(),
+            boot_id: "b".into(),
+            fingerprint: "f".into(),
+        };
+        let text = |valid_for: &For| {
+            let (valid_for, report) = (valid_for.clone(), kept());
+            serde_json::to_vec(&Kept { valid_for, report }).unwrap()
+        };
+        assert_eq!(parse(&text(&here), &here), Ok(kept()));
+        let change: [fn(&mut For); 3] = [
+            |other| other.kernel = "6.1.1".into(),
+            |other| other.boot_id = "c".into(),
+            |other| other.fingerprint = "g".into(),
+        ];
+        for change in change {
+            let mut other = here.clone();
+            change(&mut other);
+            assert!(parse(&text(&other), &here).is_err(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_report_and_too_much_of_it_are_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        save(dir.path(), &kept()).unwrap();
+        let path = dir.path().join(names::SELF_TEST_FILE);
+        let whole = fs::read(&path).unwrap();
+        for len in 0..whole.len() {
+            fs::write(&path, &whole[..len]).unwrap();
+            assert_eq!(load(dir.path()), None, "{len} bytes");
+        }
+        // JSON may end in blanks.
+        let mut long = whole;
+        long.resize(MAX_LEN as usize, b' ');
+        fs::write(&path, &long).unwrap();
+        assert_eq!(load(dir.path()), Some(kept()));
+        long.push(b' ');
+        fs::write(&path, &long).unwrap();
+        assert_eq!(load(dir.path()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_not_used(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert!(parse(&bytes, &now()).is_err());
+        }
+    }
+}

@@ -189,3 +189,32 @@ pub fn obtain(
     let problem = file::save(state_dir, &report).err();
     (report, problem)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An outcome of some row of that class.
+    fn outcome(class: Class, passed: bool) -> Outcome {
+        let row = battery::rows().find(|row| row.class == class).unwrap();
+        Outcome {
+            row,
+            plain: "seen".into(),
+            accelerated: if passed { "seen" } else { "seen otherwise" }.into(),
+        }
+    }
+
+    #[test]
+    fn the_gravest_difference_decides() {
+        use Class::{BackPressure, Behaviour, Order};
+        let verdict = |failing: &[Class]| {
+            let outcomes = [Behaviour, Order, BackPressure]
+                .map(|class| outcome(class, !failing.contains(&class)));
+            judge(&outcomes).verdict
+        };
+        assert_eq!(verdict(&[]), Verdict::AllPass);
+        assert_eq!(verdict(&[Behaviour]), Verdict::SomeFail);
+        assert_eq!(verdict(&[Order]), Verdict::Refused);
+        assert_eq!(verdict(&[Behaviour, BackPressure]), Verdict::Refused);
+    }
+}

@@ -13,6 +13,7 @@ mod nodes;
 mod pause;
 mod places;
 mod prepare;
+mod self_test;
 mod status;
 mod table;
 mod uninstall;
@@ -100,7 +101,12 @@ enum Action {
     /// Whether this node serves pods, and what stands in the way.
     ///
     /// Ends with code 1 if the node is not ready.
-    Status,
+    Status {
+        /// Also what the self-test of the TCP acceleration saw that is the same on plain and on
+        /// accelerated connections.
+        #[arg(short, long)]
+        verbose: bool,
+    },
     /// The pods of this node: addresses, link, traffic.
     Endpoints,
     /// Address ranges and leases.
@@ -197,7 +203,7 @@ fn main() -> ExitCode {
         Cli::command().error(ErrorKind::InvalidValue, text).exit();
     }
     let done = match &cli.command {
-        Action::Status => status::show(common).map_err(Failure::from),
+        Action::Status { verbose } => status::show(common, *verbose).map_err(Failure::from),
         Action::Endpoints => endpoints::show(common).map_err(Failure::from),
         Action::Ipam => ipam::show(common).map_err(Failure::from),
         Action::Nodes => nodes::show(common).map_err(Failure::from),

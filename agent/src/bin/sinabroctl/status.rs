@@ -1,17 +1,17 @@
 //! `sinabroctl status`.
 
 use crate::{
-    Common, Exit, client, print,
+    Common, Exit, client, print, self_test,
     table::{Table, age, join, yes_no},
 };
 use sinabro_common::api::{Request, Response, SourceReport, StatusReport};
 
-pub fn show(common: &Common) -> Result<Exit, client::Error> {
+pub fn show(common: &Common, verbose: bool) -> Result<Exit, client::Error> {
     let report = client::ask(common, Request::Status, |response| match response {
         Response::Status(report) => Some(*report),
         _ => None,
     })?;
-    print(common, &report, table)?;
+    print(common, &report, |report| table(report, verbose))?;
     Ok(if report.ready {
         Exit::Well
     } else {
@@ -19,7 +19,7 @@ pub fn show(common: &Common) -> Result<Exit, client::Error> {
     })
 }
 
-fn table(report: &StatusReport) -> String {
+fn table(report: &StatusReport, verbose: bool) -> String {
     let mut facts = Table::plain();
     let mut fact = |name: &str, value: String| facts.row([name.into(), value]);
     fact("Node:", report.node.clone());
@@ -36,6 +36,9 @@ fn table(report: &StatusReport) -> String {
     for (name, mode) in &report.modes {
         fact(&format!("Mode {name}:"), mode.clone());
     }
+    if let Some(report) = &report.tcp_self_test {
+        fact("TCP acceleration:", self_test::line(report));
+    }
     let mut conditions = Table::new(["CONDITION", "OK", "DETAIL"]);
     for condition in &report.conditions {
         conditions.row([
@@ -44,7 +47,15 @@ fn table(report: &StatusReport) -> String {
             condition.detail.clone(),
         ]);
     }
-    format!("{}\n{}", facts.render(), conditions.render())
+    let mut text = format!("{}\n{}", facts.render(), conditions.render());
+    if let Some(rows) = &report
+        .tcp_self_test
+        .as_ref()
+        .and_then(|report| self_test::table(report, verbose))
+    {
+        text = format!("{text}\n{rows}");
+    }
+    text
 }
 
 fn source(source: &SourceReport) -> String {
