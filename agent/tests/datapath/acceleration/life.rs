@@ -5,11 +5,13 @@ use super::{
     traffic, transfer, with_timeout, world,
 };
 use crate::kit::{self, Pod};
-use sinabro_common::abi::acceleration::Reason;
+use sinabro_agent::datapath;
+use sinabro_common::{abi::acceleration::Reason, names};
 use sinabro_netlink::{Conn, link};
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    path::Path,
     time::Duration,
 };
 
@@ -203,6 +205,31 @@ fn connections_go_on_when_the_acceleration_is_switched_off() {
         let (mut client, mut server) = connect(&w.b, w.b.v4, &w.a, 7002);
         assert_eq!(enrolled().len(), 2);
         ask(&mut client, &mut server);
+    });
+}
+
+/// The kernel keeps maps and programs for as long as sockets use them.
+#[test]
+fn connections_go_on_when_all_is_uninstalled() {
+    world(true, true, |mut w| {
+        let (mut client, mut server) = connect(&w.b, w.b.v4, &w.a, 7000);
+        ask(&mut client, &mut server);
+        client.write_all(b"unread").unwrap();
+        server.write_all(b"unread").unwrap();
+        w.datapath = None;
+        let removed = datapath::remove(Path::new(names::BPF_DIR));
+        assert!(removed.problems.is_empty(), "{removed:?}");
+        assert_eq!(enrolled(), []);
+        assert_eq!(read_exact(&mut server, 6), b"unread");
+        assert_eq!(read_exact(&mut client, 6), b"unread");
+        ask(&mut client, &mut server);
+        // And installed again.
+        w.start(true);
+        ask(&mut client, &mut server);
+        let second = connect(&w.b, w.b.v4, &w.a, 7001);
+        assert_eq!(enrolled().len(), 2);
+        transfer(second.0, second.1, 1, 100_000);
+        transfer(client, server, 2, 100_000);
     });
 }
 

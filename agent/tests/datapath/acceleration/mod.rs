@@ -26,6 +26,7 @@ use std::{
     fs,
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
     thread,
@@ -191,6 +192,25 @@ fn bound(pod: &Pod, at: IpAddr, port: u16) -> Socket {
         socket.bind(&address.into()).unwrap();
         socket
     })
+}
+
+/// setsockopt(2), of what the crates do not have.
+fn set(socket: &impl AsRawFd, level: i32, name: i32, value: &[u8]) -> std::io::Result<()> {
+    // SAFETY: the slice's own length.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            value.as_ptr().cast(),
+            value.len() as u32,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error())
+    }
 }
 
 fn with_timeout(stream: TcpStream) -> TcpStream {

@@ -1,11 +1,12 @@
 //! How connections begin.
 
 use super::{
-    ask, bound, connect, enrolled, pattern, read_exact, sockets, traffic, transfer, with_timeout,
-    world,
+    ask, bound, connect, enrolled, pattern, read_exact, set, sockets, traffic, transfer,
+    with_timeout, world,
 };
 use crate::kit::{self, Pod};
 use sinabro_common::abi::acceleration::Reason;
+use sinabro_netlink::sysctl;
 use std::{
     io::Write,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
@@ -128,6 +129,91 @@ fn ends_that_connect_to_each_other_at_once_understand_each_other() {
         let counted = w.all_counters();
         println!("{counted:?}");
         assert_eq!(counted.enrolled, 4 * u64::from(PAIRS));
+    });
+}
+
+/// The server's socket is there only once the client has sent something.
+#[test]
+fn servers_that_wait_for_data_before_they_accept_get_it_first() {
+    world(true, true, |w| {
+        for n in 0..20u8 {
+            // Another each time: of one whose connections do not pair it would be learnt.
+            let listener = w.b.run(|| TcpListener::bind((w.b.v4, 0)).unwrap());
+            let seconds = 5i32.to_ne_bytes();
+            set(
+                &listener,
+                libc::IPPROTO_TCP,
+                libc::TCP_DEFER_ACCEPT,
+                &seconds,
+            )
+            .unwrap();
+            let address = listener.local_addr().unwrap();
+            let data = pattern(n, 3000);
+            let mut client =
+                w.a.run(|| with_timeout(TcpStream::connect(address).unwrap()));
+            client.write_all(&data[..1000]).unwrap();
+            client.write_all(&data[1000..]).unwrap();
+            let mut server = with_timeout(listener.accept().unwrap().0);
+            assert_eq!(read_exact(&mut server, data.len()), data);
+            ask(&mut client, &mut server);
+            transfer(server, client, n, 20_000);
+        }
+        let late = w.counters(&w.a).passed_messages[Reason::NotPaired as usize];
+        assert!(late >= 20 * 2, "{late}");
+        assert!(w.counters(&w.b).redirected_bytes > 20 * 10_000);
+    });
+}
+
+/// With SYN cookies there is nothing of a connection at the server until the handshake's end.
+#[test]
+fn connections_that_begin_with_cookies_are_enrolled_too() {
+    world(true, true, |w| {
+        w.b.run(|| sysctl::write(&["net", "ipv4", "tcp_syncookies"], "2").unwrap());
+        for at in [w.b.v4, w.b.v6] {
+            for n in 0..20 {
+                let (mut client, mut server) = connect(&w.b, at, &w.a, 0);
+                assert_eq!(enrolled().len(), 2);
+                ask(&mut client, &mut server);
+                transfer(client, server, n, 20_000);
+                kit::eventually("the end", || enrolled().is_empty());
+            }
+        }
+    });
+}
+
+/// A connection's four numbers may be another's as soon as it was reset.
+#[test]
+fn the_same_four_numbers_again_are_another_connection() {
+    world(true, true, |w| {
+        let listener = w.b.run(|| TcpListener::bind((w.b.v4, 7000)).unwrap());
+        let address = SocketAddr::from((w.b.v4, 7000));
+        let mut servers = Vec::new();
+        for n in 0..300u32 {
+            let client = bound(&w.a, w.a.v4, 5555);
+            client.connect(&address.into()).unwrap();
+            client.set_linger(Some(std::time::Duration::ZERO)).unwrap();
+            let mut client = with_timeout(client.into());
+            let mut server = with_timeout(listener.accept().unwrap().0);
+            for _ in 0..4 {
+                client.write_all(&n.to_be_bytes()).unwrap();
+                server.write_all(&n.to_be_bytes()).unwrap();
+            }
+            // None of them was sent to an earlier one; the last two are never read.
+            for stream in [&mut client, &mut server] {
+                assert_eq!(read_exact(stream, 4), n.to_be_bytes());
+                assert_eq!(read_exact(stream, 4), n.to_be_bytes());
+            }
+            // The server's ends are closed later than the next ones are made.
+            servers.push(server);
+            if servers.len() > 7 {
+                servers.remove(0);
+            }
+        }
+        drop(servers);
+        kit::eventually("the end", || enrolled().is_empty() && sockets() == 0);
+        let counted = w.all_counters();
+        assert_eq!(counted.passed_messages, [0; 6], "{counted:?}");
+        assert!(counted.redirected_messages >= 8 * 250, "{counted:?}");
     });
 }
 

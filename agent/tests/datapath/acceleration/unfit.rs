@@ -1,7 +1,8 @@
 //! Sockets whose data must pass TCP, from the beginning or from some time on.
 
 use super::{
-    ask, bound, connect, enrolled, enrolled_at, pattern, read_exact, transfer, with_timeout, world,
+    ask, bound, connect, enrolled, enrolled_at, pattern, read_exact, set, transfer, with_timeout,
+    world,
 };
 use crate::kit::Pod;
 use sinabro_common::abi::acceleration::Reason;
@@ -12,24 +13,6 @@ use std::{
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::AsRawFd,
 };
-
-fn set(socket: &impl AsRawFd, level: i32, name: i32, value: &[u8]) -> std::io::Result<()> {
-    // SAFETY: the slice's own length.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            value.as_ptr().cast(),
-            value.len() as u32,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(std::io::Error::last_os_error())
-    }
-}
 
 fn set_one(socket: &impl AsRawFd, level: i32, name: i32) {
     set(socket, level, name, &1i32.to_ne_bytes()).unwrap();
