@@ -271,7 +271,6 @@ fn bad_files_are_named_with_their_key() {
     assert!(load_file("# nothing\n\n", &["--nodes=/n"]).is_ok());
 }
 
-/// A key that flag and file spell differently would silently ignore one of them.
 #[test]
 fn the_default_file_may_be_absent_but_not_wrong() {
     let dir = tempfile::tempdir().unwrap();
@@ -294,6 +293,7 @@ fn the_default_file_may_be_absent_but_not_wrong() {
     ));
 }
 
+/// A key that flag and file spell differently would silently ignore one of them.
 #[test]
 fn flags_environment_and_file_have_the_same_settings() {
     let full = Options::command();

@@ -134,7 +134,7 @@ pub struct Datapath {
 
 enum Acceleration {
     Off,
-    On(maps::Acceleration, sock::Attached),
+    On(Box<maps::Acceleration>, sock::Attached),
     Failed(DatapathError),
 }
 
@@ -168,7 +168,7 @@ impl Datapath {
                     Ok((maps, attached))
                 });
                 match attached {
-                    Ok((maps, attached)) => Acceleration::On(maps, attached),
+                    Ok((maps, attached)) => Acceleration::On(Box::new(maps), attached),
                     Err(error) => {
                         // Pods can do without.
                         tracing::warn!(error = %Chain(&error), "no tcp acceleration");

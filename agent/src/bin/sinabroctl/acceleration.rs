@@ -13,7 +13,7 @@ pub fn show(common: &Common) -> Result<Exit, client::Error> {
         Response::Acceleration(report) => Some(report),
         _ => None,
     })?;
-    print(common, &report, |report| text(report))?;
+    print(common, &report, text)?;
     Ok(Exit::Well)
 }
 
