@@ -5,6 +5,10 @@ use nix::{
     mount::{MsFlags, mount, umount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
+use sinabro_common::{
+    api::{StatusReport, Verdict},
+    names,
+};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node,
     confinement::{self, CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON},
@@ -101,6 +105,41 @@ fn an_agent_that_may_not_set_what_is_wrong_names_it_and_the_remedy() {
     start(node, &[]);
     let log = node.log();
     assert!(log.contains("conf.eth0.accept_ra must be 2"), "{log}");
+}
+
+#[test]
+fn what_acceleration_changes_is_tested_where_that_is_allowed() {
+    let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
+    let node = lab.node(1);
+    let report = || {
+        let status = node.ctl(&["status", "-o", "json"]).unwrap().stdout;
+        let status: StatusReport = serde_json::from_slice(&status).unwrap();
+        status.tcp_self_test
+    };
+    prepare(node);
+    let kept = node.state(names::SELF_TEST_FILE);
+    fs::remove_file(&kept).unwrap();
+    // Three capabilities do not suffice to make a namespace.
+    start(node, &[]);
+    let found = report().unwrap();
+    assert_eq!((found.verdict, found.rows.len()), (Verdict::Refused, 0));
+    assert!(found.reason.contains("sinabroctl prepare"), "{found:?}");
+    node.kill_agent().unwrap();
+    prepare(node);
+    assert!(kept.exists());
+    start(node, &[]);
+    let found = report().unwrap();
+    assert_ne!(found.verdict, Verdict::Refused, "{}", found.reason);
+    node.kill_agent().unwrap();
+    start(node, &["--tcp-acceleration=off"]);
+    assert_eq!(report(), None);
+    node.kill_agent().unwrap();
+    // One that may do everything needs nobody.
+    fs::remove_file(&kept).unwrap();
+    node.start_agent().unwrap();
+    node.wait_ready().unwrap();
+    assert_eq!(report().unwrap().verdict, found.verdict);
+    assert!(kept.exists());
 }
 
 #[test]

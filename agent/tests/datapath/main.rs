@@ -5,6 +5,7 @@
 
 mod acceleration;
 mod battery;
+mod flaws;
 mod host_hooks;
 mod kit;
 mod logs;

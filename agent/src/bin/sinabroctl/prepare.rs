@@ -7,8 +7,10 @@ pub fn run(common: &Common, places: &PlaceFlags) -> anyhow::Result<Exit> {
     let places = places.resolve()?;
     let mut prepared = prepare::bpffs(&places.bpf_dir)?;
     let sysctls = prepare::sysctls(&places.uplinks);
-    let done = sysctls.map(|sysctls| prepared.add(sysctls));
-    prepared.add(prepare::self_test(&places));
+    let done = sysctls.map(|sysctls| {
+        prepared.add(sysctls);
+        prepared.add(prepare::self_test(&places));
+    });
     // What was mounted stays, also if no more could be done.
     if done.is_ok() || prepared != Prepared::default() {
         print(common, &prepared, text)?;
