@@ -76,11 +76,14 @@ fn start_log(settings: &Settings) -> anyhow::Result<()> {
 }
 
 /// glibc gives every few threads a heap of their own and keeps what they freed: with a pool of
-/// short-lived threads that is most of the agent's memory. Two heaps suffice.
+/// short-lived threads that is most of the agent's memory. Two heaps suffice. And it gives the end
+/// of a heap back only beyond a limit, which it raises to twice the largest piece ever freed, tens
+/// of megabytes after the kernel's type information was read; a limit that was set stays.
 fn bound_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt only sets a parameter of malloc; no other thread runs yet.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 2);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 128 * 1024);
     }
 }
