@@ -6,6 +6,10 @@
 
 use anyhow::{Context as _, bail};
 use aya_build::{Package, Toolchain};
+use object::{
+    build::elf::{Builder, SectionData},
+    elf::SHT_STRTAB,
+};
 use std::{env, fs, path::Path, process::Command};
 
 /// One object per hook family: an old kernel may refuse one and keep the others.
@@ -33,7 +37,12 @@ fn main() -> anyhow::Result<()> {
                 Toolchain::Custom(
                     &env::var("RUSTUP_TOOLCHAIN").unwrap_or_else(|_| "1.95.0".into()),
                 ),
-            )
+            )?;
+            let out = env::var("OUT_DIR").context("OUT_DIR")?;
+            OBJECTS.iter().try_for_each(|object| {
+                strip(&Path::new(&out).join(object))
+                    .with_context(|| format!("cannot strip the object {object}"))
+            })
         }
         Some(tool) if env::var("SINABRO_EBPF").is_ok_and(|v| v == "required") => {
             bail!("{tool} is missing: run `cargo xtask setup`")
@@ -49,6 +58,27 @@ fn main() -> anyhow::Result<()> {
             Ok(())
         }
     }
+}
+
+/// Takes the debug information out, which is nine tenths of an object: the linker has made BTF of
+/// it, and nothing else here reads it.
+fn strip(path: &Path) -> anyhow::Result<()> {
+    let whole = fs::read(path)?;
+    let mut elf = Builder::read(whole.as_slice())?;
+    for section in &mut elf.sections {
+        let name = &*section.name;
+        section.delete = name.starts_with(b".debug_") || name.starts_with(b".rel.debug_");
+    }
+    // LLVM keeps the names of sections and of symbols in one table, the writer in two.
+    let names = elf.sections.add();
+    names.name = b".shstrtab"[..].into();
+    names.sh_type = SHT_STRTAB;
+    names.data = SectionData::SectionString;
+    elf.delete_orphan_symbols();
+    elf.delete_orphan_relocations();
+    let mut stripped = Vec::new();
+    elf.write(&mut stripped)?;
+    Ok(fs::write(path, stripped)?)
 }
 
 fn missing_tool() -> anyhow::Result<Option<&'static str>> {
