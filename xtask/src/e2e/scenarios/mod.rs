@@ -1,6 +1,7 @@
 //! What happens to a cluster's network in its life. Each scenario begins on a healthy cluster
 //! and leaves one.
 
+mod acceleration;
 mod agents;
 mod api;
 mod files;
@@ -38,6 +39,11 @@ pub const ALL: &[Scenario] = &[
         "dual-stack",
         "pods have both families and reach each other, nodes and Services",
         pods::dual_stack,
+    ),
+    scenario(
+        "acceleration",
+        "a pod's annotation has its TCP bypass the stack",
+        acceleration::annotated,
     ),
     scenario(
         "host-port",

@@ -1,6 +1,6 @@
 //! `sinabroctl ipam`.
 
-use crate::ctl::{
+use crate::{
     Common, Exit, client,
     endpoints::pod,
     print,

@@ -1,6 +1,6 @@
 //! `sinabroctl acceleration`.
 
-use crate::ctl::{
+use crate::{
     Common, Exit, client,
     endpoints::pod,
     print,

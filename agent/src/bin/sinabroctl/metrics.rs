@@ -1,6 +1,6 @@
 //! `sinabroctl metrics`.
 
-use crate::ctl::{
+use crate::{
     Common, Exit, client, print,
     table::{Table, share},
 };

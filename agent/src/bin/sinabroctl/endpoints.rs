@@ -1,6 +1,6 @@
 //! `sinabroctl endpoints`.
 
-use crate::ctl::{
+use crate::{
     Common, Exit, client, print,
     table::{Table, bytes, join},
 };

@@ -1,6 +1,6 @@
 //! `sinabroctl nodes`.
 
-use crate::ctl::{
+use crate::{
     Common, Exit, client, print,
     table::{Table, join},
 };
