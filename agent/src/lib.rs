@@ -10,7 +10,8 @@
 //! - [`acceleration`]: which TCP connections go from socket to socket, and what that changes;
 //! - [`install`]: plugin and network configuration on the node;
 //! - [`telemetry`]: metrics and health;
-//! - [`uninstall`]: takes all of it away again.
+//! - [`uninstall`]: takes all of it away again;
+//! - [`ctl`]: `sinabroctl`, for people.
 //!
 //! Only `apply`, `endpoint` and `datapath` change the kernel; `plan` is pure.
 
@@ -21,6 +22,7 @@ pub mod apply;
 mod chain;
 pub mod cluster_api;
 pub mod config;
+pub mod ctl;
 pub mod datapath;
 mod dir_watch;
 pub mod endpoint;

@@ -1,12 +1,17 @@
 //! `sinabro-agent`: arguments → settings → log → runtime → [`sinabro_agent::run`].
+//!
+//! Called `sinabroctl`, it is that: in the image the second is a link to the first, because they
+//! have most of their code in common.
 
 use anyhow::Context as _;
 use sinabro_agent::{
     config::{ConfigError, LogFormat, Settings},
-    run,
+    ctl, run,
 };
 use std::{
+    ffi::OsStr,
     io::{IsTerminal as _, stderr},
+    path::Path,
     process::ExitCode,
 };
 use tracing_subscriber::EnvFilter;
@@ -15,6 +20,11 @@ use tracing_subscriber::EnvFilter;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    let called = std::env::args_os().next();
+    let name = called.as_deref().map(Path::new).and_then(Path::file_name);
+    if name == Some(OsStr::new(ctl::NAME)) {
+        return ctl::main();
+    }
     let settings = match Settings::load(std::env::args_os()) {
         Ok(settings) => settings,
         // Help, version, or wrong flags: clap knows where to print and how to exit.

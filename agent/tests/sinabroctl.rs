@@ -512,3 +512,15 @@ fn pause_waits_until_it_is_told_to_end_and_ends_well() {
     // Killed by the signal it would have no code.
     assert_eq!(pause.wait().unwrap().code(), Some(0));
 }
+
+/// As in the image, where one program is both.
+#[test]
+fn the_agent_called_sinabroctl_is_sinabroctl() {
+    let dir = tempfile::tempdir().unwrap();
+    let link = dir.path().join("sinabroctl");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_sinabro-agent"), &link).unwrap();
+    let output = Command::new(&link).arg("--version").output().unwrap();
+    assert!(text(&output.stdout).starts_with("sinabroctl "));
+    let output = Command::new(&link).arg("no-such-command").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+}

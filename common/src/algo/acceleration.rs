@@ -23,8 +23,10 @@ pub const MIN_QUEUE_LIMIT: u32 = 1 << 20;
 /// A message no longer than this always fits an empty queue, as a segment does TCP's.
 pub const LONE_MESSAGE: u32 = 1 << 16;
 
-/// What the kernel allocates for a queued message beside its bytes (`struct sk_msg`).
-pub const MESSAGE_COST: u32 = 1024;
+/// What a queued message counts beside its bytes. The kernel allocates four times as much for it
+/// (`struct sk_msg`), so that a queue may take 4 MB of a reader that pauses before its connection
+/// falls back for good; TCP's own may grow to 6.
+pub const MESSAGE_COST: u32 = 256;
 
 impl Backlog {
     /// Not fewer messages than are among the bytes still queued, nor many more.

@@ -112,7 +112,7 @@ fn a_sender_is_blocked_by_a_reader_that_never_reads_and_nothing_is_lost() {
                     "{usual:?}"
                 );
                 // Each has a structure of the kernel's of about a kilobyte.
-                assert!(usual.redirected_messages <= 1024, "{usual:?}");
+                assert!(usual.redirected_messages <= 4096, "{usual:?}");
                 assert!(usual.redirected_bytes <= 1 << 20, "{usual:?}");
                 let small = fill_and_drain(&w, data, v6, message, Some(20_000));
                 println!("{message}, small buffer: {small:?}");

@@ -7,6 +7,7 @@
 use super::{World, enrolled, world};
 use crate::kit::{self, Pod};
 use sinabro_common::abi::acceleration::{AccelerationCounters, Reason};
+use socket2::SockRef;
 use std::{
     env,
     io::{self, ErrorKind, IoSlice},
@@ -258,12 +259,43 @@ fn receive(socket: &TcpStream, way: &Way) {
     }
 }
 
+/// Socket options of one end.
+struct Options {
+    nodelay: bool,
+    sndbuf: Option<usize>,
+    rcvbuf: Option<usize>,
+}
+
+impl Options {
+    fn plan(random: &mut Random) -> Self {
+        // Where both buffers are smaller still, TCP waits for timers.
+        let size = |random: &mut Random| random.one_in(4).then(|| 8000 + random.magnitude(1 << 20));
+        Self {
+            nodelay: random.one_in(2),
+            sndbuf: size(random),
+            rcvbuf: size(random),
+        }
+    }
+
+    fn set(&self, socket: &TcpStream) {
+        socket.set_nodelay(self.nodelay).unwrap();
+        let socket = SockRef::from(socket);
+        if let Some(size) = self.sndbuf {
+            socket.set_send_buffer_size(size).unwrap();
+        }
+        if let Some(size) = self.rcvbuf {
+            socket.set_recv_buffer_size(size).unwrap();
+        }
+    }
+}
+
 /// A connection with both its directions.
 struct Plan {
     v6: bool,
     /// Which pod is the server.
     reversed: bool,
     ways: [Way; 2],
+    options: [Options; 2],
 }
 
 impl Plan {
@@ -272,6 +304,7 @@ impl Plan {
             v6: random.one_in(2),
             reversed: random.one_in(2),
             ways: [Way::plan(random), Way::plan(random)],
+            options: [Options::plan(random), Options::plan(random)],
         }
     }
 
@@ -282,11 +315,13 @@ impl Plan {
         let listener = server.run(|| TcpListener::bind((at, 0)).unwrap());
         let address = listener.local_addr().unwrap();
         let client = client.run(|| TcpStream::connect(address).unwrap());
+        self.options[0].set(&client);
         let (client, [there, back]) = (&client, &self.ways);
         thread::scope(|scope| {
             scope.spawn(|| send(client, there));
             // What is sent before anybody accepts must not get lost either.
             let server = &listener.accept().unwrap().0;
+            self.options[1].set(server);
             thread::scope(|scope| {
                 scope.spawn(|| receive(server, there));
                 scope.spawn(|| send(server, back));

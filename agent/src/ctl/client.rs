@@ -1,6 +1,6 @@
 //! One request to the agent, one reply.
 
-use crate::{Common, Exit};
+use crate::ctl::{Common, Exit};
 use nix::{
     errno::Errno,
     sys::{

@@ -18,10 +18,10 @@ mod status;
 mod table;
 mod uninstall;
 
+use crate::config::ConfigError;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 use places::PlaceFlags;
 use serde::Serialize;
-use sinabro_agent::config::ConfigError;
 use sinabro_common::names;
 use std::{
     ffi::OsString,
@@ -29,6 +29,9 @@ use std::{
     path::PathBuf,
     process::ExitCode,
 };
+
+/// What the program is called.
+pub const NAME: &str = "sinabroctl";
 
 const AFTER_HELP: &str = "\
 Exit codes:
@@ -53,7 +56,7 @@ Examples:
 
 /// Shows what the Sinabro agent of this node knows, and prepares the node for it.
 #[derive(Debug, Parser)]
-#[command(name = "sinabroctl", version, max_term_width = 100, after_help = AFTER_HELP)]
+#[command(name = NAME, version, max_term_width = 100, after_help = AFTER_HELP)]
 struct Cli {
     #[command(flatten)]
     common: Common,
@@ -195,7 +198,8 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
-fn main() -> ExitCode {
+/// The whole program.
+pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let common = &cli.common;
     if common.format().is_none() && !matches!(cli.command, Action::Debug(_)) {

@@ -1,6 +1,6 @@
 //! `sinabroctl nodes`.
 
-use crate::{
+use crate::ctl::{
     Common, Exit, client, print,
     table::{Table, join},
 };

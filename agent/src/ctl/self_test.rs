@@ -1,6 +1,6 @@
 //! What the TCP acceleration changes for applications, for people.
 
-use crate::table::Table;
+use crate::ctl::table::Table;
 use sinabro_common::api::{RowReport, SelfTestReport, Verdict};
 
 /// In one line.

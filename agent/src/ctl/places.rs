@@ -1,7 +1,7 @@
 //! Flags that say where things are on the node, for commands that do without the agent.
 
+use crate::config::{ConfigError, Places};
 use clap::Args;
-use sinabro_agent::config::{ConfigError, Places};
 use sinabro_common::names;
 use std::{env, ffi::OsString, path::PathBuf};
 

@@ -7,9 +7,9 @@ mod files;
 mod kernel;
 mod network;
 
-use crate::{Common, Exit, client, places::PlaceFlags};
+use crate::ctl::{Common, Exit, client, places::PlaceFlags};
+use crate::{config::Places, datapath};
 use anyhow::{Context as _, bail};
-use sinabro_agent::{config::Places, datapath};
 use sinabro_common::api::Request;
 use std::{
     ffi::OsStr,

@@ -1,6 +1,6 @@
 //! `sinabroctl endpoints`.
 
-use crate::{
+use crate::ctl::{
     Common, Exit, client, print,
     table::{Table, bytes, join},
 };

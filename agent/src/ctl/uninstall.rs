@@ -1,7 +1,7 @@
 //! `sinabroctl uninstall`.
 
-use crate::{Common, Exit, places::PlaceFlags, print};
-use sinabro_agent::uninstall::{self, Uninstalled};
+use crate::ctl::{Common, Exit, places::PlaceFlags, print};
+use crate::uninstall::{self, Uninstalled};
 
 pub fn run(common: &Common, places: &PlaceFlags) -> anyhow::Result<Exit> {
     let done = uninstall::uninstall(&places.resolve()?)?;

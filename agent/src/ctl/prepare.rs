@@ -1,7 +1,7 @@
 //! `sinabroctl prepare`.
 
-use crate::{Common, Exit, places::PlaceFlags, print};
-use sinabro_agent::prepare::{self, Prepared};
+use crate::ctl::{Common, Exit, places::PlaceFlags, print};
+use crate::prepare::{self, Prepared};
 
 pub fn run(common: &Common, places: &PlaceFlags) -> anyhow::Result<Exit> {
     let places = places.resolve()?;

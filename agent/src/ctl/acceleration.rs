@@ -1,6 +1,6 @@
 //! `sinabroctl acceleration`.
 
-use crate::{
+use crate::ctl::{
     Common, Exit, client,
     endpoints::pod,
     print,

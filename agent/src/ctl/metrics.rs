@@ -1,6 +1,6 @@
 //! `sinabroctl metrics`.
 
-use crate::{
+use crate::ctl::{
     Common, Exit, client, print,
     table::{Table, share},
 };

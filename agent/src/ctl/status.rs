@@ -1,6 +1,6 @@
 //! `sinabroctl status`.
 
-use crate::{
+use crate::ctl::{
     Common, Exit, client, print, self_test,
     table::{Table, age, join, yes_no},
 };
