@@ -177,7 +177,10 @@ fn what_was_prepared_is_told_also_if_not_all_could_be() {
     assert_eq!(output.status.code(), Some(1));
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     let (done, failed) = (text(&output.stdout), text(&output.stderr));
-    assert!(done.starts_with("mounted a bpffs on /sys/fs/bpf\n"), "{done}");
+    assert!(
+        done.starts_with("mounted a bpffs on /sys/fs/bpf\n"),
+        "{done}"
+    );
     assert!(failed.contains("net.ipv4.ip_forward must be 1"), "{failed}");
 }
 
