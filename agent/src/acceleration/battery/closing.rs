@@ -88,18 +88,35 @@ pub static ROWS: &[Row] = &[
         quick: true,
         run: close_both_ways,
     },
+    Row {
+        id: "end-wakes-reader",
+        title: "the peer ends while a read waits",
+        meaning: "a blocking read does not end, or fails, when the peer has ended",
+        class: Class::Behaviour,
+        quick: true,
+        run: end_wakes_reader,
+    },
+    Row {
+        id: "shutdown-wakes-reader",
+        title: "shutdown while another thread waits in a read",
+        meaning: "programs that end their threads' reads by shutdown(2) wait for ever, or see an error",
+        class: Class::Behaviour,
+        quick: true,
+        run: shutdown_wakes_reader,
+    },
 ];
 
 fn half_close(connect: &dyn Connect) -> Result<String, Failed> {
     const ANSWER: u64 = 1 << 20;
-    let Pair { client, server } = pair(connect)?;
-    client.say(b"request")?;
-    let _ = client.shutdown(libc::SHUT_WR);
-    let mut seen = vec![server.hear(connect, 7, 0)?, server.hear(connect, 7, 0)?];
-    let answering = Work::start(&[], move || stream::write(&server, 0, ANSWER, &[50_000]))?;
-    seen.push(Reader::new().read(&client, u64::MAX, connect.patience()));
-    drop(answering);
-    Ok(seen.join(", "))
+    each_way(connect, |from, to| {
+        from.say(b"request")?;
+        let _ = from.shutdown(libc::SHUT_WR);
+        let mut seen = vec![to.hear(connect, 7, 0)?, to.hear(connect, 7, 0)?];
+        let answering = Work::start(&[], move || stream::write(&to, 0, ANSWER, &[50_000]))?;
+        seen.push(Reader::new().read(&from, u64::MAX, connect.patience()));
+        drop(answering);
+        Ok(seen.join(", "))
+    })
 }
 
 fn close_after_data(connect: &dyn Connect) -> Result<String, Failed> {
@@ -188,9 +205,10 @@ fn error_after_reset(connect: &dyn Connect) -> Result<String, Failed> {
         let _ = to.poll(libc::POLLRDHUP, connect.patience());
         for _ in 0..2 {
             let error = to.get(libc::SOL_SOCKET, libc::SO_ERROR);
-            seen.push(said(
-                error.map(|error| format!("{:?}", Errno::from_raw(error))),
-            ));
+            seen.push(match error.map(Errno::from_raw) {
+                Ok(Errno::UnknownErrno) => "none".into(),
+                error => format!("{error:?}"),
+            });
         }
         Ok(seen.join(", "))
     })
@@ -258,4 +276,32 @@ fn close_both_ways(connect: &dyn Connect) -> Result<String, Failed> {
         way.done(connect);
     }
     Ok(format!("{up}; {}", down.unwrap_or_else(|| LATE.into())))
+}
+
+fn end_wakes_reader(connect: &dyn Connect) -> Result<String, Failed> {
+    each_way(connect, |from, to| {
+        from.say(b"hello")?;
+        let mut seen = vec![to.hear(connect, 9, 0)?];
+        let reader = to.clone();
+        let mut reading = Work::start(&[&to], move || reader.recv(9, 0))?;
+        seen.push(format!("waits: {}", reading.goes_on()));
+        drop(from);
+        seen.push(reading.done(connect).map_or_else(|| LATE.into(), heard));
+        seen.push(to.hear(connect, 9, 0)?);
+        Ok(seen.join(", "))
+    })
+}
+
+fn shutdown_wakes_reader(connect: &dyn Connect) -> Result<String, Failed> {
+    each_way(connect, |from, to| {
+        from.say(b"hello")?;
+        let mut seen = vec![to.hear(connect, 9, 0)?];
+        let reader = to.clone();
+        let mut reading = Work::start(&[&to], move || reader.recv(9, 0))?;
+        seen.push(format!("waits: {}", reading.goes_on()));
+        seen.push(said(to.shutdown(libc::SHUT_RDWR).map(|()| "shut")));
+        seen.push(reading.done(connect).map_or_else(|| LATE.into(), heard));
+        seen.push(from.hear(connect, 9, 0)?);
+        Ok(seen.join(", "))
+    })
 }

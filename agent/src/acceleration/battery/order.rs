@@ -1,8 +1,8 @@
 //! Rows about order: what is sent is what is received.
 
 use super::{
-    Class, Connect, Failed, Row,
-    stage::{LATE, Pair, Socket, Work, accept, connect_to, listen, pair, said},
+    Class, Connect, Failed, Row, SocketOption,
+    stage::{LATE, Pair, Socket, Work, accept, connect_to, each_way, failed, listen, pair, said},
     stream::{self, Reader},
 };
 use std::time::Duration;
@@ -31,6 +31,22 @@ pub static ROWS: &[Row] = &[
         class: Class::Order,
         quick: true,
         run: message_sizes,
+    },
+    Row {
+        id: "behind-and-again",
+        title: "a reader that falls behind and catches up, again and again",
+        meaning: "streams may be received in another order than sent once a reader has been behind",
+        class: Class::Order,
+        quick: true,
+        run: behind_again,
+    },
+    Row {
+        id: "deferred-connect",
+        title: "TCP_FASTOPEN_CONNECT: connecting with the first data",
+        meaning: "the first data of a connection made with TCP Fast Open may come twice, late or not at all",
+        class: Class::Order,
+        quick: true,
+        run: deferred_connect,
     },
 ];
 
@@ -114,4 +130,57 @@ fn message_sizes(connect: &dyn Connect) -> Result<String, Failed> {
         }
     }
     Ok(seen.join("; "))
+}
+
+fn behind_again(connect: &dyn Connect) -> Result<String, Failed> {
+    each_way(connect, |from, to| {
+        let (mut place, mut reader) = (0, Reader::new());
+        for size in [100, 5000, 70_000, 1000, 300_000] {
+            place = stream::fill(&from, place, 8 << 20, size).map_err(failed("send"))?;
+            // Not to the end: what follows comes behind what is still there.
+            let most = place - place / 16;
+            let read = reader.read(&to, most, connect.patience());
+            if read != format!("{most} bytes, all right") {
+                return Ok(read);
+            }
+            // And a few that find a reader who waits.
+            let read = reader.read(&to, place, connect.patience());
+            if read != format!("{place} bytes, all right") {
+                return Ok(read);
+            }
+            from.say(&stream::part(place, 10))?;
+            place += 10;
+        }
+        drop(from);
+        let read = reader.read(&to, u64::MAX, connect.patience());
+        Ok(
+            match read == format!("{place} bytes, all right, then the end") {
+                true => "all right, then the end".into(),
+                false => read,
+            },
+        )
+    })
+}
+
+fn deferred_connect(connect: &dyn Connect) -> Result<String, Failed> {
+    let option = |name, value| SocketOption {
+        level: libc::IPPROTO_TCP,
+        name,
+        value,
+    };
+    let mut seen = Vec::new();
+    // The second connection may know the server's cookie.
+    for _ in 0..2 {
+        let listener = listen(connect, &[option(libc::TCP_FASTOPEN, 5)])?;
+        let option = option(libc::TCP_FASTOPEN_CONNECT, 1);
+        let client = connect_to(connect, &listener, &[option])?;
+        client.say(&stream::part(0, 1000))?;
+        client.say(&stream::part(1000, 1000))?;
+        let server = accept(connect, &listener)?;
+        server.say(&stream::part(0, 1000))?;
+        client.say(&stream::part(2000, 1000))?;
+        seen.push(Reader::new().read(&server, 3000, connect.patience()));
+        seen.push(Reader::new().read(&client, 1000, connect.patience()));
+    }
+    Ok(seen.join(", "))
 }

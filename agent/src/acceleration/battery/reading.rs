@@ -2,7 +2,7 @@
 
 use super::{
     Class, Connect, Failed, Row, message,
-    stage::{MOMENT, Pair, Socket, Work, each_way, failed, heard, pair, said},
+    stage::{MOMENT, Socket, Work, each_way, failed, heard, said},
     stream::{self, Reader},
 };
 use nix::errno::Errno;
@@ -123,44 +123,55 @@ pub static ROWS: &[Row] = &[
         quick: true,
         run: several_readers,
     },
+    Row {
+        id: "peek-all",
+        title: "MSG_PEEK with MSG_WAITALL, data in pieces",
+        meaning: "programs that look at a whole header at once (MSG_PEEK with MSG_WAITALL) see a part of it",
+        class: Class::Behaviour,
+        quick: true,
+        run: peek_all,
+    },
 ];
 
 fn read(connect: &dyn Connect) -> Result<String, Failed> {
-    let Pair { client, server } = pair(connect)?;
-    let mut seen = vec![heard(server.recv(9, libc::MSG_DONTWAIT))];
-    client.say(b"hello world")?;
-    seen.push(server.hear(connect, 5, 0)?);
-    seen.push(server.hear(connect, 50, 0)?);
-    seen.push(heard(server.recv(9, libc::MSG_DONTWAIT)));
-    Ok(seen.join(", "))
+    each_way(connect, |from, to| {
+        let mut seen = vec![heard(to.recv(9, libc::MSG_DONTWAIT))];
+        from.say(b"hello world")?;
+        seen.push(to.hear(connect, 5, 0)?);
+        seen.push(to.hear(connect, 50, 0)?);
+        seen.push(heard(to.recv(9, libc::MSG_DONTWAIT)));
+        Ok(seen.join(", "))
+    })
 }
 
 fn peek(connect: &dyn Connect) -> Result<String, Failed> {
-    let Pair { client, server } = pair(connect)?;
-    client.say(b"hello world")?;
-    let mut seen = Vec::new();
-    for (most, flags) in [
-        (5, libc::MSG_PEEK),
-        (50, libc::MSG_PEEK),
-        (6, 0),
-        (50, libc::MSG_PEEK),
-        (50, 0),
-    ] {
-        seen.push(server.hear(connect, most, flags)?);
-    }
-    seen.push(heard(server.recv(9, libc::MSG_PEEK | libc::MSG_DONTWAIT)));
-    Ok(seen.join(", "))
+    each_way(connect, |from, to| {
+        from.say(b"hello world")?;
+        let mut seen = Vec::new();
+        for (most, flags) in [
+            (5, libc::MSG_PEEK),
+            (50, libc::MSG_PEEK),
+            (6, 0),
+            (50, libc::MSG_PEEK),
+            (50, 0),
+        ] {
+            seen.push(to.hear(connect, most, flags)?);
+        }
+        seen.push(heard(to.recv(9, libc::MSG_PEEK | libc::MSG_DONTWAIT)));
+        Ok(seen.join(", "))
+    })
 }
 
 fn bytes_readable(connect: &dyn Connect) -> Result<String, Failed> {
-    let Pair { client, server } = pair(connect)?;
-    let mut seen = vec![said(server.number(libc::FIONREAD))];
-    client.say(&[b'x'; 1000])?;
-    server.hear(connect, 1, libc::MSG_PEEK)?;
-    seen.push(said(server.number(libc::FIONREAD)));
-    server.hear(connect, 300, 0)?;
-    seen.push(said(server.number(libc::FIONREAD)));
-    Ok(seen.join(", "))
+    each_way(connect, |from, to| {
+        let mut seen = vec![said(to.number(libc::FIONREAD))];
+        from.say(&[b'x'; 1000])?;
+        to.hear(connect, 1, libc::MSG_PEEK)?;
+        seen.push(said(to.number(libc::FIONREAD)));
+        to.hear(connect, 300, 0)?;
+        seen.push(said(to.number(libc::FIONREAD)));
+        Ok(seen.join(", "))
+    })
 }
 
 fn bytes_readable_after_pressure(connect: &dyn Connect) -> Result<String, Failed> {
@@ -413,5 +424,15 @@ fn several_readers(connect: &dyn Connect) -> Result<String, Failed> {
             }
         }
         Ok(said(all))
+    })
+}
+
+fn peek_all(connect: &dyn Connect) -> Result<String, Failed> {
+    each_way(connect, |from, to| {
+        let sending = pieces(&from)?;
+        let peeked = to.hear(connect, 18, libc::MSG_PEEK | libc::MSG_WAITALL)?;
+        sending.done(connect);
+        to.gather(connect, 18);
+        Ok(format!("{peeked}, then {}", to.hear(connect, 18, 0)?))
     })
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Class, Connect, Failed, Row,
-    stage::{LATE, MOMENT, Pair, Socket, Work, each_way, failed, heard, pair, said},
+    stage::{LATE, MOMENT, Socket, Work, each_way, failed, heard, said},
     stream::{self, Reader},
 };
 use nix::{
@@ -72,17 +72,18 @@ pub static ROWS: &[Row] = &[
 ];
 
 fn poll(connect: &dyn Connect) -> Result<String, Failed> {
-    let Pair { client, server } = pair(connect)?;
-    let events = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
-    let now = |seen: &mut Vec<String>| seen.push(said(server.poll(events, Default::default())));
-    let mut seen = Vec::new();
-    now(&mut seen);
-    client.say(b"hello")?;
-    seen.push(said(server.poll(libc::POLLIN, connect.patience())));
-    now(&mut seen);
-    seen.push(server.hear(connect, 9, 0)?);
-    now(&mut seen);
-    Ok(seen.join(", "))
+    each_way(connect, |from, to| {
+        let events = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
+        let now = |seen: &mut Vec<String>| seen.push(said(to.poll(events, Default::default())));
+        let mut seen = Vec::new();
+        now(&mut seen);
+        from.say(b"hello")?;
+        seen.push(said(to.poll(libc::POLLIN, connect.patience())));
+        now(&mut seen);
+        seen.push(to.hear(connect, 9, 0)?);
+        now(&mut seen);
+        Ok(seen.join(", "))
+    })
 }
 
 fn select(connect: &dyn Connect) -> Result<String, Failed> {

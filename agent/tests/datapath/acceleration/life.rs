@@ -5,10 +5,11 @@ use super::{
     traffic, transfer, with_timeout, world,
 };
 use crate::kit::{self, Pod};
-use sinabro_agent::datapath;
+use sinabro_agent::datapath::{self, PodAcceleration};
 use sinabro_common::{abi::acceleration::Reason, names};
 use sinabro_netlink::{Conn, link};
 use std::{
+    collections::HashSet,
     io::{ErrorKind, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     path::Path,
@@ -310,5 +311,87 @@ fn connections_of_a_pod_that_may_no_more_go_through_tcp() {
         ask(&mut client, &mut server);
         let error = client.read(&mut []).map_err(|error| error.kind());
         assert!(matches!(error, Ok(0) | Err(ErrorKind::WouldBlock)));
+    });
+}
+
+#[test]
+fn loopback_connections_are_evicted_with_their_pods() {
+    world(true, true, |w| {
+        let with_loopback = PodAcceleration {
+            loopback: true,
+            ..w.a.acceleration()
+        };
+        w.a.attach_with(w.datapath(), Some(with_loopback));
+        let redirected = || w.counters(&w.a).redirected_messages;
+        let evicted = || w.counters(&w.a).passed_messages[Reason::Evicted as usize];
+        let pair = |port| connect(&w.a, "127.0.0.1".parse().unwrap(), &w.a, port);
+        for by_wish in [false, true] {
+            let (mut client, mut server) = pair(7000);
+            let before = redirected();
+            ask(&mut client, &mut server);
+            assert_eq!((redirected() - before, enrolled().len()), (2, 2));
+            let before = evicted();
+            if by_wish {
+                w.a.attach(w.datapath());
+            } else {
+                w.datapath().evict_accelerated(&w.a.addresses()).unwrap();
+            }
+            ask(&mut client, &mut server);
+            assert_eq!(evicted() - before, 2);
+            transfer(client, server, 1, 100_000);
+            kit::eventually("the end", || enrolled().is_empty());
+        }
+        let (client, server) = pair(7000);
+        assert_eq!(enrolled(), [], "not any more");
+        transfer(client, server, 1, 100_000);
+    });
+}
+
+#[test]
+fn eviction_by_one_address_leaves_the_others() {
+    world(true, true, |w| {
+        let mut v4 = connect(&w.b, w.b.v4, &w.a, 7000);
+        let mut v6 = connect(&w.b, w.b.v6, &w.a, 7000);
+        w.datapath().evict_accelerated(&[w.b.v4.into()]).unwrap();
+        ask(&mut v6.0, &mut v6.1);
+        let counted = w.all_counters();
+        assert_eq!(
+            (counted.redirected_messages, counted.passed_messages),
+            (2, [0; 6])
+        );
+        ask(&mut v4.0, &mut v4.1);
+        let counted = w.all_counters();
+        assert_eq!(counted.redirected_messages, 2);
+        assert_eq!(counted.passed_messages[Reason::Evicted as usize], 2);
+    });
+}
+
+#[test]
+fn a_pod_that_vanished_while_there_was_no_agent_is_forgotten() {
+    world(true, true, |mut w| {
+        let (mut client, mut server) = connect(&w.b, w.b.v4, &w.a, 7000);
+        ask(&mut client, &mut server);
+        w.datapath = None;
+        let mut conn = Conn::new().unwrap();
+        conn.execute(link::delete(w.b.ifindex)).unwrap();
+        let datapath = load(&w.config, true);
+        w.a.attach(&datapath);
+        datapath
+            .retain_pods(&HashSet::from([w.a.link.clone()]))
+            .unwrap();
+        assert_eq!(enrolled(), []);
+        // Not from socket to socket any more: its pod has no link.
+        client.write_all(b"ping").unwrap();
+        server.set_nonblocking(true).unwrap();
+        let error = server.read(&mut [0; 9]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        w.datapath = Some(datapath);
+        let counted = w.counters(&w.a);
+        assert_eq!(counted.passed_messages[Reason::Evicted as usize], 1);
+        // And who gets its address begins anew.
+        w.b = Pod::live(w.datapath(), 6);
+        let (mut client, mut server) = connect(&w.b, w.b.v4, &w.a, 7000);
+        assert_eq!(enrolled().len(), 2);
+        ask(&mut client, &mut server);
     });
 }

@@ -132,6 +132,33 @@ fn ends_that_connect_to_each_other_at_once_understand_each_other() {
     });
 }
 
+/// As most servers listen: their sockets are of IPv6 and have mapped addresses.
+#[test]
+fn listeners_on_every_address_serve_accelerated_connections() {
+    world(true, true, |w| {
+        let listener = w.b.run(|| TcpListener::bind("[::]:0").unwrap());
+        let port = listener.local_addr().unwrap().port();
+        let mapped = |at: IpAddr| match at {
+            IpAddr::V4(at) => at.to_ipv6_mapped().into(),
+            v6 => v6,
+        };
+        for (n, at) in [w.b.v4, w.b.v6, mapped(w.b.v4)].into_iter().enumerate() {
+            let client = w.a.run(|| TcpStream::connect((at, port)).unwrap());
+            let mut client = with_timeout(client);
+            let mut server = with_timeout(listener.accept().unwrap().0);
+            assert_eq!(enrolled().len(), 2);
+            ask(&mut client, &mut server);
+            let counted = w.all_counters();
+            assert_eq!(counted.enrolled, 2 * (n as u64 + 1));
+            assert_eq!(counted.passed_messages[Reason::NotPaired as usize], 0);
+            let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            transfer(client, server, 1, 100_000);
+            transfer(back.0, back.1, 2, 100_000);
+            kit::eventually("the end", || enrolled().is_empty());
+        }
+    });
+}
+
 /// The server's socket is there only once the client has sent something.
 #[test]
 fn servers_that_wait_for_data_before_they_accept_get_it_first() {
