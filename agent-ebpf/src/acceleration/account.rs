@@ -7,7 +7,7 @@ use super::{ACCELERATION_COUNTERS, SERVER_TRAFFIC};
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use sinabro_common::{
     abi::acceleration::{AccelerationCounters, Path, ServerKey, Skip, SocketState, Traffic},
-    algo::acceleration,
+    algo::acceleration::{self, LASTING_EXCHANGES},
 };
 
 /// Messages and bytes after which they are carried over.
@@ -63,10 +63,17 @@ pub fn carry(state: &mut SocketState) {
         }
     }
     let passive = state.passive != 0;
-    let server = state.key.server(passive);
-    learn(&server, |traffic| {
+    let lasts = passive && state.counted == 0 && state.all_messages >= LASTING_EXCHANGES;
+    let exchanges = state.all_messages;
+    learn(&state.key.server(passive), |traffic| {
         acceleration::learn(traffic, !passive, messages, bytes, now());
+        if lasts {
+            acceleration::count(traffic, exchanges);
+        }
     });
+    if lasts {
+        state.counted = 1;
+    }
     state.messages = 0;
     state.bytes = 0;
 }
@@ -95,16 +102,29 @@ pub fn judge(server: &ServerKey) -> Option<Skip> {
     acceleration::judge(unsafe { &*traffic }, now())
 }
 
-/// A connection to a server ended that was enrolled: its messages are counted already.
+/// An enrolled socket closes: a connection to a server ended.
 #[inline(always)]
-pub fn ended(server: &ServerKey, exchanges: u32) {
-    learn(server, |traffic| acceleration::ended(traffic, exchanges));
+pub fn ended(state: &mut SocketState) {
+    carry(state);
+    if state.passive != 0 {
+        count(state, state.all_messages);
+    }
 }
 
 /// An enrolled connection gains nothing: what it costs is counted as that of a short one.
 #[inline(always)]
-pub fn unpaired(state: &SocketState) {
-    ended(&state.key.server(state.passive != 0), 0);
+pub fn unpaired(state: &mut SocketState) {
+    count(state, 0);
+}
+
+/// Counts a connection, once.
+#[inline(always)]
+fn count(state: &mut SocketState, exchanges: u32) {
+    if state.counted == 0 {
+        state.counted = 1;
+        let server = state.key.server(state.passive != 0);
+        learn(&server, |traffic| acceleration::count(traffic, exchanges));
+    }
 }
 
 /// A connection to a server ended that went through TCP.
@@ -115,7 +135,7 @@ pub fn ended_plain(server: &ServerKey, segments: [u32; 2], bytes: [u64; 2]) {
     learn(server, |traffic| {
         acceleration::learn(traffic, true, received, bytes[0], now);
         acceleration::learn(traffic, false, sent, bytes[1], now);
-        acceleration::ended(traffic, segments[0].min(segments[1]));
+        acceleration::count(traffic, segments[0].min(segments[1]));
     });
 }
 
@@ -129,7 +149,7 @@ fn learn(server: &ServerKey, update: impl Fn(&mut Traffic)) {
     }
     let mut traffic = Traffic {
         connections: 0,
-        short_connections: 0,
+        exchanges: 0,
         messages: [0; 2],
         bytes: [0; 2],
         updated_ns: now(),

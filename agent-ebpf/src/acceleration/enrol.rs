@@ -188,11 +188,7 @@ fn closed(ctx: &SockOpsContext) {
 
 #[inline(always)]
 fn ended(ctx: &SockOpsContext, state: &mut SocketState) {
-    account::carry(state);
-    let passive = state.passive != 0;
-    if passive {
-        account::ended(&state.key.server(true), state.all_messages);
-    }
+    account::ended(state);
     // SAFETY: the context is valid for as long as the program runs.
     forget(&state.key, unsafe { bpf_get_socket_cookie(ctx.as_ptr()) });
 }

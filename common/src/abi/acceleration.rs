@@ -132,7 +132,9 @@ pub struct SocketState {
     pub reason: u8,
     /// One if the connection was accepted, zero if it was made.
     pub passive: u8,
-    pub pad: [u8; 5],
+    /// One once it is counted among its server's connections.
+    pub counted: u8,
+    pub pad: [u8; 4],
 }
 map_type!(SocketState, 128);
 
@@ -269,10 +271,10 @@ map_type!(ServerKey, 32);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Connections that ended.
+    /// Connections that ended, or lasted.
     pub connections: u64,
-    /// Those among them that did not repay their enrolment.
-    pub short_connections: u64,
+    /// Questions and answers on them, of each connection a few.
+    pub exchanges: u64,
     /// Messages (of accelerated connections) or segments (of others) that servers received and
     /// sent, in this order.
     pub messages: [u64; 2],

@@ -102,7 +102,10 @@ pub const MAX_BYTES_PER_EXCHANGE: u64 = 256 * 1024;
 /// Beyond this many messages for each that is answered, a connection streams.
 pub const MAX_MESSAGES_PER_EXCHANGE: u64 = 64;
 /// Below so many exchanges a connection does not repay its enrolment.
-pub const MIN_EXCHANGES: u32 = 4;
+pub const MIN_EXCHANGES: u64 = 4;
+/// A connection counts as no more than this: enough to make up for others that only look whether
+/// the server is there, and not for long.
+pub const LASTING_EXCHANGES: u32 = 64;
 /// Nothing is concluded from fewer connections, messages or bytes.
 const ENOUGH_CONNECTIONS: u64 = 16;
 const ENOUGH_MESSAGES: u64 = 1024;
@@ -135,7 +138,7 @@ pub fn judge(traffic: &Traffic, now_ns: u64) -> Option<Skip> {
         return Some(Skip::Stream);
     }
     if traffic.connections >= ENOUGH_CONNECTIONS
-        && traffic.short_connections > traffic.connections / 2
+        && traffic.exchanges < traffic.connections.saturating_mul(MIN_EXCHANGES)
     {
         return Some(Skip::Short);
     }
@@ -166,17 +169,19 @@ pub fn learn(traffic: &mut Traffic, received: bool, messages: u64, bytes: u64, n
     }
 }
 
-/// Counts a connection that ended after so many exchanges.
+/// Counts a connection that ended after so many exchanges, or that has lasted for so many.
 #[inline(always)]
-pub fn ended(traffic: &mut Traffic, exchanges: u32) {
+pub fn count(traffic: &mut Traffic, exchanges: u32) {
     if traffic.connections > MANY_CONNECTIONS {
         traffic.connections /= 2;
-        traffic.short_connections /= 2;
+        traffic.exchanges /= 2;
     }
     traffic.connections += 1;
-    if exchanges < MIN_EXCHANGES {
-        traffic.short_connections = traffic.short_connections.saturating_add(1);
-    }
+    let exchanges = match exchanges < LASTING_EXCHANGES {
+        true => exchanges,
+        false => LASTING_EXCHANGES,
+    };
+    traffic.exchanges = traffic.exchanges.saturating_add(exchanges.into());
 }
 
 /// About how many messages the segments of a connection through TCP were, each way. A long message
@@ -305,7 +310,7 @@ mod tests {
             judge(&traffic, now);
             learn(&mut traffic, received, messages, bytes, now);
             judge(&traffic, now);
-            ended(&mut traffic, exchanges);
+            count(&mut traffic, exchanges);
             judge(&traffic, now);
             let told = messages_of(segments, both);
             prop_assert!(told[0] <= segments[0] && told[1] <= segments[1]);
@@ -320,7 +325,7 @@ mod tests {
             let mut traffic = Traffic::default();
             for (received, messages, each) in streams {
                 learn(&mut traffic, received, messages, messages * each, 1);
-                ended(&mut traffic, 0);
+                count(&mut traffic, 0);
             }
             let mut connections = 0;
             while judge(&traffic, 1).is_some() {
@@ -329,7 +334,7 @@ mod tests {
                 let [received, sent] = messages_of(segments, bytes);
                 learn(&mut traffic, true, received, bytes[0], 1);
                 learn(&mut traffic, false, sent, bytes[1], 1);
-                ended(&mut traffic, 100);
+                count(&mut traffic, 100);
                 connections += 1;
                 prop_assert!(connections < 200, "{traffic:?}");
             }
@@ -405,9 +410,9 @@ mod tests {
     fn any_traffic() -> impl Strategy<Value = Traffic> {
         type Numbers = (u64, u64, [u64; 2], [u64; 2], u64);
         any::<Numbers>().prop_map(
-            |(connections, short_connections, messages, bytes, updated_ns)| Traffic {
+            |(connections, exchanges, messages, bytes, updated_ns)| Traffic {
                 connections,
-                short_connections,
+                exchanges,
                 messages,
                 bytes,
                 updated_ns,
@@ -440,21 +445,36 @@ mod tests {
     }
 
     #[test]
-    fn short_connections_are_told_by_most_of_them() {
+    fn short_connections_are_told_by_what_all_of_them_are_worth() {
         let mut traffic = Traffic::default();
-        let mut connections = |exchanges, count| {
-            for _ in 0..count {
-                learn(&mut traffic, true, 1, 100, 1);
-                learn(&mut traffic, false, 1, 100, 1);
-                ended(&mut traffic, exchanges);
+        let mut connections = |exchanges: u32, connections: u32| {
+            for _ in 0..connections {
+                learn(&mut traffic, true, exchanges.into(), 100, 1);
+                learn(&mut traffic, false, exchanges.into(), 100, 1);
+                count(&mut traffic, exchanges);
             }
             judge(&traffic, 1)
         };
         assert_eq!(connections(1, 15), None, "not enough to say");
         assert_eq!(connections(1, 1), Some(Skip::Short));
-        assert_eq!(connections(4, 40), None);
-        assert_eq!(connections(1, 1000), Some(Skip::Short));
-        assert_eq!(connections(4, 80), None, "the past is forgotten");
+        assert_eq!(
+            connections(1_000_000, 1),
+            None,
+            "one that lasts repays them"
+        );
+        assert_eq!(connections(1, 15), Some(Skip::Short), "but not for ever");
+        assert_eq!(connections(5, 100), None, "the past is forgotten");
+    }
+
+    /// As load balancers do, and some load generators.
+    #[test]
+    fn looking_whether_a_server_is_there_makes_its_other_connections_not_short() {
+        let mut traffic = Traffic::default();
+        for _ in 0..1000 {
+            (0..10).for_each(|_| count(&mut traffic, 0));
+            count(&mut traffic, 1_000_000);
+        }
+        assert_eq!(judge(&traffic, 0), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Whose connections are enrolled is learnt from those before.
 
 use super::{World, ask, enrolled, read_exact, with_timeout, world};
+use crate::kit;
 use sinabro_common::abi::acceleration::Skip;
 use std::{
     io::Write,
@@ -133,6 +134,30 @@ fn servers_of_short_connections_are_left_to_tcp() {
         for _ in 0..100 {
             server.ask(10);
         }
+        assert_eq!(server.skips(), None);
+    });
+}
+
+#[test]
+fn who_only_looks_whether_a_server_is_there_spoils_it_for_nobody() {
+    world(true, true, |w| {
+        let server = Server::new(&w, w.b.v4);
+        for _ in 0..40 {
+            drop(server.connect());
+            server.ask(100);
+        }
+        assert_eq!(server.skips(), None);
+        // Also while those that last have not ended.
+        let server = Server::new(&w, w.b.v4);
+        let lasting = [server.connect(), server.connect()];
+        let lasting = lasting.map(|(mut client, mut end)| {
+            (0..100).for_each(|_| ask(&mut client, &mut end));
+            (client, end)
+        });
+        for _ in 0..20 {
+            drop(server.connect());
+        }
+        kit::eventually("the end", || enrolled().len() == 2 * lasting.len());
         assert_eq!(server.skips(), None);
     });
 }
