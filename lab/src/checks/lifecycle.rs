@@ -190,7 +190,7 @@ fn map<K: aya::Pod, V: aya::Pod>(node: &Node, name: &str) -> Result<HashMap<MapD
     open().with_context(|| format!("cannot open map {name} of {}", node.name()))
 }
 
-fn report(node: &Node, pod: &Pod) -> Result<EndpointReport> {
+pub(super) fn report(node: &Node, pod: &Pod) -> Result<EndpointReport> {
     find(node, &pod.owner())?.with_context(|| format!("the agent does not know pod {}", pod.id()))
 }
 

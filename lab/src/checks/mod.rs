@@ -4,6 +4,7 @@
 //! A check sends real traffic and says in one line what it saw. It leaves the scene as it found
 //! it, so checks may run in any order and beside one another.
 
+mod acceleration;
 mod lifecycle;
 mod outside;
 mod reach;
@@ -142,6 +143,7 @@ checks! {
     node_to_pod in reach: "node → pod",
     one_byte in reach: "1 byte by TCP, digests compared",
     large_transfer in reach: "64 MB by TCP, digests compared",
+    acceleration in acceleration: "accelerated TCP, same node",
     masquerade in outside: "pod → outside, masqueraded",
     replies_only in outside: "outside cannot reach pods by itself",
     spoofed_address in spoof: "spoofed source address dropped",

@@ -1,0 +1,81 @@
+//! TCP between pods that ask for its acceleration.
+
+use super::{Scene, lifecycle::report};
+use crate::{Node, Pod, traffic::rate};
+use anyhow::{Result, bail, ensure};
+use sinabro_common::api::{Request, Response, Verdict};
+
+/// Round trips by each family, of which each is two messages of a byte.
+const ROUNDS: usize = 1000;
+/// Packets of a pod for the handshakes and ends of two connections, and more.
+const HANDSHAKES: u64 = 50;
+
+/// Messages between two pods that ask for it pass no link; others' do.
+pub fn acceleration(scene: &Scene) -> Result<String> {
+    let node = scene.node(1);
+    let args = [("SINABRO_TCP_ACCELERATION", "enabled")];
+    let pods = ["accelerated-a", "accelerated-b"].map(|id| node.add_pod_with(id, &args));
+    let [client, server] = pods;
+    let (client, server) = (client?, server?);
+    let accelerated = round_trips(node, &client, &server);
+    let plain = round_trips(node, scene.pod(1, 1), &server);
+    node.delete_pod(&client)?;
+    node.delete_pod(&server)?;
+    let (accelerated, plain) = (accelerated?, plain?);
+    ensure!(
+        plain.packets >= 2 * ROUNDS as u64,
+        "only {} packets on the link of a pod that did not ask for it",
+        plain.packets
+    );
+    if let Some(reason) = refused(node)? {
+        ensure!(
+            accelerated.packets >= plain.packets / 2,
+            "refused, and yet only {} packets on the link",
+            accelerated.packets
+        );
+        return Ok(format!("not on this node: {reason}"));
+    }
+    ensure!(
+        accelerated.packets < HANDSHAKES,
+        "{} packets on the link of a pod that asked for it",
+        accelerated.packets
+    );
+    Ok(format!(
+        "{} packets instead of {} for {} round trips, {:.0} µs each instead of {:.0}",
+        accelerated.packets,
+        plain.packets,
+        2 * ROUNDS,
+        accelerated.p50_us,
+        plain.p50_us,
+    ))
+}
+
+struct RoundTrips {
+    /// Sent by the client.
+    packets: u64,
+    p50_us: f64,
+}
+
+fn round_trips(node: &Node, client: &Pod, server: &Pod) -> Result<RoundTrips> {
+    let before = report(node, client)?.tx_packets;
+    let mut p50_us = 0.0;
+    for address in server.addresses() {
+        let measured = rate::latency(client.place(), server.place(), address, ROUNDS)?;
+        p50_us = measured.p50.as_secs_f64() * 1e6;
+    }
+    let packets = report(node, client)?.tx_packets - before;
+    Ok(RoundTrips { packets, p50_us })
+}
+
+/// Why nothing is accelerated on this node, if so.
+fn refused(node: &Node) -> Result<Option<String>> {
+    let Response::Status(status) = node.ask(Request::Status)? else {
+        bail!("unexpected answer about the agent's status");
+    };
+    let off = status.modes.get("tcpAcceleration");
+    let off = off.filter(|mode| !mode.starts_with("on")).cloned();
+    let refused = status
+        .tcp_self_test
+        .filter(|report| report.verdict == Verdict::Refused);
+    Ok(refused.map(|report| report.reason).or(off))
+}
