@@ -2,9 +2,9 @@
 //!
 //! Start: state directory → its lock → kernel settings → source of facts → lock of the pins →
 //! self-test of the TCP acceleration → data path → records → queued deletes → garbage → facts,
-//! node, overlay → socket → installation → telemetry → announcements. So the plugin finds a socket only when every pod of before is live
-//! again, and is told "not ready" until the node knows its ranges; the configuration is there, and
-//! the cluster is told that the node is ready, only then.
+//! node, overlay → socket → installation → telemetry → announcements. So the plugin finds a socket
+//! only when every pod of before is live again, and is told "not ready" until the node knows its
+//! ranges; the configuration is there, and the cluster is told that the node is ready, only then.
 //!
 //! Tasks run for ever; one that ends takes the agent down with what it said, and the data path
 //! goes on without it. Stop: no new connections, requests under way finish, the socket goes;

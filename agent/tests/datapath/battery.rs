@@ -14,6 +14,7 @@ use sinabro_agent::{
 use sinabro_common::{api::Verdict, names};
 use sinabro_netlink::NetNs;
 use std::{
+    collections::BTreeSet,
     fs,
     net::IpAddr,
     path::Path,
@@ -57,6 +58,9 @@ fn between_pods(rows: &[&'static Row], at_once: usize, v6: bool) -> Vec<Outcome>
     })
 }
 
+/// Rows that are too slow for the self-test and may differ, and the one of it that tells of that.
+const TOLD_BY: [(&str, &str); 1] = [("slow-reader-killed", "close-with-unread-data")];
+
 #[test]
 fn between_pods_only_what_the_self_test_reports_differs() {
     let rows: Vec<_> = battery::rows().collect();
@@ -65,7 +69,12 @@ fn between_pods_only_what_the_self_test_reports_differs() {
         self_test::run(Path::new(names::BPF_DIR), Some(&cgroup.path)).unwrap()
     });
     let reported = report.rows.iter().filter(|row| !row.passed);
-    let reported: Vec<&str> = reported.map(|row| &*row.id).collect();
+    let mut reported: BTreeSet<&str> = reported.map(|row| &*row.id).collect();
+    for (slow, told_by) in TOLD_BY {
+        if reported.contains(told_by) {
+            reported.insert(slow);
+        }
+    }
     for v6 in [false, true] {
         let outcomes = between_pods(&rows, 8, v6);
         for outcome in &outcomes {
@@ -73,9 +82,8 @@ fn between_pods_only_what_the_self_test_reports_differs() {
             assert!(outcome.passed() || may_differ, "{outcome:?}");
         }
         let differ = outcomes.iter().filter(|outcome| !outcome.passed());
-        let quick = differ.filter(|outcome| outcome.row.quick);
-        let quick: Vec<_> = quick.map(|outcome| outcome.row.id).collect();
-        assert_eq!(quick, reported, "v6: {v6}");
+        let differ: BTreeSet<_> = differ.map(|outcome| outcome.row.id).collect();
+        assert_eq!(differ, reported, "v6: {v6}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     Class, Connect, Failed, Row,
-    stage::{LATE, Pair, Work, each_way, failed, heard, pair, said},
+    stage::{LATE, Pair, Socket, Work, each_way, failed, heard, pair, said},
     stream::{self, Reader},
 };
 use nix::errno::Errno;
@@ -180,14 +180,24 @@ fn reset_after_data(connect: &dyn Connect) -> Result<String, Failed> {
     })
 }
 
+/// Has a thread wait in a read, on a connection that was used once, so that it goes the way that it
+/// will go.
+fn waiting_reader(
+    connect: &dyn Connect,
+    from: &Socket,
+    to: &Socket,
+) -> Result<(Vec<String>, Work<Result<Vec<u8>, Errno>>), Failed> {
+    from.say(b"hello")?;
+    let mut seen = vec![to.hear(connect, 9, 0)?];
+    let reader = to.clone();
+    let mut reading = Work::start(&[to], move || reader.recv(9, 0))?;
+    seen.push(format!("waits: {}", reading.goes_on()));
+    Ok((seen, reading))
+}
+
 fn reset_while_reading(connect: &dyn Connect) -> Result<String, Failed> {
     each_way(connect, |from, to| {
-        // Once used, so that it goes the way that it will go.
-        from.say(b"hello")?;
-        let mut seen = vec![to.hear(connect, 9, 0)?];
-        let reader = to.clone();
-        let mut reading = Work::start(&[&to], move || reader.recv(9, 0))?;
-        seen.push(format!("waits: {}", reading.goes_on()));
+        let (mut seen, reading) = waiting_reader(connect, &from, &to)?;
         no_linger(&from)?;
         drop(from);
         seen.push(reading.done(connect).map_or_else(|| LATE.into(), heard));
@@ -280,11 +290,7 @@ fn close_both_ways(connect: &dyn Connect) -> Result<String, Failed> {
 
 fn end_wakes_reader(connect: &dyn Connect) -> Result<String, Failed> {
     each_way(connect, |from, to| {
-        from.say(b"hello")?;
-        let mut seen = vec![to.hear(connect, 9, 0)?];
-        let reader = to.clone();
-        let mut reading = Work::start(&[&to], move || reader.recv(9, 0))?;
-        seen.push(format!("waits: {}", reading.goes_on()));
+        let (mut seen, reading) = waiting_reader(connect, &from, &to)?;
         drop(from);
         seen.push(reading.done(connect).map_or_else(|| LATE.into(), heard));
         seen.push(to.hear(connect, 9, 0)?);
@@ -294,11 +300,7 @@ fn end_wakes_reader(connect: &dyn Connect) -> Result<String, Failed> {
 
 fn shutdown_wakes_reader(connect: &dyn Connect) -> Result<String, Failed> {
     each_way(connect, |from, to| {
-        from.say(b"hello")?;
-        let mut seen = vec![to.hear(connect, 9, 0)?];
-        let reader = to.clone();
-        let mut reading = Work::start(&[&to], move || reader.recv(9, 0))?;
-        seen.push(format!("waits: {}", reading.goes_on()));
+        let (mut seen, reading) = waiting_reader(connect, &from, &to)?;
         seen.push(said(to.shutdown(libc::SHUT_RDWR).map(|()| "shut")));
         seen.push(reading.done(connect).map_or_else(|| LATE.into(), heard));
         seen.push(from.hear(connect, 9, 0)?);

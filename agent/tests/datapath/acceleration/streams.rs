@@ -492,17 +492,22 @@ fn random_streams_survive_a_pod_that_changes_its_mind() {
         let random = &mut Random(seed());
         let mut redirected = 0;
         run(&mut w, random, count(150), |w, luck| {
+            // In between, long enough for connections to begin and to go from socket to socket.
+            if luck & 7 != 0 {
+                return;
+            }
             redirected += w.counters(&w.a).redirected_bytes;
             let wish = |wanted| w.a.attach_with(w.datapath(), wanted);
             // Its counters begin anew.
             wish(None);
-            if luck & 3 != 0 {
+            if luck & 0x30 != 0 {
                 thread::sleep(Duration::from_micros(luck >> 32 & 0xfff));
             }
             wish(Some(w.a.acceleration()));
         });
+        redirected += w.counters(&w.a).redirected_bytes;
         println!("{redirected}");
-        assert!(redirected > 1 << 20, "{redirected}");
+        assert!(redirected > 1 << 16, "{redirected}");
     });
 }
 
