@@ -180,13 +180,15 @@ fn reset_after_data(connect: &dyn Connect) -> Result<String, Failed> {
     })
 }
 
+type Reading = Work<Result<Vec<u8>, Errno>>;
+
 /// Has a thread wait in a read, on a connection that was used once, so that it goes the way that it
 /// will go.
 fn waiting_reader(
     connect: &dyn Connect,
     from: &Socket,
     to: &Socket,
-) -> Result<(Vec<String>, Work<Result<Vec<u8>, Errno>>), Failed> {
+) -> Result<(Vec<String>, Reading), Failed> {
     from.say(b"hello")?;
     let mut seen = vec![to.hear(connect, 9, 0)?];
     let reader = to.clone();
