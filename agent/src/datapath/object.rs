@@ -61,7 +61,11 @@ pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
         }
     }
 
-    let offsets = config.acceleration.then(btf::kernel_offsets);
+    let wanted = config.acceleration.then(btf::kernel_offsets).transpose();
+    let (offsets, unknown) = match wanted {
+        Ok(offsets) => (offsets, None),
+        Err(error) => (None, Some(Err(DatapathError::KernelTypes(error)))),
+    };
     let mut loader = loader(&config.bpf_dir);
     if let Some(entries) = config.nat_entries {
         loader.map_max_entries("NAT", entries);
@@ -75,19 +79,12 @@ pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
 
     let pod = load_object(&mut loader, "pod", POD)?;
     let host = load_object(&mut loader, "host", HOST)?;
-    let sock = match &offsets {
-        None => None,
-        Some(Ok(offsets)) => {
-            loader.override_global(KERNEL_OFFSETS, offsets, true);
-            Some(load_object(&mut loader, "sock", SOCK))
-        }
-        Some(Err(_)) => None,
-    };
+    let sock = offsets.as_ref().map(|offsets| {
+        loader.override_global(KERNEL_OFFSETS, offsets, true);
+        load_object(&mut loader, "sock", SOCK)
+    });
     drop(loader);
-    let sock = match offsets {
-        Some(Err(error)) => Some(Err(DatapathError::KernelTypes(error))),
-        _ => sock,
-    };
+    let sock = sock.or(unknown);
     trim();
 
     let mut replaced = Vec::new();
