@@ -56,17 +56,17 @@ impl Prepared {
 /// Leaves the agent a report of what the TCP acceleration changes on this kernel. That it cannot
 /// be had is no reason to serve no pods.
 pub fn self_test(places: &Places) -> Prepared {
+    let cgroup = places.cgroup_dir.as_deref();
+    let obtained = self_test::obtain(&places.state_dir, &places.bpf_dir, cgroup);
     let mut prepared = Prepared::default();
-    if let Some(report) = self_test::file::load(&places.state_dir)
-        && report.verdict != Verdict::Refused
-    {
+    if obtained.kept {
         return prepared;
     }
-    let cgroup = places.cgroup_dir.as_deref();
-    let (report, problem) = self_test::obtain(&places.state_dir, &places.bpf_dir, cgroup);
+    let problem = obtained.problem;
     prepared
         .warnings
         .extend(problem.map(|error| Chain(&error).to_string()));
+    let report = obtained.report;
     let text = match report.rows.is_empty() {
         true => format!("no tcp acceleration: {}", report.reason),
         false => format!("tested the tcp acceleration: {}", report.reason),

@@ -13,7 +13,7 @@
 use crate::{
     acceleration::{
         choice::{Mode, Policy},
-        self_test,
+        self_test::{self, Obtained},
     },
     announce::{self, Announcer, problems},
     api::{
@@ -271,7 +271,9 @@ fn restore(settings: &Settings) -> anyhow::Result<Restored> {
 fn self_test(settings: &Settings) -> SelfTestReport {
     let (state_dir, bpf_dir) = (&settings.state_dir, &settings.bpf_dir);
     let cgroup = settings.cgroup_dir.as_deref();
-    let (report, problem) = self_test::obtain(state_dir, bpf_dir, cgroup);
+    let Obtained {
+        report, problem, ..
+    } = self_test::obtain(state_dir, bpf_dir, cgroup);
     if let Some(error) = problem {
         tracing::warn!("{}", Chain(&error));
     }

@@ -166,28 +166,40 @@ impl SelfTestError {
     }
 }
 
-/// The report for now: the one that is kept, or what running the test finds, which is kept then
-/// unless that fails. That nothing may be accelerated is worth another look where that is allowed.
-pub fn obtain(
-    state_dir: &Path,
-    bpf_dir: &Path,
-    cgroup: Option<&Path>,
-) -> (SelfTestReport, Option<FileError>) {
-    let kept = file::load(state_dir);
-    if let Some(report) = &kept
-        && report.verdict != Verdict::Refused
-    {
-        return (report.clone(), None);
-    }
+/// The report for now.
+#[derive(Debug)]
+pub struct Obtained {
+    pub report: SelfTestReport,
+    /// Whether it was there already, and the test had not to be run.
+    pub kept: bool,
+    /// Why it could not be kept.
+    pub problem: Option<FileError>,
+}
+
+/// The report that is kept, or what running the test finds, which is kept then unless that fails.
+/// That nothing may be accelerated is worth another look where that is allowed.
+pub fn obtain(state_dir: &Path, bpf_dir: &Path, cgroup: Option<&Path>) -> Obtained {
+    let obtained = |report, kept| Obtained {
+        report,
+        kept,
+        problem: None,
+    };
+    let before = match file::load(state_dir) {
+        Some(report) if report.verdict != Verdict::Refused => return obtained(report, true),
+        before => before,
+    };
     let report = match run(bpf_dir, cgroup) {
         Ok(report) => report,
         Err(error) if error.is_permission() => {
-            return (kept.unwrap_or_else(|| refused(NOT_RUN.into())), None);
+            return obtained(before.unwrap_or_else(|| refused(NOT_RUN.into())), false);
         }
         Err(error) => refused(format!("the self-test could not be run: {}", Chain(&error))),
     };
     let problem = file::save(state_dir, &report).err();
-    (report, problem)
+    Obtained {
+        problem,
+        ..obtained(report, false)
+    }
 }
 
 #[cfg(test)]
