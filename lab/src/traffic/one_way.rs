@@ -11,7 +11,7 @@ use super::{
 };
 use anyhow::{Context as _, Result, ensure};
 use std::{
-    io::{Read as _, Write as _},
+    io::Write as _,
     net::TcpListener,
     sync::atomic::Ordering,
     time::{Duration, Instant},
@@ -44,18 +44,9 @@ pub fn one_way(
     let server = || -> Result<Measured> {
         let (mut stream, _) = accept(listener, Instant::now() + PATIENCE)?;
         let cpu = thread_cpu()?;
-        let mut buffer = vec![0; message];
-        let (mut count, mut first) = (0, None);
-        loop {
-            let len = stream.read(&mut buffer).context("cannot receive")?;
-            let start = *first.get_or_insert_with(Instant::now);
-            if len == 0 {
-                let time = start.elapsed();
-                let cpu = thread_cpu()? - cpu;
-                return Ok(Measured { count, time, cpu });
-            }
-            count += len as u64;
-        }
+        let (count, time) = tcp::drain(&mut stream, message).context("cannot receive")?;
+        let cpu = thread_cpu()? - cpu;
+        Ok(Measured { count, time, cpu })
     };
     let ((sent, cpu), received) = ends.run(client, server)?;
     ensure!(

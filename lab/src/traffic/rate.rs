@@ -17,16 +17,8 @@ pub fn throughput(from: &Place, to: &Place, address: IpAddr, time: Duration) -> 
     thread::scope(|scope| {
         let server = scope.spawn(|| -> Result<f64> {
             let (mut stream, _) = accept(&listener, Instant::now() + PATIENCE)?;
-            let mut buffer = vec![0; 1 << 18];
-            let (mut total, mut first) = (0_u64, None);
-            loop {
-                let len = stream.read(&mut buffer)?;
-                let start = *first.get_or_insert_with(Instant::now);
-                if len == 0 {
-                    return Ok(total as f64 * 8.0 / start.elapsed().as_secs_f64());
-                }
-                total += len as u64;
-            }
+            let (total, time) = tcp::drain(&mut stream, 1 << 18)?;
+            Ok(total as f64 * 8.0 / time.as_secs_f64())
         });
         from.run(|| {
             let mut stream = connect(target).context("cannot connect")?;

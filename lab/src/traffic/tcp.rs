@@ -8,7 +8,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 const CHUNK: usize = 1 << 17;
@@ -99,6 +99,21 @@ fn serve(listener: &TcpListener) -> Result<(IpAddr, String, u64)> {
     let digest = hex(digest);
     stream.write_all(digest.as_bytes())?;
     Ok((peer.ip(), digest, count))
+}
+
+/// Reads up to `most` bytes at a time until the end; returns how many came, and the time from the
+/// first ones to the end.
+pub(super) fn drain(stream: &mut TcpStream, most: usize) -> std::io::Result<(u64, Duration)> {
+    let mut buffer = vec![0; most];
+    let (mut count, mut first) = (0, None);
+    loop {
+        let len = stream.read(&mut buffer)?;
+        let start = *first.get_or_insert_with(Instant::now);
+        if len == 0 {
+            return Ok((count, start.elapsed()));
+        }
+        count += len as u64;
+    }
 }
 
 /// Whether a connection can be made at all: used to see that it cannot.
