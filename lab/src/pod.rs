@@ -5,10 +5,10 @@ use crate::{
     namespace::Place,
     node::{Node, netns_path},
 };
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use ipnet::IpNet;
 use serde_json::Value;
-use sinabro_common::api::Owner;
+use sinabro_common::api::{EndpointReport, Owner, Request, Response, TcpAcceleration};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// A pod that its ADD reported.
@@ -99,6 +99,22 @@ impl Node {
                     .with_context(|| format!("the plugin's result is wrong: {result}"))
             })
             .with_context(|| format!("cannot add pod {id} on {}", self.name()))
+    }
+
+    /// The same, of a pod that wishes its TCP connections accelerated or not.
+    pub fn add_pod_wishing(&self, id: &str, wish: TcpAcceleration) -> Result<Pod> {
+        self.add_pod_with(id, &[("SINABRO_TCP_ACCELERATION", wish.as_str())])
+    }
+
+    /// What the node's agent reports of a pod, if it knows it.
+    pub fn endpoint(&self, pod: &Pod) -> Result<Option<EndpointReport>> {
+        match self.ask(Request::Endpoints)? {
+            Response::Endpoints(endpoints) => {
+                let mut endpoints = endpoints.into_iter();
+                Ok(endpoints.find(|endpoint| endpoint.owner == pod.owner()))
+            }
+            other => bail!("unexpected answer {other:?}"),
+        }
     }
 
     /// Adds a sandbox made before; the answer as it came, and the pod if it succeeded.

@@ -1,42 +1,26 @@
 //! A pod's wish, all the way: from its CNI_ARGS to what its connections do.
 #![allow(clippy::unwrap_used)]
 
-use sinabro_common::api::{EndpointReport, Request, Response, TcpAcceleration};
-use sinabro_lab::{Binaries, Lab, Lifetime, Node, Pod, traffic::rate};
+use sinabro_common::api::{EndpointReport, TcpAcceleration};
+use sinabro_lab::{Binaries, Lab, Lifetime, Node, Pod, checks::acceleration::round_trips};
 
-/// Round trips, each of which is two messages of a byte.
-const ROUNDS: usize = 500;
-
+/// What the agent reports of a pod.
 fn report(node: &Node, pod: &Pod) -> EndpointReport {
-    let Response::Endpoints(reports) = node.ask(Request::Endpoints).unwrap() else {
-        panic!("not endpoints");
-    };
-    let of_pod = |report: &EndpointReport| report.owner == pod.owner();
-    reports.into_iter().find(of_pod).unwrap()
+    node.endpoint(pod).unwrap().unwrap()
 }
 
 /// Two pods with one wish.
-fn pair(node: &Node, name: &str, wish: &str) -> [Pod; 2] {
+fn pair(node: &Node, name: &str, wish: TcpAcceleration) -> [Pod; 2] {
     ["a", "b"].map(|side| {
-        let args = [("SINABRO_TCP_ACCELERATION", wish)];
-        node.add_pod_with(&format!("{name}-{side}"), &args).unwrap()
+        node.add_pod_wishing(&format!("{name}-{side}"), wish)
+            .unwrap()
     })
 }
 
 /// Whether what two pods say to each other goes past their links.
 fn bypasses(node: &Node, [client, server]: &[Pod; 2]) -> bool {
-    let packets = || report(node, client).tx_packets;
-    let before = packets();
-    for address in server.addresses() {
-        rate::latency(client.place(), server.place(), address, ROUNDS).unwrap();
-    }
-    let sent = packets() - before;
-    match sent as usize {
-        // Handshakes and ends.
-        0..50 => true,
-        sent if sent >= 2 * ROUNDS => false,
-        sent => panic!("{sent} packets: neither the stack's way nor past it"),
-    }
+    let round_trips = round_trips(node, client, server).unwrap();
+    round_trips.bypass().unwrap()
 }
 
 #[test]
@@ -49,8 +33,8 @@ fn a_pod_is_accelerated_as_it_wishes_and_as_the_node_allows() {
         node.wait_ready().unwrap();
     };
     start("opt-in");
-    let wishing = pair(node, "wishing", "enabled");
-    let without = pair(node, "without", "disabled");
+    let wishing = pair(node, "wishing", TcpAcceleration::Enabled);
+    let without = pair(node, "without", TcpAcceleration::Disabled);
     let silent = ["c", "d"].map(|id| node.add_pod(id).unwrap());
     // Two of which only one wishes it.
     let mixed = [wishing[0].clone(), without[1].clone()];

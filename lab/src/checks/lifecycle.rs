@@ -5,14 +5,14 @@ use crate::{
     Node, Pod,
     traffic::{PATIENCE, icmp, udp},
 };
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use aya::maps::{HashMap, Map, MapData};
 use sinabro_common::{
     abi::{
         Addr,
         endpoint::{Endpoint, PodLink},
     },
-    api::{EndpointReport, Owner, Request, Response},
+    api::EndpointReport,
     names,
 };
 use sinabro_netlink::route::RouteFilter;
@@ -157,7 +157,7 @@ fn traces(node: &Node, pod: &Pod, link: &str) -> Result<Vec<String>> {
     if node.state(&record).exists() {
         traces.push(record);
     }
-    if find(node, &pod.owner())?.is_some() {
+    if node.endpoint(pod)?.is_some() {
         traces.push(format!("endpoint {}", pod.owner()));
     }
     let routes = conn.routes(&RouteFilter::default())?;
@@ -191,14 +191,6 @@ fn map<K: aya::Pod, V: aya::Pod>(node: &Node, name: &str) -> Result<HashMap<MapD
 }
 
 pub(super) fn report(node: &Node, pod: &Pod) -> Result<EndpointReport> {
-    find(node, &pod.owner())?.with_context(|| format!("the agent does not know pod {}", pod.id()))
-}
-
-fn find(node: &Node, owner: &Owner) -> Result<Option<EndpointReport>> {
-    match node.ask(Request::Endpoints)? {
-        Response::Endpoints(endpoints) => Ok(endpoints
-            .into_iter()
-            .find(|endpoint| endpoint.owner == *owner)),
-        other => bail!("unexpected answer {other:?}"),
-    }
+    let report = node.endpoint(pod)?;
+    report.with_context(|| format!("the agent does not know pod {}", pod.id()))
 }

@@ -4,7 +4,7 @@
 //! A check sends real traffic and says in one line what it saw. It leaves the scene as it found
 //! it, so checks may run in any order and beside one another.
 
-mod acceleration;
+pub mod acceleration;
 mod lifecycle;
 mod outside;
 mod reach;

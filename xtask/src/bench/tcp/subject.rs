@@ -7,6 +7,7 @@
 use super::{Options, case::Bench, nginx::Nginx};
 use crate::workspace::which;
 use anyhow::{Context as _, Result, bail, ensure};
+use sinabro_common::api::TcpAcceleration;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
     traffic::seat::{Ends, Seat},
@@ -95,8 +96,11 @@ impl Scene {
             false => node.start_agent_with(&["--tcp-acceleration=opt-in"])?,
         }
         node.wait_ready()?;
-        let plain = pair(node, "plain", "disabled")?;
-        let wish = if control { "disabled" } else { "enabled" };
+        let plain = pair(node, "plain", TcpAcceleration::Disabled)?;
+        let wish = match control {
+            true => TcpAcceleration::Disabled,
+            false => TcpAcceleration::Enabled,
+        };
         let accelerated = pair(node, "fast", wish)?;
         let local = [&plain[1], &plain[1]];
         let address = |pod: &Pod| match options.ipv6 {
@@ -195,10 +199,10 @@ impl Scene {
 }
 
 /// Two pods that ask for acceleration or for none.
-fn pair(node: &Node, name: &str, wish: &str) -> Result<[Pod; 2]> {
+fn pair(node: &Node, name: &str, wish: TcpAcceleration) -> Result<[Pod; 2]> {
     let pod = |role: &str| -> Result<Pod> {
         let id = format!("{name}-{role}");
-        let pod = node.add_pod_with(&id, &[("SINABRO_TCP_ACCELERATION", wish)])?;
+        let pod = node.add_pod_wishing(&id, wish)?;
         pod.place().run(|| {
             Ok(sysctl::write(
                 &["net", "ipv4", "ip_local_port_range"],
