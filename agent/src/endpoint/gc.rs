@@ -136,6 +136,10 @@ impl Endpoints {
         let mut drained = Vec::new();
         for entry in entries.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
+            if let Some(link) = name.strip_prefix('.').filter(|l| names::is_pod_link(l)) {
+                self.remove_unfinished(&entry.path(), link);
+                continue;
+            }
             let Some(link) = name
                 .strip_suffix(".json")
                 .filter(|link| names::is_pod_link(link))
@@ -154,6 +158,21 @@ impl Endpoints {
             }
         }
         drained
+    }
+
+    /// Takes away what an agent was writing when it was killed: its delete was not answered, so the
+    /// plugin queues it itself.
+    fn remove_unfinished(&self, path: &Path, link: &str) {
+        // Whoever writes one holds the link's lock.
+        let Some(_guard) = self.locks.try_lock(link) else {
+            return;
+        };
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::error!("cannot remove {}: {error}", path.display());
+            }
+            _ => {}
+        }
     }
 
     /// Carries out the queued delete of one attachment, if there is one. The caller holds the

@@ -96,6 +96,7 @@ impl Endpoints {
     fn write_delete(&self, owner: &Owner) -> Result<(), EndpointError> {
         let link = owner.link();
         let path = self.deletes.join(format!("{link}.json"));
+        // Should this process be killed in between, the next one takes it away (`drain_deletes`).
         let aside = self.deletes.join(format!(".{link}"));
         let write = || -> io::Result<()> {
             fs::create_dir_all(&self.deletes)?;

@@ -530,6 +530,16 @@ fn queued_deletes_are_carried_out_and_bad_ones_set_aside() {
         put("snb000000000001", b"{\"containerID\":");
         put("snb000000000002", &serde_json::to_vec(&kept.owner).unwrap());
         fs::write(queue.join(".tmp-x"), "{").unwrap();
+        // Of an agent that was killed while it wrote.
+        let unfinished = queue.join(format!(".{}", kept.link));
+        fs::write(&unfinished, "{").unwrap();
+        let guard = node.endpoints.locks.try_lock(&kept.link);
+        assert!(guard.is_some() && node.endpoints.drain_deletes().len() == 2);
+        assert!(unfinished.exists(), "it may be being written");
+        drop(guard);
+        node.assert_gone(deleted);
+        put(&deleted.link, &serde_json::to_vec(&deleted.owner).unwrap());
+        put(&gone.link(), &serde_json::to_vec(&gone).unwrap());
 
         let mut drained = node.endpoints.drain_deletes();
         drained.sort_unstable();
