@@ -3,29 +3,22 @@
 //! Only the keys a verb needs are looked at, so that a DEL is not refused for what only an ADD
 //! uses. Keys that are not known are the business of others and pass.
 
+mod acceleration;
+mod key;
+mod wishes;
+
 use crate::{
-    env::{Args, excerpt, is_cni_name, parse_address},
+    env::{excerpt, is_cni_name},
     error::{Code, Error},
     result::CniResult,
     spec::SpecVersion,
 };
+use key::{invalid, missing, path, text};
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use sinabro_common::{
-    api::{Mac, Owner, TcpAcceleration},
-    names,
-};
-use std::{
-    io::{self, Read},
-    net::IpAddr,
-    path::PathBuf,
-};
-
-/// Longest input read: more than twice what a pod's annotations may take, which is 256 KiB
-/// (TotalAnnotationSizeLimitB of Kubernetes) of bytes that Go writes as six (`\u003c`), and more
-/// than a GC of 10,000 attachments. An ADD refused for its length could not be deleted either: the
-/// runtime says the same to DEL.
-pub const MAX_INPUT: usize = 4 << 20;
+use sinabro_common::{api::Owner, names};
+use std::path::PathBuf;
+pub use wishes::Wishes;
 
 /// A configuration whose common keys are valid.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,50 +31,6 @@ pub struct Conf {
     /// The agent's socket.
     pub socket: PathBuf,
     keys: Map<String, Value>,
-}
-
-/// What runtime and user ask an ADD for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
-    /// At most one of each family.
-    pub addresses: Vec<IpAddr>,
-    pub mac: Option<Mac>,
-    pub acceleration: Option<TcpAcceleration>,
-    /// What was passed over: told, but no reason to refuse a pod.
-    pub warnings: Vec<String>,
-}
-
-/// Reads stdin to its end.
-///
-/// # Errors
-/// Code 5 if reading fails or there is more than [`MAX_INPUT`].
-pub fn read_input(input: impl Read) -> Result<Vec<u8>, Error> {
-    let mut bytes = Vec::new();
-    let limit = MAX_INPUT as u64 + 1;
-    input
-        .take(limit)
-        .read_to_end(&mut bytes)
-        .map_err(|e: io::Error| {
-            Error::new(Code::Io, "network configuration cannot be read from stdin").details(e)
-        })?;
-    if bytes.len() > MAX_INPUT {
-        return Err(Error::new(
-            Code::Io,
-            format!("network configuration on stdin is longer than {MAX_INPUT} bytes"),
-        ));
-    }
-    Ok(bytes)
-}
-
-/// The `cniVersion` of an input, if it has a readable one.
-pub fn peek_version(input: &[u8]) -> Option<String> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Peek {
-        cni_version: String,
-    }
-    let peek: Peek = serde_json::from_slice(input).ok()?;
-    Some(peek.cni_version)
 }
 
 impl Conf {
@@ -174,46 +123,6 @@ impl Conf {
         }
     }
 
-    /// What is asked for. Addresses and MAC: `runtimeConfig` (capabilities `ips` and `mac`), else
-    /// `args.cni`, else CNI_ARGS, in the order of the CNI conventions. Acceleration: the pod's
-    /// annotation, else CNI_ARGS, else the key `tcpAcceleration`.
-    ///
-    /// # Errors
-    /// Code 7 naming the key.
-    pub fn wishes(&self, args: &Args) -> Result<Wishes, Error> {
-        let runtime = object(&self.keys, "runtimeConfig", "runtimeConfig")?;
-        let cni = match object(&self.keys, "args", "args")? {
-            Some(args) => object(args, "cni", "args.cni")?,
-            None => None,
-        };
-        let mut wishes = Wishes::default();
-        for (from, name) in [(runtime, "runtimeConfig"), (cni, "args.cni")] {
-            let Some(from) = from else { continue };
-            if wishes.addresses.is_empty() {
-                wishes.addresses = addresses(from, &format!("{name}.ips"))?;
-            }
-            if wishes.mac.is_none() {
-                wishes.mac = mac(from, &format!("{name}.mac"))?;
-            }
-        }
-        if wishes.addresses.is_empty() {
-            wishes.addresses.extend(args.ip);
-        }
-        if wishes.mac.is_none()
-            && let Some(mac) = args.mac
-        {
-            wishes.mac = Some(usable(mac, "MAC of CNI_ARGS")?);
-        }
-        // Wrong keys are refused even where they do not count, so that they are found.
-        let of_network = acceleration(&self.keys)?;
-        let of_pod = annotated(runtime).unwrap_or_else(|warning| {
-            wishes.warnings.push(warning);
-            None
-        });
-        wishes.acceleration = of_pod.or(args.acceleration).or(of_network);
-        Ok(wishes)
-    }
-
     /// `cni.dev/valid-attachments`.
     ///
     /// # Errors
@@ -226,125 +135,6 @@ impl Conf {
             Some(Value::Null) => Ok(Vec::new()),
             Some(value) => Vec::deserialize(value).map_err(|e| invalid(KEY, e.to_string())),
         }
-    }
-}
-
-fn invalid(key: &str, why: String) -> Error {
-    Error::new(
-        Code::InvalidConfig,
-        format!("network configuration: {key}: {why}"),
-    )
-}
-
-fn missing(key: &str) -> Error {
-    invalid(key, "missing".into())
-}
-
-fn text<'a>(keys: &'a Map<String, Value>, key: &str) -> Result<Option<&'a str>, Error> {
-    match keys.get(key) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => Err(invalid(key, "not a string".into())),
-    }
-}
-
-fn path(keys: &Map<String, Value>, key: &str) -> Result<Option<PathBuf>, Error> {
-    match text(keys, key)? {
-        None | Some("") => Ok(None),
-        Some(path) if path.starts_with('/') && !path.contains('\0') => Ok(Some(path.into())),
-        Some(path) => Err(invalid(
-            key,
-            format!("`{}` is not an absolute path", excerpt(path)),
-        )),
-    }
-}
-
-fn object<'a>(
-    keys: &'a Map<String, Value>,
-    key: &str,
-    name: &str,
-) -> Result<Option<&'a Map<String, Value>>, Error> {
-    match keys.get(key) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::Object(object)) => Ok(Some(object)),
-        Some(_) => Err(invalid(name, "not an object".into())),
-    }
-}
-
-fn addresses(from: &Map<String, Value>, name: &str) -> Result<Vec<IpAddr>, Error> {
-    let texts: Vec<String> = match from.get("ips") {
-        None | Some(Value::Null) => return Ok(Vec::new()),
-        Some(value) => Vec::deserialize(value).map_err(|e| invalid(name, e.to_string()))?,
-    };
-    let mut addresses: Vec<IpAddr> = Vec::with_capacity(2);
-    for (i, text) in texts.iter().enumerate() {
-        let address = parse_address(text).map_err(|why| invalid(&format!("{name}[{i}]"), why))?;
-        if let Some(other) = addresses.iter().find(|a| a.is_ipv4() == address.is_ipv4()) {
-            return Err(invalid(
-                name,
-                format!("{other} and {address} are of one family, of which a pod gets one address"),
-            ));
-        }
-        addresses.push(address);
-    }
-    Ok(addresses)
-}
-
-fn mac(from: &Map<String, Value>, name: &str) -> Result<Option<Mac>, Error> {
-    match text(from, "mac").map_err(|_| invalid(name, "not a string".into()))? {
-        None | Some("") => Ok(None),
-        Some(text) => {
-            let mac = text
-                .parse::<Mac>()
-                .map_err(|e| invalid(name, e.to_string()))?;
-            usable(mac, name).map(Some)
-        }
-    }
-}
-
-/// The network's own wish for its pods.
-fn acceleration(keys: &Map<String, Value>) -> Result<Option<TcpAcceleration>, Error> {
-    const KEY: &str = "tcpAcceleration";
-    match text(keys, KEY)? {
-        None | Some("") => Ok(None),
-        Some(text) => match text.parse() {
-            Ok(wish) => Ok(Some(wish)),
-            Err(error) => Err(invalid(KEY, format!("`{}` is {error}", excerpt(text)))),
-        },
-    }
-}
-
-/// The wish in the pod's annotations. Whoever writes a pod may write anything there, and learns
-/// more from a warning than from a pod that does not start.
-fn annotated(runtime: Option<&Map<String, Value>>) -> Result<Option<TcpAcceleration>, String> {
-    const ANNOTATION: &str = names::ACCELERATION_ANNOTATION;
-    let annotations = match runtime.and_then(|r| r.get(names::ANNOTATIONS_CAPABILITY)) {
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::Object(annotations)) => annotations,
-        Some(_) => return Err("the runtime's annotations of the pod are not an object".into()),
-    };
-    match annotations.get(ANNOTATION) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => text.parse().map(Some).map_err(|error| {
-            let text = excerpt(text);
-            format!("annotation {ANNOTATION} is {text:?}, {error}: it is passed over")
-        }),
-        Some(_) => Err(format!(
-            "annotation {ANNOTATION} is not a string: it is passed over"
-        )),
-    }
-}
-
-fn usable(mac: Mac, name: &str) -> Result<Mac, Error> {
-    if !mac.is_usable() {
-        Err(invalid(
-            name,
-            format!("{mac} is a group address or zero, which no interface can have"),
-        ))
-    } else if mac.0 == names::HOST_MAC {
-        Err(invalid(name, format!("{mac} is the host side's own")))
-    } else {
-        Ok(mac)
     }
 }
 
@@ -362,7 +152,7 @@ mod tests {
         conf
     }
 
-    fn parse(more: Value) -> Result<Conf, Error> {
+    pub(super) fn parse(more: Value) -> Result<Conf, Error> {
         Conf::parse(conf(more).to_string().as_bytes())
     }
 
@@ -412,152 +202,6 @@ mod tests {
     }
 
     #[test]
-    fn wishes_follow_the_conventions_order() {
-        let all = json!({
-            "runtimeConfig": {"ips": ["10.0.0.5/24", "fd00::5"], "mac": "0a:58:0a:00:00:05", "portMappings": []},
-            "args": {"cni": {"ips": ["10.0.0.6"], "mac": "0a:58:0a:00:00:06"}},
-        });
-        let args = Args {
-            ip: Some("10.0.0.7".parse().unwrap()),
-            mac: Some("0a:58:0a:00:00:07".parse().unwrap()),
-            ..Args::default()
-        };
-        let wishes = |more: Value| parse(more).unwrap().wishes(&args).unwrap();
-        let last = |w: &Wishes| w.mac.unwrap().0[5];
-
-        let first = wishes(all.clone());
-        assert_eq!(
-            first.addresses,
-            [
-                "10.0.0.5".parse::<IpAddr>().unwrap(),
-                "fd00::5".parse().unwrap()
-            ]
-        );
-        assert_eq!(last(&first), 5);
-        let second = wishes(json!({"runtimeConfig": null, "args": all["args"]}));
-        assert_eq!(second.addresses, ["10.0.0.6".parse::<IpAddr>().unwrap()]);
-        assert_eq!(last(&second), 6);
-        let third = wishes(json!({"runtimeConfig": {"ips": [], "mac": ""}}));
-        assert_eq!(third.addresses, ["10.0.0.7".parse::<IpAddr>().unwrap()]);
-        assert_eq!(last(&third), 7);
-    }
-
-    #[test]
-    fn wishes_nobody_can_grant_are_refused() {
-        for (more, word) in [
-            (json!({"runtimeConfig": []}), "runtimeConfig"),
-            (
-                json!({"runtimeConfig": {"ips": "10.0.0.1"}}),
-                "runtimeConfig.ips",
-            ),
-            (
-                json!({"runtimeConfig": {"ips": ["10.0.0.1", "x"]}}),
-                "runtimeConfig.ips[1]",
-            ),
-            (
-                json!({"runtimeConfig": {"ips": ["10.0.0.1", "10.0.0.2"]}}),
-                "one family",
-            ),
-            (json!({"runtimeConfig": {"mac": 7}}), "runtimeConfig.mac"),
-            (
-                json!({"runtimeConfig": {"mac": "01:00:5e:00:00:01"}}),
-                "group",
-            ),
-            (
-                json!({"runtimeConfig": {"mac": "00:00:00:00:00:00"}}),
-                "zero",
-            ),
-            (
-                json!({"runtimeConfig": {"mac": "02:53:4e:42:00:01"}}),
-                "host",
-            ),
-            (json!({"args": {"cni": 7}}), "args.cni"),
-            (json!({"args": {"cni": {"ips": [7]}}}), "args.cni.ips"),
-        ] {
-            let error = parse(more.clone())
-                .unwrap()
-                .wishes(&Args::default())
-                .unwrap_err();
-            assert_eq!(error.code, Code::InvalidConfig);
-            assert!(error.msg.contains(word), "{more}: {error}");
-        }
-    }
-
-    fn annotations(annotations: Value) -> Value {
-        json!({"io.kubernetes.cri.pod-annotations": annotations})
-    }
-
-    #[test]
-    fn the_first_wish_for_acceleration_wins() {
-        use TcpAcceleration::{Disabled, Enabled};
-        let annotation = "sinabro.io/tcp-acceleration";
-        for (annotated, argument, key, wish) in [
-            (
-                Some("enabled"),
-                Some(Disabled),
-                Some("disabled"),
-                Some(Enabled),
-            ),
-            (None, Some(Disabled), Some("enabled"), Some(Disabled)),
-            (None, None, Some("enabled"), Some(Enabled)),
-            (None, None, Some(""), None),
-            (None, None, None, None),
-        ] {
-            let args = Args {
-                acceleration: argument,
-                ..Args::default()
-            };
-            let mut more = json!({"runtimeConfig": annotations(json!({"other": "x"}))});
-            if let Some(text) = annotated {
-                more["runtimeConfig"] = annotations(json!({annotation: text, "other": "x"}));
-            }
-            if let Some(text) = key {
-                more["tcpAcceleration"] = json!(text);
-            }
-            let wishes = parse(more).unwrap().wishes(&args).unwrap();
-            assert_eq!((wishes.acceleration, wishes.warnings), (wish, vec![]));
-        }
-    }
-
-    #[test]
-    fn a_network_that_wishes_nonsense_is_refused() {
-        for value in [
-            json!("on"),
-            json!("Enabled"),
-            json!(true),
-            json!(["enabled"]),
-        ] {
-            let good = annotations(json!({"sinabro.io/tcp-acceleration": "enabled"}));
-            let conf = parse(json!({"tcpAcceleration": value, "runtimeConfig": good})).unwrap();
-            let error = conf.wishes(&Args::default()).unwrap_err();
-            assert_eq!(error.code, Code::InvalidConfig);
-            assert!(error.msg.contains("tcpAcceleration"), "{error}");
-        }
-    }
-
-    #[test]
-    fn an_annotation_that_makes_no_sense_is_passed_over_and_told() {
-        let long = "x".repeat(100_000);
-        for value in [
-            annotations(json!({"sinabro.io/tcp-acceleration": "yes\nplease"})),
-            annotations(json!({"sinabro.io/tcp-acceleration": ""})),
-            annotations(json!({"sinabro.io/tcp-acceleration": long})),
-            annotations(json!({"sinabro.io/tcp-acceleration": true})),
-            annotations(json!(["sinabro.io/tcp-acceleration"])),
-            annotations(json!("enabled")),
-        ] {
-            let conf = parse(json!({"tcpAcceleration": "disabled", "runtimeConfig": value}));
-            let wishes = conf.unwrap().wishes(&Args::default()).unwrap();
-            assert_eq!(wishes.acceleration, Some(TcpAcceleration::Disabled));
-            let [warning] = &wishes.warnings[..] else {
-                panic!("{wishes:?}");
-            };
-            assert!(warning.contains("annotation"), "{warning}");
-            assert!(warning.len() < 256 && !warning.contains('\n'), "{warning}");
-        }
-    }
-
-    #[test]
     fn a_missing_attachment_list_is_not_an_empty_one() {
         let list = |more| parse(more).unwrap().valid_attachments();
         assert_eq!(list(json!({})).unwrap_err().code, Code::InvalidConfig);
@@ -584,17 +228,10 @@ mod tests {
         assert!(conf.prev_result().is_err());
     }
 
-    #[test]
-    fn input_is_limited() {
-        assert_eq!(read_input(io::repeat(b' ')).unwrap_err().code, Code::Io);
-        assert_eq!(read_input(&b"{}"[..]).unwrap(), b"{}");
-    }
-
     proptest! {
         #[test]
         fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
             let _ = Conf::parse(&bytes);
-            let _ = peek_version(&bytes);
         }
 
         #[test]
@@ -604,19 +241,5 @@ mod tests {
             prop_assert_eq!(error.code, Code::Decode);
         }
 
-        #[test]
-        fn odd_values_never_panic(text in "\\PC{0,40}", key in "(ips|mac|cni|io\\.kubernetes\\.cri\\.pod-annotations)") {
-            let annotations = annotations(json!({"sinabro.io/tcp-acceleration": text}));
-            for value in [json!(text), json!([text]), json!({&*key: text}), json!({&*key: [text]}), annotations] {
-                if let Ok(conf) = parse(json!({"runtimeConfig": value, "args": value, "dns": value, "prevResult": value})) {
-                    let _ = conf.wishes(&Args::default());
-                    let _ = conf.dns();
-                    let _ = conf.prev_result();
-                }
-                if let Ok(conf) = parse(json!({"tcpAcceleration": value})) {
-                    let _ = conf.wishes(&Args::default());
-                }
-            }
-        }
     }
 }

@@ -2,7 +2,7 @@
 //! verb, gone again in milliseconds.
 //!
 //! In reading order:
-//! - [`env`], [`conf`], [`spec`]: what the runtime asks, parsed strictly;
+//! - [`env`], [`input`], [`conf`], [`spec`]: what the runtime asks, parsed strictly;
 //! - [`verb`]: one file per verb; ADD is the line to follow;
 //! - [`agent_client`]: the node agent leases addresses and runs the data path;
 //! - [`pod_link`]: the veth pair, its addresses, neighbours and routes;
@@ -16,6 +16,7 @@ pub mod agent_client;
 pub mod conf;
 pub mod env;
 pub mod error;
+pub mod input;
 pub mod pod_link;
 pub mod result;
 pub mod spec;
@@ -37,7 +38,7 @@ pub fn run(get: Lookup, input: impl Read, output: &mut impl Write) -> u8 {
         Ok(command) => command,
         Err(error) => return print_error(output, &error, SpecVersion::LATEST),
     };
-    let input = match conf::read_input(input) {
+    let input = match input::read(input) {
         Ok(input) => input,
         Err(error) => return print_error(output, &error, SpecVersion::LATEST),
     };
@@ -55,7 +56,7 @@ pub fn run(get: Lookup, input: impl Read, output: &mut impl Write) -> u8 {
         },
         Err(error) => {
             // The version asked for, as far as it is one that has this error format.
-            let version = conf::peek_version(&input)
+            let version = input::peek_version(&input)
                 .and_then(|text| SpecVersion::parse(&text))
                 .unwrap_or(SpecVersion::LATEST);
             print_error(output, &error, version)

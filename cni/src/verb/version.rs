@@ -1,6 +1,6 @@
 //! VERSION: what the plugin speaks. Answers whatever is on stdin, also nothing.
 
-use crate::{conf::peek_version, spec::SpecVersion};
+use crate::{input::peek_version, spec::SpecVersion};
 use serde::Serialize;
 
 pub fn run(input: &[u8]) -> String {
