@@ -5,7 +5,6 @@
 
 mod acceleration;
 mod battery;
-mod flaws;
 mod host_hooks;
 mod kit;
 mod logs;

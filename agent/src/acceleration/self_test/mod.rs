@@ -1,6 +1,6 @@
 //! Whether applications see the same on accelerated connections of this kernel as on plain ones.
 //!
-//! The quick rows of the [`battery`], seen on loopback connections of two network namespaces made
+//! The quick rows of [`sinabro_battery`], seen on loopback connections of two network namespaces made
 //! for it, of which one is accelerated: by the programs that the node runs, with maps of their
 //! own. It changes nothing on the node, and takes two or three seconds, once for each boot,
 //! kernel and build ([`file`]).
@@ -11,11 +11,11 @@
 pub mod file;
 
 use crate::{
-    acceleration::battery::{self, Between, Class, Outcome, Row},
     chain::Chain,
     datapath::{Apart, DatapathError, release_memory},
     state_file::FileError,
 };
+use sinabro_battery::{self as battery, Between, Class, Outcome, Row};
 use sinabro_common::{
     api::{RowReport, SelfTestReport, Verdict},
     names,

@@ -184,7 +184,7 @@ fn splice_in(connect: &dyn Connect) -> Result<String, Failed> {
 
 /// A file with the stream in it.
 fn file(len: usize) -> Result<OwnedFd, Failed> {
-    let file = memfd::memfd_create(c"tcp-self-test", memfd::MFdFlags::MFD_CLOEXEC);
+    let file = memfd::memfd_create(c"tcp-battery", memfd::MFdFlags::MFD_CLOEXEC);
     let file = file.map_err(failed("make a file"))?;
     let data = stream::part(0, len);
     let mut rest = &data[..];

@@ -56,12 +56,12 @@ pub fn compare(
     let mut outcomes: Vec<_> = thread::scope(|scope| {
         let workers = (0..at_once).map(|_| {
             thread::Builder::new()
-                .name("tcp-self-test".into())
+                .name("tcp-battery".into())
                 .spawn_scoped(scope, work)
         });
         let workers = workers.collect::<io::Result<Vec<_>>>()?;
         let ended = workers.into_iter().map(|worker| {
-            let panicked = |_| io::Error::other("a row of the self-test panicked");
+            let panicked = |_| io::Error::other("a row panicked");
             worker.join().map_err(panicked)
         });
         ended.collect::<io::Result<Vec<_>>>()

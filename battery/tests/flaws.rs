@@ -1,11 +1,11 @@
 //! That the battery sees what it is there to see: connections with a relay in the middle that
-//! does something wrong.
+//! does something wrong. And that it sees nothing where there is nothing to see.
+#![allow(clippy::unwrap_used)]
 
-use crate::kit;
-use sinabro_agent::acceleration::battery::{
-    self, Between, Class, Connect, Listener, Outcome, Row, SocketOption, compare,
+use sinabro_battery::{
+    self as battery, Between, Class, Connect, Listener, Outcome, Row, SocketOption, compare,
 };
-use sinabro_netlink::NetNs;
+use sinabro_netlink::{Conn, NetNs, link};
 use std::{
     io::{self, Read, Write},
     net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
@@ -14,6 +14,15 @@ use std::{
     thread,
     time::Duration,
 };
+
+/// A network namespace of the test's own with loopback.
+fn fresh() -> NetNs {
+    let netns = NetNs::create().unwrap();
+    let mut conn = Conn::in_netns(&netns).unwrap();
+    let lo = conn.link_by_name("lo").unwrap().index;
+    conn.execute(link::set_up(lo)).unwrap();
+    netns
+}
 
 /// What a relay does to what it passes on.
 #[derive(Clone, Copy)]
@@ -85,22 +94,20 @@ fn through(flaw: Flaw) -> Vec<Outcome> {
     let rows: Vec<&'static Row> = battery::rows()
         .filter(|row| row.quick && row.class != Class::Behaviour)
         .collect();
-    kit::fresh(|| {
-        let here = NetNs::current().unwrap();
-        // At addresses of their own, as both begin with the same port.
-        let between = |last| {
-            let address = Ipv4Addr::new(127, 0, 0, last).into();
-            let between = Between::new(here.clone(), here.clone(), address);
-            between.patient(Duration::from_secs(3))
-        };
-        let relayed = Relayed {
-            between: between(2),
-            flaw,
-        };
-        let outcomes = compare(&rows, &between(1), &relayed, 4).unwrap();
-        println!("{}", battery::table(&outcomes));
-        outcomes
-    })
+    let here = fresh();
+    // At addresses of their own, as both begin with the same port.
+    let between = |last| {
+        let address = Ipv4Addr::new(127, 0, 0, last).into();
+        let between = Between::new(here.clone(), here.clone(), address);
+        between.patient(Duration::from_secs(3))
+    };
+    let relayed = Relayed {
+        between: between(2),
+        flaw,
+    };
+    let outcomes = compare(&rows, &between(1), &relayed, 4).unwrap();
+    println!("{}", battery::table(&outcomes));
+    outcomes
 }
 
 fn differ(outcomes: &[Outcome], class: Class) -> (usize, usize) {
@@ -122,4 +129,19 @@ fn every_row_about_back_pressure_notices_a_hoard_and_none_about_order_does() {
     let (count, all) = differ(&outcomes, Class::BackPressure);
     assert!(all > 1 && count == all, "{count} of {all}");
     assert_eq!(differ(&outcomes, Class::Order).0, 0);
+}
+
+#[test]
+fn rows_see_the_same_of_plain_connections_each_time() {
+    let rows: Vec<_> = battery::rows().collect();
+    let here = fresh();
+    for loopback in ["127.0.0.1", "::1"] {
+        let connect = Between::new(here.clone(), here.clone(), loopback.parse().unwrap());
+        // The machine may be busy with other tests.
+        let connect = connect.patient(Duration::from_secs(5));
+        for outcome in compare(&rows, &connect, &connect, 8).unwrap() {
+            assert!(outcome.passed(), "{outcome:?}");
+            assert!(!outcome.plain.contains("cannot"), "{outcome:?}");
+        }
+    }
 }

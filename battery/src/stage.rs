@@ -325,7 +325,7 @@ impl<T: Send + 'static> Work<T> {
     ) -> Result<Self, Failed> {
         let (sender, result) = mpsc::channel();
         thread::Builder::new()
-            .name("tcp-self-test".into())
+            .name("tcp-battery".into())
             .spawn(move || {
                 // Nobody listens if it came too late.
                 let _ = sender.send(work());
