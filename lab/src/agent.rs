@@ -4,8 +4,9 @@ use crate::{
     confinement::confine,
     namespace::ended,
     node::{LOG_FILE, NODES_FILE, Node},
+    wait::wait_for,
 };
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -14,13 +15,7 @@ use sinabro_common::api::{Request, Response, StatusReport};
 use std::{
     fs::{self, OpenOptions},
     process::{Child, Command, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
-
-/// Loading and verifying programs on a busy machine takes a while.
-const START: Duration = Duration::from_secs(30);
-const STOP: Duration = Duration::from_secs(10);
 
 pub struct Agent {
     child: Child,
@@ -61,42 +56,28 @@ impl Agent {
     }
 
     pub(crate) fn wait_ready(&mut self, node: &Node) -> Result<StatusReport> {
-        let deadline = Instant::now() + START;
-        loop {
+        let what = format!("the agent of {} to be ready", self.node);
+        let waited = wait_for(&what, || {
             if let Some(status) = self.child.try_wait()? {
-                bail!(
-                    "the agent of {} ended ({status}); {}",
-                    self.node,
-                    tail(node)
-                );
+                // No reason to ask again.
+                return Ok(Some(Err(anyhow!(
+                    "the agent of {} ended ({status})",
+                    self.node
+                ))));
             }
-            let answer = node.ask(Request::Status);
-            if let Ok(Response::Status(status)) = &answer
-                && status.ready
-            {
-                return Ok((**status).clone());
-            }
-            if Instant::now() >= deadline {
-                let why = match answer {
-                    Ok(Response::Status(status)) => status
-                        .conditions
-                        .iter()
-                        .filter(|condition| !condition.ok)
+            match node.ask(Request::Status)? {
+                Response::Status(status) if status.ready => Ok(Some(Ok(*status))),
+                Response::Status(status) => {
+                    let missing = status.conditions.iter().filter(|condition| !condition.ok);
+                    let why: Vec<_> = missing
                         .map(|condition| format!("{}: {}", condition.name, condition.detail))
-                        .collect::<Vec<_>>()
-                        .join(", "),
-                    Ok(other) => format!("unexpected answer {other:?}"),
-                    Err(error) => format!("{error:#}"),
-                };
-                bail!(
-                    "the agent of {} is not ready after {} s: {why}; {}",
-                    self.node,
-                    START.as_secs(),
-                    tail(node)
-                );
+                        .collect();
+                    bail!("{}", why.join(", "))
+                }
+                other => bail!("unexpected answer {other:?}"),
             }
-            thread::sleep(Duration::from_millis(10));
-        }
+        });
+        waited.and_then(|ready| ready).with_context(|| tail(node))
     }
 
     pub(crate) fn kill(mut self) -> Result<()> {
@@ -108,17 +89,14 @@ impl Agent {
 
     pub(crate) fn stop(mut self) -> Result<()> {
         kill(Pid::from_raw(self.pid()), Signal::SIGTERM)?;
-        let deadline = Instant::now() + STOP;
-        while self.child.try_wait()?.is_none() {
-            if Instant::now() >= deadline {
-                self.child.kill()?;
-                self.child.wait()?;
-                bail!("the agent of {} did not stop within {STOP:?}", self.node);
-            }
-            thread::sleep(Duration::from_millis(5));
+        let what = format!("the agent of {} to stop", self.node);
+        let stopped = wait_for(&what, || Ok(self.child.try_wait()?.map(drop)));
+        if stopped.is_err() {
+            self.child.kill()?;
+            self.child.wait()?;
         }
         ended(&self.child);
-        Ok(())
+        stopped
     }
 }
 
@@ -126,5 +104,5 @@ fn tail(node: &Node) -> String {
     let log = fs::read_to_string(node.namespace().path(LOG_FILE)).unwrap_or_default();
     let lines: Vec<&str> = log.lines().collect();
     let last = lines[lines.len().saturating_sub(15)..].join("\n");
-    format!("its log ends with:\n{last}")
+    format!("the agent's log ends with:\n{last}")
 }

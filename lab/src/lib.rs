@@ -13,6 +13,7 @@
 //! - [`confinement`]: programs that may do no more than in an unprivileged container;
 //! - [`traffic`]: what is sent between them;
 //! - [`checks`], [`measures`]: what must hold and how well, for the demo and the tests alike;
+//! - [`wait`]: how everything here waits for a condition;
 //! - [`residue`]: what is left behind on the machine, which must be nothing.
 //!
 //! The router and the outside host have no route to pods: what the outside answers must have
@@ -31,6 +32,7 @@ pub mod pod;
 pub mod program;
 pub mod residue;
 pub mod traffic;
+pub mod wait;
 
 pub use holder::Lifetime;
 pub use lab::{Binaries, Lab};

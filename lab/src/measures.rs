@@ -5,22 +5,19 @@
 
 use crate::{
     Place, Pod,
-    checks::{FREED, PODS_PER_NODE, Scene},
+    checks::{PODS_PER_NODE, Scene},
     node::Node,
-    traffic::rate::{latency, throughput},
+    traffic::{one_way::one_way, round_trips::latency, seat::Ends},
+    wait::wait_for,
 };
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 use sinabro_common::api::{Owner, Request, Response};
-use std::{
-    collections::BTreeMap,
-    fs,
-    net::IpAddr,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, fs, net::IpAddr, thread, time::Duration};
 
 const TIME: Duration = Duration::from_millis(1000);
+/// As many bytes as a bulk sender passes to the kernel at once.
+const MESSAGE: usize = 1 << 17;
 const ROUNDS: usize = 3000;
 
 /// One path's figures.
@@ -82,12 +79,13 @@ pub fn paths(scene: &Scene) -> Vec<Planned<'_>> {
 
 pub fn measure(planned: &Planned<'_>) -> Result<Path> {
     let (name, title, from, to, address) = *planned;
-    let bits = throughput(from, to, address, TIME)?;
-    let latency = latency(from, to, address, ROUNDS)?;
+    let ends = Ends::apart(from, to, address)?;
+    let stream = one_way(ends, &ends.listen(0)?, MESSAGE, TIME)?;
+    let latency = latency(ends, ROUNDS)?;
     Ok(Path {
         name,
         title,
-        gbit_per_second: bits / 1e9,
+        gbit_per_second: stream.per_second() * 8.0 / 1e9,
         latency_p50_us: latency.p50.as_secs_f64() * 1e6,
         latency_p99_us: latency.p99.as_secs_f64() * 1e6,
     })
@@ -139,23 +137,16 @@ pub fn clear(node: &Node, pods: &[Pod]) -> Result<()> {
                 .map_err(|_| anyhow::anyhow!("a thread panicked"))?
         })
     })?;
-    let deadline = Instant::now() + FREED;
-    loop {
+    wait_for("the addresses of deleted pods to be free", || {
         let Response::Ipam(ipam) = node.ask(Request::Ipam)? else {
             bail!("unexpected answer about leases");
         };
         let is_deleted = |owner: &Owner| pods.iter().any(|pod| pod.owner() == *owner);
-        let Some(lease) = ipam.leases.iter().find(|lease| is_deleted(&lease.owner)) else {
-            return Ok(());
-        };
-        ensure!(
-            Instant::now() < deadline,
-            "{} is still leased to deleted pod {}",
-            lease.address,
-            lease.owner
-        );
-        thread::sleep(Duration::from_millis(10));
-    }
+        match ipam.leases.iter().find(|lease| is_deleted(&lease.owner)) {
+            Some(lease) => bail!("{} is still leased to {}", lease.address, lease.owner),
+            None => Ok(Some(())),
+        }
+    })
 }
 
 /// Resident memory of a node's agent, in bytes (VmRSS, proc(5)).

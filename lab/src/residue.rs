@@ -4,6 +4,7 @@
 //! names; [`Snapshot::since`] what has come since an earlier one. Other software goes on with
 //! its own links, mounts and processes meanwhile, so of those only our names count.
 
+use crate::wait::wait_within;
 use anyhow::{Context as _, Result};
 use sinabro_common::names;
 use sinabro_netlink::Conn;
@@ -12,8 +13,7 @@ use std::{
     fmt, fs,
     os::unix::fs::DirEntryExt as _,
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// The kernel takes namespaces apart some time after their last user is gone; on a busy machine
@@ -159,13 +159,15 @@ impl Snapshot {
 
 /// What is left of what came since `before`, once the kernel has had time to clean up.
 pub fn left_since(before: &Snapshot) -> Result<Vec<Item>> {
-    let deadline = Instant::now() + SETTLE;
-    loop {
-        let left = Snapshot::take()?.since(before);
-        if left.is_empty() || Instant::now() >= deadline {
-            return Ok(left);
-        }
-        thread::sleep(Duration::from_millis(50));
+    let mut left = Vec::new();
+    let settled = wait_within(SETTLE, "the kernel to clean up", || {
+        left = Snapshot::take()?.since(before);
+        Ok(left.is_empty().then_some(()))
+    });
+    match settled {
+        // That something is left is an answer.
+        Err(error) if left.is_empty() => Err(error),
+        _ => Ok(left),
     }
 }
 

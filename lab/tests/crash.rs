@@ -4,6 +4,7 @@
 //! works. SINABRO_SEED=N repeats a run's random choices (the kernel's timing is its own).
 #![allow(clippy::unwrap_used)]
 
+use anyhow::ensure;
 use sinabro_common::{
     api::{Request, Response},
     names,
@@ -12,6 +13,7 @@ use sinabro_lab::{
     Lab, Node, Place, Pod,
     cni::IFNAME,
     traffic::{PATIENCE, icmp},
+    wait::{eventually, wait_for},
 };
 use std::{
     collections::BTreeSet,
@@ -175,10 +177,9 @@ fn add_and_delete(
 /// Waits until the kernel has taken the links of removed sandboxes away.
 fn await_links(node: &Node, live: &[Pod]) {
     let wanted = live_links(live);
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while links(node).difference(&wanted).next().is_some() && Instant::now() < deadline {
-        thread::sleep(Duration::from_millis(20));
-    }
+    eventually("the links of removed sandboxes to be gone", || {
+        links(node).is_subset(&wanted)
+    });
 }
 
 /// Leases, endpoint records and links are those of the living pods, no more and no fewer.
@@ -196,8 +197,7 @@ fn assert_exact(node: &Node, live: &[Pod], round: usize) {
         .map(|link| format!("{link}.json"))
         .collect();
     let leases: BTreeSet<String> = unique.iter().map(ToString::to_string).collect();
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    let exact = wait_for("exactly the living pods to be known", || {
         let differences = [
             difference("lease", &files(node, names::LEASES_DIR), &leases),
             difference("record", &files(node, names::ENDPOINTS_DIR), &endpoints),
@@ -209,16 +209,11 @@ fn assert_exact(node: &Node, live: &[Pod], round: usize) {
             difference("link", &links(node), &live_links(live)),
         ]
         .concat();
-        if differences.is_empty() {
-            break;
-        }
-        assert!(
-            Instant::now() < deadline,
-            "round {round}: {}\n{}",
-            differences.join("\n"),
-            node.log()
-        );
-        thread::sleep(Duration::from_millis(20));
+        ensure!(differences.is_empty(), "{}", differences.join("\n"));
+        Ok(Some(()))
+    });
+    if let Err(error) = exact {
+        panic!("round {round}: {error:#}\n{}", node.log());
     }
     match node.ask(Request::Endpoints).unwrap() {
         Response::Endpoints(known) => assert_eq!(known.len(), live.len(), "round {round}"),

@@ -11,13 +11,11 @@ use sinabro_lab::{
     Binaries, Lab, Lifetime, Node,
     cni::{Call, IFNAME},
     node::netns_path,
-    traffic::PATIENCE,
+    wait::eventually_some,
 };
 use std::{
     fs,
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
 };
 
 const BIN_DIR: &str = "/run/lab/cni/bin";
@@ -38,17 +36,6 @@ fn condition(node: &Node) -> Option<Condition> {
     };
     let mut conditions = status.conditions.into_iter();
     conditions.find(|condition| condition.name == "conflist")
-}
-
-fn until<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = find() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "never: {what}");
-        thread::sleep(Duration::from_millis(20));
-    }
 }
 
 fn plugin(node: &Node) -> PathBuf {
@@ -114,7 +101,7 @@ fn a_full_disk_is_told_and_waited_for() {
     };
     resize(MsFlags::empty(), "16k");
     start(node);
-    let told = until("told", || {
+    let told = eventually_some("told", || {
         condition(node).filter(|condition| condition.detail.contains("No space left"))
     });
     assert!(

@@ -5,12 +5,13 @@ use sinabro_lab::{
     Binaries, Lab, Lifetime, Namespace, holder,
     residue::{Kind, Snapshot},
     traffic::{PATIENCE, icmp, tcp, udp},
+    wait::eventually,
 };
 use std::{
     io::{BufRead as _, BufReader},
     process::{Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 #[test]
@@ -86,7 +87,6 @@ fn a_killed_process_takes_its_lab_along() {
     assert_eq!(pids.len(), 3);
     child.kill().unwrap();
     child.wait().unwrap();
-    let deadline = Instant::now() + PATIENCE;
     let left = || -> Vec<String> {
         let all = Snapshot::take().unwrap().ours();
         all.into_iter()
@@ -95,10 +95,7 @@ fn a_killed_process_takes_its_lab_along() {
             .filter(|name| pids.iter().any(|pid| name.contains(&format!("({pid})"))))
             .collect()
     };
-    while !left().is_empty() {
-        assert!(Instant::now() < deadline, "left: {:?}", left());
-        thread::sleep(Duration::from_millis(20));
-    }
+    eventually("the lab's processes to end", || left().is_empty());
 }
 
 /// Started by the test below in a process of its own; it would end other tests' labs.
@@ -130,11 +127,7 @@ fn end_everything_while_labs_are_made() {
             })
             .count()
     };
-    let deadline = Instant::now() + PATIENCE;
-    while alive() > 0 {
-        assert!(Instant::now() < deadline, "{} are alive", alive());
-        thread::sleep(Duration::from_millis(20));
-    }
+    eventually("every process to end", || alive() == 0);
 }
 
 #[test]

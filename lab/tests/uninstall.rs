@@ -6,6 +6,7 @@ use sinabro_common::names;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Pod,
     residue::{Item, Kind, Snapshot},
+    wait::eventually,
 };
 use sinabro_netlink::route::RouteFilter;
 use std::{
@@ -74,13 +75,7 @@ fn assert_nothing_left(node: &Node) {
         assert_eq!(fs::read_dir(dir).unwrap().count(), 0);
     }
     // What a pin held goes a moment after it.
-    for _ in 0..100 {
-        if programs(node) == 0 {
-            break;
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
-    assert_eq!(programs(node), 0);
+    eventually("every program to be gone", || programs(node) == 0);
     let detach = || {
         let hooks = [
             (TcAttachType::Ingress, "host_in"),

@@ -14,6 +14,7 @@ use sinabro_common::{
     },
     names,
 };
+pub use sinabro_lab::wait::eventually;
 use sinabro_netlink::{Conn, NetNs, addr::Addr, link, veth::Veth};
 use std::{
     fs::{self, File},
@@ -21,23 +22,11 @@ use std::{
     os::unix::{net::UnixStream, process::CommandExt},
     path::PathBuf,
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-/// Far beyond what anything here takes, also on a busy machine.
+/// Of one exchange with the agent.
 pub const DEADLINE: Duration = Duration::from_secs(30);
-
-/// Polls until a condition holds.
-pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(
-            start.elapsed() < DEADLINE,
-            "{what}: still not so after {DEADLINE:?}"
-        );
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 /// The namespaces, held by a process that does nothing else.
 pub struct Node {

@@ -17,6 +17,7 @@ use sinabro_common::{
     },
     names,
 };
+pub use sinabro_lab::wait::eventually;
 use sinabro_netlink::{
     Conn, Family, NetNs, addr::Addr as Address, link, neigh::Neigh, netns, route::Route, sysctl,
     veth::Veth,
@@ -24,8 +25,6 @@ use sinabro_netlink::{
 use std::{
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, TcpStream},
-    thread,
-    time::{Duration, Instant},
 };
 
 pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -114,15 +113,6 @@ pub fn dropped(datapath: &Datapath, reason: DropReason) -> u64 {
 fn wait_for(address: IpAddr) {
     let error = TcpStream::connect((address, 9)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{address}");
-}
-
-/// Waits for something that the kernel does on its own time; never to see it not happen.
-pub fn eventually(what: &str, mut is: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !is() {
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Cookie of the calling thread's network namespace.

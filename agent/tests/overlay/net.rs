@@ -7,17 +7,14 @@ use sinabro_agent::{
     watch::Snapshot,
 };
 use sinabro_common::names::{VXLAN_LINK, VXLAN_PORT, VXLAN_VNI};
+pub use sinabro_lab::wait::{eventually as until, eventually_some as eventually};
 use sinabro_netlink::{Conn, Link, NetNs, ResultExt, addr::Addr, bridge, link, veth::Veth};
 use std::{
     net::{IpAddr, UdpSocket},
     sync::Arc,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::{runtime::Runtime, sync::watch};
-
-/// Far beyond what anything takes; only a failure waits for it.
-pub const DEADLINE: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Underlay {
@@ -218,21 +215,4 @@ pub fn index(conn: &mut Conn, name: &str) -> u32 {
 fn add_address(conn: &mut Conn, link: u32, address: IpAddr) {
     let address = Addr::new(link, IpNet::from(address)).nodad();
     conn.execute(address.add()).unwrap();
-}
-
-/// Waits for something, up to [`DEADLINE`].
-pub fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + DEADLINE;
-    loop {
-        if let Some(value) = condition() {
-            return value;
-        }
-        assert!(Instant::now() < end, "did not happen: {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// Waits until something holds, up to [`DEADLINE`].
-pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    eventually(what, || condition().then_some(()));
 }

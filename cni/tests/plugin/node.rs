@@ -3,6 +3,7 @@
 use crate::agent::Agent;
 use nix::sched::{CloneFlags, setns};
 use serde_json::{Value, json};
+pub use sinabro_lab::wait::eventually;
 use sinabro_netlink::{
     Conn, NetNs,
     addr::Addr,
@@ -20,7 +21,6 @@ use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
-    time::{Duration, Instant},
 };
 use tempfile::TempDir;
 
@@ -324,13 +324,4 @@ pub fn disable_ipv6(netns: &NetNs) {
         .run(|| sysctl::write(&["net", "ipv6", "conf", "default", "disable_ipv6"], "1"))
         .unwrap()
         .unwrap();
-}
-
-/// Waits for what another process or thread is about to bring about.
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !holds() {
-        assert!(Instant::now() < deadline, "never came: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }

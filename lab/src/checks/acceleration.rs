@@ -1,7 +1,10 @@
 //! TCP between pods that ask for its acceleration.
 
 use super::{Scene, lifecycle::report};
-use crate::{Node, Pod, traffic::rate};
+use crate::{
+    Node, Pod,
+    traffic::{round_trips::latency, seat::Ends},
+};
 use anyhow::{Result, bail, ensure};
 use sinabro_common::api::{Request, Response, TcpAcceleration, Verdict};
 
@@ -72,7 +75,8 @@ pub fn round_trips(node: &Node, client: &Pod, server: &Pod) -> Result<RoundTrips
     let before = report(node, client)?.tx_packets;
     let mut p50_us = 0.0;
     for address in server.addresses() {
-        let measured = rate::latency(client.place(), server.place(), address, ROUNDS)?;
+        let ends = Ends::apart(client.place(), server.place(), address)?;
+        let measured = latency(ends, ROUNDS)?;
         p50_us = measured.p50.as_secs_f64() * 1e6;
     }
     let packets = report(node, client)?.tx_packets - before;

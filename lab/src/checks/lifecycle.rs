@@ -4,6 +4,7 @@ use super::Scene;
 use crate::{
     Node, Pod,
     traffic::{PATIENCE, icmp, udp},
+    wait::wait_for,
 };
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::{HashMap, Map, MapData};
@@ -16,11 +17,7 @@ use sinabro_common::{
     names,
 };
 use sinabro_netlink::route::RouteFilter;
-use std::{
-    net::IpAddr,
-    thread,
-    time::{Duration, Instant},
-};
+use std::net::IpAddr;
 
 /// Every packet of a pod is counted, delivered by redirection or by the stack.
 pub fn counters(scene: &Scene) -> Result<String> {
@@ -91,19 +88,11 @@ pub fn deletion(scene: &Scene) -> Result<String> {
     );
     node.delete_pod(&pod)?;
     // The plugin answers once the pod is off the network; what it had is freed right after.
-    let deadline = Instant::now() + FREED;
-    loop {
+    wait_for("a deleted pod to be forgotten", || {
         let left = traces(node, &pod, &link)?;
-        if left.is_empty() {
-            break;
-        }
-        ensure!(
-            Instant::now() < deadline,
-            "left behind: {}",
-            left.join(", ")
-        );
-        thread::sleep(Duration::from_millis(10));
-    }
+        ensure!(left.is_empty(), "left behind: {}", left.join(", "));
+        Ok(Some(()))
+    })?;
     // A runtime may repeat a DEL, and there is nothing left to delete.
     node.cni("DEL", id)?.success().context("repeated DEL")?;
 
@@ -119,9 +108,6 @@ pub fn deletion(scene: &Scene) -> Result<String> {
     );
     Ok("link, routes, leases, records, map entries gone; DEL repeatable".into())
 }
-
-/// How soon everything of a deleted pod must be free, on a busy machine.
-pub(crate) const FREED: Duration = PATIENCE;
 
 /// Link, record file, the agent's endpoint, entry of the map by link; for each of two addresses
 /// a lease, a route, and an entry of the map by address.

@@ -10,8 +10,6 @@ mod outside;
 mod reach;
 mod spoof;
 
-pub(crate) use lifecycle::FREED;
-
 use crate::{Lab, Node, Pod};
 use anyhow::{Context as _, Result};
 use std::{net::IpAddr, thread};

@@ -12,6 +12,7 @@ use crate::{
         packet::{Datagram, Interface, arp_claim, inject, interface},
         readable,
     },
+    wait::wait_for,
 };
 use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_common::{
@@ -21,7 +22,7 @@ use sinabro_common::{
 };
 use std::{
     net::{IpAddr, UdpSocket},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 const HONEST: &[u8] = b"honest";
@@ -151,19 +152,15 @@ fn silenced<'a>(
 
 /// Waits until a drop counter has grown by at least `want`; says by how much.
 fn await_drops(node: &Node, reason: DropReason, before: u64, want: u64) -> Result<u64> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    wait_for("spoofed frames to be counted", || {
         let grown = drops(node, reason)?.saturating_sub(before);
-        if grown >= want {
-            return Ok(want);
-        }
         ensure!(
-            Instant::now() < deadline,
+            grown >= want,
             "{grown} of {want} frames were counted as {}",
             reason.label()
         );
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        Ok(Some(want))
+    })
 }
 
 fn drops(node: &Node, reason: DropReason) -> Result<u64> {

@@ -12,7 +12,6 @@ pub mod icmp;
 pub mod load;
 pub mod one_way;
 pub mod packet;
-pub mod rate;
 pub mod round_trips;
 pub mod seat;
 pub mod tcp;

@@ -65,6 +65,38 @@ pub fn round_trips(
     })
 }
 
+/// How long round trips of one byte take over one open connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Latency {
+    pub p50: Duration,
+    pub p99: Duration,
+}
+
+/// Times each of so many round trips by itself: a look at the clock costs about a percent of one,
+/// which [`round_trips`], for comparisons, does without.
+pub fn latency(ends: Ends<'_>, rounds: usize) -> Result<Latency> {
+    let listener = ends.listen(0)?;
+    let target = listener.local_addr()?;
+    let client = || -> Result<Vec<Duration>> {
+        let mut stream = connect(target).context("cannot connect")?;
+        let mut byte = [b'x'];
+        let mut times = Vec::with_capacity(rounds);
+        for _ in 0..rounds {
+            let start = Instant::now();
+            stream.write_all(&byte).context("cannot ask")?;
+            stream.read_exact(&mut byte).context("no answer")?;
+            times.push(start.elapsed());
+        }
+        Ok(times)
+    };
+    let server = || answer(accept(&listener, Instant::now() + PATIENCE)?.0, 1);
+    let (mut times, _) = ends.run(client, server)?;
+    times.sort_unstable();
+    let at = |percent: usize| times.get(rounds.saturating_sub(1) * percent / 100).copied();
+    let (p50, p99) = at(50).zip(at(99)).context("no round trip was made")?;
+    Ok(Latency { p50, p99 })
+}
+
 fn ask(mut stream: TcpStream, size: usize, stop: &AtomicBool) -> Result<u64> {
     let mut buffer = vec![b'x'; size];
     let mut count = 0;

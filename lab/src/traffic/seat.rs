@@ -42,7 +42,18 @@ pub struct Ends<'a> {
     pub address: IpAddr,
 }
 
-impl Ends<'_> {
+impl<'a> Ends<'a> {
+    /// Each end on a CPU of its own, as far as there are two.
+    pub fn apart(client: &'a Place, server: &'a Place, address: IpAddr) -> Result<Self> {
+        let [first, second] = two_cpus()?;
+        let seat = |place, cpu| Seat { place, cpu };
+        Ok(Self {
+            client: seat(client, first),
+            server: seat(server, second),
+            address,
+        })
+    }
+
     /// A listener whose connections give up after a silence of [`PATIENCE`].
     pub fn listen(&self, port: u16) -> Result<TcpListener> {
         let listen = || -> Result<_> {

@@ -1,11 +1,8 @@
 //! Streams and requests that must not notice what is done to the network under them.
 
-use super::{PATIENCE, http::Load, load::Stream};
+use super::{http::Load, load::Stream};
+use crate::wait::wait_for;
 use anyhow::{Result, bail, ensure};
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
 
 /// Traffic that runs until [`Traffic::finish`].
 pub struct Traffic {
@@ -17,24 +14,16 @@ impl Traffic {
     /// Everything moves on; an error says what stood still, and when.
     pub fn must_flow(&self, when: &str) -> Result<()> {
         let before = self.progress();
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        wait_for("all traffic to move on", || {
             let after = self.progress();
-            let still = before
-                .iter()
-                .zip(&after)
-                .position(|(before, after)| before == after);
-            let Some(still) = still else {
-                return Ok(());
+            let mut both = before.iter().zip(&after);
+            let Some(still) = both.position(|(before, after)| before == after) else {
+                return Ok(Some(()));
             };
             let names = self.streams.iter().map(Stream::name);
-            let mut names = names.chain(self.loads.iter().map(Load::name));
-            if Instant::now() > deadline {
-                let name = names.nth(still).unwrap_or_default();
-                bail!("{name} stood still {when}");
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
+            let name = names.chain(self.loads.iter().map(Load::name)).nth(still);
+            bail!("{} stood still {when}", name.unwrap_or_default())
+        })
     }
 
     fn progress(&self) -> Vec<u64> {

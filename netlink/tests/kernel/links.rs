@@ -1,11 +1,11 @@
 use crate::{MAC_A, MAC_B, pair};
+use sinabro_lab::wait::eventually;
 use sinabro_netlink::link::{self, check_name};
 use sinabro_netlink::netns::in_fresh;
 use sinabro_netlink::veth::Veth;
 use sinabro_netlink::vxlan::{Vxlan, VxlanSettings};
 use sinabro_netlink::{Conn, Error, NetNs, Request, ResultExt, bridge};
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
 
 #[test]
 fn a_veth_is_made_whole_by_one_request_with_its_peer_in_another_namespace() {
@@ -36,11 +36,9 @@ fn a_veth_is_made_whole_by_one_request_with_its_peer_in_another_namespace() {
         assert!(pod.link_by_name("eth0").unwrap().carrier);
         assert!(host.link_by_index(link.index).unwrap().carrier);
         // At once from Linux 6.8 on, a little later before that.
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while !host.link_by_index(link.index).unwrap().operational {
-            assert!(Instant::now() < deadline, "its queue is never set to work");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        eventually("the link's queue to be set to work", || {
+            host.link_by_index(link.index).unwrap().operational
+        });
         assert!(host.link_by_name("eth0").unwrap_err().is_not_found());
 
         host.execute(link::delete(link.index)).unwrap();
@@ -284,11 +282,9 @@ fn all_links_are_listed() {
         pair(&mut conn);
         // Both must have come to rest, or they change between the two looks at them below.
         for name in ["a", "b"] {
-            let deadline = Instant::now() + Duration::from_secs(20);
-            while !conn.link_by_name(name).unwrap().operational {
-                assert!(Instant::now() < deadline, "{name} is never set to work");
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            eventually("a link to be set to work", || {
+                conn.link_by_name(name).unwrap().operational
+            });
         }
         let links = conn.links().unwrap();
         let mut names: Vec<_> = links.iter().map(|link| link.name.as_str()).collect();

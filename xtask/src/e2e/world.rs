@@ -6,14 +6,8 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sinabro_common::api::{EndpointReport, IpamReport, NodeReport, StatusReport};
-use std::{
-    collections::BTreeSet,
-    net::IpAddr,
-    path::PathBuf,
-    process::Command,
-    thread,
-    time::{Duration, Instant},
-};
+use sinabro_lab::wait::wait_within;
+use std::{collections::BTreeSet, net::IpAddr, path::PathBuf, process::Command, time::Duration};
 
 /// How long the cluster may take for what takes seconds on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(180);
@@ -66,19 +60,8 @@ impl World {
     }
 
     /// Asks again until there is an answer, with this module's patience.
-    pub fn wait<T>(&self, what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let answer = ask();
-            match answer {
-                Ok(Some(answer)) => return Ok(answer),
-                Ok(None) if Instant::now() > deadline => bail!("waited in vain for {what}"),
-                Err(error) if Instant::now() > deadline => {
-                    return Err(error).with_context(|| format!("waited in vain for {what}"));
-                }
-                _ => thread::sleep(Duration::from_millis(250)),
-            }
-        }
+    pub fn wait<T>(&self, what: &str, ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+        wait_within(PATIENCE, what, ask)
     }
 
     /// Runs a program on a node; what it prints.
