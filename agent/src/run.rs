@@ -10,37 +10,29 @@
 //! goes on without it. Stop: no new connections, requests under way finish, the socket goes;
 //! links, programs and maps stay as they are, the pods keep their network.
 
+mod follow_node;
+mod restore;
+
 use crate::{
-    acceleration::{
-        choice::{Mode, Policy},
-        self_test::{self, Obtained},
-    },
     announce::{self, Announcer, problems},
     api::{
         server::Server,
         status::{Core, NodeStatus, Telemetry},
     },
-    apply::{
-        OverlayStatus,
-        overlay::{self, OverlayConfig},
-    },
-    chain::Chain,
+    apply::OverlayStatus,
     cluster_api::ClusterApi,
-    config::{self, FactsFrom, Settings},
-    datapath::{self, Datapath, DatapathConfig},
-    endpoint::{Endpoints, Programs, release::Reaper},
+    config::{FactsFrom, Settings},
+    datapath,
+    endpoint::release::Reaper,
     install::{self, InstallConfig},
-    ipam::Allocator,
-    node::{self, NodeState},
-    prepare, state_lock,
+    node, prepare, state_lock,
     telemetry::{http, metrics::Metrics},
-    watch::{Snapshot, kubernetes, nodes::OwnNode, nodes_file},
+    watch::{kubernetes, nodes::OwnNode, nodes_file},
 };
 use anyhow::{Context as _, anyhow, bail};
-use sinabro_common::{
-    api::{SelfTestReport, Verdict},
-    names,
-};
+use follow_node::{NodeTask, follow_node};
+use restore::{Restored, log_collected, restore, sweep};
+use sinabro_common::names;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -50,18 +42,13 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
     task::{JoinSet, spawn_blocking},
-    time::{MissedTickBehavior, interval, sleep, timeout},
+    time::{MissedTickBehavior, interval, timeout},
 };
 
 /// How often garbage is looked for.
 const COLLECT: Duration = Duration::from_secs(60);
 /// How often masquerade flows are looked over, and what the programs logged is passed on.
 const SWEEP: Duration = Duration::from_secs(10);
-/// How often the node's links are looked at although no fact changed.
-const REFRESH: Duration = Duration::from_secs(30);
-/// How soon after they could not be applied.
-const RETRY: Duration = Duration::from_secs(2);
-
 /// Runs the agent until it is told to stop.
 ///
 /// # Errors
@@ -212,272 +199,6 @@ async fn announce(
         () = announce::node::keep(api, name, own, move || core.is_ready()) => {}
     }
     bail!("what tells the cluster how this node is ended")
-}
-
-struct Restored {
-    datapath: Arc<Datapath>,
-    endpoints: Arc<Endpoints>,
-    /// None if nothing is to be accelerated.
-    self_test: Option<SelfTestReport>,
-}
-
-/// Brings back what an earlier agent left, and clears away what is no pod's any more.
-fn restore(settings: &Settings) -> anyhow::Result<Restored> {
-    let wanted = settings.tcp_acceleration != Mode::Off;
-    let self_test = wanted.then(|| self_test(settings));
-    let verdict = self_test
-        .as_ref()
-        .map_or(Verdict::Refused, |report| report.verdict);
-    let datapath = Datapath::load(&DatapathConfig {
-        bpf_dir: settings.bpf_dir.clone(),
-        cgroup: settings.cgroup_dir.clone(),
-        acceleration: verdict != Verdict::Refused,
-        attach: match settings.attach {
-            config::AttachMode::Auto => datapath::AttachMode::Auto,
-            config::AttachMode::Tcx => datapath::AttachMode::Tcx,
-            config::AttachMode::Clsact => datapath::AttachMode::Clsact,
-        },
-        nat_entries: None,
-    })
-    .context("cannot load the data path")?;
-    let datapath = Arc::new(datapath);
-    let ipam = Allocator::open(&settings.state_dir).context("cannot read the leases")?;
-    let programs = Arc::new(Programs {
-        datapath: datapath.clone(),
-        acceleration: Policy {
-            mode: settings.tcp_acceleration,
-            verdict,
-            loopback: settings.tcp_acceleration_loopback,
-        },
-    });
-    let endpoints = Endpoints::open(&settings.state_dir, ipam, programs)
-        .context("cannot open the endpoint records")?;
-    let restored = endpoints
-        .restore()
-        .context("cannot restore the endpoints")?;
-    tracing::info!(?restored, "endpoints restored");
-    let endpoints = Arc::new(endpoints);
-    log_collected(&endpoints);
-    // An address must not be given again with the flows of its last pod.
-    sweep(&datapath);
-    Ok(Restored {
-        datapath,
-        endpoints,
-        self_test,
-    })
-}
-
-/// What acceleration changes for applications on this kernel.
-fn self_test(settings: &Settings) -> SelfTestReport {
-    let (state_dir, bpf_dir) = (&settings.state_dir, &settings.bpf_dir);
-    let cgroup = settings.cgroup_dir.as_deref();
-    let Obtained {
-        report, problem, ..
-    } = self_test::obtain(state_dir, bpf_dir, cgroup);
-    if let Some(error) = problem {
-        tracing::warn!("{}", Chain(&error));
-    }
-    match report.verdict {
-        Verdict::Refused => tracing::warn!("no tcp acceleration: {}", report.reason),
-        Verdict::AllPass | Verdict::SomeFail => {
-            tracing::info!("self-test of the tcp acceleration: {}", report.reason);
-        }
-    }
-    report
-}
-
-fn sweep(datapath: &Datapath) {
-    if let Err(error) = datapath.sweep(datapath::monotonic_ns()) {
-        tracing::warn!("cannot sweep masquerade flows: {}", Chain(&error));
-    }
-}
-
-fn log_collected(endpoints: &Endpoints) {
-    let collected = endpoints.collect();
-    for owner in &collected.deletes {
-        tracing::info!("carried out the queued delete of {owner}");
-    }
-    for owner in &collected.endpoints {
-        tracing::info!("freed {owner}, its link is gone");
-    }
-    for owner in &collected.leases {
-        tracing::info!("freed the addresses of {owner}, whose ADD was not finished");
-    }
-    for link in &collected.links {
-        tracing::info!("deleted {link}, which belongs to no pod");
-    }
-}
-
-/// What the task that follows the node needs.
-struct NodeTask {
-    settings: Arc<Settings>,
-    datapath: Arc<Datapath>,
-    endpoints: Arc<Endpoints>,
-    ports: (u16, u16),
-    facts: watch::Receiver<Snapshot>,
-    node: watch::Sender<NodeStatus>,
-    overlay: watch::Sender<OverlayStatus>,
-}
-
-/// Applies what facts and links say about this node, and runs the overlay over its uplink.
-async fn follow_node(mut task: NodeTask) -> anyhow::Result<()> {
-    let mut overlay: Option<(String, tokio::task::AbortHandle)> = None;
-    let mut overlays = JoinSet::new();
-    loop {
-        let facts = task.facts.borrow_and_update().facts.clone();
-        let mut wait = REFRESH;
-        if let Some(facts) = facts {
-            let before = task.node.borrow().state.clone();
-            let (settings, datapath) = (task.settings.clone(), task.datapath.clone());
-            let (endpoints, ports) = (task.endpoints.clone(), task.ports);
-            let applied = spawn_blocking(move || -> anyhow::Result<Arc<NodeState>> {
-                let state = NodeState::find(&settings, &facts)?;
-                if before.as_deref() == Some(&state) {
-                    // Attached again if somebody took the programs off.
-                    datapath.set_uplinks(&indexes(&state))?;
-                    return Ok(Arc::new(state));
-                }
-                apply_node(&datapath, &endpoints, ports, &state)?;
-                // Peers come and go without a word from here.
-                if !before.is_some_and(|before| before.same_but_for_peers(&state)) {
-                    log_node(&state);
-                }
-                Ok(Arc::new(state))
-            });
-            match applied.await.context("applying the node's state failed")? {
-                Ok(state) => {
-                    let uplink = &state.uplinks[0].name;
-                    if overlay.as_ref().is_none_or(|(name, _)| name != uplink) {
-                        if let Some((_, running)) = overlay.take() {
-                            running.abort();
-                        }
-                        let running = overlays.spawn(run_overlay(&task, uplink));
-                        overlay = Some((uplink.clone(), running));
-                    }
-                    let problem = match state.warnings.is_empty() {
-                        true => None,
-                        false => Some(state.warnings.join("; ")),
-                    };
-                    task.node.send_replace(NodeStatus {
-                        state: Some(state),
-                        problem,
-                    });
-                }
-                Err(error) => {
-                    wait = RETRY;
-                    let text = format!("{error:#}");
-                    let known = task.node.borrow().problem.as_ref() == Some(&text);
-                    if !known {
-                        tracing::error!("{text}");
-                        // What was applied stays: pods keep what they have.
-                        task.node.send_modify(|node| node.problem = Some(text));
-                    }
-                }
-            }
-        }
-        tokio::select! {
-            changed = task.facts.changed() => changed.context("the source of facts ended")?,
-            () = sleep(wait) => {}
-            Some(ended) = overlays.join_next() => match ended {
-                Err(error) if error.is_cancelled() => {}
-                Err(error) => return Err(error).context("the overlay failed"),
-                Ok(()) => bail!("the overlay ended"),
-            },
-        }
-    }
-}
-
-fn indexes(state: &NodeState) -> Vec<u32> {
-    state.uplinks.iter().map(|uplink| uplink.index).collect()
-}
-
-fn apply_node(
-    datapath: &Datapath,
-    endpoints: &Endpoints,
-    ports: (u16, u16),
-    state: &NodeState,
-) -> anyhow::Result<()> {
-    for uplink in &state.uplinks {
-        // Only for those who wait for router advertisements: no reason to serve no pod.
-        match prepare::accept_ra(&uplink.name) {
-            Ok(Some(change)) => tracing::info!("{change}"),
-            Ok(None) => {}
-            Err(error) => tracing::warn!("{}", Chain(&error)),
-        }
-    }
-    let outside = endpoints.ipam.set_ranges(&state.pod_cidrs)?;
-    if !outside.is_empty() {
-        tracing::warn!(
-            ?outside,
-            "addresses outside this node's pod ranges stay in use until their pods are deleted"
-        );
-    }
-    // What is not to be translated is known before anything is.
-    datapath
-        .set_non_masquerade(&state.non_masquerade)
-        .context("cannot set the destinations that are not masqueraded")?;
-    datapath
-        .set_node_config(state.config(ports))
-        .context("cannot set the data path's settings")?;
-    datapath
-        .set_uplinks(&indexes(state))
-        .context("cannot attach to the uplink")?;
-    Ok(())
-}
-
-fn log_node(state: &NodeState) {
-    for warning in &state.warnings {
-        tracing::warn!("{warning}");
-    }
-    tracing::info!(
-        uplinks = ?state.uplinks.iter().map(|u| &u.name).collect::<Vec<_>>(),
-        mtu = state.mtu,
-        pod_cidrs = ?state.pod_cidrs,
-        masquerade = ?state.masquerade_v4,
-        "node ready"
-    );
-}
-
-/// Runs the overlay over one uplink, and passes its status on.
-fn run_overlay(task: &NodeTask, uplink: &str) -> impl Future<Output = ()> + Send + use<> {
-    let config = OverlayConfig {
-        node: task.settings.node_name.clone(),
-        device: names::VXLAN_LINK.into(),
-        vni: task.settings.vxlan_vni,
-        port: task.settings.vxlan_port,
-        uplink: uplink.to_owned(),
-        mtu: task.settings.mtu,
-    };
-    let (facts, routes) = (task.facts.clone(), task.endpoints.routes());
-    let sender = task.overlay.clone();
-    async move {
-        let overlay = overlay::spawn(config, facts, routes);
-        let mut status = overlay.status;
-        let mut running = AbortOnDrop(overlay.task);
-        loop {
-            tokio::select! {
-                _ = &mut running.0 => return,
-                changed = status.changed() => match changed {
-                    Ok(()) => {
-                        sender.send_replace(status.borrow_and_update().clone());
-                    }
-                    // It is ending.
-                    Err(_) => {
-                        let _ = (&mut running.0).await;
-                        return;
-                    }
-                },
-            }
-        }
-    }
-}
-
-struct AbortOnDrop(tokio::task::JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 /// A task that should never end.

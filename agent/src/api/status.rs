@@ -235,7 +235,7 @@ impl Core {
     fn node_reports(&self) -> Vec<NodeReport> {
         let overlay = self.overlay.borrow();
         if !overlay.nodes.is_empty() {
-            return overlay.nodes.clone();
+            return Vec::clone(&overlay.nodes);
         }
         let facts = self.facts.borrow().facts.clone();
         facts.map_or_else(Vec::new, |facts| {

@@ -5,32 +5,53 @@
 //! - [`pods`]: host routes and neighbours of this node's pods;
 //! - [`pass`]: one pass over all of them, in an order that keeps traffic flowing;
 //! - [`overlay`]: when to make a pass: when the facts change, when the kernel's tables change,
-//!   every 30 seconds, and again with backoff after a failure.
+//!   every 30 seconds, and again with backoff after a failure;
+//! - [`kernel_events`], [`report`]: what the kernel says has changed; what is said about a pass.
 //!
 //! Only what Sinabro made is ever removed: entries of its own VXLAN device, and routes of its
 //! own protocol on that device. Nothing is flushed.
 
 pub mod addresses;
 pub mod fdb;
+pub mod kernel_events;
 pub mod links;
 pub mod neighbours;
 pub mod overlay;
 pub mod pass;
 pub mod pods;
 pub mod reconcile;
+pub mod report;
 pub mod routes;
 
-pub use overlay::{Overlay, OverlayConfig, spawn, spawn_in};
+pub use overlay::{Overlay, spawn, spawn_in};
 pub use pods::PodRoute;
 
 use sinabro_common::api::NodeReport;
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+/// Settings of the overlay on this node.
+#[derive(Clone, Debug)]
+pub struct OverlayConfig {
+    /// This node's name, as the facts have it.
+    pub node: String,
+    /// Name of the VXLAN device.
+    pub device: String,
+    pub vni: u32,
+    pub port: u16,
+    /// Link that tunnel packets leave by; its MTU is followed.
+    pub uplink: String,
+    /// MTU inside the tunnel where it is set by hand.
+    pub mtu: Option<u32>,
+}
 
 /// How applying goes; published after every pass.
 #[derive(Clone, Debug, Default)]
 pub struct OverlayStatus {
-    /// Every known node, with its problem if it has one.
-    pub nodes: Vec<NodeReport>,
+    /// Every known node by name, with its problem if it has one. Shared: there may be thousands.
+    pub nodes: Arc<Vec<NodeReport>>,
     /// What is wrong with the node's own part; empty when it is as it should be. A faulty peer
     /// is in `nodes` alone: it must not make this node unready.
     pub problems: Vec<String>,

@@ -6,31 +6,27 @@
 //! event: the circle ends. Should somebody undo every pass, the wait grows.
 
 use super::{
-    OverlayStatus, PodRoute,
+    OverlayConfig, OverlayStatus, PodRoute,
+    kernel_events::KernelEvents,
     pass::{self, Fault, Outcome, Work},
     pods::Which,
     reconcile::Backoff,
+    report::{OverlayReport, log_nodes, log_own},
 };
-use crate::{
-    plan::{OverlayPlan, overlay::node_reports},
-    watch::Snapshot,
-};
-use sinabro_common::{api::NodeReport, names::ROUTE_PROTOCOL};
-use sinabro_netlink::{Event, Monitor, NetNs};
+use crate::{plan::OverlayPlan, watch::Snapshot};
+use sinabro_common::names::ROUTE_PROTOCOL;
+use sinabro_netlink::{Event, NetNs};
 use std::{
-    collections::BTreeSet,
     future::pending,
-    io,
-    os::fd::{AsFd, AsRawFd, RawFd},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 use tokio::{
-    io::{Interest, unix::AsyncFd},
     sync::watch,
     task::{JoinHandle, spawn_blocking},
     time::{Interval, MissedTickBehavior, interval, sleep, sleep_until},
 };
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 /// A full pass is made this often whatever happens.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -40,21 +36,6 @@ const DEBOUNCE: Duration = Duration::from_millis(50);
 /// by hand is answered at once, a program that undoes every pass is not met with a busy loop.
 const PATIENCE: u32 = 8;
 const RETRY: Duration = Duration::from_millis(250);
-
-/// Settings of the overlay on this node.
-#[derive(Clone, Debug)]
-pub struct OverlayConfig {
-    /// This node's name, as the facts have it.
-    pub node: String,
-    /// Name of the VXLAN device.
-    pub device: String,
-    pub vni: u32,
-    pub port: u16,
-    /// Link that tunnel packets leave by; its MTU is followed.
-    pub uplink: String,
-    /// MTU inside the tunnel where it is set by hand.
-    pub mtu: Option<u32>,
-}
 
 /// The running reconciler.
 #[derive(Debug)]
@@ -82,7 +63,7 @@ pub fn spawn_in(
 ) -> Overlay {
     let (sender, status) = watch::channel(OverlayStatus::default());
     let mut driver = Driver {
-        watcher: Watcher::open(netns.as_ref()),
+        watcher: KernelEvents::open(netns.as_ref()),
         netns,
         config,
         facts,
@@ -95,6 +76,7 @@ pub fn spawn_in(
             pods: Which::All,
         },
         faults: Vec::new(),
+        report: OverlayReport::default(),
         pod_faults: Vec::new(),
         retry_at: None,
         backoff: Backoff::new(RETRY, PERIOD),
@@ -111,13 +93,15 @@ struct Driver {
     pods: watch::Receiver<Vec<PodRoute>>,
     status: watch::Sender<OverlayStatus>,
     /// Absent while the kernel gives none; tried again every period.
-    watcher: Option<Watcher>,
+    watcher: Option<KernelEvents>,
     plan: Option<OverlayPlan>,
     /// Index of the VXLAN device, as of the last pass.
     device: Option<u32>,
     work: Work,
-    /// What failed when the overlay was last looked at.
+    /// What failed when the overlay was last looked at,
     faults: Vec<Fault>,
+    /// and what is said about it.
+    report: OverlayReport,
     /// What failed when pods were last looked at.
     pod_faults: Vec<Fault>,
     retry_at: Option<tokio::time::Instant>,
@@ -190,6 +174,8 @@ impl Driver {
             // Without a new plan the kernel is still as the last one wanted it.
             self.plan = outcome.plan.or(self.plan.take());
             self.faults = outcome.faults;
+            let (own, plan) = (&self.config.node, self.plan.as_ref());
+            self.report = OverlayReport::new(own, &snapshot, plan, &self.faults);
         }
         if looked_at_pods {
             self.pod_faults = outcome.pod_faults;
@@ -200,7 +186,7 @@ impl Driver {
         } else if overlay || self.retry_at.is_none() {
             self.retry_at = Some(tokio::time::Instant::now() + self.backoff.failed());
         }
-        self.publish(&snapshot, took);
+        self.publish(took, snapshot.facts.is_some());
         outcome.changed
     }
 
@@ -235,7 +221,7 @@ impl Driver {
                 () = retry => self.everything(),
                 _ = period.tick() => {
                     if self.watcher.is_none() {
-                        self.watcher = Watcher::open(self.netns.as_ref());
+                        self.watcher = KernelEvents::open(self.netns.as_ref());
                     }
                     self.everything();
                 }
@@ -312,29 +298,23 @@ impl Driver {
         }
     }
 
-    fn publish(&self, snapshot: &Snapshot, took: Duration) {
-        let mut nodes = match &snapshot.facts {
-            Some(facts) => node_reports(facts, &self.config.node, self.plan.as_ref()),
-            None => Vec::new(),
-        };
-        let mut problems = Vec::new();
-        if snapshot.facts.is_none() {
-            let why = snapshot.problem.as_deref().unwrap_or("none read yet");
-            problems.push(format!("no facts about the cluster: {why}"));
-        }
-        for fault in self.faults.iter().chain(&self.pod_faults) {
-            let peer = self.plan.as_ref().and_then(|plan| fault.peer(plan));
-            let node = peer.and_then(|peer| nodes.iter_mut().find(|n| n.name == peer));
-            match node {
-                Some(node) => add_problem(node, &fault.text),
-                None => problems.push(fault.text.clone()),
-            }
-        }
+    /// Publishes how a pass went. What is said of the nodes changes with the overlay alone.
+    fn publish(&self, took: Duration, known: bool) {
         let failed = !self.faults.is_empty() || !self.pod_faults.is_empty();
-        let known = snapshot.facts.is_some();
+        let of_pods = self.pod_faults.iter().map(|fault| fault.text.clone());
+        let problems: Vec<_> = self
+            .report
+            .problems
+            .iter()
+            .cloned()
+            .chain(of_pods)
+            .collect();
         self.status.send_modify(|status| {
-            log(status, &nodes, &problems);
-            status.nodes = nodes;
+            if !Arc::ptr_eq(&status.nodes, &self.report.nodes) {
+                log_nodes(&status.nodes, &self.report.nodes);
+                status.nodes = self.report.nodes.clone();
+            }
+            log_own(status, &problems);
             status.problems = problems;
             status.runs += 1;
             status.failures += u64::from(failed);
@@ -349,83 +329,6 @@ impl Driver {
 /// The wait after that many passes in a row that changed something: up to 1.6 seconds.
 fn debounce(churn: u32) -> Duration {
     DEBOUNCE * (1 << churn.saturating_sub(PATIENCE).min(5))
-}
-
-fn add_problem(node: &mut NodeReport, text: &str) {
-    let problem = node.problem.get_or_insert_default();
-    if !problem.is_empty() {
-        problem.push_str("; ");
-    }
-    problem.push_str(text);
-}
-
-/// Says what is new since the last pass, once.
-fn log(before: &OverlayStatus, nodes: &[NodeReport], problems: &[String]) {
-    let old: BTreeSet<_> = before.problems.iter().collect();
-    for problem in problems.iter().filter(|p| !old.contains(p)) {
-        warn!("overlay: {problem}");
-    }
-    for node in nodes {
-        let old = before.nodes.iter().find(|n| n.name == node.name);
-        let old = old.and_then(|n| n.problem.as_ref());
-        match &node.problem {
-            Some(problem) if old != Some(problem) => warn!(node = node.name, "peer: {problem}"),
-            None if old.is_some() => info!(node = node.name, "peer is well again"),
-            _ => {}
-        }
-    }
-    if problems.is_empty() && !before.problems.is_empty() {
-        info!("overlay is well again");
-    }
-}
-
-/// The kernel's events, as tokio wants them.
-struct Watcher(AsyncFd<Fd>);
-
-struct Fd(Monitor);
-
-impl AsRawFd for Fd {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
-}
-
-impl Watcher {
-    fn open(netns: Option<&NetNs>) -> Option<Self> {
-        let monitor = match netns {
-            Some(netns) => Monitor::in_netns(netns),
-            None => Monitor::new(),
-        };
-        let monitor = monitor.map_err(io::Error::other).and_then(|monitor| {
-            // SAFETY: Monitor owns its socket, and Fd neither closes nor replaces it before
-            // AsyncFd is dropped.
-            Ok(unsafe { AsyncFd::register_with_interest(Fd(monitor), Interest::READABLE)? })
-        });
-        monitor
-            .inspect_err(|error| warn!("cannot follow the kernel's events, polling: {error}"))
-            .map(Self)
-            .ok()
-    }
-
-    async fn readable(&self) {
-        // Only an end of the runtime fails here.
-        if let Ok(mut ready) = self.0.readable().await {
-            // The caller now reads all there is; what comes later wakes anew.
-            ready.clear_ready();
-        }
-    }
-
-    /// All events until now.
-    fn read(&mut self) -> sinabro_netlink::Result<Vec<Event>> {
-        let mut all = Vec::new();
-        loop {
-            let events = self.0.get_mut().0.read()?;
-            if events.is_empty() {
-                return Ok(all);
-            }
-            all.extend(events);
-        }
-    }
 }
 
 #[cfg(test)]

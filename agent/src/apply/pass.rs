@@ -7,11 +7,11 @@
 //! that takes over another's range takes over the neighbour entry in one step.
 
 use super::{
+    OverlayConfig,
     addresses::Addresses,
     fdb::Forwarding,
     links,
     neighbours::Neighbours,
-    overlay::OverlayConfig,
     pods::{self, PodRoute, Which},
     reconcile::{Steps, Table, steps},
     routes::Routes,
@@ -47,18 +47,15 @@ impl Fault {
         }
     }
 
-    /// The peer it concerns, if it concerns one: by way of its forwarding entry.
-    pub fn peer<'a>(&self, plan: &'a OverlayPlan) -> Option<&'a str> {
+    /// Tunnel address of the peer it concerns, if it concerns one: by way of its forwarding entry.
+    pub fn tunnel(&self, plan: &OverlayPlan) -> Option<IpAddr> {
         let mac = match self.subject {
             Subject::Own => return None,
             Subject::Route(to) => *plan.neighbours.get(&plan.routes.get(&to)?.gateway)?,
             Subject::Neighbour(address) => *plan.neighbours.get(&address)?,
             Subject::Forwarding(mac) => mac,
         };
-        let tunnel = plan.fdb.get(&mac)?;
-        let mut peers = plan.peers.iter();
-        let peer = peers.find(|(_, peer)| peer.tunnel == Some(*tunnel));
-        peer.map(|(name, _)| name.as_str())
+        plan.fdb.get(&mac).copied()
     }
 }
 

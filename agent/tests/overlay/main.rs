@@ -63,7 +63,7 @@ fn fdb(machine: &Machine) -> Vec<Fdb> {
 
 fn peer_problem(machine: &Machine, peer: &str) -> Option<String> {
     let status = machine.status();
-    let node = status.nodes.into_iter().find(|node| node.name == peer)?;
+    let node = status.nodes.iter().find(|node| node.name == peer)?.clone();
     node.problem
 }
 

@@ -1,0 +1,110 @@
+//! What an earlier agent left is brought back: data path, leases, endpoint records.
+
+use crate::{
+    acceleration::{
+        choice::{Mode, Policy},
+        self_test::{self, Obtained},
+    },
+    chain::Chain,
+    config::{self, Settings},
+    datapath::{self, Datapath, DatapathConfig},
+    endpoint::{Endpoints, Programs},
+    ipam::Allocator,
+};
+use anyhow::Context as _;
+use sinabro_common::api::{SelfTestReport, Verdict};
+use std::sync::Arc;
+
+pub(super) struct Restored {
+    pub(super) datapath: Arc<Datapath>,
+    pub(super) endpoints: Arc<Endpoints>,
+    /// None if nothing is to be accelerated.
+    pub(super) self_test: Option<SelfTestReport>,
+}
+
+/// Brings back what an earlier agent left, and clears away what is no pod's any more.
+pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
+    let wanted = settings.tcp_acceleration != Mode::Off;
+    let self_test = wanted.then(|| self_test(settings));
+    let verdict = self_test
+        .as_ref()
+        .map_or(Verdict::Refused, |report| report.verdict);
+    let datapath = Datapath::load(&DatapathConfig {
+        bpf_dir: settings.bpf_dir.clone(),
+        cgroup: settings.cgroup_dir.clone(),
+        acceleration: verdict != Verdict::Refused,
+        attach: match settings.attach {
+            config::AttachMode::Auto => datapath::AttachMode::Auto,
+            config::AttachMode::Tcx => datapath::AttachMode::Tcx,
+            config::AttachMode::Clsact => datapath::AttachMode::Clsact,
+        },
+        nat_entries: None,
+    })
+    .context("cannot load the data path")?;
+    let datapath = Arc::new(datapath);
+    let ipam = Allocator::open(&settings.state_dir).context("cannot read the leases")?;
+    let programs = Arc::new(Programs {
+        datapath: datapath.clone(),
+        acceleration: Policy {
+            mode: settings.tcp_acceleration,
+            verdict,
+            loopback: settings.tcp_acceleration_loopback,
+        },
+    });
+    let endpoints = Endpoints::open(&settings.state_dir, ipam, programs)
+        .context("cannot open the endpoint records")?;
+    let restored = endpoints
+        .restore()
+        .context("cannot restore the endpoints")?;
+    tracing::info!(?restored, "endpoints restored");
+    let endpoints = Arc::new(endpoints);
+    log_collected(&endpoints);
+    // An address must not be given again with the flows of its last pod.
+    sweep(&datapath);
+    Ok(Restored {
+        datapath,
+        endpoints,
+        self_test,
+    })
+}
+
+/// What acceleration changes for applications on this kernel.
+fn self_test(settings: &Settings) -> SelfTestReport {
+    let (state_dir, bpf_dir) = (&settings.state_dir, &settings.bpf_dir);
+    let cgroup = settings.cgroup_dir.as_deref();
+    let Obtained {
+        report, problem, ..
+    } = self_test::obtain(state_dir, bpf_dir, cgroup);
+    if let Some(error) = problem {
+        tracing::warn!("{}", Chain(&error));
+    }
+    match report.verdict {
+        Verdict::Refused => tracing::warn!("no tcp acceleration: {}", report.reason),
+        Verdict::AllPass | Verdict::SomeFail => {
+            tracing::info!("self-test of the tcp acceleration: {}", report.reason);
+        }
+    }
+    report
+}
+
+pub(super) fn sweep(datapath: &Datapath) {
+    if let Err(error) = datapath.sweep(datapath::monotonic_ns()) {
+        tracing::warn!("cannot sweep masquerade flows: {}", Chain(&error));
+    }
+}
+
+pub(super) fn log_collected(endpoints: &Endpoints) {
+    let collected = endpoints.collect();
+    for owner in &collected.deletes {
+        tracing::info!("carried out the queued delete of {owner}");
+    }
+    for owner in &collected.endpoints {
+        tracing::info!("freed {owner}, its link is gone");
+    }
+    for owner in &collected.leases {
+        tracing::info!("freed the addresses of {owner}, whose ADD was not finished");
+    }
+    for link in &collected.links {
+        tracing::info!("deleted {link}, which belongs to no pod");
+    }
+}
