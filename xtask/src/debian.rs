@@ -1,7 +1,7 @@
 //! Packages, on Debian and what descends from it.
 //!
-//! [`install`] uses the machine's own sources as root; [`unpack`] takes a package from them without
-//! installing it. [`rust_src`] fetches a package of another suite without touching the machine's
+//! [`install`] uses the machine's own sources as root, and never removes a package; [`unpack`] takes
+//! one from them without installing it. [`rust_src`] fetches a package of another suite without touching the machine's
 //! configuration: it gives apt a private root whose only source is derived from the mirror that
 //! the machine uses.
 
@@ -9,7 +9,7 @@ use crate::{
     root, ui,
     workspace::{output, run, target, which},
 };
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -20,12 +20,9 @@ use std::{
 const RUST_SUITE: &str = "trixie-backports";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Installs packages from the machine's own sources.
+/// Installs packages from the machine's own sources, unless that would remove any other.
 pub fn install(packages: &[&str]) -> Result<()> {
     let names = packages.join(" ");
-    if which("apt-get").is_none() {
-        bail!("please install what your distribution calls these Debian packages: {names}");
-    }
     let apt = |arguments: &[&str]| -> Result<()> {
         let mut command = if root::is_root() {
             Command::new("env")
@@ -45,9 +42,23 @@ pub fn install(packages: &[&str]) -> Result<()> {
         ]);
         run(command.args(arguments))
     };
+    let plan = match Plan::simulate(packages, &[]) {
+        Ok(plan) => plan,
+        // The lists may be old or absent: only then fetch them.
+        Err(_) => {
+            apt(&["update"])?;
+            Plan::simulate(packages, &[]).with_context(|| format!("cannot install {names}"))?
+        }
+    };
+    plan.removes_nothing(packages)?;
     println!("  installing {names} by apt-get");
-    let install = [&["install", "--no-install-recommends"], packages].concat();
-    // The lists may be old or absent: only then fetch them.
+    // --no-remove: another apt may have changed the machine since.
+    let install = [
+        &["install", "--no-install-recommends", "--no-remove"],
+        packages,
+    ]
+    .concat();
+    // A list may name a version that its mirror has replaced.
     if apt(&install).is_err() {
         apt(&["update"])?;
         apt(&install).with_context(|| format!("cannot install {names}"))?;
@@ -55,17 +66,69 @@ pub fn install(packages: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Fetches a package from the machine's own sources and unpacks it into a directory.
+/// What apt-get would do.
+struct Plan {
+    removes: Vec<String>,
+}
+
+impl Plan {
+    /// Asks apt-get, which changes nothing and needs no root for it.
+    fn simulate(packages: &[&str], options: &[String]) -> Result<Self> {
+        let mut command = Command::new("apt-get");
+        command
+            .args(options)
+            .args(["--simulate", "-q", "-y"])
+            .args(["install", "--no-install-recommends"])
+            .args(packages)
+            .env("LC_ALL", "C");
+        Ok(Self::parse(&output(&mut command)?))
+    }
+
+    /// Each step is a line: `Inst`, `Conf`, `Remv` or `Purg`, the package, its version.
+    fn parse(simulation: &str) -> Self {
+        let removes = simulation.lines().filter_map(|line| {
+            let mut words = line.split_whitespace();
+            matches!(words.next()?, "Remv" | "Purg")
+                .then(|| words.next().map(str::to_owned))
+                .flatten()
+        });
+        Self {
+            removes: removes.collect(),
+        }
+    }
+
+    fn removes_nothing(&self, packages: &[&str]) -> Result<()> {
+        ensure!(
+            self.removes.is_empty(),
+            "to install {} apt-get would remove {}: nothing was changed; install it yourself in a \
+             way that suits this machine",
+            packages.join(" "),
+            self.removes.join(", ")
+        );
+        Ok(())
+    }
+}
+
+/// Fetches a package from the machine's own sources and unpacks it into a directory. Needs no root.
 pub fn unpack(package: &str, into: &Path) -> Result<()> {
     for tool in ["apt-get", "dpkg"] {
         which(tool).with_context(|| format!("there is no {tool}: please install {package}"))?;
     }
     let step = ui::step(format!("unpacking {package}"));
     let dir = tempfile::tempdir().context("cannot make a directory")?;
+    let download = |options: &[String]| {
+        let mut command = Command::new("apt-get");
+        command.args(options).args(["-q", "download", package]);
+        output(command.current_dir(&dir))
+    };
     // As root, apt changes to a user that cannot write there.
-    let mut download = Command::new("apt-get");
-    download.args(["-q", "-o", "APT::Sandbox::User=", "download", package]);
-    output(download.current_dir(&dir))?;
+    let as_this_user = ["-o".to_string(), "APT::Sandbox::User=".to_string()];
+    if download(&as_this_user).is_err() {
+        // The machine's lists may be old or absent; these are for this alone.
+        let apt = PrivateApt::new(&target().join("setup/lists"), None)?;
+        apt.update()?;
+        download(&apt.options)?;
+    }
     for entry in fs::read_dir(&dir)? {
         output(Command::new("dpkg").arg("-x").arg(entry?.path()).arg(into))?;
     }
@@ -79,7 +142,11 @@ pub fn rust_src(version: &str) -> Result<PathBuf> {
     for tool in ["apt-get", "apt-cache", "dpkg"] {
         which(tool).with_context(|| format!("there is no {tool}: not a Debian system"))?;
     }
-    let apt = PrivateApt::new(&target().join("setup/apt"))?;
+    let source = format!(
+        "deb [signed-by={KEYRING}] {} {RUST_SUITE} main\n",
+        mirror()?
+    );
+    let apt = PrivateApt::new(&target().join("setup/apt"), Some(&source))?;
     apt.update()?;
     let package = apt.version("rust-src", version)?;
     let archive = apt.download("rust-src", &package)?;
@@ -92,35 +159,36 @@ pub fn rust_src(version: &str) -> Result<PathBuf> {
     Ok(library)
 }
 
-/// apt with its own sources, lists and cache.
+/// apt with its own lists and cache.
 struct PrivateApt {
     dir: PathBuf,
     options: Vec<String>,
 }
 
 impl PrivateApt {
-    fn new(dir: &Path) -> Result<Self> {
+    /// With this only source, or with the machine's.
+    fn new(dir: &Path, source: Option<&str>) -> Result<Self> {
         let write = || -> Result<()> {
             for sub in ["state/lists/partial", "cache/archives/partial", "download"] {
                 fs::create_dir_all(dir.join(sub))?;
             }
-            let source = format!(
-                "deb [signed-by={KEYRING}] {} {RUST_SUITE} main\n",
-                mirror()?
-            );
-            fs::write(dir.join("sources.list"), source)?;
+            if let Some(source) = source {
+                fs::write(dir.join("sources.list"), source)?;
+            }
             Ok(())
         };
         write().with_context(|| format!("cannot prepare {}", dir.display()))?;
         let at = |path: &str| dir.join(path).display().to_string();
-        let options = [
-            ("Dir::Etc::sourcelist", at("sources.list")),
-            ("Dir::Etc::sourceparts", "-".into()),
+        let mut options = vec![
             ("Dir::State", at("state")),
             ("Dir::Cache", at("cache")),
             // The unprivileged user that apt would change to cannot write here.
             ("APT::Sandbox::User", String::new()),
         ];
+        if source.is_some() {
+            options.push(("Dir::Etc::sourcelist", at("sources.list")));
+            options.push(("Dir::Etc::sourceparts", "-".into()));
+        }
         Ok(Self {
             dir: dir.to_path_buf(),
             options: options
@@ -229,5 +297,132 @@ mod tests {
             Some("https://mirror.example/debian/")
         );
         assert_eq!(mirror_in("deb http://vendor.example/apt x main"), None);
+    }
+
+    /// A root directory of apt's own with these packages installed and these on offer, each with
+    /// its fields besides name, version and architecture.
+    struct Scratch {
+        dir: tempfile::TempDir,
+    }
+
+    impl Scratch {
+        fn new(installed: &[(&str, &str)], offered: &[(&str, &str)]) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let stanza = |name: &str, fields: &str, status: &str| {
+                format!(
+                    "Package: {name}\nVersion: 1.0\nArchitecture: all\nMaintainer: x <x@example.org>\n\
+                     {status}{fields}Description: x\n\n"
+                )
+            };
+            let status: String = installed
+                .iter()
+                .map(|(name, fields)| stanza(name, fields, "Status: install ok installed\n"))
+                .collect();
+            let packages: String = offered
+                .iter()
+                .map(|(name, fields)| {
+                    let file = format!(
+                        "Filename: ./{name}.deb\nSize: 1\nSHA256: {}\n",
+                        "0".repeat(64)
+                    );
+                    stanza(name, fields, &file)
+                })
+                .collect();
+            for sub in ["lists/partial", "cache/archives/partial", "archive", "etc"] {
+                fs::create_dir_all(dir.path().join(sub)).unwrap();
+            }
+            fs::write(dir.path().join("status"), status).unwrap();
+            fs::write(dir.path().join("archive/Packages"), packages).unwrap();
+            let source = format!(
+                "deb [trusted=yes] file:{}/archive ./\n",
+                dir.path().display()
+            );
+            fs::write(dir.path().join("sources.list"), source).unwrap();
+            let scratch = Self { dir };
+            output(
+                Command::new("apt-get")
+                    .args(scratch.options())
+                    .args(["-q", "update"]),
+            )
+            .unwrap();
+            scratch
+        }
+
+        fn options(&self) -> Vec<String> {
+            let at = |path: &str| self.dir.path().join(path).display().to_string();
+            [
+                ("Dir::Etc", at("etc")),
+                ("Dir::Etc::sourcelist", at("sources.list")),
+                ("Dir::Etc::sourceparts", "-".into()),
+                ("Dir::State::lists", at("lists")),
+                ("Dir::State::status", at("status")),
+                ("Dir::State::extended_states", at("extended_states")),
+                ("Dir::Cache", at("cache")),
+                ("APT::Sandbox::User", String::new()),
+                ("Debug::NoLocking", "true".into()),
+            ]
+            .into_iter()
+            .flat_map(|(name, value)| ["-o".to_string(), format!("{name}={value}")])
+            .collect()
+        }
+
+        fn plan(&self, packages: &[&str]) -> Plan {
+            Plan::simulate(packages, &self.options()).unwrap()
+        }
+    }
+
+    /// As the packages of Docker's own archive and of Debian's declare it.
+    const DOCKER_CE: [(&str, &str); 2] = [
+        ("docker-ce", "Depends: containerd.io\n"),
+        (
+            "containerd.io",
+            "Provides: containerd, runc\nConflicts: containerd, runc\nReplaces: containerd, runc\n",
+        ),
+    ];
+    const DEBIAN: [(&str, &str); 3] = [
+        ("containerd", "Depends: runc\n"),
+        ("runc", ""),
+        ("docker.io", "Depends: containerd, runc\n"),
+    ];
+
+    #[test]
+    fn what_would_remove_anothers_package_is_refused_and_names_it() {
+        if which("apt-get").is_none() {
+            return;
+        }
+        let scratch = Scratch::new(&DOCKER_CE, &DEBIAN);
+        let plan = scratch.plan(&["containerd", "runc"]);
+        let mut removes = plan.removes.clone();
+        removes.sort();
+        assert_eq!(removes, ["containerd.io", "docker-ce"]);
+        let refused = plan
+            .removes_nothing(&["containerd", "runc"])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            refused.contains("would remove") && refused.contains("docker-ce"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn set_up_touches_neither_docker_ce_nor_debians_docker() {
+        if which("apt-get").is_none() {
+            return;
+        }
+        let needed = crate::setup::all_debian_packages();
+        let offered: Vec<(&str, &str)> = needed
+            .iter()
+            .map(|name| (*name, ""))
+            .chain(DEBIAN)
+            .collect();
+        for installed in [&DOCKER_CE[..], &DEBIAN] {
+            let scratch = Scratch::new(installed, &offered);
+            let plan = scratch.plan(&needed);
+            assert!(plan.removes.is_empty(), "{:?}", plan.removes);
+        }
+        for (runtime, _) in DOCKER_CE.iter().chain(&DEBIAN) {
+            assert!(!needed.contains(runtime), "set-up would install {runtime}");
+        }
     }
 }

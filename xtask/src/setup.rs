@@ -36,7 +36,9 @@ pub enum Need {
     ReferencePlugins,
     /// An HTTP server and a load for it.
     HttpTools,
-    /// What nodes of a cluster run besides Kubernetes itself, and what its test images are made of.
+    /// What starts the containers of a cluster's nodes.
+    Runc,
+    /// What nodes of a cluster run besides, and what its test images are made of.
     ClusterTools,
     /// The compiled standard library of another architecture.
     RustStd(Arch),
@@ -68,60 +70,35 @@ pub const CLUSTER: &[Need] = &[
     Need::BpfLinker,
     Need::StaticLibc,
     Need::ReferencePlugins,
+    Need::Runc,
     Need::ClusterTools,
 ];
-/// Programs of a cluster's nodes and test images.
-const CLUSTER_TOOLS: [&str; 24] = [
-    "containerd",
-    "runc",
-    "nft",
-    "iptables",
-    "conntrack",
-    "ip",
-    "nsenter",
-    "unshare",
-    "mount",
-    "sysctl",
-    "busybox",
-    "dash",
-    "bash",
-    "curl",
-    "wget",
-    "getent",
-    "dig",
-    "ethtool",
-    "iperf",
-    "iperf3",
-    "nc",
-    "ping",
-    "socat",
-    "tcpdump",
-];
-/// Debian's packages of them.
-const CLUSTER_PACKAGES: &[&str] = &[
-    "containerd",
-    "runc",
-    "nftables",
-    "iptables",
-    "conntrack",
-    "iproute2",
-    "util-linux",
-    "mount",
-    "procps",
-    "busybox-static",
-    "dash",
-    "bash",
-    "curl",
-    "wget",
-    "libc-bin",
-    "bind9-dnsutils",
-    "ethtool",
-    "iperf",
-    "iperf3",
-    "netcat-openbsd",
-    "iputils-ping",
-    "socat",
-    "tcpdump",
+/// Programs of a cluster's nodes and test images, and Debian's packages of them.
+const CLUSTER_TOOLS: [(&str, &str); 24] = [
+    ("nft", "nftables"),
+    ("iptables", "iptables"),
+    ("conntrack", "conntrack"),
+    ("ip", "iproute2"),
+    ("ss", "iproute2"),
+    ("nsenter", "util-linux"),
+    ("unshare", "util-linux"),
+    ("mount", "mount"),
+    ("sysctl", "procps"),
+    ("busybox", "busybox-static"),
+    ("dash", "dash"),
+    ("bash", "bash"),
+    ("curl", "curl"),
+    ("wget", "wget"),
+    ("getent", "libc-bin"),
+    ("dig", "bind9-dnsutils"),
+    ("nslookup", "bind9-dnsutils"),
+    ("ethtool", "ethtool"),
+    ("iperf", "iperf"),
+    ("iperf3", "iperf3"),
+    ("nc", "netcat-openbsd"),
+    ("ping", "iputils-ping"),
+    ("socat", "socat"),
+    ("tcpdump", "tcpdump"),
 ];
 const ALL: &[Need] = &[
     Need::RustSrc,
@@ -130,6 +107,7 @@ const ALL: &[Need] = &[
     Need::Iperf3,
     Need::ReferencePlugins,
     Need::HttpTools,
+    Need::Runc,
     Need::ClusterTools,
 ];
 
@@ -154,25 +132,18 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
         .copied()
         .filter(|need| need.find(&rustc).is_none())
         .collect();
-    let packages: Vec<&str> = missing
-        .iter()
-        .flat_map(|need| need.debian_packages())
-        .copied()
-        .collect();
-    if !packages.is_empty() {
-        debian::install(&packages)?;
-    }
+    install_packages(missing.iter().flat_map(|need| need.files()).collect())?;
     for need in &missing {
         match need {
             Need::RustSrc => install_rust_src(&rustc)?,
             Need::BpfLinker => install_bpf_linker()?,
             Need::RustStd(arch) => install_rust_std(*arch)?,
-            Need::HttpTools => install_nginx()?,
-            Need::StaticLibc
-            | Need::Iperf3
-            | Need::ReferencePlugins
-            | Need::ClusterTools
-            | Need::CrossCompiler(_) => {}
+            Need::HttpTools => unpack_nginx()?,
+            Need::ReferencePlugins => {
+                debian::unpack("containernetworking-plugins", &unpacked("plugins"))?;
+            }
+            Need::Runc => debian::unpack("runc", &unpacked("runc"))?,
+            Need::StaticLibc | Need::Iperf3 | Need::ClusterTools | Need::CrossCompiler(_) => {}
         }
     }
     for need in missing {
@@ -192,6 +163,7 @@ impl Need {
             Self::Iperf3 => "iperf3",
             Self::ReferencePlugins => "ptp, host-local",
             Self::HttpTools => "wrk, nginx",
+            Self::Runc => "runc",
             Self::ClusterTools => "cluster tools",
             Self::RustStd(_) => "foreign rust-std",
             Self::CrossCompiler(_) => "cross compiler",
@@ -208,9 +180,8 @@ impl Need {
                 library.join("Cargo.lock").is_file().then_some(library)?
             }
             Self::BpfLinker => {
-                let linker = which("bpf-linker")?;
-                let version = output(Command::new(&linker).arg("--version")).ok()?;
-                return Some(format!("{} ({version})", linker.display()));
+                let (linker, version) = bpf_linker()?;
+                return suits(&version).then(|| format!("{} ({version})", linker.display()));
             }
             Self::StaticLibc => static_libc("cc")?,
             Self::CrossCompiler(arch) => static_libc(arch.cross_compiler())?,
@@ -224,27 +195,123 @@ impl Need {
                 let (wrk, nginx) = (which("wrk")?, nginx()?);
                 return Some(format!("{}, {}", wrk.display(), nginx.display()));
             }
+            Self::Runc => runc()?,
             Self::ClusterTools => {
-                let found: Option<Vec<PathBuf>> =
-                    CLUSTER_TOOLS.iter().map(|tool| which(tool)).collect();
-                return Some(format!("{} programs", found?.len()));
+                let mut programs = CLUSTER_TOOLS.iter();
+                let all = programs.all(|(program, _)| which(program).is_some());
+                return all.then(|| format!("{} programs", CLUSTER_TOOLS.len()));
             }
         };
         Some(found.display().to_string())
     }
 
-    fn debian_packages(self) -> &'static [&'static str] {
-        match self {
-            Self::RustSrc | Self::BpfLinker | Self::RustStd(_) => &[],
-            Self::StaticLibc => &["build-essential"],
-            Self::Iperf3 => &["iperf3"],
-            Self::ReferencePlugins => &["containernetworking-plugins"],
-            Self::HttpTools => &["wrk"],
-            Self::ClusterTools => CLUSTER_PACKAGES,
-            Self::CrossCompiler(Arch::Amd64) => &["gcc-x86-64-linux-gnu", "libc6-dev-amd64-cross"],
-            Self::CrossCompiler(Arch::Arm64) => &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
-        }
+    /// What of it is missing and is somebody's package.
+    fn files(self) -> Vec<File> {
+        let all: &[(&'static str, &'static str)] = match self {
+            // These are brought by other ways, or unpacked beside what is installed.
+            Self::RustSrc
+            | Self::BpfLinker
+            | Self::RustStd(_)
+            | Self::ReferencePlugins
+            | Self::Runc => &[],
+            Self::StaticLibc => &[("cc", "gcc"), ("libc.a", "libc6-dev")],
+            Self::Iperf3 => &[("iperf3", "iperf3")],
+            Self::HttpTools => &[("wrk", "wrk")],
+            Self::ClusterTools => &CLUSTER_TOOLS,
+            Self::CrossCompiler(Arch::Amd64) => &[
+                ("x86_64-linux-gnu-gcc", "gcc-x86-64-linux-gnu"),
+                ("its libc.a", "libc6-dev-amd64-cross"),
+            ],
+            Self::CrossCompiler(Arch::Arm64) => &[
+                ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+                ("its libc.a", "libc6-dev-arm64-cross"),
+            ],
+        };
+        missing(all)
     }
+}
+
+/// A file that is missing, and the Debian package that has it.
+#[derive(Clone, Copy)]
+struct File {
+    name: &'static str,
+    package: &'static str,
+}
+
+fn missing(all: &[(&'static str, &'static str)]) -> Vec<File> {
+    let files = all.iter().map(|(name, package)| File { name, package });
+    files.filter(|file| which(file.name).is_none()).collect()
+}
+
+impl File {
+    /// For those who have another distribution.
+    fn describe(self) -> String {
+        let fedora = match self.name {
+            "libc.a" => ", Fedora: glibc-static",
+            _ => "",
+        };
+        format!("{} (Debian: {}{fedora})", self.name, self.package)
+    }
+}
+
+/// By the distribution's packages, only those of what is missing.
+fn install_packages(files: Vec<File>) -> Result<()> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    if which("apt-get").is_none() {
+        let names: Vec<String> = files.into_iter().map(File::describe).collect();
+        bail!(
+            "please install, by what your distribution calls these packages: {}",
+            names.join(", ")
+        );
+    }
+    let mut packages: Vec<&str> = files.into_iter().map(|file| file.package).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    debian::install(&packages)
+}
+
+/// Every package that set-up may install.
+#[cfg(test)]
+pub fn all_debian_packages() -> Vec<&'static str> {
+    let tools = CLUSTER_TOOLS.iter().map(|(_, package)| *package);
+    let mut all: Vec<&str> = tools.chain(["gcc", "libc6-dev", "iperf3", "wrk"]).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// Where packages are unpacked that are not installed.
+fn unpacked(name: &str) -> PathBuf {
+    workspace::target().join("setup").join(name)
+}
+
+/// The machine's own runc, else the one that was unpacked.
+pub fn runc() -> Option<PathBuf> {
+    which("runc").or_else(|| {
+        ["usr/sbin/runc", "usr/bin/runc"]
+            .map(|path| unpacked("runc").join(path))
+            .into_iter()
+            .find(|path| path.is_file())
+    })
+}
+
+/// bpf-linker and its version, as in `0.10.3`.
+fn bpf_linker() -> Option<(PathBuf, String)> {
+    let linker = which("bpf-linker")?;
+    let text = output(Command::new(&linker).arg("--version")).ok()?;
+    let version = text.split_whitespace().last()?.to_owned();
+    Some((linker, version))
+}
+
+/// Whether a version of bpf-linker is of the series that the programs are built and tested with.
+fn suits(version: &str) -> bool {
+    let series = |version: &str| {
+        let mut parts = version.splitn(3, '.').map(str::to_owned);
+        (parts.next(), parts.next())
+    };
+    series(version) == series(BPF_LINKER)
 }
 
 /// The C library that this compiler links static programs with.
@@ -260,26 +327,27 @@ pub fn reference_plugins() -> Option<PathBuf> {
     ["/usr/lib/cni", "/usr/libexec/cni", "/opt/cni/bin"]
         .map(PathBuf::from)
         .into_iter()
+        .chain([unpacked("plugins").join("usr/lib/cni")])
         .find(|dir| dir.join("ptp").is_file() && dir.join("host-local").is_file())
 }
 
-/// The machine's own nginx, else the one that [`install_nginx`] unpacked.
+/// The machine's own nginx, else the one that [`unpack_nginx`] unpacked.
 pub fn nginx() -> Option<PathBuf> {
     which("nginx").or_else(|| {
-        let unpacked = workspace::target().join("setup/nginx/usr/sbin/nginx");
-        unpacked.is_file().then_some(unpacked)
+        let path = unpacked("nginx").join("usr/sbin/nginx");
+        path.is_file().then_some(path)
     })
 }
 
 /// Unpacks nginx without installing it: the package would have it started with the machine. The
 /// libraries it wants come with wrk and with every Debian system.
-fn install_nginx() -> Result<()> {
+fn unpack_nginx() -> Result<()> {
     if nginx().is_some() {
         return Ok(());
     }
     // The program has moved between these packages.
     for package in ["nginx", "nginx-light", "nginx-core"] {
-        debian::unpack(package, &workspace::target().join("setup/nginx"))?;
+        debian::unpack(package, &unpacked("nginx"))?;
         if nginx().is_some() {
             return Ok(());
         }
@@ -381,8 +449,51 @@ fn install_rust_std(arch: Arch) -> Result<()> {
 }
 
 fn install_bpf_linker() -> Result<()> {
+    if let Some((linker, version)) = bpf_linker() {
+        // Somebody wants it for something else.
+        bail!(
+            "{} is of version {version}; the programs are built with {BPF_LINKER}: `cargo install \
+             bpf-linker@{BPF_LINKER} --locked --force` puts it in place of that",
+            linker.display()
+        );
+    }
     println!("  installing bpf-linker {BPF_LINKER}, about a minute");
     let package = format!("bpf-linker@{BPF_LINKER}");
     show(workspace::cargo().args(["install", &package, "--locked"]))
         .context("cannot install bpf-linker")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_c_library_is_named_by_its_file_and_by_each_distributions_package() {
+        let described = File {
+            name: "libc.a",
+            package: "libc6-dev",
+        }
+        .describe();
+        assert_eq!(
+            described,
+            "libc.a (Debian: libc6-dev, Fedora: glibc-static)"
+        );
+    }
+
+    #[test]
+    fn only_the_packages_of_what_is_missing_are_installed() {
+        let all = [("sh", "dash"), ("no-such-program", "wanted")];
+        let names: Vec<&str> = missing(&all).iter().map(|file| file.package).collect();
+        assert_eq!(names, ["wanted"]);
+    }
+
+    #[test]
+    fn a_linker_of_another_series_does_not_suit() {
+        for version in ["0.10.3", "0.10.0"] {
+            assert!(suits(version), "{version}");
+        }
+        for version in ["0.9.15", "0.11.0", "1.10.3", "", "0", "garbage"] {
+            assert!(!suits(version), "{version}");
+        }
+    }
 }
