@@ -1,8 +1,10 @@
-//! Files in the state directory: how they are read and replaced, and what went wrong with one.
+//! Files in the state directory: how they are read, and what went wrong with one. How they are
+//! written is [`sinabro_common::atomic_file`].
 
+use sinabro_common::atomic_file::AtomicFile;
 use std::{
     fs,
-    io::{self, Read as _, Write as _},
+    io::{self, Read as _},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
@@ -49,20 +51,24 @@ pub(crate) fn read_up_to(path: &Path, max: u64) -> io::Result<Vec<u8>> {
 /// Replaces a file: it has the old content or the new one, never a part. Nothing is synced, the
 /// state directory does not outlive the kernel.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".tmp");
-    let write = || {
-        fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&temporary)?
-            .write_all(bytes)?;
-        fs::rename(&temporary, path)
-    };
-    write().map_err(|error| {
-        let _ = fs::remove_file(&temporary);
-        FileError::new("write", path)(error)
-    })
+    let written = AtomicFile::new(path).replace(bytes);
+    written.map_err(FileError::new("write", path))
+}
+
+/// Removes what writers that were killed left of a file. That it fails is no reason to stop.
+pub(crate) fn sweep(path: &Path) {
+    if let Err(error) = AtomicFile::new(path).sweep() {
+        tracing::warn!(
+            "cannot remove temporary files of {}: {error}",
+            path.display()
+        );
+    }
+}
+
+/// Removes a file; a missing one is no error.
+pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other.map_err(FileError::new("remove", path)),
+    }
 }

@@ -158,7 +158,9 @@ impl Uninstalled {
         }
         let mut files = vec![dir.join(names::LOCK_FILE)];
         for name in [names::NODES_FILE, names::SELF_TEST_FILE] {
-            files.extend([dir.join(name), dir.join(format!("{name}.tmp"))]);
+            let path = dir.join(name);
+            self.cleared(&path);
+            files.push(path);
         }
         for path in files {
             match fs::remove_file(&path) {

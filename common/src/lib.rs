@@ -3,6 +3,7 @@
 //! - [`abi`]: the layouts of the BPF maps, shared by the kernel programs and the agent;
 //! - [`algo`]: pure algorithms called by the kernel programs and tested on the host;
 //! - [`api`]: messages on the agent's Unix socket (feature `std`);
+//! - [`atomic_file`]: how files are replaced (feature `std`);
 //! - [`names`]: paths, link names, pin names, ports.
 //!
 //! The crate depends on no other crate of the workspace. Without the feature `std` it is
@@ -13,4 +14,6 @@ pub mod abi;
 pub mod algo;
 #[cfg(feature = "std")]
 pub mod api;
+#[cfg(feature = "std")]
+pub mod atomic_file;
 pub mod names;

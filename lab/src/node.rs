@@ -10,6 +10,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Serialize;
 use sinabro_common::{
     api::{Reply, ReplyEnvelope, Request, RequestEnvelope, Response, StatusReport, VERSION, frame},
+    atomic_file::AtomicFile,
     names,
 };
 use sinabro_netlink::{Conn, NetNs, link};
@@ -130,10 +131,8 @@ impl Node {
     pub fn write_nodes(&self, entries: &[NodeEntry]) -> Result<()> {
         let path = self.namespace.path(NODES_FILE);
         let write = || -> Result<()> {
-            let temporary = path.with_extension("new");
-            fs::write(&temporary, serde_json::to_vec_pretty(entries)?)?;
-            fs::rename(&temporary, &path)?;
-            Ok(())
+            let text = serde_json::to_vec_pretty(entries)?;
+            Ok(AtomicFile::new(&path).replace(&text)?)
         };
         write().with_context(|| format!("cannot write the nodes file of {}", self.name()))
     }

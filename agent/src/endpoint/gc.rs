@@ -12,8 +12,11 @@
 //! Also here: the deletes that the plugin queued while the agent was away, and the CNI verb GC.
 
 use super::{EndpointError, Endpoints, delete_links, restore::pod_links};
-use crate::{chain::Chain, state_file::read_small};
-use sinabro_common::{api::Owner, names};
+use crate::{
+    chain::Chain,
+    state_file::{self, read_small},
+};
+use sinabro_common::{api::Owner, atomic_file::is_temporary, names};
 use std::{
     collections::{BTreeSet, HashSet},
     fs, io,
@@ -136,8 +139,11 @@ impl Endpoints {
         let mut drained = Vec::new();
         for entry in entries.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            if let Some(link) = name.strip_prefix('.').filter(|l| names::is_pod_link(l)) {
-                self.remove_unfinished(&entry.path(), link);
+            // Of a killed agent or plugin: the delete was not answered, the runtime asks again.
+            if is_temporary(name.as_ref()) {
+                if let Err(error) = state_file::remove(&entry.path()) {
+                    tracing::error!("{}", Chain(&error));
+                }
                 continue;
             }
             let Some(link) = name
@@ -158,21 +164,6 @@ impl Endpoints {
             }
         }
         drained
-    }
-
-    /// Takes away what an agent was writing when it was killed: its delete was not answered, so the
-    /// plugin queues it itself.
-    fn remove_unfinished(&self, path: &Path, link: &str) {
-        // Whoever writes one holds the link's lock.
-        let Some(_guard) = self.locks.try_lock(link) else {
-            return;
-        };
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::error!("cannot remove {}: {error}", path.display());
-            }
-            _ => {}
-        }
     }
 
     /// Carries out the queued delete of one attachment, if there is one. The caller holds the

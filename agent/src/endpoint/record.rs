@@ -1,27 +1,27 @@
 //! Endpoint records: one file per pod link, named like it.
 //!
-//! A record appears whole or not at all (temporary file, then rename). It is written before the
+//! A record appears whole or not at all. It is written before the
 //! programs are attached and removed after they are detached, so whatever is in the data path
 //! has a record. A file that is not a record is set aside under another name and reported.
 
-use crate::state_file::{FileError, read_small};
+use crate::state_file::{self, FileError, read_small};
 use serde::{Deserialize, Serialize};
 use sinabro_common::{
     api::{Attachment, Mac, Owner, PodRef, TcpAcceleration},
+    atomic_file::is_temporary,
     names,
 };
 use std::{
     fs::{self, DirBuilder},
-    io::{self, Write},
+    io,
     net::IpAddr,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
 const SUFFIX: &str = ".json";
 /// Added to the name of a file that is not a record.
 const BAD_SUFFIX: &str = ".bad";
-const TEMPORARY: &str = ".tmp-";
 
 /// A pod whose interface is set up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,7 +118,7 @@ impl Records {
         for entry in entries {
             let entry = entry.map_err(FileError::new("list", &self.dir))?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name.starts_with(TEMPORARY) {
+            if is_temporary(name.as_ref()) {
                 let _ = fs::remove_file(entry.path());
                 continue;
             }
@@ -151,33 +151,14 @@ impl Records {
     /// If the file cannot be written; then an earlier record is still there.
     pub fn write(&self, record: &EndpointRecord) -> Result<(), FileError> {
         let path = self.path(&record.link);
-        let temporary = self.dir.join(format!("{TEMPORARY}{}", record.link));
-        let failed = FileError::new("write", &path);
-        let write = || {
-            let text = serde_json::to_vec(record)?;
-            fs::OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&temporary)?
-                .write_all(&text)?;
-            fs::rename(&temporary, &path)
-        };
-        write().map_err(|error| {
-            let _ = fs::remove_file(&temporary);
-            failed(error)
-        })
+        let text = serde_json::to_vec(record).map_err(io::Error::from);
+        state_file::replace(&path, &text.map_err(FileError::new("write", &path))?)
     }
 
     /// # Errors
     /// If the file cannot be removed; a missing one is no error.
     pub fn remove(&self, link: &str) -> Result<(), FileError> {
-        let path = self.path(link);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other.map_err(FileError::new("remove", &path)),
-        }
+        state_file::remove(&self.path(link))
     }
 
     fn path(&self, link: &str) -> PathBuf {

@@ -14,7 +14,7 @@
 
 use super::{EndpointError, Endpoints, Guard, delete_links};
 use crate::chain::Chain;
-use sinabro_common::api::Owner;
+use sinabro_common::{api::Owner, atomic_file::AtomicFile};
 use std::{fs, io, sync::Arc};
 use tokio::{
     sync::{mpsc, watch},
@@ -96,12 +96,9 @@ impl Endpoints {
     fn write_delete(&self, owner: &Owner) -> Result<(), EndpointError> {
         let link = owner.link();
         let path = self.deletes.join(format!("{link}.json"));
-        // Should this process be killed in between, the next one takes it away (`drain_deletes`).
-        let aside = self.deletes.join(format!(".{link}"));
         let write = || -> io::Result<()> {
             fs::create_dir_all(&self.deletes)?;
-            fs::write(&aside, serde_json::to_vec(owner)?)?;
-            fs::rename(&aside, &path)
+            AtomicFile::new(&path).replace(&serde_json::to_vec(owner)?)
         };
         write().map_err(|source| EndpointError::Queue { path, source })
     }

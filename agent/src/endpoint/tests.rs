@@ -524,22 +524,19 @@ fn queued_deletes_are_carried_out_and_bad_ones_set_aside() {
         let put =
             |link: &str, text: &[u8]| fs::write(queue.join(format!("{link}.json")), text).unwrap();
         put(&deleted.link, &serde_json::to_vec(&deleted.owner).unwrap());
-        // Of a pod that is long gone, garbage, one that names another pod, and a half-written one.
+        // Of a pod that is long gone, garbage, and one that names another pod.
         let gone = request(8).owner;
         put(&gone.link(), &serde_json::to_vec(&gone).unwrap());
         put("snb000000000001", b"{\"containerID\":");
         put("snb000000000002", &serde_json::to_vec(&kept.owner).unwrap());
-        fs::write(queue.join(".tmp-x"), "{").unwrap();
-        // Of an agent that was killed while it wrote.
-        let unfinished = queue.join(format!(".{}", kept.link));
-        fs::write(&unfinished, "{").unwrap();
-        let guard = node.endpoints.locks.try_lock(&kept.link);
-        assert!(guard.is_some() && node.endpoints.drain_deletes().len() == 2);
-        assert!(unfinished.exists(), "it may be being written");
-        drop(guard);
-        node.assert_gone(deleted);
-        put(&deleted.link, &serde_json::to_vec(&deleted.owner).unwrap());
-        put(&gone.link(), &serde_json::to_vec(&gone).unwrap());
+        // Of agents and plugins that were killed while they wrote, this release's and earlier ones'.
+        for unfinished in [
+            format!(".{}.json.tmp-0123456789abcdef", kept.link),
+            format!(".{}", kept.link),
+            format!("{}.tmp-4711", kept.link),
+        ] {
+            fs::write(queue.join(unfinished), "{").unwrap();
+        }
 
         let mut drained = node.endpoints.drain_deletes();
         drained.sort_unstable();
@@ -553,11 +550,7 @@ fn queued_deletes_are_carried_out_and_bad_ones_set_aside() {
         left.sort_unstable();
         assert_eq!(
             left,
-            [
-                ".tmp-x",
-                "snb000000000001.json.bad",
-                "snb000000000002.json.bad"
-            ]
+            ["snb000000000001.json.bad", "snb000000000002.json.bad"]
         );
         assert!(node.endpoints.drain_deletes().is_empty());
     });

@@ -1,7 +1,7 @@
 //! Leases as files: one per address, the file system refuses a duplicate.
 //!
-//! - `leases/<address>` is made by writing a temporary file and linking it under the address:
-//!   it appears whole, and link(2) fails with EEXIST if the address is taken, whoever took it.
+//! - `leases/<address>` is made by [`AtomicFile::create`]: it appears whole, or the address is
+//!   taken, whoever took it.
 //! - Releasing renames it to `released/<address>` and sets its modification time: the order of
 //!   these times is the order of release. The last owner stays readable there.
 //!
@@ -9,25 +9,21 @@
 //! is given to nobody, and nothing but a person removes the file. There is no fsync: leases do
 //! not outlive the boot, so they need to survive the agent, not the machine.
 
-use crate::state_file::{FileError, read_small};
+use crate::state_file::{self, FileError, read_small};
 use serde::{Deserialize, Serialize};
 use sinabro_common::{
     api::{Mac, Owner, PodRef},
+    atomic_file::{AtomicFile, is_temporary},
     names,
 };
 use std::{
-    fs::{self, DirBuilder, File, FileTimes, OpenOptions},
-    io::{self, Write},
+    fs::{self, DirBuilder, File, FileTimes},
+    io,
     net::IpAddr,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    process,
-    sync::atomic::{AtomicU64, Ordering},
     time::SystemTime,
 };
-
-/// Start of temporary files' names.
-const TEMPORARY: &str = ".tmp-";
 
 /// One address and who has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,8 +67,6 @@ pub enum Claim {
 pub struct Store {
     leases: PathBuf,
     released: PathBuf,
-    /// Makes the names of temporary files differ.
-    counter: AtomicU64,
 }
 
 impl Store {
@@ -84,7 +78,6 @@ impl Store {
         let store = Self {
             leases: state_dir.join(names::LEASES_DIR),
             released: state_dir.join(names::RELEASED_DIR),
-            counter: AtomicU64::new(0),
         };
         for dir in [&store.leases, &store.released] {
             DirBuilder::new()
@@ -103,8 +96,8 @@ impl Store {
     pub fn leases(&self) -> Result<Vec<Found>, FileError> {
         let mut found = Vec::new();
         for name in list(&self.leases)? {
-            if name.starts_with(TEMPORARY) {
-                self.remove(&self.leases.join(name))?;
+            if is_temporary(name.as_ref()) {
+                state_file::remove(&self.leases.join(name))?;
                 continue;
             }
             found.push(match canonical(&name) {
@@ -174,24 +167,10 @@ impl Store {
         let text = serde_json::to_vec(lease).map_err(io::Error::from);
         let path = self.path(lease.address);
         let text = text.map_err(FileError::new("write", &path))?;
-        loop {
-            let number = self.counter.fetch_add(1, Ordering::Relaxed);
-            let name = format!("{TEMPORARY}{}-{number}", process::id());
-            let temporary = self.leases.join(name);
-            match write_new(&temporary, &text) {
-                // Of another process with the same number, in another PID namespace.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
-                other => other.map_err(FileError::new("write", &temporary))?,
-            }
-            let linked = fs::hard_link(&temporary, &path);
-            self.remove(&temporary)?;
-            match linked {
-                Ok(()) => return Ok(Claim::Made),
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(Claim::Taken),
-                // Another agent that starts on this directory sweeps temporary files.
-                Err(e) if e.kind() == io::ErrorKind::NotFound && self.leases.is_dir() => {}
-                Err(e) => return Err(FileError::new("make lease", &path)(e)),
-            }
+        match AtomicFile::new(&path).create(&text) {
+            Ok(()) => Ok(Claim::Made),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Claim::Taken),
+            Err(error) => Err(FileError::new("make lease", &path)(error)),
         }
     }
 
@@ -216,41 +195,20 @@ impl Store {
     /// # Errors
     /// If the file cannot be removed.
     pub fn unclaim(&self, address: IpAddr) -> Result<(), FileError> {
-        self.remove(&self.path(address))
+        state_file::remove(&self.path(address))
     }
 
-    /// Forgets that an address was released; it is leased anew.
+    /// Forgets that an address was released; it is leased again.
     ///
     /// # Errors
     /// If the file cannot be removed.
     pub fn forget_released(&self, address: IpAddr) -> Result<(), FileError> {
-        self.remove(&self.released.join(address.to_string()))
-    }
-
-    fn remove(&self, path: &Path) -> Result<(), FileError> {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other.map_err(FileError::new("remove", path)),
-        }
+        state_file::remove(&self.released.join(address.to_string()))
     }
 
     fn path(&self, address: IpAddr) -> PathBuf {
         self.leases.join(address.to_string())
     }
-}
-
-fn write_new(path: &Path, text: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
-    let written = file.write_all(text);
-    if written.is_err() {
-        // A full file system must not keep the half that fitted.
-        let _ = fs::remove_file(path);
-    }
-    written
 }
 
 /// Names of a directory; names that are not UTF-8 come out as what they are not.

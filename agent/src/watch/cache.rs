@@ -8,7 +8,7 @@
 use crate::{
     chain::Chain,
     plan::{Facts, Node},
-    state_file::{read_up_to, replace},
+    state_file::{read_up_to, replace, sweep},
 };
 use std::{
     io,
@@ -31,8 +31,9 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Nothing is read or written yet.
+    /// Nothing is read or written yet; what a killed agent left half written is removed.
     pub fn new(path: PathBuf) -> Self {
+        sweep(&path);
         let (latest, receiver) = watch::channel(None);
         tokio::spawn(write(path.clone(), receiver));
         Self { path, latest }
@@ -127,6 +128,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nodes.json");
         assert_eq!(load(&path).await, None);
+        std::fs::write(dir.path().join(".nodes.json.tmp-0123"), "[{").unwrap();
         let cache = Cache::new(path.clone());
         for nodes in [3, 200, 7] {
             cache.keep(Arc::new(facts(nodes)));

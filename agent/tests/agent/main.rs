@@ -9,6 +9,7 @@ mod support;
 use nix::sys::signal::Signal;
 use sinabro_common::{
     api::{ErrorCode, Request, Response, frame},
+    atomic_file::AtomicFile,
     names,
 };
 use sinabro_netlink::{
@@ -844,9 +845,9 @@ fn storm(node: &Node, name: &str, live: &Mutex<HashMap<String, Vec<IpAddr>>>, st
             if !matches!(released, Some(Ok(_))) {
                 let queue = node.state(names::DELETES_DIR);
                 fs::create_dir_all(&queue).unwrap();
-                let temporary = queue.join(format!(".{}", attachment.link));
-                fs::write(&temporary, serde_json::to_vec(&owner(&id)).unwrap()).unwrap();
-                fs::rename(&temporary, queue.join(format!("{}.json", attachment.link))).unwrap();
+                let file = queue.join(format!("{}.json", attachment.link));
+                let delete = serde_json::to_vec(&owner(&id)).unwrap();
+                AtomicFile::new(&file).replace(&delete).unwrap();
             }
         }
         if stop.load(Ordering::Relaxed) {

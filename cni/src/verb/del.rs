@@ -12,11 +12,12 @@ use crate::{
 };
 use sinabro_common::{
     api::{Owner, Request, Response},
+    atomic_file::AtomicFile,
     names,
 };
 use sinabro_netlink::{Conn, link};
 use std::{
-    fs::{self, DirBuilder},
+    fs::DirBuilder,
     io,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
@@ -72,14 +73,14 @@ fn can_wait(error: &AgentError) -> bool {
     }
 }
 
-/// The file that stands for a delete the agent has not been told.
+/// The file that stands for a delete the agent does not know of.
 fn queue_file(state_dir: &Path, owner: &Owner) -> PathBuf {
     state_dir
         .join(names::DELETES_DIR)
         .join(format!("{}.json", owner.link()))
 }
 
-/// Written aside and renamed: the agent never sees half a file.
+/// Written in one step: the agent never sees half a file.
 fn queue(state_dir: &Path, owner: &Owner) -> io::Result<()> {
     let file = queue_file(state_dir, owner);
     // After a reboot the plugin may be first.
@@ -87,10 +88,5 @@ fn queue(state_dir: &Path, owner: &Owner) -> io::Result<()> {
         .recursive(true)
         .mode(0o700)
         .create(state_dir.join(names::DELETES_DIR))?;
-    let aside = file.with_extension(format!("tmp-{}", std::process::id()));
-    fs::write(&aside, serde_json::to_vec(owner)?)
-        .and_then(|()| fs::rename(&aside, &file))
-        .inspect_err(|_| {
-            let _ = fs::remove_file(&aside);
-        })
+    AtomicFile::new(&file).replace(&serde_json::to_vec(owner)?)
 }

@@ -101,6 +101,7 @@ pub fn save(state_dir: &Path, report: &SelfTestReport) -> Result<(), FileError> 
     let text = serde_json::to_vec_pretty(&kept)
         .map_err(|error| FileError::new("write", &path)(error.into()))?;
     crate::state_lock::make(state_dir)?;
+    state_file::sweep(&path);
     state_file::replace(&path, &text)
 }
 
