@@ -1,7 +1,7 @@
-//! The data path. A packet's way: hook (`bin/`) → [`parse`] → the [`stage`]s in order → verdict.
+//! The data path. A packet's way: hook (`bin/`) → [`parse`] → the [`stage`]s in order → action.
 //!
 //! - `bin/pod.rs`: both directions of every pod's host-side interface;
-//! - `bin/host.rs`: both directions of the uplink;
+//! - `bin/uplink.rs`: both directions of the uplink;
 //! - `bin/sock.rs`: TCP sockets of pods.
 //!
 //! Headers are read with `bpf_skb_load_bytes` and written with `bpf_skb_store_bytes`: both work

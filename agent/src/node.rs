@@ -142,7 +142,6 @@ impl NodeState {
             masquerade_v6: Addr::UNSPECIFIED,
             nat_port_min: ports.0,
             nat_port_max: ports.1,
-            // The data path clears what the kernel does not have.
             flags: FLAG_REDIRECT_PEER | masquerade,
         }
     }

@@ -78,8 +78,8 @@ fn assert_nothing_left(node: &Node) {
     eventually("every program to be gone", || programs(node) == 0);
     let detach = || {
         let hooks = [
-            (TcAttachType::Ingress, "host_in"),
-            (TcAttachType::Egress, "host_out"),
+            (TcAttachType::Ingress, "uplink_in"),
+            (TcAttachType::Egress, "uplink_out"),
         ];
         let found = hooks.map(|(hook, name)| qdisc_detach_program("eth0", hook, name).is_ok());
         Ok(found)
@@ -131,7 +131,7 @@ fn nothing_is_left_whatever_the_agent_used() {
         ] {
             assert!(said.contains(what), "{what}: {said}");
         }
-        assert_eq!(said.contains("filter host_in of eth0"), filters, "{said}");
+        assert_eq!(said.contains("filter uplink_in of eth0"), filters, "{said}");
         assert!(!said.contains("failed"), "{said}");
         assert_nothing_left(node);
         let again = text(&uninstall(node).stdout);

@@ -7,7 +7,7 @@
 //! - A dump during which the tables changed (NLM_F_DUMP_INTR) is begun anew, a few times.
 //! - An answer may have any size: it is measured before it is read.
 
-use crate::wire::{self, Garbage, HEADER, Message, Verdict};
+use crate::wire::{self, Ack, Garbage, HEADER, Message};
 use crate::{Error, NetNs, Result};
 use netlink_packet_core::Emitable;
 use netlink_sys::{Socket, SocketAddr};
@@ -267,9 +267,9 @@ impl Conn {
                     continue;
                 }
                 interrupted |= message.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
-                let verdict = match i32::from(message.kind) {
-                    libc::NLMSG_ERROR => Verdict::of_error(&message),
-                    libc::NLMSG_DONE => Verdict::of_done(&message),
+                let ack = match i32::from(message.kind) {
+                    libc::NLMSG_ERROR => Ack::of_error(&message),
+                    libc::NLMSG_DONE => Ack::of_done(&message),
                     libc::NLMSG_NOOP => continue,
                     _ => {
                         match parse(&message) {
@@ -279,11 +279,11 @@ impl Conn {
                         continue;
                     }
                 };
-                return match (verdict, wrong) {
+                return match (ack, wrong) {
                     (Err(garbage), _) | (_, Some(garbage)) => Err(malformed(what, garbage)),
                     // The kernel's way to say that it had to stop between two parts.
-                    (Ok(verdict), _) if verdict.errno == libc::EINTR => Ok(None),
-                    (Ok(verdict), _) if verdict.errno != 0 => Err(refused(what, verdict)),
+                    (Ok(ack), _) if ack.errno == libc::EINTR => Ok(None),
+                    (Ok(ack), _) if ack.errno != 0 => Err(refused(what, ack)),
                     (Ok(_), None) if interrupted => Ok(None),
                     (Ok(_), None) => Ok(Some(found)),
                 };
@@ -343,9 +343,9 @@ impl Batch {
             };
             let what = || request.what.clone();
             *outcome = match i32::from(message.kind) {
-                libc::NLMSG_ERROR => Some(match Verdict::of_error(&message) {
-                    Ok(verdict) if verdict.errno == 0 => Ok(Vec::new()),
-                    Ok(verdict) => Err(refused(what(), verdict)),
+                libc::NLMSG_ERROR => Some(match Ack::of_error(&message) {
+                    Ok(ack) if ack.errno == 0 => Ok(Vec::new()),
+                    Ok(ack) => Err(refused(what(), ack)),
                     Err(garbage) => Err(malformed(what(), garbage)),
                 }),
                 libc::NLMSG_NOOP | libc::NLMSG_DONE => None,
@@ -417,8 +417,8 @@ fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-fn refused(what: String, verdict: Verdict) -> Error {
-    Error::refused(what, Errno::from_raw(verdict.errno), verdict.message)
+fn refused(what: String, ack: Ack) -> Error {
+    Error::refused(what, Errno::from_raw(ack.errno), ack.message)
 }
 
 /// The answer did not come.

@@ -82,35 +82,35 @@ impl<'a> Iterator for Messages<'a> {
 
 /// What NLMSG_ERROR and NLMSG_DONE say: zero or a positive errno, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct Ack {
     pub errno: i32,
     pub message: Option<String>,
 }
 
-impl Verdict {
+impl Ack {
     /// Of an NLMSG_ERROR message: errno, the request's header, perhaps its body, attributes.
-    pub(crate) fn of_error(message: &Message<'_>) -> Result<Verdict, Garbage> {
+    pub(crate) fn of_error(message: &Message<'_>) -> Result<Ack, Garbage> {
         let errno = code(message.body)?;
         let echoed = match u32_at(message.body, 4) {
             Some(_) if message.flags & libc::NLM_F_CAPPED as u16 != 0 => HEADER,
             Some(length) => align(length as usize),
             None => return garbage("an error without the header it is about"),
         };
-        Ok(Verdict {
+        Ok(Ack {
             errno,
             message: explanation(message, echoed.saturating_add(4)),
         })
     }
 
     /// Of an NLMSG_DONE message; old kernels and some dumps send no code.
-    pub(crate) fn of_done(message: &Message<'_>) -> Result<Verdict, Garbage> {
+    pub(crate) fn of_done(message: &Message<'_>) -> Result<Ack, Garbage> {
         if message.body.is_empty() {
-            return Ok(Verdict {
+            return Ok(Ack {
                 errno: 0,
                 message: None,
             });
         }
-        Ok(Verdict {
+        Ok(Ack {
             errno: code(message.body)?,
             message: explanation(message, 4),
         })

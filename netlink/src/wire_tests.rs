@@ -161,9 +161,9 @@ fn an_error_s_text_is_found_behind_whatever_is_echoed() {
             &refusal(libc::EINVAL, echoed, &text),
         );
         let message = messages(&datagram).next().unwrap().unwrap();
-        let verdict = Verdict::of_error(&message).unwrap();
+        let ack = Ack::of_error(&message).unwrap();
         assert_eq!(
-            (verdict.errno, verdict.message.as_deref()),
+            (ack.errno, ack.message.as_deref()),
             (libc::EINVAL, Some("because"))
         );
     }
@@ -203,8 +203,8 @@ proptest! {
         prop_assert!(messages(&bytes).count() <= bytes.len());
         prop_assert!(attrs(&bytes).count() <= bytes.len());
         for message in messages(&bytes).flatten() {
-            let _ = Verdict::of_error(&message);
-            let _ = Verdict::of_done(&message);
+            let _ = Ack::of_error(&message);
+            let _ = Ack::of_done(&message);
         }
         let requests = vec![link::set_up(1), link::set_up(2)];
         let (open, _) = answers(1, requests, &[bytes]);

@@ -12,7 +12,7 @@ use sinabro_ebpf::{
     PASS,
     maps::{CONFIG, POD_LINKS},
     parse::{Ip, arp, eth, l4},
-    stage::{Verdict, deliver, identity, report, track},
+    stage::{Action, deliver, identity, report, track},
 };
 
 #[classifier]
@@ -24,7 +24,7 @@ pub fn pod_out(ctx: TcContext) -> i32 {
 }
 
 #[inline(always)]
-fn leave(ctx: &TcContext) -> Verdict {
+fn leave(ctx: &TcContext) -> Action {
     let ifindex = ifindex(ctx);
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
     let link = unsafe { POD_LINKS.get(ifindex) }.ok_or(DropReason::UnknownLink)?;

@@ -5,7 +5,7 @@
 //! translated; options and extension headers, because a router must act on them; a TTL that
 //! ends here, because someone must say so.
 
-use super::{Verdict, report, track};
+use super::{Action, report, track};
 use crate::{
     PASS,
     maps::{CONFIG, ENDPOINTS},
@@ -19,7 +19,7 @@ use sinabro_common::abi::{config::FLAG_REDIRECT_PEER, drop::DropReason};
 const PACKET_HOST: u32 = 0;
 
 #[inline(always)]
-pub fn local(ctx: &TcContext, ifindex: u32, ip: &Ip, l4: &L4) -> Verdict {
+pub fn local(ctx: &TcContext, ifindex: u32, ip: &Ip, l4: &L4) -> Action {
     if !CONFIG
         .get(0)
         .is_some_and(|config| config.flags & FLAG_REDIRECT_PEER != 0)

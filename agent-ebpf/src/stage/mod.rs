@@ -10,4 +10,4 @@ pub mod track;
 use sinabro_common::abi::drop::DropReason;
 
 /// What becomes of a packet: an action for the kernel, or a reason to drop it.
-pub type Verdict = Result<i32, DropReason>;
+pub type Action = Result<i32, DropReason>;

@@ -9,7 +9,7 @@
 //! Limits: a fragmented packet that would need translation is dropped and counted, in both
 //! directions; so are pods' packets of other protocols. ICMP errors are not translated.
 
-use super::Verdict;
+use super::Action;
 use crate::{
     PASS,
     maps::{ENDPOINTS, NAT, NON_MASQUERADE},
@@ -27,7 +27,7 @@ use sinabro_common::{
         Addr,
         config::NodeConfig,
         drop::DropReason,
-        nat::{KIND_DIRECT, KIND_FORWARD, KIND_REVERSE, NatEntry, NatKey},
+        nat::{KIND_FORWARD, KIND_INBOUND, KIND_REVERSE, NatEntry, NatKey},
     },
     algo::{ct_state, hash::fnv1a, port_pick},
 };
@@ -41,7 +41,7 @@ const TCP_RST: u8 = 0x04;
 
 /// Gives a pod's packet that leaves the cluster the node's address.
 #[inline(always)]
-pub fn masquerade(ctx: &TcContext, config: &NodeConfig, ip: &Ip, l4: Option<L4>) -> Verdict {
+pub fn masquerade(ctx: &TcContext, config: &NodeConfig, ip: &Ip, l4: Option<L4>) -> Action {
     let Some(l4) = l4 else {
         return Err(DropReason::Malformed);
     };
@@ -67,7 +67,7 @@ pub fn masquerade(ctx: &TcContext, config: &NodeConfig, ip: &Ip, l4: Option<L4>)
         // seconds without a packet.
         let (kind, addr, port) = unsafe { ((*entry).kind, (*entry).addr, (*entry).port) };
         return match kind {
-            KIND_DIRECT => Ok(PASS),
+            KIND_INBOUND => Ok(PASS),
             _ => translate(ctx, ip, &key, addr, port),
         };
     }
@@ -84,7 +84,7 @@ pub fn masquerade(ctx: &TcContext, config: &NodeConfig, ip: &Ip, l4: Option<L4>)
 
 /// Gives a reply back to its pod, and remembers connections that come in to a pod's own address.
 #[inline(always)]
-pub fn reverse(ctx: &TcContext, config: &NodeConfig, ip: &Ip, l4: &L4) -> Verdict {
+pub fn reverse(ctx: &TcContext, config: &NodeConfig, ip: &Ip, l4: &L4) -> Action {
     if ip.dst == config.masquerade_v4 {
         // An echo request asks the node itself, whatever its id.
         if ip.proto == proto::ICMP && l4.icmp != icmp::V4_ECHO_REPLY {
@@ -113,14 +113,14 @@ pub fn reverse(ctx: &TcContext, config: &NodeConfig, ip: &Ip, l4: &L4) -> Verdic
         && ip.fragment != Fragment::Later
         && ENDPOINTS.get_ptr(ip.dst).is_some()
     {
-        return direct(ip, l4);
+        return inbound(ip, l4);
     }
     Ok(PASS)
 }
 
 /// A packet from outside to a pod's own address: its replies must keep that address.
 #[inline(always)]
-fn direct(ip: &Ip, l4: &L4) -> Verdict {
+fn inbound(ip: &Ip, l4: &L4) -> Action {
     let reply = NatKey {
         src: ip.dst,
         dst: ip.src,
@@ -132,7 +132,7 @@ fn direct(ip: &Ip, l4: &L4) -> Verdict {
     if let Some(entry) = NAT.get_ptr_mut(&reply) {
         // SAFETY: as in `masquerade`.
         unsafe {
-            if (*entry).kind == KIND_DIRECT {
+            if (*entry).kind == KIND_INBOUND {
                 let state = ct_state::next((*entry).peer_state, ip.proto, l4.tcp_flags);
                 if state != (*entry).peer_state {
                     (*entry).peer_state = state;
@@ -149,7 +149,7 @@ fn direct(ip: &Ip, l4: &L4) -> Verdict {
     let entry = NatEntry {
         addr: ip.dst,
         port: l4.dst_port,
-        kind: KIND_DIRECT,
+        kind: KIND_INBOUND,
         state: 0,
         peer_state: ct_state::next(0, ip.proto, l4.tcp_flags),
         pad: [0; 3],
@@ -229,7 +229,7 @@ fn claim(config: &NodeConfig, key: &NatKey, state: u8) -> Result<(Addr, [u8; 2])
 }
 
 #[inline(always)]
-fn translate(ctx: &TcContext, ip: &Ip, key: &NatKey, addr: Addr, port: [u8; 2]) -> Verdict {
+fn translate(ctx: &TcContext, ip: &Ip, key: &NatKey, addr: Addr, port: [u8; 2]) -> Action {
     let from = (key.src, key.src_port);
     match rewrite::endpoint(ctx, ip, End::Source, from, (addr, port)) {
         Ok(()) => Ok(PASS),

@@ -38,7 +38,7 @@ use sinabro_common::{
     abi::{
         Addr,
         acceleration::{AccelerationCounters, ServerKey, Skip, Traffic},
-        config::{FLAG_REDIRECT_PEER, NodeConfig},
+        config::NodeConfig,
         counters::PodCounters,
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
@@ -119,7 +119,6 @@ pub struct ProgramReport {
 pub struct Datapath {
     maps: Maps,
     classifiers: Classifiers,
-    redirect_peer: bool,
     acceleration: Acceleration,
     /// Links of pods attached by this process.
     attached: Mutex<HashSet<String>>,
@@ -148,9 +147,9 @@ impl Datapath {
         let mut objects = object::load(config)?;
         let links = config.bpf_dir.join(names::BPF_LINKS_DIR);
         let maps = Maps::take(&mut objects.pod)?;
-        let mut logs = vec![log::reader(&mut objects.host)?];
+        let mut logs = vec![log::reader(&mut objects.uplink)?];
         let classifiers =
-            Classifiers::new(objects.pod, objects.host, links.clone(), config.attach)?;
+            Classifiers::new(objects.pod, objects.uplink, links.clone(), config.attach)?;
         let acceleration = match objects.sock {
             None => {
                 sock::detach(&links)?;
@@ -184,7 +183,6 @@ impl Datapath {
         Ok(Self {
             maps,
             classifiers,
-            redirect_peer: probe::has_redirect_peer(),
             acceleration,
             attached: Mutex::default(),
             complete: AtomicBool::new(fits),
@@ -330,14 +328,9 @@ impl Datapath {
         self.classifiers.set_uplinks(ifindexes)
     }
 
-    /// Sets this node's settings; flags that the kernel or the configuration does not allow are
-    /// cleared. Flows masqueraded as another address than the new one end at the next
+    /// Sets this node's settings. Flows masqueraded as another address than the new one end at the next
     /// [`Self::sweep`].
     pub fn set_node_config(&self, config: NodeConfig) -> Result<(), DatapathError> {
-        let mut config = config;
-        if !self.redirect_peer {
-            config.flags &= !FLAG_REDIRECT_PEER;
-        }
         self.maps.config.set(config)
     }
 
@@ -447,7 +440,6 @@ impl Datapath {
         let attach = attach.map(|(name, mode)| (name, mode.to_string()));
         let others = [
             ("btf", yes_no(probe::has_btf())),
-            ("redirectPeer", yes_no(self.redirect_peer)),
             ("tcpAcceleration", acceleration),
         ];
         attach

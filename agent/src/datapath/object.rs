@@ -18,7 +18,7 @@ use std::{
 };
 
 static POD: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pod"));
-static HOST: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/host"));
+static UPLINK: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/uplink"));
 static SOCK: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sock"));
 
 /// The programs' variable of that name.
@@ -32,7 +32,7 @@ const LOG_LINES: usize = 20;
 
 pub struct Objects {
     pub pod: Ebpf,
-    pub host: Ebpf,
+    pub uplink: Ebpf,
     /// TCP acceleration, or why there is none.
     pub sock: Option<Result<Ebpf, DatapathError>>,
     /// Maps that were replaced by empty ones.
@@ -41,7 +41,7 @@ pub struct Objects {
 
 /// Loads and verifies every program.
 pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
-    if POD.is_empty() || HOST.is_empty() || SOCK.is_empty() {
+    if POD.is_empty() || UPLINK.is_empty() || SOCK.is_empty() {
         return Err(DatapathError::NotBuilt);
     }
     make_directory(&config.bpf_dir)?;
@@ -78,7 +78,7 @@ pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
     }
 
     let pod = load_object(&mut loader, "pod", POD)?;
-    let host = load_object(&mut loader, "host", HOST)?;
+    let uplink = load_object(&mut loader, "uplink", UPLINK)?;
     let sock = offsets.as_ref().map(|offsets| {
         loader.override_global(KERNEL_OFFSETS, offsets, true);
         load_object(&mut loader, "sock", SOCK)
@@ -107,7 +107,7 @@ pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
     }
     Ok(Objects {
         pod,
-        host,
+        uplink,
         sock,
         replaced,
     })

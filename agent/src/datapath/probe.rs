@@ -1,10 +1,6 @@
 //! What this kernel has. Tried, never concluded from its version.
 
 use super::sys;
-use aya::{
-    programs::ProgramType,
-    sys::{BpfHelper, is_helper_supported},
-};
 use std::{io, os::fd::BorrowedFd, path::Path};
 
 /// An interface index that no kernel gives: they count up from one.
@@ -23,15 +19,6 @@ pub fn has_tcx(classifier: BorrowedFd<'_>) -> io::Result<bool> {
             _ => Err(error),
         },
     }
-}
-
-/// Whether classifiers may call `bpf_redirect_peer`. No answer counts as no.
-pub fn has_redirect_peer() -> bool {
-    is_helper_supported(
-        ProgramType::SchedClassifier,
-        BpfHelper::BPF_FUNC_redirect_peer,
-    )
-    .unwrap_or(false)
 }
 
 /// Whether the kernel describes its own types.

@@ -12,7 +12,7 @@ use super::{
 use sinabro_common::{
     abi::{
         Addr,
-        nat::{KIND_DIRECT, KIND_FORWARD, KIND_REVERSE, NatEntry, NatKey},
+        nat::{KIND_FORWARD, KIND_INBOUND, KIND_REVERSE, NatEntry, NatKey},
     },
     algo::ct_state,
 };
@@ -49,7 +49,7 @@ pub fn sweep(
             return;
         }
         let verdict = match entry.kind {
-            KIND_FORWARD | KIND_DIRECT => {
+            KIND_FORWARD | KIND_INBOUND => {
                 flows += 1;
                 is_over(nat, rules, &key, &entry).map(|is| {
                     if is {
@@ -104,7 +104,7 @@ pub fn sweep(
 pub fn end_flows_of(nat: &Nat, addresses: &HashSet<Addr>) -> Result<(), DatapathError> {
     let mut flows = Vec::new();
     nat.for_each(|key, entry| {
-        if matches!(entry.kind, KIND_FORWARD | KIND_DIRECT) && addresses.contains(&key.src) {
+        if matches!(entry.kind, KIND_FORWARD | KIND_INBOUND) && addresses.contains(&key.src) {
             flows.push((key, entry));
         }
     })?;
@@ -138,7 +138,7 @@ fn is_over(
     {
         return Ok(true);
     }
-    if entry.kind == KIND_DIRECT {
+    if entry.kind == KIND_INBOUND {
         // The outside began it: its direction is the one that went first.
         let lifetime = ct_state::lifetime_secs(key.proto, entry.peer_state, entry.state);
         return Ok(is_idle(rules.now_ns, entry.last_seen_ns, lifetime));

@@ -5,7 +5,6 @@
 
 mod acceleration;
 mod battery;
-mod host_hooks;
 mod kit;
 mod logs;
 mod nat_property;
@@ -14,6 +13,7 @@ mod pod_hooks;
 mod restart;
 mod run;
 mod traffic;
+mod uplink_hooks;
 
 use sinabro_agent::datapath::{Datapath, DatapathConfig};
 
@@ -32,12 +32,11 @@ fn the_kernel_accepts_every_program() {
         let expected = [
             "pod_out",
             "pod_in",
-            "host_out",
-            "host_in",
+            "uplink_out",
+            "uplink_in",
             "pod_sockets",
             "pod_messages",
         ];
         assert_eq!(names, expected);
-        assert_eq!(datapath.modes()["redirectPeer"], "yes");
     });
 }

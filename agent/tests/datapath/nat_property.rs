@@ -1,10 +1,10 @@
 //! Masquerade under many random flows, and under two processors at once.
 
 use crate::{
-    host_hooks::{FAR, NODE_IP, World, make, table, world},
     kit,
     packet::{ICMP, TCP, UDP, see},
     run::{DROP, PASS},
+    uplink_hooks::{FAR, NODE_IP, World, make, table, world},
 };
 use proptest::{prelude::*, test_runner::TestRunner};
 use sinabro_common::abi::nat::{KIND_FORWARD, KIND_REVERSE};

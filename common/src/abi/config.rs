@@ -8,7 +8,8 @@ use super::{Addr, map_type};
 
 /// Masquerade is on.
 pub const FLAG_MASQUERADE: u32 = 1 << 0;
-/// Same-node pairs may be delivered by `bpf_redirect_peer`.
+/// Same-node pairs are delivered by `bpf_redirect_peer`: without it, as before the node's settings
+/// are there, by the stack.
 pub const FLAG_REDIRECT_PEER: u32 = 1 << 1;
 
 /// Entries of `NON_MASQUERADE`: pod ranges of all nodes and what the user listed.

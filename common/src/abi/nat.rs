@@ -36,7 +36,7 @@ pub const KIND_FORWARD: u8 = 1;
 pub const KIND_REVERSE: u8 = 2;
 /// Keyed by what the pod sends in reply to a connection that came in from outside to the pod's
 /// own address: leaves the source as it is.
-pub const KIND_DIRECT: u8 = 3;
+pub const KIND_INBOUND: u8 = 3;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub struct NatEntry {
     pub kind: u8,
     /// [`crate::algo::ct_state`] bits seen in this entry's direction.
     pub state: u8,
-    /// The same of the other direction where no second entry has them ([`KIND_DIRECT`]), else
+    /// The same of the other direction where no second entry has them ([`KIND_INBOUND`]), else
     /// zero.
     pub peer_state: u8,
     /// Zero.

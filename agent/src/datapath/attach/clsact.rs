@@ -9,7 +9,7 @@ use aya::programs::{
     tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle},
 };
 use nix::net::if_::{if_indextoname, if_nameindex};
-use std::io;
+use std::{io, iter};
 
 /// Where our filter is among others': anywhere, but always the same.
 const PRIORITY: u16 = 91;
@@ -82,9 +82,11 @@ pub fn detach_others(hooks: &[Hook], keep: &[u32]) -> Result<Vec<String>, Datapa
         }
         let name = interface.name().to_string_lossy();
         for hook in hooks {
-            // The program's name tells our filter from others'; most interfaces have none.
-            if tc::qdisc_detach_program(&name, hook.tc(), hook.program()).is_ok() {
-                detached.push(format!("filter {} of {name}", hook.program()));
+            for program in iter::once(hook.program()).chain(hook.earlier_program()) {
+                // The program's name tells our filter from others'; most interfaces have none.
+                if tc::qdisc_detach_program(&name, hook.tc(), program).is_ok() {
+                    detached.push(format!("filter {program} of {name}"));
+                }
             }
         }
     }

@@ -13,8 +13,11 @@
 //! |-|-|-|
 //! | `pod_out` | ingress of the pod's host-side interface | `<link>-out` |
 //! | `pod_in` | egress of the same | `<link>-in` |
-//! | `host_in` | ingress of an uplink | `host-<ifindex>-in` |
-//! | `host_out` | egress of the same | `host-<ifindex>-out` |
+//! | `uplink_in` | ingress of an uplink | `host-<ifindex>-in` |
+//! | `uplink_out` | egress of the same | `host-<ifindex>-out` |
+//!
+//! Pins keep the names that the first version gave them: an agent of any version finds those of
+//! every other, and takes the link over in place, on the way up and on the way down.
 
 mod clsact;
 pub mod sock;
@@ -31,15 +34,15 @@ use std::{
 };
 
 /// Pins of uplinks begin with this, and no pod link's name does.
-const HOST: &str = "host-";
+const UPLINK_PIN: &str = "host-";
 
 /// A place that a program is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     PodOut,
     PodIn,
-    HostOut,
-    HostIn,
+    UplinkOut,
+    UplinkIn,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,29 +53,38 @@ enum Direction {
 
 impl Hook {
     pub const POD: [Self; 2] = [Self::PodOut, Self::PodIn];
-    pub const HOST: [Self; 2] = [Self::HostOut, Self::HostIn];
+    pub const UPLINK: [Self; 2] = [Self::UplinkOut, Self::UplinkIn];
 
     pub fn program(self) -> &'static str {
         match self {
             Self::PodOut => "pod_out",
             Self::PodIn => "pod_in",
-            Self::HostOut => "host_out",
-            Self::HostIn => "host_in",
+            Self::UplinkOut => "uplink_out",
+            Self::UplinkIn => "uplink_in",
+        }
+    }
+
+    /// What the first version called it: the name that a filter of its agent still has.
+    fn earlier_program(self) -> Option<&'static str> {
+        match self {
+            Self::UplinkOut => Some("host_out"),
+            Self::UplinkIn => Some("host_in"),
+            Self::PodOut | Self::PodIn => None,
         }
     }
 
     /// As the interface has it: what leaves a pod comes in at the host side.
     fn direction(self) -> Direction {
         match self {
-            Self::PodOut | Self::HostIn => Direction::Ingress,
-            Self::PodIn | Self::HostOut => Direction::Egress,
+            Self::PodOut | Self::UplinkIn => Direction::Ingress,
+            Self::PodIn | Self::UplinkOut => Direction::Egress,
         }
     }
 
     fn suffix(self) -> &'static str {
         match self {
-            Self::PodOut | Self::HostOut => "-out",
-            Self::PodIn | Self::HostIn => "-in",
+            Self::PodOut | Self::UplinkOut => "-out",
+            Self::PodIn | Self::UplinkIn => "-in",
         }
     }
 
@@ -83,19 +95,26 @@ impl Hook {
 
     /// The hook that a pin's name is of, and the place; none if it is no interface's.
     pub fn of_pin(pin: &str) -> Option<(Self, &str)> {
-        let host = pin.starts_with(HOST);
+        let uplink = pin.starts_with(UPLINK_PIN);
         if let Some(place) = pin.strip_suffix("-out") {
-            Some((if host { Self::HostOut } else { Self::PodOut }, place))
+            Some((
+                if uplink {
+                    Self::UplinkOut
+                } else {
+                    Self::PodOut
+                },
+                place,
+            ))
         } else {
             let place = pin.strip_suffix("-in")?;
-            Some((if host { Self::HostIn } else { Self::PodIn }, place))
+            Some((if uplink { Self::UplinkIn } else { Self::PodIn }, place))
         }
     }
 }
 
 /// The name of an uplink in pins.
 fn uplink(ifindex: u32) -> String {
-    format!("{HOST}{ifindex}")
+    format!("{UPLINK_PIN}{ifindex}")
 }
 
 /// How programs are attached, once decided.
@@ -130,23 +149,23 @@ pub struct Classifiers {
     programs: Vec<(Hook, Classifier)>,
     /// The objects, which aya wants exclusively to attach filters.
     pod: Mutex<Ebpf>,
-    host: Mutex<Ebpf>,
+    uplink: Mutex<Ebpf>,
 }
 
 impl Classifiers {
     pub fn new(
         pod: Ebpf,
-        host: Ebpf,
+        uplink: Ebpf,
         links: PathBuf,
         wanted: AttachMode,
     ) -> Result<Self, DatapathError> {
-        let (mut pod, mut host) = (pod, host);
+        let (mut pod, mut uplink) = (pod, uplink);
         let mut programs = Vec::new();
         for hook in Hook::POD {
             programs.push((hook, classifier(&mut pod, hook)?));
         }
-        for hook in Hook::HOST {
-            programs.push((hook, classifier(&mut host, hook)?));
+        for hook in Hook::UPLINK {
+            programs.push((hook, classifier(&mut uplink, hook)?));
         }
         let has_tcx = || probe::has_tcx(programs[0].1.fd.as_fd()).map_err(DatapathError::Probe);
         let (pods, uplinks) = match wanted {
@@ -162,7 +181,7 @@ impl Classifiers {
             links,
             programs,
             pod: Mutex::new(pod),
-            host: Mutex::new(host),
+            uplink: Mutex::new(uplink),
         })
     }
 
@@ -174,7 +193,7 @@ impl Classifiers {
     fn mode(&self, hook: Hook) -> Mode {
         match hook {
             Hook::PodOut | Hook::PodIn => self.pods,
-            Hook::HostOut | Hook::HostIn => self.uplinks,
+            Hook::UplinkOut | Hook::UplinkIn => self.uplinks,
         }
     }
 
@@ -213,20 +232,20 @@ impl Classifiers {
     /// Attaches to these uplinks and to no other.
     pub fn set_uplinks(&self, ifindexes: &[u32]) -> Result<(), DatapathError> {
         for &ifindex in ifindexes {
-            for hook in Hook::HOST {
+            for hook in Hook::UPLINK {
                 self.attach(hook, ifindex, &uplink(ifindex))?;
             }
         }
         let wanted: BTreeSet<String> = ifindexes.iter().map(|&index| uplink(index)).collect();
         for pin in self.pins()? {
-            if let Some((Hook::HostIn | Hook::HostOut, place)) = Hook::of_pin(&pin)
+            if let Some((Hook::UplinkIn | Hook::UplinkOut, place)) = Hook::of_pin(&pin)
                 && !wanted.contains(place)
             {
                 object::remove_pin(&self.links.join(&pin))?;
             }
         }
         if self.uplinks == Mode::Clsact {
-            clsact::detach_others(&Hook::HOST, ifindexes)?;
+            clsact::detach_others(&Hook::UPLINK, ifindexes)?;
         }
         Ok(())
     }
@@ -260,7 +279,7 @@ impl Classifiers {
             Mode::Clsact => {
                 let ebpf = match hook {
                     Hook::PodOut | Hook::PodIn => &self.pod,
-                    Hook::HostOut | Hook::HostIn => &self.host,
+                    Hook::UplinkOut | Hook::UplinkIn => &self.uplink,
                 };
                 let mut ebpf = ebpf.lock().unwrap_or_else(PoisonError::into_inner);
                 clsact::attach(hook, find(&mut ebpf, hook)?, ifindex)?;
@@ -282,7 +301,7 @@ impl Classifiers {
 
 /// Removes the filters of every interface; what there was, in words.
 pub fn detach_filters() -> Result<Vec<String>, DatapathError> {
-    clsact::detach_others(&[Hook::POD, Hook::HOST].concat(), &[])
+    clsact::detach_others(&[Hook::POD, Hook::UPLINK].concat(), &[])
 }
 
 /// The names in a directory.
@@ -339,7 +358,7 @@ mod tests {
             let pin = hook.pin("snb0123456789ab");
             assert_eq!(Hook::of_pin(&pin), Some((hook, "snb0123456789ab")));
         }
-        for hook in Hook::HOST {
+        for hook in Hook::UPLINK {
             assert_eq!(Hook::of_pin(&hook.pin(&uplink(7))), Some((hook, "host-7")));
         }
         assert_eq!(Hook::of_pin(sock::PIN), None);

@@ -1,7 +1,7 @@
 //! Both directions of the uplink.
 //!
-//! - `host_out`, egress: masquerades what pods of this node send out of the cluster;
-//! - `host_in`, ingress: gives replies back.
+//! - `uplink_out`, egress: masquerades what pods of this node send out of the cluster;
+//! - `uplink_in`, ingress: gives replies back.
 //!
 //! Everything that is not a pod's passes untouched: IPv6, VLAN tags, other protocols, and what
 //! the node itself sends and receives.
@@ -25,7 +25,7 @@ use sinabro_ebpf::{
 mod rare;
 
 #[classifier]
-pub fn host_out(ctx: TcContext) -> i32 {
+pub fn uplink_out(ctx: TcContext) -> i32 {
     let Some((config, ip)) = read(&ctx) else {
         return PASS;
     };
@@ -39,7 +39,7 @@ pub fn host_out(ctx: TcContext) -> i32 {
 }
 
 #[classifier]
-pub fn host_in(ctx: TcContext) -> i32 {
+pub fn uplink_in(ctx: TcContext) -> i32 {
     let Some((config, ip)) = read(&ctx) else {
         return PASS;
     };
@@ -59,7 +59,7 @@ fn dropped(ctx: &TcContext, reason: DropReason) -> i32 {
     if reason == DropReason::NatTableFull && rare::due() {
         warn!(
             ctx,
-            target: "host",
+            target: "uplink",
             "masquerade table is full, new flows are dropped until others end"
         );
     }

@@ -1,4 +1,4 @@
-//! `host_out` and `host_in` on single packets.
+//! `uplink_out` and `uplink_in` on single packets.
 
 use crate::{
     kit::{self, NODE, OUTSIDE, PORT_MAX, PORT_MIN, Pod},
@@ -12,7 +12,7 @@ use sinabro_common::{
     abi::{
         Addr,
         drop::DropReason,
-        nat::{KIND_DIRECT, KIND_FORWARD, KIND_REVERSE, NatEntry, NatKey},
+        nat::{KIND_FORWARD, KIND_INBOUND, KIND_REVERSE, NatEntry, NatKey},
     },
     names,
 };
@@ -73,13 +73,13 @@ impl World {
     /// What the uplink sends for a packet of the node's side.
     pub fn out(&self, ip: &Ip) -> (i32, Vec<u8>) {
         self.programs
-            .run("host_out", self.a.ifindex, &Self::frame(ip))
+            .run("uplink_out", self.a.ifindex, &Self::frame(ip))
     }
 
     /// What the node takes a packet from outside for.
     fn come(&self, ip: &Ip) -> (i32, Vec<u8>) {
         self.programs
-            .run("host_in", self.a.ifindex, &Self::frame(ip))
+            .run("uplink_in", self.a.ifindex, &Self::frame(ip))
     }
 
     pub fn sent(&self, ip: &Ip) -> Seen {
@@ -96,7 +96,7 @@ impl World {
 
     fn leaves_alone(&self, ip: &Ip, what: &str) {
         let frame = Self::frame(ip);
-        for program in ["host_out", "host_in"] {
+        for program in ["uplink_out", "uplink_in"] {
             let (verdict, out) = self.programs.run(program, self.a.ifindex, &frame);
             assert_eq!((verdict, &out), (PASS, &frame), "{program}: {what}");
         }
@@ -233,7 +233,7 @@ fn what_is_not_a_pods_passes_untouched() {
 
         w.datapath.set_non_masquerade(&[]).unwrap();
         assert_eq!(w.sent(&ip).src, NODE_IP);
-        assert!(table().values().all(|entry| entry.kind != KIND_DIRECT));
+        assert!(table().values().all(|entry| entry.kind != KIND_INBOUND));
 
         let mut config = kit::node_config();
         config.flags = 0;
@@ -249,24 +249,24 @@ fn what_cannot_be_translated_is_dropped_and_counted() {
             for proto in [TCP, UDP, ICMP] {
                 let mut ip = make(proto, (w.a.v4, 4000), (FAR, 443));
                 ip.fragment = fragment;
-                w.dropped("host_out", &ip, DropReason::NatFragment);
+                w.dropped("uplink_out", &ip, DropReason::NatFragment);
             }
         }
         for proto in [47, 50, 132] {
             w.dropped(
-                "host_out",
+                "uplink_out",
                 &packet::other(w.a.v4, FAR, proto),
                 DropReason::NatProtocol,
             );
         }
         let unreachable = packet::icmp(w.a.v4, FAR, 3, 0);
-        w.dropped("host_out", &unreachable, DropReason::NatProtocol);
+        w.dropped("uplink_out", &unreachable, DropReason::NatProtocol);
         assert!(table().is_empty());
 
         let sent = w.sent(&make(UDP, (w.a.v4, 4000), (FAR, 53)));
         let mut reply = reply_to(&sent);
         reply.fragment = 0x2000;
-        w.dropped("host_in", &reply, DropReason::NatFragment);
+        w.dropped("uplink_in", &reply, DropReason::NatFragment);
     });
 }
 
@@ -278,7 +278,7 @@ fn icmp_that_is_no_echo_request_never_meets_a_flow() {
             w.sent(&make(ICMP, (w.a.v4, id), (FAR, 0)));
         }
         let unreachable = packet::icmp(w.a.v4, FAR, 3, 0);
-        w.dropped("host_out", &unreachable, DropReason::NatProtocol);
+        w.dropped("uplink_out", &unreachable, DropReason::NatProtocol);
         let reply = packet::icmp(w.a.v4, FAR, 0, 7);
         assert_eq!(w.out(&reply), (PASS, World::frame(&reply)));
     });
@@ -294,18 +294,18 @@ fn every_truncation_of_a_pods_packet_is_dropped_and_of_others_passes() {
             let whole = World::frame(&ip);
             // Whether the header tells the truth about a packet that is too short...
             for len in 34..whole.len() {
-                let verdict = w.programs.run("host_out", w.a.ifindex, &whole[..len]);
+                let verdict = w.programs.run("uplink_out", w.a.ifindex, &whole[..len]);
                 assert_eq!(verdict, (PASS, whole[..len].to_vec()), "{len} bytes");
             }
             // ...or the packet ends where its header says, in the middle of the next one.
             for len in 0..if proto == TCP { 20 } else { 8 } {
                 let mut ip = ip.clone();
                 ip.payload.truncate(len);
-                w.dropped("host_out", &ip, DropReason::Malformed);
+                w.dropped("uplink_out", &ip, DropReason::Malformed);
             }
             let reply = World::frame(&reply_to(&sent));
             for len in 34..reply.len() {
-                let verdict = w.programs.run("host_in", w.a.ifindex, &reply[..len]);
+                let verdict = w.programs.run("uplink_in", w.a.ifindex, &reply[..len]);
                 assert_eq!(verdict, (PASS, reply[..len].to_vec()), "{len} bytes");
             }
         }
@@ -347,8 +347,8 @@ fn connections_from_outside_keep_the_pods_address() {
             let own = make(proto, (w.a.v4, 81), (FAR, 4000));
             assert_eq!(w.sent(&own).src, NODE_IP);
         }
-        let direct = |entry: &&NatEntry| entry.kind == KIND_DIRECT;
-        assert_eq!(table().values().filter(direct).count(), 2);
+        let inbound = |entry: &&NatEntry| entry.kind == KIND_INBOUND;
+        assert_eq!(table().values().filter(inbound).count(), 2);
 
         // An answer to an echo request needs no memory.
         let reply = packet::icmp(w.a.v4, FAR, 0, 9);
@@ -381,7 +381,7 @@ fn ports_run_out_for_one_destination_and_not_for_another() {
             HashSet::from([61000, 61001])
         );
         let third = make(UDP, (w.a.v4, 2), to(53));
-        w.dropped("host_out", &third, DropReason::NatPortsExhausted);
+        w.dropped("uplink_out", &third, DropReason::NatPortsExhausted);
         w.sent(&make(UDP, (w.a.v4, 2), to(54)));
         assert_eq!(table().len(), 6);
 
@@ -419,15 +419,15 @@ fn a_full_table_drops_new_flows_and_keeps_old_ones() {
         logs::assert_said_rarely(
             &w.datapath,
             began,
-            "WARN masquerade table is full, new flows are dropped until others end object=\"host\"",
+            "WARN masquerade table is full, new flows are dropped until others end object=\"uplink\"",
         );
         // Half a flow was taken back: none leads nowhere.
         let kind = |kind| entries.values().filter(|entry| entry.kind == kind).count();
         assert_eq!(kind(KIND_FORWARD), kind(KIND_REVERSE));
-        w.dropped("host_out", &refused, DropReason::NatTableFull);
+        w.dropped("uplink_out", &refused, DropReason::NatTableFull);
         let inbound = make(UDP, (FAR, 9), (w.b.v4, 80));
         if entries.len() == 4 {
-            w.dropped("host_in", &inbound, DropReason::NatTableFull);
+            w.dropped("uplink_in", &inbound, DropReason::NatTableFull);
         }
         assert_eq!(w.sent(&old), sent);
         assert_eq!(w.received(&reply_to(&sent)).dst, w.a.v4);
