@@ -16,7 +16,10 @@ use sinabro_common::abi::{
     config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, NodeConfig},
 };
 use sinabro_netlink::{Conn, Family, Link, ResultExt, addr::Addr as LinkAddr, sysctl};
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+};
 
 /// Destinations that never get a translated source: link-local, multicast, broadcast.
 const NEVER_MASQUERADED: [&str; 5] = [
@@ -70,6 +73,15 @@ pub struct NodeState {
     pub non_masquerade: Vec<IpNet>,
     /// What will not work although nothing stands in the way of the rest.
     pub warnings: Vec<String>,
+}
+
+/// What this node is, once known, and what stands in the way.
+#[derive(Clone, Debug, Default)]
+pub struct NodeStatus {
+    /// The last state that was applied.
+    pub state: Option<Arc<NodeState>>,
+    /// Why the latest facts could not be applied.
+    pub problem: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use crate::{
     announce::{self, Announcer, problems},
     api::{
         server::Server,
-        status::{Core, NodeStatus, Telemetry},
+        status::{Core, Telemetry},
     },
     apply::OverlayStatus,
     cluster_api::ClusterApi,
@@ -25,7 +25,8 @@ use crate::{
     datapath,
     endpoint::release::Reaper,
     install::{self, InstallConfig},
-    node, prepare, state_lock,
+    node::{self, NodeStatus},
+    prepare, state_lock,
     telemetry::{http, metrics::Metrics},
     watch::{kubernetes, nodes::OwnNode, nodes_file},
 };

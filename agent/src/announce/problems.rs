@@ -4,7 +4,7 @@
 //! every [`AGAIN`] for as long as it lasts, for the API server forgets Events in an hour.
 
 use super::Announcer;
-use crate::{api::status::NodeStatus, apply::OverlayStatus, install::InstallStatus};
+use crate::{apply::OverlayStatus, install::InstallStatus, node::NodeStatus};
 use std::{collections::BTreeMap, time::Duration};
 use tokio::{
     sync::watch,

@@ -9,7 +9,7 @@ use crate::{
     datapath::{Datapath, DatapathError},
     endpoint::{Endpoints, release::Reaper},
     install::InstallStatus,
-    node::NodeState,
+    node::NodeStatus,
     plan::overlay::node_reports,
     telemetry::{Provider, Reports, metrics::Metrics},
     watch::Snapshot,
@@ -27,15 +27,6 @@ use tokio::{sync::watch, task::spawn_blocking};
 /// How long the overlay may fail to match its plan before the node counts as not ready. Shorter
 /// failures are retried and must not make a node flap.
 const OVERLAY_GRACE: Duration = Duration::from_secs(120);
-
-/// What this node is, once known, and what stands in the way.
-#[derive(Clone, Debug, Default)]
-pub struct NodeStatus {
-    /// The last state that was applied.
-    pub state: Option<Arc<NodeState>>,
-    /// Why the latest facts could not be applied.
-    pub problem: Option<String>,
-}
 
 /// Everything that requests need.
 pub struct Core {

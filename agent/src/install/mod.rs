@@ -16,8 +16,7 @@ pub(crate) mod file;
 mod patience;
 
 use crate::{
-    api::status::NodeStatus, chain::Chain, config::Settings, dir_watch::DirWatch,
-    state_file::FileError,
+    chain::Chain, config::Settings, dir_watch::DirWatch, node::NodeStatus, state_file::FileError,
 };
 use patience::{Patience, REST, TIMES};
 use sinabro_common::names;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::node::NodeState;
+use crate::node::{NodeState, NodeStatus};
 use std::{os::unix::fs::PermissionsExt as _, path::Path, sync::Arc};
 use tempfile::TempDir;
 

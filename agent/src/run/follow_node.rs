@@ -2,13 +2,12 @@
 //! over the node's uplink.
 
 use crate::{
-    api::status::NodeStatus,
     apply::{self, OverlayConfig, OverlayStatus},
     chain::Chain,
     config::Settings,
     datapath::Datapath,
     endpoint::Endpoints,
-    node::NodeState,
+    node::{NodeState, NodeStatus},
     prepare,
     watch::Snapshot,
 };
