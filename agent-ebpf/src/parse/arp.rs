@@ -1,7 +1,6 @@
 //! ARP for IPv4 over Ethernet (RFC 826).
 
-use super::eth;
-use aya_ebpf::programs::TcContext;
+use super::{Header, Packet, eth};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -16,8 +15,11 @@ pub struct Arp {
     pub target: [u8; 4],
 }
 
+// SAFETY: bytes alone.
+unsafe impl Header for Arp {}
+
 #[inline(always)]
-pub fn read(ctx: &TcContext) -> Option<Arp> {
-    let arp: Arp = ctx.load(eth::LEN as usize).ok()?;
+pub fn read(ctx: &impl Packet) -> Option<Arp> {
+    let arp: Arp = ctx.load(eth::LEN)?;
     (arp.hardware == [0, 1] && arp.protocol == eth::IP4 && arp.lengths == [6, 4]).then_some(arp)
 }

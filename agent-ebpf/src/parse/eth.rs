@@ -1,5 +1,6 @@
 //! Ethernet II (RFC 894).
 
+use super::{Header, Packet};
 use aya_ebpf::programs::TcContext;
 
 /// Length of the header, and offset of what follows.
@@ -18,9 +19,12 @@ pub struct Eth {
     pub kind: [u8; 2],
 }
 
+// SAFETY: bytes alone.
+unsafe impl Header for Eth {}
+
 #[inline(always)]
-pub fn read(ctx: &TcContext) -> Option<Eth> {
-    ctx.load(0).ok()
+pub fn read(ctx: &impl Packet) -> Option<Eth> {
+    ctx.load(0)
 }
 
 /// Whether a VLAN tag was taken out of the frame: what the header says is then not what the

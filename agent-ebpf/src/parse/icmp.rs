@@ -22,6 +22,9 @@ pub struct Header {
     pub id: [u8; 2],
 }
 
+// SAFETY: bytes alone.
+unsafe impl super::Header for Header {}
+
 /// Whether a message is an echo request or reply: every other one speaks of some other packet
 /// or of the link.
 #[inline(always)]

@@ -1,7 +1,6 @@
 //! IPv4 (RFC 791).
 
-use super::{Fragment, Ip, eth};
-use aya_ebpf::programs::TcContext;
+use super::{Fragment, Ip, Packet, eth};
 use sinabro_common::abi::Addr;
 
 /// Offsets from the start of the frame.
@@ -25,9 +24,12 @@ struct Header {
     dst: [u8; 4],
 }
 
+// SAFETY: bytes alone.
+unsafe impl super::Header for Header {}
+
 #[inline(always)]
-pub fn read(ctx: &TcContext) -> Option<Ip> {
-    let header: Header = ctx.load(eth::LEN as usize).ok()?;
+pub fn read(ctx: &impl Packet) -> Option<Ip> {
+    let header: Header = ctx.load(eth::LEN)?;
     let header_len = (header.version_length & 0x0f) as u32 * 4;
     if header.version_length >> 4 != 4 || header_len < 20 {
         return None;

@@ -3,8 +3,7 @@
 //! At most [`MAX_EXTENSIONS`] extension headers are followed; behind more, the protocol is that
 //! of the next extension header, which has no ports and so goes to the stack.
 
-use super::{Fragment, Ip, eth, proto};
-use aya_ebpf::programs::TcContext;
+use super::{Fragment, Ip, Packet, eth, proto};
 use sinabro_common::abi::Addr;
 
 /// Offset from the start of the frame.
@@ -34,9 +33,15 @@ struct Extension {
     fragment: [u8; 2],
 }
 
+// SAFETY: bytes alone.
+unsafe impl super::Header for Header {}
+
+// SAFETY: bytes alone.
+unsafe impl super::Header for Extension {}
+
 #[inline(always)]
-pub fn read(ctx: &TcContext) -> Option<Ip> {
-    let header: Header = ctx.load(eth::LEN as usize).ok()?;
+pub fn read(ctx: &impl Packet) -> Option<Ip> {
+    let header: Header = ctx.load(eth::LEN)?;
     if header.version[0] >> 4 != 6 {
         return None;
     }
@@ -69,7 +74,7 @@ pub fn read(ctx: &TcContext) -> Option<Ip> {
         if left < 8 {
             return None;
         }
-        let extension: Extension = ctx.load(offset as usize).ok()?;
+        let extension: Extension = ctx.load(offset)?;
         let len = match next {
             proto::FRAGMENT => {
                 let field = u16::from_be_bytes(extension.fragment);

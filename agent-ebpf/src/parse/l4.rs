@@ -1,7 +1,6 @@
 //! Transport headers: what tells flows apart.
 
-use super::{Fragment, Ip, icmp, proto};
-use aya_ebpf::programs::TcContext;
+use super::{Fragment, Header, Ip, Packet, icmp, proto};
 
 /// Offsets of checksums from the start of the transport header.
 pub const TCP_CHECKSUM: u32 = 16;
@@ -36,10 +35,16 @@ struct Ports {
     dst_port: [u8; 2],
 }
 
+// SAFETY: bytes alone.
+unsafe impl Header for Tcp {}
+
+// SAFETY: bytes alone.
+unsafe impl Header for Ports {}
+
 /// Reads the transport header of `ip`; everything zero in a later fragment and for protocols
 /// that are not known here.
 #[inline(always)]
-pub fn read(ctx: &TcContext, ip: &Ip) -> Option<L4> {
+pub fn read(ctx: &impl Packet, ip: &Ip) -> Option<L4> {
     if ip.fragment == Fragment::Later {
         return Some(L4::default());
     }
@@ -48,7 +53,7 @@ pub fn read(ctx: &TcContext, ip: &Ip) -> Option<L4> {
             if ip.l4_len < 20 {
                 return None;
             }
-            let tcp: Tcp = ctx.load(ip.l4 as usize).ok()?;
+            let tcp: Tcp = ctx.load(ip.l4)?;
             let header_len = (tcp.data_offset >> 4) as u32 * 4;
             if header_len < 20 || (header_len > ip.l4_len && ip.fragment == Fragment::No) {
                 return None;
@@ -69,11 +74,11 @@ pub fn read(ctx: &TcContext, ip: &Ip) -> Option<L4> {
 }
 
 #[inline(always)]
-fn ports(ctx: &TcContext, ip: &Ip, header_len: u32) -> Option<L4> {
+fn ports(ctx: &impl Packet, ip: &Ip, header_len: u32) -> Option<L4> {
     if ip.l4_len < header_len {
         return None;
     }
-    let ports: Ports = ctx.load(ip.l4 as usize).ok()?;
+    let ports: Ports = ctx.load(ip.l4)?;
     Some(L4 {
         src_port: ports.src_port,
         dst_port: ports.dst_port,
@@ -83,11 +88,11 @@ fn ports(ctx: &TcContext, ip: &Ip, header_len: u32) -> Option<L4> {
 }
 
 #[inline(always)]
-fn echo(ctx: &TcContext, ip: &Ip) -> Option<L4> {
+fn echo(ctx: &impl Packet, ip: &Ip) -> Option<L4> {
     if ip.l4_len < icmp::MIN_LEN {
         return None;
     }
-    let header: icmp::Header = ctx.load(ip.l4 as usize).ok()?;
+    let header: icmp::Header = ctx.load(ip.l4)?;
     let id = if icmp::is_echo(ip.v6, header.kind) {
         header.id
     } else {

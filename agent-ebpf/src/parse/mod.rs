@@ -1,5 +1,7 @@
 //! Headers, read into values. A reader returns `None` for what is truncated or contradicts
 //! itself, and never looks beyond the length that the header before it gave.
+//!
+//! Readers take any [`Packet`], so that they also run on the host, where they are fuzzed.
 
 pub mod arp;
 pub mod eth;
@@ -10,6 +12,33 @@ pub mod l4;
 
 use aya_ebpf::programs::TcContext;
 use sinabro_common::abi::Addr;
+
+/// Where headers are read from.
+pub trait Packet {
+    /// Length of the whole frame.
+    fn len(&self) -> u32;
+
+    /// The header at an offset; `None` if not all of it is there.
+    fn load<T: Header>(&self, offset: u32) -> Option<T>;
+}
+
+/// A header as it is on the wire.
+///
+/// # Safety
+/// Whatever its bytes are, they are a value of the type: it consists of bytes alone.
+pub unsafe trait Header: Copy {}
+
+impl Packet for TcContext {
+    #[inline(always)]
+    fn len(&self) -> u32 {
+        self.skb.len()
+    }
+
+    #[inline(always)]
+    fn load<T: Header>(&self, offset: u32) -> Option<T> {
+        self.skb.load(offset as usize).ok()
+    }
+}
 
 /// IP protocol numbers.
 pub mod proto {
@@ -57,7 +86,7 @@ pub enum Fragment {
 impl Ip {
     /// Reads the header that `kind`, an EtherType, announces; `None` if it is not IP.
     #[inline(always)]
-    pub fn read(ctx: &TcContext, kind: [u8; 2]) -> Option<Option<Self>> {
+    pub fn read(ctx: &impl Packet, kind: [u8; 2]) -> Option<Option<Self>> {
         match kind {
             eth::IP4 => Some(ip4::read(ctx)),
             eth::IP6 => Some(ip6::read(ctx)),
