@@ -2,6 +2,7 @@ use super::*;
 use crate::stand_in::{Answer, Lines, StandIn, status};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::time::timeout;
 
 /// A server, and what is known of it.
 struct Test {
@@ -200,23 +201,78 @@ async fn a_server_that_forgot_the_point_is_asked_for_all_again() {
     assert_eq!(test.source.updates.borrow().problem, None);
 }
 
+/// The point that a request asks for, as it stands in its query.
+fn asked_for(request: &str) -> Option<&str> {
+    let (_, query) = request.split_once('?')?;
+    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.find_map(|(name, value)| (name == "resourceVersion").then_some(value))
+}
+
 #[tokio::test]
-async fn a_server_without_streamed_lists_is_read_page_by_page() {
+async fn all_nodes_are_asked_of_the_servers_cache_and_never_older_than_before() {
+    let mut test = Test::new().await;
+    let lines = test.server.watch();
+    let (first, _) = test.server.request().await;
+    assert_eq!(asked_for(&first), Some("0"), "{first}");
+    assert!(
+        first.contains("resourceVersionMatch=NotOlderThan"),
+        "{first}"
+    );
+    lines.send(event("ADDED", &node("n1", 1, 3))).unwrap();
+    lines.send(bookmark(7, true)).unwrap();
+    test.until("listed", |s| has(s, &["n1"])).await;
+
+    let gone: Value = serde_json::from_str(&status(410, "too old")).unwrap();
+    lines.send(event("ERROR", &gone)).unwrap();
+    let (again, _) = test.server.request().await;
+    assert!(again.contains("sendInitialEvents=true"), "{again}");
+    assert_eq!(asked_for(&again), Some("7"), "{again}");
+
+    // A server whose data were put back from a backup will never have that point.
+    let mut ahead: Value = serde_json::from_str(&status(504, "Too large version")).unwrap();
+    ahead["details"] = json!({"causes": [{"reason": "ResourceVersionTooLarge"}]});
+    test.server.answer(Answer::Whole(504, ahead.to_string()));
+    let lines = test.server.watch();
+    let (anything, _) = test.server.request().await;
+    assert_eq!(asked_for(&anything), Some("0"), "{anything}");
+    lines.send(event("ADDED", &node("n2", 2, 2))).unwrap();
+    lines.send(bookmark(2, true)).unwrap();
+    test.until("older", |s| has(s, &["n2"]) && s.problem.is_none())
+        .await;
+}
+
+#[tokio::test]
+async fn agents_do_not_come_back_together() {
+    let mut seen = BTreeSet::new();
+    for _ in 0..64 {
+        let seconds = watch_seconds();
+        assert!(WATCH.contains(&seconds));
+        seen.insert(seconds);
+    }
+    assert!(seen.len() > 16, "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_server_without_streamed_lists_is_asked_for_all_its_cache_has() {
     let mut test = Test::new().await;
     test.server.fail(422, "sendInitialEvents is forbidden");
-    let page = |nodes: &[Value], next: &str| {
-        let metadata = json!({"resourceVersion": "50", "continue": next});
-        let text = json!({"kind": "NodeList", "metadata": metadata, "items": nodes}).to_string();
-        Answer::Whole(200, text)
+    let list = |nodes: &[Value]| {
+        let metadata = json!({"resourceVersion": "50"});
+        json!({"kind": "NodeList", "metadata": metadata, "items": nodes}).to_string()
     };
-    test.server.answer(page(&[node("n1", 1, 3)], "more"));
-    test.server.answer(page(&[node("n2", 2, 3)], ""));
+    let whole = list(&[node("n1", 1, 3), node("n2", 2, 3)]);
+    // One that breaks off is none.
+    let half = whole[..whole.len() / 2].to_owned();
+    test.server.answer(Answer::Whole(200, half));
+    test.server.answer(Answer::Whole(200, whole));
     let lines = test.server.watch();
     assert!(test.server.request().await.0.contains("sendInitialEvents"));
-    let (request, _) = test.server.request().await;
-    assert!(request.contains("limit=200"), "{request}");
-    let (request, _) = test.server.request().await;
-    assert!(request.contains("continue=more"), "{request}");
+    for _ in 0..2 {
+        let (request, _) = test.server.request().await;
+        assert_eq!(asked_for(&request), Some("0"), "{request}");
+        assert!(!request.contains("limit"), "no cache has pages: {request}");
+        assert!(test.source.updates.borrow().facts.is_none());
+    }
     test.resumed_from(50).await;
     test.until("listed", |s| has(s, &["n1", "n2"])).await;
     lines.send(event("DELETED", &node("n1", 1, 51))).unwrap();

@@ -1,0 +1,108 @@
+//! One watch from its beginning to its end: all Nodes, where they are asked for, and then changes.
+
+use super::{
+    LIST_SILENCE, LONGEST_PAUSE, PAUSE, Point, SILENCE, Watcher,
+    error::WatchError,
+    events::{Event, Events},
+    known::Known,
+};
+use tokio::time::Instant;
+
+impl Watcher {
+    /// Follows one watch until it ends; [`Watcher::point`] moves with it.
+    pub(super) async fn follow(&mut self) -> Result<(), WatchError> {
+        let mut events = match self.point.clone() {
+            Point::After(version) => self.begin(&version, false).await?,
+            Point::Lost { not_before } if self.streams => {
+                let mut events = self.begin(&not_before, true).await?;
+                let listed = self.take_list(&mut events).await?;
+                self.replace(listed);
+                events
+            }
+            Point::Lost { not_before } => {
+                let (known, version) = self.list(&not_before).await?;
+                self.replace((known, version.clone()));
+                self.begin(&version, false).await?
+            }
+        };
+        self.connected();
+        self.take_changes(&mut events).await
+    }
+
+    /// Takes a whole list for what was known.
+    fn replace(&mut self, (known, version): (Known, String)) {
+        self.known = known;
+        self.point = Point::After(version);
+        self.publish();
+    }
+
+    /// The Nodes that a watch begins with; half a list is none.
+    async fn take_list(&mut self, events: &mut Events) -> Result<(Known, String), WatchError> {
+        let mut listed = Known::default();
+        loop {
+            let event = match events.next(Instant::now() + LIST_SILENCE).await {
+                Err(WatchError::Silent) => {
+                    // So it is where a server does not know the parameter.
+                    self.streams = false;
+                    return Err(WatchError::Silent);
+                }
+                event => event?,
+            };
+            match event {
+                Some(Event::Present(node)) => {
+                    listed.insert(&self.node, &node);
+                }
+                Some(Event::Gone(node)) => {
+                    listed.remove(&self.node, &node.metadata.name);
+                }
+                Some(Event::Bookmark { version, ends_list }) if ends_list => {
+                    return Ok((listed, version));
+                }
+                Some(Event::Bookmark { .. }) => {}
+                None => return Err(WatchError::TooShort),
+            }
+        }
+    }
+
+    /// Takes changes until the watch ends, and publishes those that are news.
+    async fn take_changes(&mut self, events: &mut Events) -> Result<(), WatchError> {
+        // When the first change was that is not published yet.
+        let mut first: Option<Instant> = None;
+        loop {
+            let now = Instant::now();
+            let until = match first {
+                Some(first) => (now + PAUSE).min(first + LONGEST_PAUSE),
+                None => now + SILENCE,
+            };
+            let event = match events.next(until).await {
+                Err(WatchError::Silent) if first.take().is_some() => {
+                    self.publish();
+                    continue;
+                }
+                Ok(Some(event)) => event,
+                over => {
+                    // The next watch goes on behind what was understood so far.
+                    if first.is_some() {
+                        self.publish();
+                    }
+                    return over.map(|_| ());
+                }
+            };
+            let (version, news) = match event {
+                Event::Present(node) => {
+                    let news = self.known.insert(&self.node, &node);
+                    (node.metadata.resource_version, news)
+                }
+                Event::Gone(node) => {
+                    let news = self.known.remove(&self.node, &node.metadata.name);
+                    (node.metadata.resource_version, news)
+                }
+                Event::Bookmark { version, .. } => (version, false),
+            };
+            self.point = Point::After(version);
+            if news {
+                first.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+}
