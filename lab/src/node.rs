@@ -74,7 +74,7 @@ pub fn pod_cidrs(number: u8) -> Vec<IpNet> {
 pub struct Node {
     agent: Mutex<Option<Agent>>,
     entry: Mutex<NodeEntry>,
-    binaries: Binaries,
+    binaries: Mutex<Binaries>,
     // After the agent: it lives in these namespaces.
     namespace: Namespace,
 }
@@ -86,7 +86,7 @@ impl Node {
         Ok(Self {
             agent: Mutex::new(None),
             entry: Mutex::new(entry),
-            binaries,
+            binaries: Mutex::new(binaries),
             namespace,
         })
     }
@@ -104,8 +104,13 @@ impl Node {
         self.namespace.place()
     }
 
-    pub fn binaries(&self) -> &Binaries {
-        &self.binaries
+    pub fn binaries(&self) -> Binaries {
+        locked(&self.binaries).clone()
+    }
+
+    /// Has the node run other programs from now on: its next agent, its next call of the plugin.
+    pub fn set_binaries(&self, binaries: Binaries) {
+        *locked(&self.binaries) = binaries;
     }
 
     pub fn entry(&self) -> NodeEntry {
@@ -217,7 +222,7 @@ impl Node {
     /// Runs `sinabroctl` on the node.
     pub fn ctl(&self, arguments: &[&str]) -> Result<Output> {
         self.namespace.run(|| {
-            let mut command = Command::new(self.binaries.ctl());
+            let mut command = Command::new(self.binaries().ctl());
             command.args(arguments).env_clear();
             command.output().context("cannot run sinabroctl")
         })

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::ExitCode,
+    process::{Command, ExitCode},
 };
 
 /// Programs and the packages that make them.
@@ -53,6 +53,23 @@ pub fn release() -> Result<()> {
 /// own progress and does nothing twice.
 pub fn release_for(arch: Arch) -> Result<PathBuf> {
     setup::ensure(setup::BUILD)?;
+    if !arch.is_host() {
+        setup::ensure(&[setup::Need::RustStd(arch), setup::Need::CrossCompiler(arch)])?;
+    }
+    let mut command = cargo_with_ebpf();
+    recipe(&mut command, arch);
+    show(&mut command).context("cannot build the release binaries")?;
+
+    let dir = match arch.is_host() {
+        true => dist(),
+        false => dist().join(arch.name()),
+    };
+    collect(&target(), arch, &dir)?;
+    Ok(dir)
+}
+
+/// What has cargo build the programs that users get.
+pub fn recipe(command: &mut Command, arch: Arch) {
     let triple = arch.rust_target();
     // With an explicit target these flags stay away from build scripts and macros, which
     // cannot be static.
@@ -60,32 +77,28 @@ pub fn release_for(arch: Arch) -> Result<PathBuf> {
         let triple = triple.to_uppercase().replace('-', "_");
         format!("CARGO_TARGET_{triple}_{name}")
     };
-    let mut command = cargo_with_ebpf();
     command
         .args(["build", "--profile", "ship", "--target", triple])
         .env(variable("RUSTFLAGS"), "-C target-feature=+crt-static")
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
     if !arch.is_host() {
-        setup::ensure(&[setup::Need::RustStd(arch), setup::Need::CrossCompiler(arch)])?;
         command.env(variable("LINKER"), arch.cross_compiler());
     }
     for (name, package) in PROGRAMS {
         command.args(["--package", package, "--bin", name]);
     }
-    show(&mut command).context("cannot build the release binaries")?;
+}
 
-    let dir = match arch.is_host() {
-        true => dist(),
-        false => dist().join(arch.name()),
-    };
-    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+/// Takes what the recipe has built below `target` to a directory.
+pub fn collect(target: &Path, arch: Arch, dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     for (name, _) in PROGRAMS {
-        let built = target().join(triple).join("ship").join(name);
+        let built = target.join(arch.rust_target()).join("ship").join(name);
         check_static(&built, arch)?;
         install(&built, &dir.join(name))?;
     }
-    Ok(dir)
+    Ok(())
 }
 
 /// Programs as a debug build makes them, for tests; in `target/debug`.

@@ -70,10 +70,15 @@ fn path(arch: Arch) -> PathBuf {
 }
 
 fn write_to(arch: Arch, programs: &Path, to: &Path) -> Result<()> {
+    write_named(NAME, arch, programs, to)
+}
+
+/// The image of these programs under a name.
+pub fn write_named(name: &str, arch: Arch, programs: &Path, to: &Path) -> Result<()> {
     let mut tree = Tree::new();
-    for name in ["sinabro", "sinabro-agent"] {
-        let program = Entry::File(programs.join(name), Some(0o755));
-        archive::put(&mut tree, format!("usr/bin/{name}"), program);
+    for file in ["sinabro", "sinabro-agent"] {
+        let program = Entry::File(programs.join(file), Some(0o755));
+        archive::put(&mut tree, format!("usr/bin/{file}"), program);
     }
     // The agent is both, which saves the code that they have in common.
     archive::put(
@@ -82,7 +87,7 @@ fn write_to(arch: Arch, programs: &Path, to: &Path) -> Result<()> {
         Entry::Link("sinabro-agent".into()),
     );
     let image = Image {
-        name: NAME.into(),
+        name: name.into(),
         architecture: arch.name(),
         entrypoint: vec!["/usr/bin/sinabro-agent".into()],
         command: Vec::new(),

@@ -10,6 +10,7 @@ mod debian;
 mod demo;
 mod deploy;
 mod e2e;
+mod earlier;
 mod image;
 mod interrupt;
 mod manifest;

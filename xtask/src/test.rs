@@ -1,12 +1,14 @@
 //! `cargo xtask test`: every test of the workspace, then a look at what they left behind.
 
 use crate::{
-    build, root, setup, ui,
+    build,
+    earlier::Earlier,
+    root, setup, ui,
     workspace::{Rustc, cargo_with_ebpf, run as show},
 };
 use anyhow::{Context as _, Result};
 use sinabro_lab::residue::{Snapshot, left_since};
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -27,9 +29,17 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     // Tests of several nodes start the programs as a user would.
     build::debug()?;
 
+    let earlier = match upgrades(&options.arguments) {
+        true => earlier()?,
+        false => None,
+    };
+
     let before = Snapshot::take()?;
     let mut command = cargo_with_ebpf();
     command.arg("test");
+    if let Some(dir) = earlier {
+        command.env("SINABRO_EARLIER_DIR", dir);
+    }
     if !options
         .arguments
         .iter()
@@ -54,5 +64,67 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Ok(ExitCode::SUCCESS)
     } else {
         Ok(ExitCode::FAILURE)
+    }
+}
+
+/// Whether the tests that cargo is asked for may be those of upgrades, which need the programs of
+/// an earlier state.
+fn upgrades(arguments: &[String]) -> bool {
+    let mut arguments = arguments.iter().map(String::as_str).peekable();
+    let (mut package, mut target) = (true, true);
+    while let Some(argument) = arguments.next() {
+        let (name, value) = match argument.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (argument, arguments.peek().copied()),
+        };
+        match name {
+            "-p" | "--package" => package = value == Some("sinabro-lab"),
+            "--test" => target = value == Some("upgrade"),
+            "--lib" | "--bins" | "--bin" | "--doc" => target = false,
+            _ => {}
+        }
+    }
+    package && target
+}
+
+/// Where the earlier programs are. Without git's history there are none, and only the tests that
+/// need them fail.
+fn earlier() -> Result<Option<PathBuf>> {
+    let earlier = Earlier::released()?;
+    match earlier.ensure() {
+        Ok(()) => Ok(Some(earlier.programs())),
+        Err(error) => {
+            ui::error(&format!("no upgrade can be tested: {error:#}"));
+            Ok(None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn only_tests_of_upgrades_have_an_earlier_state_built() {
+        let upgrades = |text: &str| {
+            let words = text.split_whitespace().map(str::to_owned);
+            super::upgrades(&words.collect::<Vec<_>>())
+        };
+        for text in [
+            "",
+            "--release",
+            "-p sinabro-lab",
+            "--package=sinabro-lab",
+            "--test upgrade",
+        ] {
+            assert!(upgrades(text), "{text}");
+        }
+        for text in [
+            "-p sinabro-cni",
+            "--package=xtask upgrade",
+            "-p sinabro-lab --test overlay",
+            "--test=crash",
+            "-p sinabro-lab --lib",
+        ] {
+            assert!(!upgrades(text), "{text}");
+        }
     }
 }

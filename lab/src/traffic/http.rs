@@ -32,6 +32,8 @@ pub struct Report {
 pub struct Load {
     name: String,
     stop: Arc<AtomicBool>,
+    /// The server stops after the clients: one of them may be connecting.
+    close: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
     clients: Vec<JoinHandle<Report>>,
     server: Option<JoinHandle<Result<()>>>,
@@ -61,11 +63,11 @@ impl Load {
             Some(target) => target,
             None => listener.local_addr()?,
         };
-        let stop = Arc::new(AtomicBool::new(false));
+        let [stop, close] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let done = Arc::new(AtomicU64::new(0));
         let server = {
-            let stop = stop.clone();
-            thread::spawn(move || serve(&listener, &stop))
+            let close = close.clone();
+            thread::spawn(move || serve(&listener, &close))
         };
         let clients = (0..clients)
             .map(|_| {
@@ -76,6 +78,7 @@ impl Load {
         Ok(Self {
             name,
             stop,
+            close,
             done,
             clients,
             server: Some(server),
@@ -102,6 +105,7 @@ impl Load {
             sum.failures.extend(report.failures);
             sum.slowest = sum.slowest.max(report.slowest);
         }
+        self.close.store(true, Ordering::Relaxed);
         if let Some(server) = self.server.take() {
             server
                 .join()
@@ -114,6 +118,7 @@ impl Load {
 impl Drop for Load {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        self.close.store(true, Ordering::Relaxed);
     }
 }
 
@@ -191,9 +196,9 @@ fn request(reader: &mut BufReader<TcpStream>) -> Result<()> {
     Ok(())
 }
 
-fn serve(listener: &TcpListener, stop: &Arc<AtomicBool>) -> Result<()> {
+fn serve(listener: &TcpListener, close: &AtomicBool) -> Result<()> {
     let mut connections: Vec<JoinHandle<()>> = Vec::new();
-    while !stop.load(Ordering::Relaxed) {
+    while !close.load(Ordering::Relaxed) {
         let soon = Instant::now() + Duration::from_millis(100);
         if !super::readable(listener, soon)? {
             continue;

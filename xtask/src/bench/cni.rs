@@ -1,14 +1,15 @@
-//! ADD and DEL of whole plugins, from exec to exit, beside ptp with host-local.
+//! ADD and DEL of whole plugins, from exec to exit, beside ptp with host-local, or beside the
+//! plugin and agent of an earlier commit.
 //!
-//! Both run on the same lab node, into sandboxes made alike beforehand, with both address
-//! families, in turns. What is timed is posix_spawn to wait: no shell, no copy of a large
+//! Both run on the same lab node (an earlier commit's on one of its own, with its own agent), into
+//! sandboxes made alike beforehand, with both address families, in turns. What is timed is posix_spawn to wait: no shell, no copy of a large
 //! process. The agent that serves ours is the release build.
 //!
 //! Our DEL answers before the kernel has taken the link apart, ptp's after. So the time until
 //! all links are gone is a row of its own, and nothing is timed before the kernel has settled.
 
-use super::{Report, Row, stats};
-use crate::{build, interrupt, report, root, setup, ui, workspace::dist};
+use super::{Programs, Report, Row, stats, verdict};
+use crate::{interrupt, report, root, setup, ui};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 use sinabro_lab::{Binaries, Lab, Lifetime, Node, cni::Call, holder, node::netns_path};
@@ -24,8 +25,11 @@ use std::{
 
 const SPEC: &str = "1.0.0";
 
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct Options {
+    #[command(flatten)]
+    programs: Programs,
+
     /// Rounds, each of both subjects; at least 5
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(5..))]
     rounds: u32,
@@ -37,48 +41,31 @@ pub struct Options {
     /// Write the figures to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-
-    #[arg(long, hide = true, value_name = "DIR")]
-    programs: Option<PathBuf>,
 }
 
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let programs = match &options.programs {
-        Some(dir) => std::path::absolute(dir)?,
-        None => {
-            setup::ensure(setup::BENCH)?;
-            build::release()?;
-            dist()
-        }
-    };
+    let mut options = options.clone();
+    options.programs.ensure(setup::BENCH)?;
     if !root::is_root() {
         let (rounds, pods) = (options.rounds.to_string(), options.pods.to_string());
-        let programs = programs.display().to_string();
-        let mut arguments = vec![
-            "bench",
-            "cni",
-            "--programs",
-            &programs,
-            "--rounds",
-            &rounds,
-            "--pods",
-            &pods,
-        ];
-        let json = match &options.json {
-            Some(path) => std::path::absolute(path)?.display().to_string(),
-            None => String::new(),
-        };
-        if !json.is_empty() {
-            arguments.extend(["--json", &json]);
+        let given = ["bench", "cni", "--rounds", &rounds, "--pods", &pods];
+        let mut arguments = given.map(String::from).to_vec();
+        arguments.extend(options.programs.arguments()?);
+        if let Some(path) = &options.json {
+            let path = std::path::absolute(path)?.display().to_string();
+            arguments.extend(["--json".into(), path]);
         }
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         root::become_root("making network namespaces", &arguments)?;
     }
-    measure(options, programs)
+    measure(&options)
 }
 
 /// A plugin and its configuration.
 struct Subject {
-    name: &'static str,
+    name: String,
+    /// The number of its node, from 1.
+    node: usize,
     plugin: PathBuf,
     config: Value,
 }
@@ -101,34 +88,45 @@ struct Round {
 /// How long the kernel may take to settle.
 const SETTLE: Duration = Duration::from_secs(30);
 
-fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
+fn measure(options: &Options) -> Result<ExitCode> {
     interrupt::on_interrupt(holder::end_all)?;
-    let binaries = Binaries::at(programs)?;
-    let subjects = subjects(&binaries)?;
-    let lab = Lab::start(binaries, 1, Lifetime::Process)?;
-    let node = lab.node(1);
-
-    let [ours, theirs] = &subjects;
+    let present = Binaries::at(options.programs.present())?;
+    let earlier = options.programs.earlier();
+    let nodes = 1 + usize::from(earlier.is_some());
+    let lab = Lab::new(present.clone(), nodes, Lifetime::Process)?;
+    let ours = sinabro("sinabro", 1, &present);
+    let (theirs, against) = match earlier {
+        Some((commit, dir)) => {
+            let binaries = Binaries::at(dir)?;
+            lab.node(2).set_binaries(binaries.clone());
+            (sinabro(commit, 2, &binaries), commit.to_owned())
+        }
+        None => (ptp()?, "ptp with host-local".into()),
+    };
+    for node in lab.nodes() {
+        node.start_agent()?;
+        node.wait_ready()?;
+    }
     println!(
-        "  {} against {} with host-local: ADD and DEL, exec to exit, IPv4 and IPv6\n  \
+        "  {} against {against}: ADD and DEL, exec to exit, IPv4 and IPv6\n  \
          (without duplicate address detection, for which ptp would wait over a second),\n  \
          {} pods one after the other, then all at once; {} rounds in turns. \"all done\": from the\n  \
          first exec until the kernel has made, or removed, every link",
-        ours.name, theirs.name, options.pods, options.rounds
+        ours.name, options.pods, options.rounds
     );
     let mut rounds: Vec<[Round; 2]> = Vec::new();
     let mut step = ui::step("measuring");
     // The first round warms caches up and does not count.
     for number in 0..=options.rounds {
         step.now(format!("round {number} of {}", options.rounds));
-        let one = |subject| round(node, subject, number, options.pods);
+        let one = |subject: &Subject| round(lab.node(subject.node), subject, number, options.pods);
         // Who goes first changes from round to round.
         let pair = if number % 2 == 0 {
-            let first = one(ours)?;
-            [first, one(theirs)?]
+            let first = one(&ours)?;
+            [first, one(&theirs)?]
         } else {
-            let first = one(theirs)?;
-            [one(ours)?, first]
+            let first = one(&theirs)?;
+            [one(&ours)?, first]
         };
         if number > 0 {
             rounds.push(pair);
@@ -136,41 +134,58 @@ fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
     }
     step.clear();
 
-    let rows = rows(&rounds, ours.name, theirs.name, options.pods);
+    let rows = rows(&rounds, &ours.name, &theirs.name, options.pods);
     print(&rows);
     if let Some(path) = &options.json {
         let machine = report::Machine::look()?;
-        report::write(path, &Report { machine, rows })?;
+        report::write(
+            path,
+            &Report {
+                machine,
+                rows: rows.clone(),
+            },
+        )?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(match earlier {
+        Some((commit, _)) => verdict(
+            commit,
+            rows.iter()
+                .filter(|row| row.spread[0] > 1.0)
+                .map(|row| (&*row.case, &*row.metric, row.ratio)),
+        ),
+        None => ExitCode::SUCCESS,
+    })
 }
 
-fn subjects(binaries: &Binaries) -> Result<[Subject; 2]> {
+fn sinabro(name: &str, node: usize, binaries: &Binaries) -> Subject {
+    Subject {
+        name: name.into(),
+        node,
+        plugin: binaries.plugin(),
+        config: json!({"cniVersion": SPEC, "name": "bench", "type": "sinabro"}),
+    }
+}
+
+fn ptp() -> Result<Subject> {
     let reference = setup::reference_plugins().context("the plugin ptp is missing")?;
-    Ok([
-        Subject {
-            name: "sinabro",
-            plugin: binaries.plugin(),
-            config: json!({"cniVersion": SPEC, "name": "bench", "type": "sinabro"}),
-        },
-        Subject {
-            name: "ptp",
-            plugin: reference.join("ptp"),
-            config: json!({
-                "cniVersion": SPEC,
-                "name": "bench-ptp",
-                "type": "ptp",
-                "ipMasq": false,
-                "ipam": {
-                    "type": "host-local",
-                    // On the node's tmpfs, as are our leases.
-                    "dataDir": "/run/lab/host-local",
-                    "ranges": [[{"subnet": "10.99.0.0/16"}], [{"subnet": "fd00:99::/64"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                },
-            }),
-        },
-    ])
+    Ok(Subject {
+        name: "ptp".into(),
+        node: 1,
+        plugin: reference.join("ptp"),
+        config: json!({
+            "cniVersion": SPEC,
+            "name": "bench-ptp",
+            "type": "ptp",
+            "ipMasq": false,
+            "ipam": {
+                "type": "host-local",
+                // On the node's tmpfs, as are our leases.
+                "dataDir": "/run/lab/host-local",
+                "ranges": [[{"subnet": "10.99.0.0/16"}], [{"subnet": "fd00:99::/64"}]],
+                "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+            },
+        }),
+    })
 }
 
 fn round(node: &Node, subject: &Subject, number: u32, pods: usize) -> Result<Round> {
@@ -317,7 +332,7 @@ fn call(subject: &Subject, command: &str, id: &str, ready: impl FnOnce()) -> Res
     Ok(took.as_secs_f64() * 1e3)
 }
 
-fn rows(rounds: &[[Round; 2]], ours: &'static str, theirs: &'static str, pods: usize) -> Vec<Row> {
+fn rows(rounds: &[[Round; 2]], ours: &str, theirs: &str, pods: usize) -> Vec<Row> {
     type Pick = fn(&Round) -> &Phase;
     let cases: [(String, Pick); 4] = [
         (format!("ADD, {pods} in sequence"), |round| &round.add),
@@ -328,7 +343,7 @@ fn rows(rounds: &[[Round; 2]], ours: &'static str, theirs: &'static str, pods: u
     type Metric = fn(&Phase) -> f64;
     let metrics: [(&str, Metric); 3] = [
         ("p50", |phase| stats::percentile(&phase.calls, 50.0)),
-        ("p99", |phase| stats::percentile(&phase.calls, 99.0)),
+        (stats::tail_name(pods), |phase| stats::tail(&phase.calls)),
         ("all done", |phase| phase.all),
     ];
     let mut rows = Vec::new();
@@ -346,9 +361,9 @@ fn rows(rounds: &[[Round; 2]], ours: &'static str, theirs: &'static str, pods: u
                 case: case.clone(),
                 metric: name.into(),
                 unit: "ms",
-                subject: ours,
+                subject: ours.into(),
                 value: stats::median(&value),
-                against: theirs,
+                against: theirs.into(),
                 against_value: stats::median(&against),
                 ratio: stats::median(&ratios),
                 spread: stats::extent(&ratios),

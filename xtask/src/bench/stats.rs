@@ -8,6 +8,22 @@ pub fn percentile(sample: &[f64], percent: f64) -> f64 {
     sorted[rank.clamp(1, sorted.len()) - 1]
 }
 
+/// A 99th percentile is one only of a hundred values and more: of fewer it is the largest.
+const HUNDRED: usize = 100;
+
+/// What [`tail`] is of so many values.
+pub fn tail_name(values: usize) -> &'static str {
+    match values {
+        HUNDRED.. => "p99",
+        _ => "max",
+    }
+}
+
+/// The slow end of a sample.
+pub fn tail(sample: &[f64]) -> f64 {
+    percentile(sample, if sample.len() < HUNDRED { 100.0 } else { 99.0 })
+}
+
 /// The middle of a sample; of an even number the mean of the two in the middle.
 pub fn median(sample: &[f64]) -> f64 {
     let mut sorted = sample.to_vec();
@@ -35,6 +51,9 @@ mod tests {
         assert_eq!(percentile(&sample, 50.0), 25.0);
         assert_eq!(percentile(&sample, 99.0), 50.0);
         assert_eq!(percentile(&[7.0], 99.0), 7.0);
+        assert_eq!((tail(&sample), tail_name(sample.len())), (50.0, "max"));
+        let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
+        assert_eq!((tail(&hundred), tail_name(hundred.len())), (99.0, "p99"));
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(extent(&[2.0, 1.0, 3.0]), [1.0, 3.0]);

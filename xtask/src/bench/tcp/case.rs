@@ -164,7 +164,7 @@ impl<'a> Bench<'a> {
         match *case {
             Case::Http { connections, body } => {
                 let meter = Meter::start(subject)?;
-                let (node, wrk) = (self.scene.node(), self.scene.wrk());
+                let (node, wrk) = (self.scene.node(subject), self.scene.wrk());
                 let load = http::wrk(
                     node,
                     wrk,
@@ -218,17 +218,18 @@ impl<'a> Bench<'a> {
 
     /// Bytes that cross the server's link for each of a few thousand requests.
     pub fn crossing_per_request(&self, subject: &Subject) -> Result<f64> {
-        const SIZE: usize = 64;
         let ends = subject.ends();
         let listener = ends.listen(self.fresh_port())?;
         let before = subject.crossed()?;
-        let measured = round_trips(ends, &listener, SIZE, 1, Duration::from_millis(200))?;
+        let measured = round_trips(ends, &listener, REQUEST, 1, Duration::from_millis(200))?;
         let crossed = before.zip(subject.crossed()?);
         let (before, after) = crossed.context("this subject has no link")?;
         Ok((after - before) as f64 / measured.count.max(1) as f64)
     }
 }
 
+/// Bytes of a request, and of its answer, by which acceleration is verified.
+pub const REQUEST: usize = 64;
 /// Of streams: the connections after the first one to an endpoint.
 pub const LEARNT: &str = "later connections";
 /// Bytes that crossed the server's link.

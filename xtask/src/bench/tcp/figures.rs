@@ -69,6 +69,8 @@ pub struct Report {
     pub ipv6: bool,
     /// Whether nothing was accelerated.
     pub control: bool,
+    /// The earlier commit whose pods are in the place of the plain ones.
+    pub against: Option<String>,
     pub rows: Vec<Row>,
     pub aims: Vec<Aim>,
 }
@@ -131,6 +133,18 @@ impl Series {
     fn ratios(&self, subject: usize) -> Vec<f64> {
         let pairs = self.values[subject].iter().zip(&self.values[PLAIN]);
         pairs.map(|(value, plain)| value / plain).collect()
+    }
+}
+
+impl Row {
+    /// Noise is now on this side and now on that. A tail of a second or less, and what other work
+    /// of the machine is in, is noise alone.
+    pub fn is_worse_in_every_round(&self) -> bool {
+        match self.metric {
+            "requests" | "first connection" | LEARNT => self.spread[1] < 1.0,
+            "p50" | "CPU" => self.spread[0] > 1.0,
+            _ => false,
+        }
     }
 }
 
@@ -299,6 +313,19 @@ mod tests {
         assert_eq!(not(HTTP, "requests"), 0);
         // Streams are not to be.
         assert_eq!(not(Case::Stream { message: 1 }, CROSSED), 0);
+    }
+
+    #[test]
+    fn worse_is_worse_in_every_round() {
+        let worse = |metric, ratios: [f64; 3]| {
+            let rounds = ratios.map(|ratio| [1.0, ratio, 1.0]);
+            rows(HTTP, metric, &rounds)[0].is_worse_in_every_round()
+        };
+        assert!(worse("requests", [0.99, 0.9, 0.97]));
+        assert!(!worse("requests", [0.9, 0.9, 1.01]));
+        assert!(worse("p50", [1.1, 1.01, 1.2]));
+        assert!(!worse("p50", [1.1, 0.99, 1.2]));
+        assert!(!worse("p99", [1.1, 1.1, 1.1]));
     }
 
     #[test]

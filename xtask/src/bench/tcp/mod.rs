@@ -6,6 +6,10 @@
 //! round. Clients are on one CPU and servers on another. So what the machine does to a round it
 //! does to all three, and the ratio within a round is what counts.
 //!
+//! Against an earlier commit there are two nodes, each with the programs of one of them, and the
+//! accelerated pods of the one take the place of the other's plain ones; with `--control` plain
+//! pods are compared with plain pods.
+//!
 //! Nothing is reported unless the accelerated pods' bytes do go past their link: see [`subject`].
 //!
 //! Limit: the agent's socket programs see the plain subjects' sockets, too, and leave them alone.
@@ -17,20 +21,24 @@ mod http;
 mod nginx;
 mod subject;
 
-use crate::{build, interrupt, report, root, setup, ui, workspace::dist};
+use super::{Programs, verdict};
+use crate::{interrupt, report, root, setup, ui};
 use anyhow::{Context as _, Result};
 use case::{Bench, Part};
 use figures::{Figures, Report};
-use sinabro_lab::{Binaries, holder, traffic::seat::two_cpus};
+use sinabro_lab::{holder, traffic::seat::two_cpus};
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
     time::{Duration, Instant},
 };
 use subject::Scene;
 
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct Options {
+    #[command(flatten)]
+    programs: Programs,
+
     /// Rounds, each of all subjects; at least 5 [default: 7, or 5 with --short]
     #[arg(long, value_parser = clap::value_parser!(u32).range(5..))]
     rounds: Option<u32>,
@@ -54,9 +62,6 @@ pub struct Options {
     /// Write the figures to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-
-    #[arg(long, hide = true, value_name = "DIR")]
-    programs: Option<PathBuf>,
 }
 
 impl Options {
@@ -65,9 +70,9 @@ impl Options {
     }
 
     /// The same options for the same program under sudo.
-    fn arguments(&self, programs: &Path) -> Result<Vec<String>> {
-        let mut arguments: Vec<String> = ["bench", "tcp", "--programs"].map(String::from).into();
-        arguments.push(programs.display().to_string());
+    fn arguments(&self) -> Result<Vec<String>> {
+        let mut arguments: Vec<String> = ["bench", "tcp"].map(String::from).into();
+        arguments.extend(self.programs.arguments()?);
         arguments.extend(["--rounds".into(), self.rounds().to_string()]);
         let flags = [
             ("--short", self.short),
@@ -92,26 +97,20 @@ impl Options {
 const QUIET: f64 = 0.05;
 
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let programs = match &options.programs {
-        Some(dir) => std::path::absolute(dir)?,
-        None => {
-            setup::ensure(setup::BENCH_TCP)?;
-            build::release()?;
-            dist()
-        }
-    };
+    let mut options = options.clone();
+    options.programs.ensure(setup::BENCH_TCP)?;
     if !root::is_root() {
-        let arguments = options.arguments(&programs)?;
+        let arguments = options.arguments()?;
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         root::become_root("making network namespaces", &arguments)?;
     }
-    measure(options, programs)
+    measure(&options)
 }
 
-fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
+fn measure(options: &Options) -> Result<ExitCode> {
     interrupt::on_interrupt(holder::end_all)?;
     let cpus = two_cpus()?;
-    let scene = Scene::make(Binaries::at(programs)?, cpus, options)?;
+    let scene = Scene::make(cpus, options)?;
     let bench = Bench::new(&scene, options.short);
     let cases = case::cases(options.only, options.short);
 
@@ -148,11 +147,12 @@ fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
 
     let rows = figures.rows();
     figures::print(&rows, scene.names());
-    let aims = match options.control {
+    let earlier = options.programs.earlier();
+    let aims = match options.control || earlier.is_some() {
         true => Vec::new(),
         false => figures::aims(&rows),
     };
-    if !options.control {
+    if !options.control && earlier.is_none() {
         figures::print_not_accelerated(&rows, rounds);
     }
     figures::print_aims(&aims);
@@ -165,12 +165,21 @@ fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
             background,
             ipv6: options.ipv6,
             control: options.control,
-            rows,
-            aims,
+            against: earlier.map(|(commit, _)| commit.to_owned()),
+            rows: rows.clone(),
+            aims: aims.clone(),
         };
         report::write(path, &report)?;
     }
-    Ok(ExitCode::SUCCESS)
+    if let Some((commit, _)) = earlier {
+        let slower = rows.iter().filter(|row| row.is_worse_in_every_round());
+        let slower = slower.map(|row| (&*row.case, row.metric, row.ratio));
+        return Ok(verdict(commit, slower));
+    }
+    Ok(match aims.iter().all(|aim| aim.met) {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
 }
 
 fn introduction(scene: &Scene, rounds: u32) -> String {

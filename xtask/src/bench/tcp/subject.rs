@@ -1,10 +1,15 @@
-//! What is compared: two plain pods, two accelerated ones, and one pod with itself.
+//! What is compared: two plain pods (or two of a node with an earlier commit's programs), two
+//! accelerated ones, and one pod with itself.
 //!
 //! Acceleration that does not happen is slow to notice and embarrassing to report. What is
 //! accelerated does not cross the pods' links; so a few thousand requests are sent first and last,
 //! and the bytes that crossed the server's link are held against those of the plain pair.
 
-use super::{Options, case::Bench, nginx::Nginx};
+use super::{
+    Options,
+    case::{Bench, REQUEST},
+    nginx::Nginx,
+};
 use crate::workspace::which;
 use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_common::api::TcpAcceleration;
@@ -25,7 +30,9 @@ const CLIENT_PORTS: &str = "16384 65535";
 const LINK: &str = "eth0";
 
 pub struct Subject {
-    pub name: &'static str,
+    pub name: String,
+    /// The number of its node, from 1.
+    node: usize,
     client: Place,
     server: Place,
     address: IpAddr,
@@ -83,24 +90,38 @@ pub struct Scene {
     wrk: PathBuf,
     cpus: [usize; 2],
     control: bool,
+    /// Whether the first subject is an earlier commit's.
+    against: bool,
 }
 
 impl Scene {
-    pub fn make(binaries: Binaries, cpus: [usize; 2], options: &Options) -> Result<Self> {
+    pub fn make(cpus: [usize; 2], options: &Options) -> Result<Self> {
         let control = options.control;
+        let earlier = options.programs.earlier();
         let wrk = which("wrk").context("wrk is missing: run `cargo xtask setup`")?;
-        let lab = Lab::new(binaries, 1, Lifetime::Process)?;
-        let node = lab.node(1);
-        match control {
-            true => node.start_agent()?,
-            false => node.start_agent_with(&["--tcp-acceleration=opt-in"])?,
+        let present = Binaries::at(options.programs.present())?;
+        let nodes = 1 + usize::from(earlier.is_some());
+        let lab = Lab::new(present, nodes, Lifetime::Process)?;
+        if let Some((_, dir)) = earlier {
+            lab.node(2).set_binaries(Binaries::at(dir)?);
         }
-        node.wait_ready()?;
-        let plain = pair(node, "plain", TcpAcceleration::Disabled)?;
+        for node in lab.nodes() {
+            match control {
+                true => node.start_agent()?,
+                false => node.start_agent_with(&["--tcp-acceleration=opt-in"])?,
+            }
+            node.wait_ready()?;
+        }
+        let node = lab.node(1);
         let wish = match control {
             true => TcpAcceleration::Disabled,
             false => TcpAcceleration::Enabled,
         };
+        let (other, plain_wish) = match earlier {
+            Some(_) => (lab.node(2), wish),
+            None => (node, TcpAcceleration::Disabled),
+        };
+        let plain = pair(other, "plain", plain_wish)?;
         let accelerated = pair(node, "fast", wish)?;
         let local = [&plain[1], &plain[1]];
         let address = |pod: &Pod| match options.ipv6 {
@@ -111,15 +132,16 @@ impl Scene {
             true => (Ipv6Addr::LOCALHOST.into(), "::1"),
             false => (Ipv4Addr::LOCALHOST.into(), "127.0.0.1"),
         };
-        let make = |name, [client, server]: [&Pod; 2], address, link| -> Result<Subject> {
+        let make = |name: &str, node: usize, [client, server]: [&Pod; 2], address, link| {
             let (client, server) = (client.place().clone(), server.place().clone());
             let seat = Seat {
                 place: &server,
                 cpu: cpus[1],
             };
-            Ok(Subject {
-                name,
-                _nginx: Nginx::start(node, seat, address)?,
+            anyhow::Ok(Subject {
+                name: name.into(),
+                node,
+                _nginx: Nginx::start(lab.node(node), seat, address)?,
                 client,
                 server,
                 address,
@@ -127,19 +149,23 @@ impl Scene {
                 link,
             })
         };
-        let [first, second] = match control {
-            true => ["plain", "plain as well"],
-            false => ["plain", "accelerated"],
+        let [first, second] = match (earlier, control) {
+            (None, true) => ["plain", "plain as well"],
+            (None, false) => ["plain", "accelerated"],
+            (Some((commit, _)), true) => [commit, "plain"],
+            (Some((commit, _)), false) => [commit, "accelerated"],
         };
+        let link = Some(LINK);
         let subjects = [
-            make(first, plain.each_ref(), address(&plain[1]), Some(LINK))?,
+            make(first, nodes, plain.each_ref(), address(&plain[1]), link)?,
             make(
                 second,
+                1,
                 accelerated.each_ref(),
                 address(&accelerated[1]),
-                Some(LINK),
+                link,
             )?,
-            make(loopback_name, local, loopback, None)?,
+            make(loopback_name, nodes, local, loopback, None)?,
         ];
         Ok(Self {
             subjects,
@@ -147,11 +173,12 @@ impl Scene {
             wrk,
             cpus,
             control,
+            against: earlier.is_some(),
         })
     }
 
-    pub fn node(&self) -> &Node {
-        self.lab.node(1)
+    pub fn node(&self, subject: &Subject) -> &Node {
+        self.lab.node(subject.node)
     }
 
     pub fn wrk(&self) -> &PathBuf {
@@ -167,32 +194,37 @@ impl Scene {
         &self.subjects
     }
 
-    pub fn names(&self) -> [&'static str; 3] {
-        self.subjects.each_ref().map(|subject| subject.name)
+    pub fn names(&self) -> [&str; 3] {
+        self.subjects.each_ref().map(|subject| &*subject.name)
     }
 
     /// An error unless what should be accelerated is, and nothing else.
     pub fn verify(&self, bench: &Bench<'_>) -> Result<()> {
-        let [plain, accelerated, _] = &self.subjects;
-        let plain = bench.crossing_per_request(plain)?;
-        let accelerated = bench.crossing_per_request(accelerated)?;
-        let text = format!(
-            "per request {accelerated:.0} bytes crossed the link of the accelerated pods, \
-             {plain:.0} that of the plain ones"
-        );
-        if self.control {
-            ensure!(
-                accelerated > plain / 2.0,
-                "something is accelerated: {text}"
+        let [first, second, _] = &self.subjects;
+        for (subject, accelerated) in [
+            (first, self.against && !self.control),
+            (second, !self.control),
+        ] {
+            let crossed = bench.crossing_per_request(subject)?;
+            let text = format!(
+                "per request {crossed:.0} bytes crossed the link of the pods `{}`",
+                subject.name
             );
-        } else if accelerated > plain / 10.0 {
-            let said = self.node().ctl(&["status"]);
-            let said = said.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-            bail!(
-                "nothing to report, because the accelerated pods are not accelerated: {text}; \
-                 `sinabroctl status` says:\n{}",
-                said.unwrap_or_default().trim_end()
-            );
+            if !accelerated {
+                // A request and its answer cross it, and what TCP says about them.
+                ensure!(
+                    crossed > 2.0 * REQUEST as f64,
+                    "something is accelerated: {text}"
+                );
+            } else if crossed > REQUEST as f64 / 2.0 {
+                let said = self.node(subject).ctl(&["status"]);
+                let said = said.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+                bail!(
+                    "nothing to report, because what is to be accelerated is not: {text}; \
+                     `sinabroctl status` says:\n{}",
+                    said.unwrap_or_default().trim_end()
+                );
+            }
         }
         Ok(())
     }

@@ -1,0 +1,216 @@
+//! Agents and plugins of an earlier state of the project give way to the present ones, to the
+//! earlier ones again and to the present ones for good, under load: with the leases, records, maps
+//! and programs that each finds, whoever left them.
+//!
+//! `cargo xtask test` builds the earlier state from git's history and says where it is.
+#![allow(clippy::unwrap_used)]
+
+use sinabro_common::api::{EndpointReport, LeaseReport, Owner, Request, Response, TcpAcceleration};
+use sinabro_lab::{
+    Binaries, Lab, Lifetime, Node, Place, Pod,
+    checks::{Scene, acceleration::round_trips},
+    traffic::{PATIENCE, accept, connect, http::Load, load::Stream, tcp, unbroken::Traffic},
+    wait::eventually,
+};
+use std::{
+    collections::BTreeMap,
+    env,
+    io::{Read as _, Write as _},
+    net::{IpAddr, TcpListener, TcpStream},
+    time::{Duration, Instant},
+};
+
+/// Between blocks of a stream.
+const PAUSE: Duration = Duration::from_millis(5);
+const ACCELERATED: [&str; 1] = ["--tcp-acceleration=opt-in"];
+
+fn earlier() -> Binaries {
+    let dir = env::var_os("SINABRO_EARLIER_DIR");
+    Binaries::at(dir.expect(
+        "SINABRO_EARLIER_DIR is the directory of an earlier state's programs: `cargo xtask test` \
+         builds them and sets it, if there is git's history",
+    ))
+    .unwrap()
+}
+
+const EXCHANGES: u64 = 500;
+
+/// Within a node, accelerated and not, across nodes, and out through the masquerade.
+fn start(scene: &Scene, accelerated: &[Pod; 2]) -> Traffic {
+    let (a, near, far) = (scene.pod(1, 1), scene.pod(1, 2), scene.pod(2, 1));
+    let outside = scene.lab().outside().place();
+    let outside_v4 = scene.lab().outside_addresses().unwrap()[0];
+    let [client, server] = accelerated;
+    let pairs: [(&Pod, &Place, IpAddr); 7] = [
+        (a, near.place(), near.v4()),
+        (a, near.place(), near.v6()),
+        (a, far.place(), far.v4()),
+        (far, a.place(), a.v6()),
+        (near, outside, outside_v4),
+        (client, server.place(), server.v4()),
+        (client, server.place(), server.v6()),
+    ];
+    Traffic {
+        streams: pairs
+            .iter()
+            .map(|(from, to, address)| Stream::start(from.place(), to, *address, PAUSE).unwrap())
+            .collect(),
+        loads: pairs
+            .iter()
+            .map(|(from, to, address)| Load::start(from.place(), to, *address, 1).unwrap())
+            .collect(),
+    }
+}
+
+/// The agent, whatever its state, is asked by the present `sinabroctl`'s messages.
+fn leases(node: &Node) -> BTreeMap<IpAddr, (Owner, bool)> {
+    let Response::Ipam(report) = node.ask(Request::Ipam).unwrap() else {
+        panic!("no report of leases");
+    };
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
+    let leases = report.leases.into_iter();
+    let kept = |lease: LeaseReport| (lease.address, (lease.owner, lease.active));
+    leases.map(kept).collect()
+}
+
+/// What must not change of an endpoint.
+fn endpoints(node: &Node) -> BTreeMap<String, (String, Vec<IpAddr>, Option<TcpAcceleration>)> {
+    let Response::Endpoints(endpoints) = node.ask(Request::Endpoints).unwrap() else {
+        panic!("no report of endpoints");
+    };
+    let kept = |endpoint: EndpointReport| {
+        let fixed = (
+            endpoint.link,
+            endpoint.addresses,
+            endpoint.acceleration_wish,
+        );
+        (endpoint.owner.container_id, fixed)
+    };
+    endpoints.into_iter().map(kept).collect()
+}
+
+/// A connection that is there all the time and says something only when it is asked to.
+struct Held {
+    pods: [Pod; 2],
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl Held {
+    fn open(pods: [Pod; 2]) -> Self {
+        let listener = pods[1]
+            .place()
+            .run(|| Ok(TcpListener::bind((pods[1].v4(), 0))?));
+        let listener = listener.unwrap();
+        let target = listener.local_addr().unwrap();
+        let client = pods[0].place().run(|| Ok(connect(target)?)).unwrap();
+        let (server, _) = accept(&listener, Instant::now() + PATIENCE).unwrap();
+        Self {
+            pods,
+            client,
+            server,
+        }
+    }
+
+    /// Packets on the client's link for some hundred exchanges, each with bytes of its own.
+    fn packets(&mut self, node: &Node) -> u64 {
+        let sent = || node.endpoint(&self.pods[0]).unwrap().unwrap().tx_packets;
+        let before = sent();
+        for number in 0..EXCHANGES {
+            let (asked, mut heard) = (number.to_le_bytes(), [0; 8]);
+            for (from, to) in [(&self.client, &self.server), (&self.server, &self.client)] {
+                let (mut from, mut to) = (from, to);
+                from.write_all(&asked).unwrap();
+                to.read_exact(&mut heard).unwrap();
+                assert_eq!(heard, asked);
+            }
+        }
+        sent() - before
+    }
+}
+
+#[test]
+fn an_upgrade_and_its_reversal_break_nothing() {
+    let (before, now) = (earlier(), Binaries::find().unwrap());
+    let lab = Lab::new(before.clone(), 2, Lifetime::Process).unwrap();
+    for node in lab.nodes() {
+        node.start_agent_with(&ACCELERATED).unwrap();
+        node.wait_ready().unwrap();
+    }
+    let scene = Scene::new(lab).unwrap();
+    let node = scene.node(1);
+    let wishing = |id: &str| node.add_pod_wishing(id, TcpAcceleration::Enabled).unwrap();
+    let accelerated = [wishing("fast-a"), wishing("fast-b")];
+    let bypasses = |[client, server]: &[Pod; 2]| {
+        let round_trips = round_trips(node, client, server).unwrap();
+        round_trips.bypass().unwrap()
+    };
+    let mut held = Held::open(["held-a", "held-b"].map(wishing));
+    assert!(held.packets(node) < EXCHANGES / 10, "{}", node.log());
+    let mut came_before = wishing("came-before");
+    let traffic = start(&scene, &accelerated);
+    traffic.must_flow("before").unwrap();
+
+    let steps = [
+        ("upgraded", &now),
+        ("taken back", &before),
+        ("upgraded again", &now),
+    ];
+    for (step, binaries) in steps {
+        for node in scene.lab().nodes() {
+            let (leases_before, endpoints_before) = (leases(node), endpoints(node));
+            // As the kubelet ends it: asked first, at once if it does not listen.
+            match node.name() {
+                "n1" => node.stop_agent().unwrap(),
+                _ => node.kill_agent().unwrap(),
+            }
+            traffic
+                .must_flow(&format!("without an agent, {step}"))
+                .unwrap();
+            // The plugin that comes with the next agent is there before it serves.
+            node.set_binaries(binaries.clone());
+            node.start_agent_with(&ACCELERATED).unwrap();
+            node.wait_ready().unwrap();
+            traffic
+                .must_flow(&format!("{step}, {}", node.name()))
+                .unwrap();
+            assert_eq!(leases(node), leases_before, "{step}: {}", node.log());
+            assert_eq!(endpoints(node), endpoints_before, "{step}: {}", node.log());
+        }
+        // A pod that came with the other agent: it is as it should be, reached, and goes.
+        let answer = node.check_pod(&came_before).unwrap();
+        assert!(answer.ok(), "{step}: {answer:?}");
+        let late = wishing(&format!("late-{step}").replace(' ', "-"));
+        for (client, server) in [(&late, &came_before), (&came_before, &late)] {
+            if !bypasses(&[client.clone(), server.clone()]) {
+                let says = |noun| node.ctl(&[noun]).map(|o| String::from_utf8(o.stdout));
+                let says = ["status", "acceleration"].map(says);
+                panic!("not accelerated, {step}: {says:#?}\n{}", node.log());
+            }
+        }
+        let packets = held.packets(node);
+        assert!(
+            packets < EXCHANGES / 10,
+            "{packets} packets, {step}: {}",
+            node.log()
+        );
+        for address in late.addresses() {
+            let from = scene.pod(2, 2).place();
+            tcp::transfer(from, late.place(), address, 100_000).unwrap();
+        }
+        let freed = came_before.addresses();
+        node.delete_pod(&came_before).unwrap();
+        // An address is free once the link is gone.
+        eventually("the addresses of a deleted pod to be free", || {
+            let left = leases(node);
+            freed.iter().all(|address| !left.contains_key(address))
+        });
+        came_before = late;
+    }
+    println!("{}", traffic.finish().unwrap());
+    for node in scene.lab().nodes() {
+        let log = node.log();
+        let broken = log.lines().filter(|line| line.contains("ERROR"));
+        assert_eq!(broken.collect::<Vec<_>>(), Vec::<&str>::new());
+    }
+}
