@@ -1,4 +1,5 @@
-//! Agents die and come back under load: no request fails, no connection notices.
+//! Agents die and come back under load: no request fails, no packet is lost, no connection
+//! notices, no path stands still.
 #![allow(clippy::unwrap_used)]
 
 use nix::{
@@ -7,49 +8,62 @@ use nix::{
 };
 use serde_json::Value;
 use sinabro_lab::{
-    Lab, Place, Pod,
-    checks::Scene,
-    traffic::{http::Load, load::Stream, unbroken::Traffic},
+    Lab, Pod,
+    checks::{Family, Scene},
+    traffic::{
+        path::Path,
+        unbroken::{Pace, Traffic},
+    },
 };
+use sinabro_netlink::{Conn, link};
 use std::{
     io::{BufRead as _, BufReader, Read as _},
-    net::IpAddr,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-/// Between blocks of a stream, so that eight of them leave the machine time to breathe.
-const PAUSE: Duration = Duration::from_millis(2);
+/// Between blocks of a stream, so that a dozen of them leave the machine time to breathe.
+const PAUSE: Duration = Duration::from_millis(10);
 const PHASE: Duration = Duration::from_secs(2);
+/// With all that came before, as long as what happens afterwards.
+const BEFORE: Duration = Duration::from_secs(8);
 
-/// Within a node, across nodes, and out through the masquerade.
+/// Within a node, across nodes, between nodes and pods, and out through the masquerade.
 fn start(scene: &Scene) -> Traffic {
     let (a, near, far) = (scene.pod(1, 1), scene.pod(1, 2), scene.pod(2, 1));
+    let node = scene.node(1);
     let outside = scene.lab().outside().place();
-    let outside_v4 = scene.lab().outside_addresses().unwrap()[0];
-    let pairs: [(&Pod, &Place, IpAddr); 5] = [
-        (a, near.place(), near.v4()),
-        (a, near.place(), near.v6()),
-        (a, far.place(), far.v4()),
-        (far, a.place(), a.v6()),
-        (near, outside, outside_v4),
-    ];
-    Traffic {
-        streams: pairs
-            .iter()
-            .map(|(from, to, address)| Stream::start(from.place(), to, *address, PAUSE).unwrap())
-            .collect(),
-        loads: pairs
-            .iter()
-            .map(|(from, to, address)| Load::start(from.place(), to, *address, 2).unwrap())
-            .collect(),
+    let mut paths = vec![Path::new(
+        "outside, IPv4",
+        near.place(),
+        outside,
+        scene.lab().outside_addresses().unwrap()[0],
+    )];
+    for (family, name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
+        let mut path = |way: &str, from, to, address| {
+            paths.push(Path::new(&format!("{way}, {name}"), from, to, address));
+        };
+        path("same node", a.place(), near.place(), family.of(near));
+        path("across nodes", a.place(), far.place(), family.of(far));
+        path("across nodes, back", far.place(), a.place(), family.of(a));
+        path("node to pod", node.place(), a.place(), family.of(a));
+        path("node to far pod", node.place(), far.place(), family.of(far));
+        let own = family.pick(&node.addresses()).unwrap();
+        path("pod to node", a.place(), node.place(), own);
     }
+    let pace = Pace {
+        pause: PAUSE,
+        clients: 1,
+    };
+    let traffic = Traffic::start(&paths, pace).unwrap();
+    traffic.watch(BEFORE);
+    traffic
 }
 
 /// What is going on goes on for a while, and everything moves on during it.
 fn must_flow(traffic: &Traffic, when: &str) {
-    thread::sleep(PHASE);
+    traffic.watch(PHASE);
     traffic.must_flow(when).unwrap();
 }
 
@@ -63,10 +77,12 @@ fn a_killed_and_restarted_agent_breaks_no_connection() {
     ];
     let traffic = start(&scene);
     must_flow(&traffic, "before");
+    traffic.event("the agents were killed").unwrap();
     for node in scene.lab().nodes() {
         node.kill_agent().unwrap();
     }
     must_flow(&traffic, "without agents");
+    traffic.event("new agents were started").unwrap();
     for node in scene.lab().nodes() {
         node.start_agent().unwrap();
     }
@@ -88,10 +104,12 @@ fn a_stopped_agent_leaves_traffic_and_pods_alone() {
     let scene = Scene::new(Lab::for_test(2).unwrap()).unwrap();
     let traffic = start(&scene);
     for _ in 0..2 {
+        traffic.event("the agents were stopped").unwrap();
         for node in scene.lab().nodes() {
             node.stop_agent().unwrap();
         }
         must_flow(&traffic, "without agents");
+        traffic.event("new agents were started").unwrap();
         for node in scene.lab().nodes() {
             node.start_agent().unwrap();
             node.wait_ready().unwrap();
@@ -99,6 +117,30 @@ fn a_stopped_agent_leaves_traffic_and_pods_alone() {
         must_flow(&traffic, "after");
     }
     println!("{}", traffic.finish().unwrap());
+}
+
+/// What the two tests above must see: a node's cable is out for 50 ms, which costs no request and
+/// no stream anything but time.
+#[test]
+fn a_blackout_of_50_ms_does_not_pass() {
+    let scene = Scene::new(Lab::for_test(2).unwrap()).unwrap();
+    let traffic = start(&scene);
+    traffic.event("a cable was pulled").unwrap();
+    let mut router = Conn::in_netns(scene.lab().router().place().net()).unwrap();
+    let port = router.link_by_name("to-n2").unwrap().index;
+    router.execute(link::set_master(port, None)).unwrap();
+    thread::sleep(Duration::from_millis(50));
+    let bridge = router.link_by_name("br0").unwrap().index;
+    router
+        .execute(link::set_master(port, Some(bridge)))
+        .unwrap();
+    must_flow(&traffic, "after the cable was back");
+    let told = format!("{:#}", traffic.finish().unwrap_err());
+    println!("{told}");
+    assert!(told.contains("UDP, across nodes, IPv4: of "), "{told}");
+    assert!(told.contains("ms after a cable was pulled"), "{told}");
+    // The others did not notice: what the meter says is of each path by itself.
+    assert!(told.contains(" 0 lost"), "{told}");
 }
 
 /// A program that ends with the test.

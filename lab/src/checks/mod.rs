@@ -69,22 +69,22 @@ impl Scene {
 
 /// An address of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Family {
+pub enum Family {
     V4,
     V6,
 }
 
 impl Family {
-    const BOTH: [Self; 2] = [Self::V4, Self::V6];
+    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
 
-    fn of(self, pod: &Pod) -> IpAddr {
+    pub fn of(self, pod: &Pod) -> IpAddr {
         match self {
             Self::V4 => pod.v4(),
             Self::V6 => pod.v6(),
         }
     }
 
-    fn pick(self, addresses: &[IpAddr]) -> Result<IpAddr> {
+    pub fn pick(self, addresses: &[IpAddr]) -> Result<IpAddr> {
         addresses
             .iter()
             .find(|address| address.is_ipv4() == (self == Self::V4))

@@ -2,12 +2,12 @@
 //!
 //! Only what a load needs: GET, Content-Length, persistent connections.
 
-use super::{PATIENCE, accept, connect};
+use super::{PATIENCE, accept, connect, path::Path};
 use crate::namespace::Place;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -25,7 +25,6 @@ const REQUESTS_PER_CONNECTION: u64 = 50;
 pub struct Report {
     pub requests: u64,
     pub failures: Vec<String>,
-    pub slowest: Duration,
 }
 
 /// A server in one place and clients in another, until [`Load::finish`].
@@ -40,29 +39,15 @@ pub struct Load {
 }
 
 impl Load {
-    /// Clients that connect to the server's own address.
-    pub fn start(from: &Place, to: &Place, address: IpAddr, clients: usize) -> Result<Self> {
-        Self::through(from, to, SocketAddr::new(address, 0), None, clients)
-    }
-
-    /// Clients that connect to `target`, which something on the way translates to the address
-    /// that the server listens on.
-    pub fn through(
-        from: &Place,
-        to: &Place,
-        listen: SocketAddr,
-        target: Option<SocketAddr>,
-        clients: usize,
-    ) -> Result<Self> {
-        let asked = target.unwrap_or(listen).ip();
+    /// So many clients, each with a pause between two requests.
+    pub fn on(path: &Path, clients: usize, pause: Duration) -> Result<Self> {
+        let (from, to) = (&path.from, &path.to);
+        let asked = path.target(path.listen()).ip();
         let name = format!("HTTP {} → {} {asked}", from.name(), to.name());
         let listener = to
-            .run(|| Ok(TcpListener::bind(listen)?))
+            .run(|| Ok(TcpListener::bind(path.listen())?))
             .with_context(|| name.clone())?;
-        let target = match target {
-            Some(target) => target,
-            None => listener.local_addr()?,
-        };
+        let target = path.target(listener.local_addr()?);
         let [stop, close] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let done = Arc::new(AtomicU64::new(0));
         let server = {
@@ -72,7 +57,7 @@ impl Load {
         let clients = (0..clients)
             .map(|_| {
                 let (from, stop, done) = (from.clone(), stop.clone(), done.clone());
-                thread::spawn(move || client(&from, target, &stop, &done))
+                thread::spawn(move || client(&from, target, pause, &stop, &done))
             })
             .collect();
         Ok(Self {
@@ -103,7 +88,6 @@ impl Load {
                 .map_err(|_| anyhow!("an HTTP client panicked"))?;
             sum.requests += report.requests;
             sum.failures.extend(report.failures);
-            sum.slowest = sum.slowest.max(report.slowest);
         }
         self.close.store(true, Ordering::Relaxed);
         if let Some(server) = self.server.take() {
@@ -122,11 +106,17 @@ impl Drop for Load {
     }
 }
 
-fn client(from: &Place, target: SocketAddr, stop: &AtomicBool, done: &AtomicU64) -> Report {
+fn client(
+    from: &Place,
+    target: SocketAddr,
+    pause: Duration,
+    stop: &AtomicBool,
+    done: &AtomicU64,
+) -> Report {
     let mut report = Report::default();
     let result = from.run(|| {
         while !stop.load(Ordering::Relaxed) {
-            if let Err(error) = session(target, stop, done, &mut report) {
+            if let Err(error) = session(target, pause, stop, done, &mut report) {
                 report.failures.push(format!("{error:#}"));
                 // Enough to tell; a dead path must not fill the memory with words.
                 if report.failures.len() >= 20 {
@@ -144,6 +134,7 @@ fn client(from: &Place, target: SocketAddr, stop: &AtomicBool, done: &AtomicU64)
 
 fn session(
     target: SocketAddr,
+    pause: Duration,
     stop: &AtomicBool,
     done: &AtomicU64,
     report: &mut Report,
@@ -154,11 +145,10 @@ fn session(
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        let start = Instant::now();
         request(&mut reader).with_context(|| format!("request to {target} failed"))?;
-        report.slowest = report.slowest.max(start.elapsed());
         report.requests += 1;
         done.fetch_add(1, Ordering::Relaxed);
+        thread::sleep(pause);
     }
     Ok(())
 }

@@ -7,11 +7,13 @@
 //! given port, and nothing but the system calls that an application would make.
 
 pub mod brief;
+pub mod gaps;
 pub mod http;
 pub mod icmp;
 pub mod load;
 pub mod one_way;
 pub mod packet;
+pub mod path;
 pub mod round_trips;
 pub mod seat;
 pub mod tcp;

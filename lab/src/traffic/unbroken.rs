@@ -1,16 +1,72 @@
-//! Streams and requests that must not notice what is done to the network under them.
+//! Traffic that must not notice what is done to the network under it: streams, requests, and a
+//! meter that sees how long it stood still.
 
-use super::{http::Load, load::Stream};
+use super::{
+    gaps::{Meter, Watched},
+    http::Load,
+    load::Stream,
+    path::Path,
+};
 use crate::wait::wait_for;
 use anyhow::{Result, bail, ensure};
+use std::time::Duration;
+
+/// How much of it there is on each path.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Between blocks of a stream and between requests, so that the machine has time for others.
+    pub pause: Duration,
+    /// Who ask at once.
+    pub clients: usize,
+}
 
 /// Traffic that runs until [`Traffic::finish`].
 pub struct Traffic {
-    pub streams: Vec<Stream>,
-    pub loads: Vec<Load>,
+    streams: Vec<Stream>,
+    loads: Vec<Load>,
+    meter: Meter,
 }
 
 impl Traffic {
+    /// Streams, requests and the meter on every path. A translated one carries no stream, and its
+    /// next port leads to the meter.
+    pub fn start(paths: &[Path], pace: Pace) -> Result<Self> {
+        let (mut streams, mut loads, mut watched) = (Vec::new(), Vec::new(), Vec::new());
+        for path in paths {
+            if path.is_translated() {
+                watched.push(path.next_port());
+            } else {
+                streams.push(Stream::start(
+                    &path.from,
+                    &path.to,
+                    path.address,
+                    pace.pause,
+                )?);
+                watched.push(path.clone());
+            }
+            loads.push(Load::on(path, pace.clients, pace.pause)?);
+        }
+        let meter = Meter::start(&watched)?;
+        let traffic = Self {
+            streams,
+            loads,
+            meter,
+        };
+        traffic.must_flow("at the beginning")?;
+        Ok(traffic)
+    }
+
+    /// Lets it run for a while. Before the first [`Traffic::event`] this is the time that all
+    /// later gaps are compared with.
+    pub fn watch(&self, time: Duration) {
+        self.meter.watch(time);
+    }
+
+    /// Something is done to it now: the cause of gaps from here on, in reports.
+    pub fn event(&self, what: &str) -> Result<()> {
+        self.meter.event(what)
+    }
+
     /// Everything moves on; an error says what stood still, and when.
     pub fn must_flow(&self, when: &str) -> Result<()> {
         let before = self.progress();
@@ -33,9 +89,20 @@ impl Traffic {
             .collect()
     }
 
-    /// Ends everything in order; an error if a single request or byte was lost.
+    /// Ends everything in order; an error if a single request or byte was lost, or if a path
+    /// stood still for longer than [`super::gaps::ALLOWED`] more than before.
     pub fn finish(self) -> Result<String> {
+        let (told, watched) = self.end()?;
+        let gaps = watched.must_hold().map_err(|error| {
+            let lines = watched.table().join("\n  ");
+            error.context(format!("traffic was disturbed\n  {lines}"))
+        })?;
+        Ok(format!("{told}; {gaps}"))
+    }
+
+    fn end(self) -> Result<(String, Watched)> {
         self.must_flow("at the end")?;
+        let watched = self.meter.finish()?;
         let (streams, mut requests) = (self.streams.len(), 0);
         for stream in self.streams {
             stream.finish()?;
@@ -52,8 +119,7 @@ impl Traffic {
             );
             requests += report.requests;
         }
-        Ok(format!(
-            "0 of {requests} requests lost, {streams} streams whole"
-        ))
+        let told = format!("0 of {requests} requests lost, {streams} streams whole");
+        Ok((told, watched))
     }
 }

@@ -8,56 +8,71 @@ use anyhow::{Context as _, Result};
 use serde_json::json;
 use sinabro_lab::{
     Place,
-    traffic::{http::Load, load::Stream, tcp, unbroken::Traffic},
+    traffic::{
+        path::Path,
+        tcp,
+        unbroken::{Pace, Traffic},
+    },
 };
 use std::{
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
-/// Between blocks of a stream: the machine runs a cluster besides.
-const PAUSE: Duration = Duration::from_millis(10);
-/// Port of the servers behind the Service.
+/// The machine runs a cluster besides.
+const PACE: Pace = Pace {
+    pause: Duration::from_millis(10),
+    clients: 1,
+};
+/// Of the servers behind the Service: requests, and the meter's right after it.
 const PORT: u16 = 8080;
+/// Of the Service, in the same order.
+const SERVICE_PORT: u16 = 80;
 
-/// Traffic within a node, across nodes, both families, and through a Service, from pods a and b of
-/// one node and c of another.
+/// Traffic within a node, across nodes, between nodes and pods, both families, and through a
+/// Service, from pods a and b of one node and c of another. It has run undisturbed for a while
+/// when this returns: what a scenario does is compared with that.
 pub fn traffic(world: &World, [a, b, c]: [&KubePod; 3]) -> Result<Traffic> {
-    let pairs = [
-        (a, b, b.v4()?),
-        (a, b, b.v6()?),
-        (a, c, c.v4()?),
-        (c, a, a.v6()?),
-    ];
-    let stream = |(from, to, address): &(&KubePod, &KubePod, IpAddr)| {
-        Stream::start(&from.place, &to.place, *address, PAUSE)
-    };
-    let load = |(from, to, address): &(&KubePod, &KubePod, IpAddr)| {
-        Load::start(&from.place, &to.place, *address, 1)
-    };
-    let streams = pairs.iter().map(stream).collect::<Result<Vec<_>>>()?;
-    let mut loads = pairs.iter().map(load).collect::<Result<Vec<_>>>()?;
-    for (from, to) in [(a, c), (a, b)] {
-        loads.push(service_load(world, from, to)?);
+    let node = world.cluster.place(&world.nodes()[0])?;
+    let mut paths = Vec::new();
+    for (name, address) in [
+        ("IPv4", KubePod::v4 as fn(&KubePod) -> Result<IpAddr>),
+        ("IPv6", KubePod::v6),
+    ] {
+        let mut path = |way: &str, from: &Place, to: &KubePod| -> Result<()> {
+            let name = format!("{way}, {name}");
+            paths.push(Path::new(&name, from, &to.place, address(to)?));
+            Ok(())
+        };
+        path("same node", &a.place, b)?;
+        path("across nodes", &a.place, c)?;
+        path("across nodes, back", &c.place, a)?;
+        path("node to pod", &node, b)?;
+        path("node to far pod", &node, c)?;
     }
-    let traffic = Traffic { streams, loads };
-    traffic.must_flow("at the beginning")?;
+    for (way, to) in [("Service, across nodes", c), ("Service, same node", b)] {
+        paths.push(service_path(world, way, a, to)?);
+    }
+    let traffic = Traffic::start(&paths, PACE)?;
+    traffic.watch(world.before);
     Ok(traffic)
 }
 
-/// Requests to a Service whose one endpoint is `to`.
-fn service_load(world: &World, from: &KubePod, to: &KubePod) -> Result<Load> {
-    let address = service(world, to)?;
-    let target = SocketAddr::new(address, 80);
-    let listen = SocketAddr::new(to.v4()?, PORT);
+/// The way to a Service whose one endpoint is `to`.
+fn service_path(world: &World, way: &str, from: &KubePod, to: &KubePod) -> Result<Path> {
+    let target = SocketAddr::new(service(world, to)?, SERVICE_PORT);
+    let path = Path::new(way, &from.place, &to.place, to.v4()?).through(target, PORT);
     // kube-proxy takes a moment to know the Service.
-    world.wait(&format!("Service {address} to lead to {}", to.name), || {
-        let listener = to.place.run(|| Ok(std::net::TcpListener::bind(listen)?))?;
-        let connected = tcp::connects(&from.place, target).is_ok();
-        drop(listener);
-        Ok(connected.then_some(()))
-    })?;
-    Load::through(&from.place, &to.place, listen, Some(target), 1)
+    for path in [path.clone(), path.next_port()] {
+        let (target, listen) = (path.target(path.listen()), path.listen());
+        world.wait(&format!("Service {target} to lead to {}", to.name), || {
+            let listener = to.place.run(|| Ok(std::net::TcpListener::bind(listen)?))?;
+            let connected = tcp::connects(&from.place, target).is_ok();
+            drop(listener);
+            Ok(connected.then_some(()))
+        })?;
+    }
+    Ok(path)
 }
 
 /// Makes a Service for one pod; its first address.
@@ -68,7 +83,16 @@ pub fn service(world: &World, to: &KubePod) -> Result<IpAddr> {
         "metadata": {"name": to.name, "namespace": NAMESPACE},
         "spec": {
             "selector": {"app": to.name},
-            "ports": [{"port": 80, "targetPort": PORT}],
+            "ports": [
+                {"name": "http", "port": SERVICE_PORT, "targetPort": PORT},
+                {"name": "meter", "port": SERVICE_PORT + 1, "targetPort": PORT + 1},
+                {
+                    "name": "datagrams",
+                    "protocol": "UDP",
+                    "port": SERVICE_PORT + 1,
+                    "targetPort": PORT + 1,
+                },
+            ],
             "ipFamilyPolicy": "PreferDualStack",
             // Who is ready is not this traffic's question. When the API server comes back after a
             // while, the controllers call every node not ready until they hear of it, and its pods

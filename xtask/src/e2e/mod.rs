@@ -27,6 +27,9 @@ use world::World;
 /// Longest time the API server is away in a run that is not `--short`.
 const OUTAGE: Duration = Duration::from_secs(120);
 const SHORT_OUTAGE: Duration = Duration::from_secs(20);
+/// How long traffic is watched before something is done to it.
+const BEFORE: Duration = Duration::from_secs(60);
+const SHORT_BEFORE: Duration = Duration::from_secs(15);
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -158,7 +161,11 @@ fn play(options: &Options, report: &mut Report) -> Result<()> {
         );
     }
     println!("\n{}", ui::bold("What happens to a cluster"));
-    let mut world = World::new(cluster, if options.short { SHORT_OUTAGE } else { OUTAGE })?;
+    let (outage, before) = match options.short {
+        true => (SHORT_OUTAGE, SHORT_BEFORE),
+        false => (OUTAGE, BEFORE),
+    };
+    let mut world = World::new(cluster, outage, before)?;
     for scenario in scenarios::ALL {
         if !wanted(scenario.name) {
             continue;

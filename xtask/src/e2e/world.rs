@@ -21,11 +21,17 @@ pub struct World {
     pub cluster: Cluster,
     /// How long the API server is away in the scenario about that.
     pub outage: Duration,
+    /// How long traffic runs before a scenario begins: what it sees then is the measure.
+    pub before: Duration,
 }
 
 impl World {
-    pub fn new(cluster: Cluster, outage: Duration) -> Result<Self> {
-        let world = Self { cluster, outage };
+    pub fn new(cluster: Cluster, outage: Duration, before: Duration) -> Result<Self> {
+        let world = Self {
+            cluster,
+            outage,
+            before,
+        };
         world.cluster.apply(&format!(
             "apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n"
         ))?;

@@ -73,6 +73,7 @@ pub fn rolling_upgrade(world: &mut World) -> Result<String> {
     }
     for (number, image) in [next, now].iter().enumerate() {
         let agents = names(world)?;
+        traffic.event("the agents' image was changed")?;
         world.kubectl(&[
             "-n",
             SYSTEM,
@@ -132,6 +133,7 @@ pub fn killed(world: &mut World) -> Result<String> {
     let traffic = traffic(world, [&pods[0], &pods[1], &pods[2]])?;
     for node in &nodes {
         let before = world.agents(node)?;
+        traffic.event(&format!("the agent of {node} was killed"))?;
         world.kill_agent(node)?;
         traffic.must_flow("after an agent was killed")?;
         world.wait(&format!("a new agent on {node}"), || {

@@ -75,6 +75,7 @@ pub fn away(world: &mut World) -> Result<String> {
     ])?;
     let traffic = traffic(world, [&pods[0], &pods[1], &pods[2]])?;
     let (started, outage) = (Instant::now(), world.outage);
+    traffic.event("the API server went away")?;
     world.cluster.api_stop()?;
     let mut renewed = 0;
     let outcome = (|| -> Result<()> {
@@ -84,6 +85,7 @@ pub fn away(world: &mut World) -> Result<String> {
             }
             for (pod, node) in [("away-d", &nodes[0]), ("away-e", &nodes[1])] {
                 if round == 1 {
+                    traffic.event(&format!("the agent of {node} was killed"))?;
                     world.kill_agent(node)?;
                 }
                 renew_sandbox(world, node, pod)?;
@@ -102,6 +104,7 @@ pub fn away(world: &mut World) -> Result<String> {
         Ok(())
     })();
     let gone = started.elapsed();
+    traffic.event("the API server came back")?;
     world.cluster.api_start()?;
     outcome?;
     world.healthy()?;

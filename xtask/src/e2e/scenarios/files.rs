@@ -83,6 +83,7 @@ pub fn disk_full(world: &mut World) -> Result<String> {
     let directory = world.path(node, "/run/sinabro")?;
     let filler = directory.join("filler");
     let outcome = (|| {
+        traffic.event("the disk was filled")?;
         fill(&filler)?;
         world.apply_all(vec![manifest("full-waits", node, PAUSE)])?;
         let told = world.wait("an Event that tells of the full disk", || {

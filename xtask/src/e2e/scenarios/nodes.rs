@@ -18,6 +18,7 @@ pub fn kubelet_restart(world: &mut World) -> Result<String> {
         .iter()
         .map(|node| world.leased(node))
         .collect::<Result<_>>()?;
+    traffic.event("the kubelets were restarted")?;
     for node in &nodes {
         world.cluster.kubelet_restart(node)?;
     }
@@ -43,8 +44,10 @@ pub fn reboot(world: &mut World) -> Result<String> {
     let traffic = traffic(world, [&near[0], &near[1], &near[2]])?;
     let boot_id = |world: &World| world.on_node(reboots, "cat", &["/run/sinabro/agent.lock"]);
     boot_id(world).context("no state of the agent before the reboot")?;
+    traffic.event("another node lost power")?;
     world.cluster.node_stop(reboots)?;
     traffic.must_flow("while the other node is down")?;
+    traffic.event("it was started again")?;
     world.cluster.node_start(reboots)?;
     world.healthy()?;
     // The kubelet makes the same pods anew, with new sandboxes.
@@ -82,6 +85,7 @@ pub fn added_and_removed(world: &mut World) -> Result<String> {
         ("join-c", &nodes[1]),
     ])?;
     let traffic = traffic(world, [&pods[0], &pods[1], &pods[2]])?;
+    traffic.event("a node was added")?;
     let new = world.cluster.node_add()?;
     world.healthy()?;
     let guest = world.run_pods(&[("join-guest", &new)])?;
@@ -97,6 +101,7 @@ pub fn added_and_removed(world: &mut World) -> Result<String> {
         .with_context(|| format!("{} does not know {new}", nodes[0]))?
         .pod_cidrs;
     drop(guest);
+    traffic.event("it was removed")?;
     world.cluster.node_remove(&new)?;
     for node in &nodes {
         world.wait(&format!("{node} to forget {new}"), || {

@@ -7,7 +7,7 @@ use crate::e2e::{
 };
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use sinabro_lab::traffic::{http::Load, icmp, tcp};
+use sinabro_lab::traffic::{http::Load, icmp, path::Path, tcp};
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr, TcpListener},
@@ -109,13 +109,8 @@ pub fn host_port(world: &mut World) -> Result<String> {
         world.cluster.place(&nodes[1])?,
     ];
     for from in &places {
-        let load = Load::through(
-            from,
-            &server.place,
-            SocketAddr::new(server.v4()?, 8080),
-            Some(target),
-            1,
-        )?;
+        let path = Path::new("host port", from, &server.place, server.v4()?);
+        let load = Load::on(&path.through(target, 8080), 1, Duration::ZERO)?;
         world.wait(
             &format!("an answer from {target} to {}", from.name()),
             || Ok((load.requests() > 10).then_some(())),

@@ -1,0 +1,232 @@
+//! How long traffic stood still: a datagram every millisecond and a TCP request every second one
+//! on each path, each accounted for by its number.
+//!
+//! A gap is the network's: the time from the sending of a message until it, or one sent after it,
+//! arrives by the kernel's receive timestamp (SO_TIMESTAMPNS). Threads of the meter that get no
+//! processor do not lengthen it. They run ahead of all others (SCHED_FIFO) all the same, or the
+//! meter would not look when something happens; how much it saw is in its report.
+//!
+//! What holds up the machine holds up everything, so one more path leads over a cable between two
+//! namespaces of the meter's own, where nothing else is: while that one stands still, a gap of
+//! another path is not that path's. What remains is compared with the same path's longest gap
+//! before the first event: [`ALLOWED`] more, and nothing lost, or it is an error that says when
+//! and after which event.
+
+mod flow;
+mod report;
+mod series;
+
+pub use report::Watched;
+
+use super::path::Path;
+use crate::namespace::Place;
+use anyhow::{Result, anyhow};
+use flow::Flow;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::{
+    sys::time::TimeSpec,
+    time::{ClockId, ClockNanosleepFlags, clock_nanosleep},
+};
+use series::Stamp;
+use sinabro_netlink::{Conn, NetNs, addr::Addr, link, veth::Veth};
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+/// How much longer than before a path's longest gap may be while something is done to it.
+pub const ALLOWED: Duration = Duration::from_millis(10);
+
+/// Between two datagrams of a path.
+const TICK: Duration = Duration::from_millis(1);
+/// Requests are sent every so many ticks, if the one before was answered.
+const TICKS_PER_REQUEST: u64 = 2;
+/// Until what was sent last has arrived, or is lost.
+const LAST: Duration = Duration::from_secs(2);
+
+/// Watches paths until [`Meter::finish`].
+pub struct Meter {
+    flows: Arc<Vec<Flow>>,
+    events: Mutex<Vec<(Stamp, String)>>,
+    started: Stamp,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Result<()>>>,
+}
+
+impl Meter {
+    pub fn start(paths: &[Path]) -> Result<Self> {
+        let mut flows = Vec::from(Flow::both(&control()?)?);
+        flows.iter_mut().for_each(|flow| flow.is_control = true);
+        for path in paths {
+            flows.extend(Flow::both(path)?);
+        }
+        let flows = Arc::new(flows);
+        let stop = Arc::new(AtomicBool::new(false));
+        // Before the threads, so that their errors are the caller's.
+        let epoll = watch_all(&flows)?;
+        let start = |name: &str, run: fn(&[Flow], &Epoll, &AtomicBool) -> Result<()>, epoll| {
+            let (flows, stop) = (flows.clone(), stop.clone());
+            let thread = thread::Builder::new().name(name.into());
+            thread.spawn(move || {
+                ahead_of_others()?;
+                run(&flows, &epoll, &stop)
+            })
+        };
+        let none = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let threads = vec![
+            start("meter-ear", hear, epoll)?,
+            start("meter-tick", |flows, _, stop| tick(flows, stop), none)?,
+        ];
+        Ok(Self {
+            flows,
+            events: Mutex::default(),
+            started: now()?,
+            stop,
+            threads,
+        })
+    }
+
+    /// Watches for a while in which nothing is done: the time that a later one is compared with.
+    pub fn watch(&self, time: Duration) {
+        thread::sleep(time);
+    }
+
+    /// Something is done now. The first event ends the time of comparison.
+    pub fn event(&self, what: &str) -> Result<()> {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.push((now()?, what.into()));
+        Ok(())
+    }
+
+    /// Ends the watch; what was seen.
+    pub fn finish(mut self) -> Result<Watched> {
+        let end = now()?;
+        for flow in self.flows.iter() {
+            flow.end();
+        }
+        // What does not arrive is an outcome, not an error of the meter's.
+        let _ = crate::wait::wait_within(LAST, "the last messages to arrive", || {
+            Ok(self.flows.iter().all(Flow::is_complete).then_some(()))
+        });
+        let heard = now()?;
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            thread
+                .join()
+                .map_err(|_| anyhow!("a meter's thread panicked"))??;
+        }
+        let events = std::mem::take(
+            self.events
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+        Ok(Watched::new(&self.flows, events, self.started..end, heard))
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Sends on all flows, one after the other, every [`TICK`]. What was missed is not made up for.
+fn tick(flows: &[Flow], stop: &AtomicBool) -> Result<()> {
+    let clock = ClockId::CLOCK_MONOTONIC;
+    let mut next = Duration::from(clock.now()?);
+    for number in 0_u64.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        for flow in flows {
+            flow.send(number)?;
+        }
+        next = (next + TICK).max(clock.now()?.into());
+        let until = TimeSpec::from_duration(next);
+        // An interrupted sleep makes an early tick.
+        let _ = clock_nanosleep(clock, ClockNanosleepFlags::TIMER_ABSTIME, &until);
+    }
+    Ok(())
+}
+
+fn watch_all(flows: &[Flow]) -> Result<Epoll> {
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+    for (number, flow) in flows.iter().enumerate() {
+        for (side, socket) in flow.ears().into_iter().enumerate() {
+            let data = (number * 2 + side) as u64;
+            epoll.add(socket, EpollEvent::new(EpollFlags::EPOLLIN, data))?;
+        }
+    }
+    Ok(epoll)
+}
+
+/// Receives on all flows.
+fn hear(flows: &[Flow], epoll: &Epoll, stop: &AtomicBool) -> Result<()> {
+    let mut events = vec![EpollEvent::empty(); 64];
+    while !stop.load(Ordering::Relaxed) {
+        let ready = match epoll.wait(&mut events, EpollTimeout::from(50_u8)) {
+            Err(nix::errno::Errno::EINTR) => continue,
+            other => other?,
+        };
+        for event in &events[..ready] {
+            let (flow, side) = (event.data() as usize / 2, event.data() as usize % 2);
+            flows[flow].hear(side, epoll)?;
+        }
+    }
+    Ok(())
+}
+
+/// Both ends of a cable that nothing else uses.
+fn control() -> Result<Path> {
+    let ends = [
+        ("control", "198.18.0.1/30"),
+        ("control-peer", "198.18.0.2/30"),
+    ];
+    let nets = [NetNs::create()?, NetNs::create()?];
+    let mut conn = Conn::in_netns(&nets[0])?;
+    conn.create_veth(&Veth {
+        name: "eth0",
+        mac: [2, 0x1a, 0xb0, 0, 2, 1],
+        mtu: 1500,
+        peer_name: "eth0",
+        peer_mac: [2, 0x1a, 0xb0, 0, 2, 2],
+        peer_netns: Some(&nets[1]),
+    })?;
+    for (net, (_, address)) in nets.iter().zip(ends) {
+        let mut conn = Conn::in_netns(net)?;
+        let eth0 = conn.link_by_name("eth0")?.index;
+        conn.execute_all([link::set_up(eth0), Addr::new(eth0, address.parse()?).add()])?;
+    }
+    let [from, to] = nets;
+    let address = ends[1].1.parse::<ipnet::IpNet>()?.addr();
+    Ok(Path::new(
+        "a cable of its own",
+        &Place::new(ends[0].0, from),
+        &Place::new(ends[1].0, to),
+        address,
+    ))
+}
+
+fn ahead_of_others() -> Result<()> {
+    let first = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the structure outlives the call; 0 is the calling thread.
+    let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const first) };
+    nix::errno::Errno::result(set)
+        .map(drop)
+        .map_err(|errno| anyhow!("the meter's threads cannot run ahead of others: {errno}"))
+}
+
+fn now() -> Result<Stamp> {
+    let time = ClockId::CLOCK_REALTIME.now()?;
+    Ok(time.tv_sec() * 1_000_000_000 + time.tv_nsec())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,60 @@
+//! A way that traffic takes: from one place to an address of another, directly or through
+//! something that translates.
+
+use crate::namespace::Place;
+use std::net::{IpAddr, SocketAddr};
+
+#[derive(Clone, Debug)]
+pub struct Path {
+    /// As in reports: "same node, IPv4".
+    pub name: String,
+    pub from: Place,
+    pub to: Place,
+    /// Of the server.
+    pub address: IpAddr,
+    /// Where clients ask instead, and the port of the server that it leads to.
+    through: Option<(SocketAddr, u16)>,
+}
+
+impl Path {
+    pub fn new(name: &str, from: &Place, to: &Place, address: IpAddr) -> Self {
+        Self {
+            name: name.into(),
+            from: from.clone(),
+            to: to.clone(),
+            address,
+            through: None,
+        }
+    }
+
+    /// Clients ask `target`, which something on the way translates to a port of the server.
+    pub fn through(mut self, target: SocketAddr, port: u16) -> Self {
+        self.through = Some((target, port));
+        self
+    }
+
+    /// The same way, both of its ports one higher.
+    pub fn next_port(&self) -> Self {
+        let next = |(target, port): (SocketAddr, u16)| {
+            (SocketAddr::new(target.ip(), target.port() + 1), port + 1)
+        };
+        Self {
+            through: self.through.map(next),
+            ..self.clone()
+        }
+    }
+
+    pub fn is_translated(&self) -> bool {
+        self.through.is_some()
+    }
+
+    /// What a server binds to: a free port, unless the translation demands one.
+    pub fn listen(&self) -> SocketAddr {
+        SocketAddr::new(self.address, self.through.map_or(0, |(_, port)| port))
+    }
+
+    /// Where clients find a server that was bound.
+    pub fn target(&self, bound: SocketAddr) -> SocketAddr {
+        self.through.map_or(bound, |(target, _)| target)
+    }
+}
