@@ -9,11 +9,8 @@ use nix::{
 use serde_json::Value;
 use sinabro_lab::{
     Lab, Pod,
-    checks::{Family, Scene},
-    traffic::{
-        path::Path,
-        unbroken::{Pace, Traffic},
-    },
+    checks::Scene,
+    traffic::unbroken::{Pace, Traffic},
 };
 use sinabro_netlink::{Conn, link};
 use std::{
@@ -29,34 +26,12 @@ const PHASE: Duration = Duration::from_secs(2);
 /// With all that came before, as long as what happens afterwards.
 const BEFORE: Duration = Duration::from_secs(8);
 
-/// Within a node, across nodes, between nodes and pods, and out through the masquerade.
 fn start(scene: &Scene) -> Traffic {
-    let (a, near, far) = (scene.pod(1, 1), scene.pod(1, 2), scene.pod(2, 1));
-    let node = scene.node(1);
-    let outside = scene.lab().outside().place();
-    let mut paths = vec![Path::new(
-        "outside, IPv4",
-        near.place(),
-        outside,
-        scene.lab().outside_addresses().unwrap()[0],
-    )];
-    for (family, name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
-        let mut path = |way: &str, from, to, address| {
-            paths.push(Path::new(&format!("{way}, {name}"), from, to, address));
-        };
-        path("same node", a.place(), near.place(), family.of(near));
-        path("across nodes", a.place(), far.place(), family.of(far));
-        path("across nodes, back", far.place(), a.place(), family.of(a));
-        path("node to pod", node.place(), a.place(), family.of(a));
-        path("node to far pod", node.place(), far.place(), family.of(far));
-        let own = family.pick(&node.addresses()).unwrap();
-        path("pod to node", a.place(), node.place(), own);
-    }
     let pace = Pace {
         pause: PAUSE,
         clients: 1,
     };
-    let traffic = Traffic::start(&paths, pace).unwrap();
+    let traffic = Traffic::start(&scene.paths().unwrap(), pace).unwrap();
     traffic.watch(BEFORE);
     traffic
 }

@@ -7,9 +7,14 @@
 
 use sinabro_common::api::{EndpointReport, LeaseReport, Owner, Request, Response, TcpAcceleration};
 use sinabro_lab::{
-    Binaries, Lab, Lifetime, Node, Place, Pod,
+    Binaries, Lab, Lifetime, Node, Pod,
     checks::{Scene, acceleration::round_trips},
-    traffic::{PATIENCE, accept, connect, http::Load, load::Stream, tcp, unbroken::Traffic},
+    traffic::{
+        PATIENCE, accept, connect,
+        path::Path,
+        tcp,
+        unbroken::{Pace, Traffic},
+    },
     wait::eventually,
 };
 use std::{
@@ -21,7 +26,9 @@ use std::{
 };
 
 /// Between blocks of a stream.
-const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(10);
+/// Undisturbed, to be compared with.
+const BEFORE: Duration = Duration::from_secs(8);
 const ACCELERATED: [&str; 1] = ["--tcp-acceleration=opt-in"];
 
 fn earlier() -> Binaries {
@@ -37,29 +44,19 @@ const EXCHANGES: u64 = 500;
 
 /// Within a node, accelerated and not, across nodes, and out through the masquerade.
 fn start(scene: &Scene, accelerated: &[Pod; 2]) -> Traffic {
-    let (a, near, far) = (scene.pod(1, 1), scene.pod(1, 2), scene.pod(2, 1));
-    let outside = scene.lab().outside().place();
-    let outside_v4 = scene.lab().outside_addresses().unwrap()[0];
+    let mut paths = scene.paths().unwrap();
     let [client, server] = accelerated;
-    let pairs: [(&Pod, &Place, IpAddr); 7] = [
-        (a, near.place(), near.v4()),
-        (a, near.place(), near.v6()),
-        (a, far.place(), far.v4()),
-        (far, a.place(), a.v6()),
-        (near, outside, outside_v4),
-        (client, server.place(), server.v4()),
-        (client, server.place(), server.v6()),
-    ];
-    Traffic {
-        streams: pairs
-            .iter()
-            .map(|(from, to, address)| Stream::start(from.place(), to, *address, PAUSE).unwrap())
-            .collect(),
-        loads: pairs
-            .iter()
-            .map(|(from, to, address)| Load::start(from.place(), to, *address, 1).unwrap())
-            .collect(),
+    for (family, address) in ["IPv4", "IPv6"].iter().zip(server.addresses()) {
+        let name = format!("accelerated, {family}");
+        paths.push(Path::new(&name, client.place(), server.place(), address));
     }
+    let pace = Pace {
+        pause: PAUSE,
+        clients: 1,
+    };
+    let traffic = Traffic::start(&paths, pace).unwrap();
+    traffic.watch(BEFORE);
+    traffic
 }
 
 /// The agent, whatever its state, is asked by the present `sinabroctl`'s messages.
@@ -159,6 +156,8 @@ fn an_upgrade_and_its_reversal_break_nothing() {
     for (step, binaries) in steps {
         for node in scene.lab().nodes() {
             let (leases_before, endpoints_before) = (leases(node), endpoints(node));
+            let event = format!("the agent of {} was {step}", node.name());
+            traffic.event(&event).unwrap();
             // As the kubelet ends it: asked first, at once if it does not listen.
             match node.name() {
                 "n1" => node.stop_agent().unwrap(),

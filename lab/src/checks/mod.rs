@@ -10,7 +10,7 @@ mod outside;
 mod reach;
 mod spoof;
 
-use crate::{Lab, Node, Pod};
+use crate::{Lab, Node, Pod, traffic::path::Path};
 use anyhow::{Context as _, Result};
 use std::{net::IpAddr, thread};
 
@@ -65,26 +65,49 @@ impl Scene {
     pub fn into_lab(self) -> Lab {
         self.lab
     }
+
+    /// The ways that traffic takes: within a node, across nodes, between nodes and pods, and out
+    /// through the masquerade.
+    pub fn paths(&self) -> Result<Vec<Path>> {
+        let (a, near, far) = (self.pod(1, 1), self.pod(1, 2), self.pod(2, 1));
+        let node = self.node(1);
+        let outside = self.lab.outside().place();
+        let address = Family::V4.pick(&self.lab.outside_addresses()?)?;
+        let mut paths = vec![Path::new("outside, IPv4", near.place(), outside, address)];
+        for (family, name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
+            let mut path = |way: &str, from, to, address| {
+                paths.push(Path::new(&format!("{way}, {name}"), from, to, address));
+            };
+            path("same node", a.place(), near.place(), family.of(near));
+            path("across nodes", a.place(), far.place(), family.of(far));
+            path("across nodes, back", far.place(), a.place(), family.of(a));
+            path("node to pod", node.place(), a.place(), family.of(a));
+            path("node to far pod", node.place(), far.place(), family.of(far));
+            let own = family.pick(&node.addresses())?;
+            path("pod to node", a.place(), node.place(), own);
+        }
+        Ok(paths)
+    }
 }
 
 /// An address of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
+enum Family {
     V4,
     V6,
 }
 
 impl Family {
-    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
+    const BOTH: [Self; 2] = [Self::V4, Self::V6];
 
-    pub fn of(self, pod: &Pod) -> IpAddr {
+    fn of(self, pod: &Pod) -> IpAddr {
         match self {
             Self::V4 => pod.v4(),
             Self::V6 => pod.v6(),
         }
     }
 
-    pub fn pick(self, addresses: &[IpAddr]) -> Result<IpAddr> {
+    fn pick(self, addresses: &[IpAddr]) -> Result<IpAddr> {
         addresses
             .iter()
             .find(|address| address.is_ipv4() == (self == Self::V4))
