@@ -175,12 +175,14 @@ fn is_v4(net: &IpNet) -> bool {
 }
 
 fn own_entry<'a>(name: &str, facts: &'a Facts) -> Result<&'a Node, NodeError> {
-    let (_, mut problems) = facts.usable(name);
-    if let Some(problem) = problems.remove(name) {
-        return Err(NodeError::Entry(name.to_owned(), problem));
+    let entry = |problem| NodeError::Entry(name.to_owned(), problem);
+    if let Some(why) = facts.unreadable.get(name) {
+        return Err(entry(NodeProblem::Unreadable(why.clone())));
     }
     let node = facts.nodes.get(name);
     let node = node.ok_or_else(|| NodeError::Unknown(name.to_owned()))?;
+    // Against others it always keeps what it has.
+    node.check().map_err(entry)?;
     if node.pod_cidrs.is_empty() {
         return Err(NodeError::NoRange(name.to_owned()));
     }
@@ -294,6 +296,7 @@ mod tests {
             name: "n1".into(),
             addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
             pod_cidrs: vec!["10.9.0.0/24".parse().unwrap()],
+            ..Node::default()
         };
         let args = ["sinabro-agent", "--node-name=n1", "--nodes=/n"]
             .iter()

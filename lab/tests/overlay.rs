@@ -5,7 +5,7 @@
 use ipnet::IpNet;
 use sinabro_common::{api::Request, names};
 use sinabro_lab::{
-    Lab, Node, NodeEntry, Pod,
+    Binaries, Lab, Lifetime, Node, NodeEntry, Pod,
     checks::Scene,
     traffic::{icmp, load::Stream, tcp},
     wait::{self, wait_within},
@@ -70,6 +70,23 @@ fn eventually(what: &str, node: &Node, holds: impl Fn() -> bool) {
             node.log()
         )
     });
+}
+
+#[test]
+fn nodes_that_list_their_addresses_in_another_order_reach_each_others_pods() {
+    let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
+    let mut entry = lab.node(1).entry();
+    entry.addresses.reverse();
+    lab.node(1).set_entry(entry);
+    lab.publish().unwrap();
+    for node in lab.nodes() {
+        node.start_agent().unwrap();
+    }
+    for node in lab.nodes() {
+        node.wait_ready().unwrap();
+    }
+    let pods = [1, 2].map(|number| lab.node(number).add_pod("p").unwrap());
+    must_reach(&lab, &pods[0], &pods[1]);
 }
 
 #[test]

@@ -1,11 +1,8 @@
 //! What is known about the cluster, and which of it can be used.
 //!
 //! A source (see [`crate::watch`]) publishes [`Facts`] as it found them. Faults that concern one
-//! node cost that node alone: [`Facts::usable`] sorts the nodes into those that the plan may use
-//! and those that it leaves out, each with what is wrong. The node itself comes first and the
-//! others follow in the order of their names, so a newcomer that claims what another node has
-//! (an address, a range) is the one left out whenever its name sorts later, and never takes
-//! anything from the node itself. Every node of the cluster decides alike.
+//! node cost that node alone, and what two nodes claim costs one of them what is contested:
+//! [`super::conflicts`] sorts that out.
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -15,16 +12,25 @@ use std::{
 };
 
 /// One node of the cluster.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Node {
     pub name: String,
-    /// Addresses of the node on the underlay. The first is the one it is known by: its family
-    /// carries the tunnels.
+    /// Addresses of the node on the underlay. The first is the one it is known by.
     pub addresses: Vec<IpAddr>,
     /// Ranges its pods get their addresses from.
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Vec<IpNet>,
+    /// When it joined the cluster, in seconds of Unix time; 0 if that is not known.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub registered: u64,
+    /// Whether its kubelet says that it is ready.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub ready: bool,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// Everything known about the cluster, as its source gave it.
@@ -65,6 +71,11 @@ pub enum NodeProblem {
 }
 
 impl Node {
+    /// Who was in the cluster before whom.
+    pub(super) fn seniority(&self) -> (u64, &str) {
+        (self.registered, &self.name)
+    }
+
     /// The address that peers of the given node send their tunnel packets to.
     pub fn tunnel_address(&self, family_of: IpAddr) -> Option<IpAddr> {
         let v4 = family_of.is_ipv4();
@@ -72,7 +83,10 @@ impl Node {
     }
 
     /// What is wrong with the entry by itself.
-    pub(super) fn check(&self) -> Result<(), NodeProblem> {
+    ///
+    /// # Errors
+    /// The first fault.
+    pub fn check(&self) -> Result<(), NodeProblem> {
         if self.addresses.is_empty() {
             return Err(NodeProblem::NoAddress);
         }
@@ -92,26 +106,6 @@ impl Node {
         }
         Ok(())
     }
-
-    /// What this entry claims although `other`, which comes first, has it.
-    pub(super) fn conflict(&self, other: &Self) -> Result<(), NodeProblem> {
-        for &address in &self.addresses {
-            if other.addresses.contains(&address) {
-                return Err(NodeProblem::DuplicateAddress(address, other.name.clone()));
-            }
-            if let Some(&cidr) = other.pod_cidrs.iter().find(|c| c.contains(&address)) {
-                let name = other.name.clone();
-                return Err(NodeProblem::InsidePods(address, cidr, name));
-            }
-        }
-        for &cidr in &self.pod_cidrs {
-            if let Some(&theirs) = other.pod_cidrs.iter().find(|o| overlap(cidr, **o)) {
-                return Err(NodeProblem::Overlaps(cidr, theirs, other.name.clone()));
-            }
-            holds(cidr, other)?;
-        }
-        Ok(())
-    }
 }
 
 impl Facts {
@@ -123,74 +117,6 @@ impl Facts {
             unreadable: BTreeMap::new(),
         }
     }
-
-    /// The nodes that can be used beside `first` (the node itself), and what is wrong with the
-    /// others. `first` is judged like any other node, but before them.
-    pub fn usable(&self, first: &str) -> (Vec<&Node>, BTreeMap<&str, NodeProblem>) {
-        let mut usable: Vec<&Node> = Vec::with_capacity(self.nodes.len());
-        let mut claims = Claims::default();
-        let unreadable = self.unreadable.iter();
-        let mut problems: BTreeMap<_, _> = unreadable
-            .map(|(name, why)| (name.as_str(), NodeProblem::Unreadable(why.clone())))
-            .collect();
-        let own = self.nodes.get(first);
-        let others = self.nodes.values().filter(|node| node.name != first);
-        for node in own.into_iter().chain(others) {
-            let before = |()| match claims.first_conflict(node) {
-                Some(other) => node.conflict(usable[other]),
-                None => Ok(()),
-            };
-            match node.check().and_then(before) {
-                Ok(()) => {
-                    claims.add(node, usable.len());
-                    usable.push(node);
-                }
-                Err(problem) => {
-                    problems.insert(node.name.as_str(), problem);
-                }
-            }
-        }
-        (usable, problems)
-    }
-}
-
-/// What sound nodes have, each with the node's place among them. Their ranges do not overlap, so
-/// one that holds an address is the last that begins at or before it.
-#[derive(Default)]
-struct Claims {
-    addresses: BTreeMap<IpAddr, usize>,
-    /// By their first address.
-    ranges: BTreeMap<IpAddr, (IpNet, usize)>,
-}
-
-impl Claims {
-    fn add(&mut self, node: &Node, place: usize) {
-        let addresses = node.addresses.iter();
-        self.addresses.extend(addresses.map(|&a| (a, place)));
-        let ranges = node.pod_cidrs.iter();
-        self.ranges
-            .extend(ranges.map(|&cidr| (cidr.network(), (cidr, place))));
-    }
-
-    /// The first node that has something which this one, sound by itself, claims: the one that
-    /// [`Node::conflict`] would find first if it were asked for each.
-    fn first_conflict(&self, node: &Node) -> Option<usize> {
-        let holder = |address: IpAddr| {
-            let (_, (cidr, place)) = self.ranges.range(..=address).next_back()?;
-            cidr.contains(&address).then_some(*place)
-        };
-        let of_addresses = node.addresses.iter().flat_map(|&address| {
-            let same = self.addresses.get(&address).copied();
-            same.into_iter().chain(holder(address))
-        });
-        let of_ranges = node.pod_cidrs.iter().flat_map(|&cidr| {
-            let all = cidr.network()..=cidr.broadcast();
-            let within = self.ranges.range(all.clone()).map(|(_, (_, place))| *place);
-            let held = self.addresses.range(all).map(|(_, place)| *place);
-            within.chain(held).chain(holder(cidr.network()))
-        });
-        of_addresses.chain(of_ranges).min()
-    }
 }
 
 fn holds(cidr: IpNet, node: &Node) -> Result<(), NodeProblem> {
@@ -200,7 +126,7 @@ fn holds(cidr: IpNet, node: &Node) -> Result<(), NodeProblem> {
     }
 }
 
-fn overlap(a: IpNet, b: IpNet) -> bool {
+pub(super) fn overlap(a: IpNet, b: IpNet) -> bool {
     a.contains(&b) || b.contains(&a)
 }
 

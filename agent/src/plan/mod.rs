@@ -3,6 +3,7 @@
 //! Everything here is a pure function: no clock, no I/O, no kernel. The same facts in any order
 //! give the same plan, so a plan can be compared, tested and shown.
 
+pub mod conflicts;
 pub mod facts;
 pub mod masquerade;
 pub mod overlay;

@@ -6,7 +6,10 @@
 //! gateway address is the first host address of each of its pod ranges. Ranges of a family that
 //! this node has no range of get no route: there would be no source address to send from.
 
-use super::facts::{Facts, Node, NodeProblem, first_host};
+use super::{
+    conflicts::usable,
+    facts::{Facts, Node, NodeProblem, first_host},
+};
 use ipnet::IpNet;
 use sinabro_common::{
     api::{Mac, NodeReport},
@@ -61,11 +64,19 @@ pub struct RouteSpec {
     pub source: IpAddr,
 }
 
-/// How a peer is reached, or why it is not.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// How a peer is reached, and what is wrong with its entry; without a tunnel there is something.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
     pub tunnel: Option<IpAddr>,
-    pub problem: Option<NodeProblem>,
+    pub problems: Vec<NodeProblem>,
+}
+
+impl Peer {
+    /// What is wrong, in words.
+    pub fn problem(&self) -> Option<String> {
+        let texts: Vec<_> = self.problems.iter().map(ToString::to_string).collect();
+        (!texts.is_empty()).then(|| texts.join("; "))
+    }
 }
 
 /// Everything the kernel should hold for the overlay, keyed as the kernel keys it.
@@ -124,18 +135,14 @@ impl OverlayPlan {
             .nodes
             .get(name)
             .ok_or_else(|| PlanError::Unknown(name.clone()))?;
-        let (usable, mut problems) = facts.usable(name);
-        let own_problem = |problem| PlanError::Own {
-            name: name.clone(),
-            problem,
-        };
-        if let Some(problem) = problems.remove(name.as_str()) {
-            return Err(own_problem(problem));
+        let usable = usable(facts, name);
+        let mut problems = usable.problems;
+        // The node itself comes first, so whatever is wrong with it is wrong by itself.
+        if let Some(problem) = problems.remove(name).and_then(|mut of_it| of_it.pop()) {
+            let name = name.clone();
+            return Err(PlanError::Own { name, problem });
         }
-        let local = *own
-            .addresses
-            .first()
-            .ok_or_else(|| own_problem(NodeProblem::NoAddress))?;
+        let local = underlay_address(own, &usable.nodes);
 
         let mut plan = Self {
             device: device(own, local, settings)?,
@@ -146,29 +153,25 @@ impl OverlayPlan {
             peers: BTreeMap::new(),
         };
         let mut macs = BTreeMap::from([(plan.device.mac, (local, name.as_str()))]);
-        for peer in usable.into_iter().filter(|node| node.name != *name) {
-            let entry = match tunnel(peer, local, &mut macs) {
+        for peer in usable.nodes.iter().filter(|node| node.name != *name) {
+            let mut entry = Peer {
+                tunnel: None,
+                problems: problems.remove(&peer.name).unwrap_or_default(),
+            };
+            match tunnel(peer, local, &mut macs) {
                 Ok(remote) => {
                     plan.add(own, peer, remote);
-                    Peer {
-                        tunnel: Some(remote),
-                        problem: None,
-                    }
+                    entry.tunnel = Some(remote);
                 }
-                Err(problem) => Peer {
-                    tunnel: None,
-                    problem: Some(problem),
-                },
-            };
+                Err(problem) => entry.problems.push(problem),
+            }
             plan.peers.insert(peer.name.clone(), entry);
         }
-        for (peer, problem) in problems {
-            let entry = Peer {
-                tunnel: None,
-                problem: Some(problem),
-            };
-            plan.peers.insert(peer.to_owned(), entry);
-        }
+        let others = problems.into_iter().map(|(peer, problems)| {
+            let tunnel = None;
+            (peer, Peer { tunnel, problems })
+        });
+        plan.peers.extend(others);
         Ok(plan)
     }
 
@@ -186,6 +189,19 @@ impl OverlayPlan {
             self.routes.insert(cidr, RouteSpec { gateway, source });
         }
     }
+}
+
+/// This node's end of the tunnels.
+///
+/// A VXLAN device has a socket of one family, so the two ends of a tunnel must choose alike: all
+/// nodes choose the family that the first node of the cluster is known by. Whoever comes later
+/// cannot change it for the others, and every node finds the same.
+fn underlay_address(own: &Node, nodes: &[Node]) -> IpAddr {
+    let first = nodes.iter().min_by_key(|node| node.seniority());
+    let family = first.and_then(|node| node.addresses.first().copied());
+    let ours = family.and_then(|family| own.tunnel_address(family));
+    // `own` is sound, so it has an address.
+    ours.unwrap_or(own.addresses[0])
 }
 
 fn device(own: &Node, local: IpAddr, settings: &OverlaySettings) -> Result<DeviceSpec, PlanError> {
@@ -242,7 +258,7 @@ pub fn node_reports(facts: &Facts, own: &str, plan: Option<&OverlayPlan>) -> Vec
             pod_cidrs: node.pod_cidrs.clone(),
             local: node.name == own,
             tunnel: peer.and_then(|peer| peer.tunnel),
-            problem: peer.and_then(|peer| peer.problem.as_ref().map(ToString::to_string)),
+            problem: peer.and_then(Peer::problem),
         }
     };
     let unreadable = |(name, why): (&String, &String)| NodeReport {

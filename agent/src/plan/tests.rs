@@ -1,4 +1,9 @@
-use super::{facts::first_host, overlay::node_reports, *};
+use super::{
+    conflicts::{contests, usable},
+    facts::first_host,
+    overlay::node_reports,
+    *,
+};
 use ipnet::IpNet;
 use proptest::{collection::vec, prelude::*};
 use sinabro_common::{api::Mac, names};
@@ -9,6 +14,7 @@ fn node(name: &str, addresses: &[&str], cidrs: &[&str]) -> Node {
         name: name.into(),
         addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
         pod_cidrs: cidrs.iter().map(|c| c.parse().unwrap()).collect(),
+        ..Node::default()
     }
 }
 
@@ -35,7 +41,7 @@ fn plan(nodes: impl IntoIterator<Item = Node>) -> OverlayPlan {
 fn problem(plan: &OverlayPlan, peer: &str) -> String {
     let peer = &plan.peers[peer];
     assert_eq!(peer.tunnel, None);
-    peer.problem.as_ref().unwrap().to_string()
+    peer.problem().unwrap()
 }
 
 #[test]
@@ -66,16 +72,140 @@ fn a_peer_gets_a_route_and_a_neighbour_per_range_and_one_fdb_entry() {
     assert_eq!(plan.fdb, [(mac, "192.168.0.2".parse().unwrap())].into());
 }
 
+fn registered(mut node: Node, registered: u64, ready: bool) -> Node {
+    (node.registered, node.ready) = (registered, ready);
+    node
+}
+
 #[test]
-fn the_first_address_decides_the_underlay_family() {
-    let own = node("own", &["fd00::1", "192.168.0.1"], &["10.244.1.0/24"]);
-    let peer = node("peer", &["192.168.0.2", "fd00::2"], &["10.244.2.0/24"]);
+fn both_ends_of_a_tunnel_choose_the_family_of_the_clusters_first_node() {
+    let own = || node("own", &["fd00::1", "192.168.0.1"], &["10.244.1.0/24"]);
+    let peer = || node("peer", &["192.168.0.2", "fd00::2"], &["10.244.2.0/24"]);
     let v4_only = node("v4", &["192.168.0.3"], &["10.244.3.0/24"]);
-    let plan = plan([own, peer, v4_only]);
-    assert_eq!(plan.device.mtu, 1430);
-    assert_eq!(plan.peers["peer"].tunnel, Some("fd00::2".parse().unwrap()));
-    assert!(problem(&plan, "v4").contains("no IPv6 address"));
+    for (when, mtu, own_end, peer_end) in [
+        ((1, 2), 1430, "fd00::1", "fd00::2"),
+        ((2, 1), 1450, "192.168.0.1", "192.168.0.2"),
+    ] {
+        let nodes = [
+            registered(own(), when.0, true),
+            registered(peer(), when.1, false),
+        ];
+        let facts = Facts::new(
+            nodes
+                .into_iter()
+                .chain([registered(v4_only.clone(), 3, true)]),
+        );
+        let here = OverlayPlan::new(&facts, &settings("own")).unwrap();
+        let there = OverlayPlan::new(&facts, &settings("peer")).unwrap();
+        assert_eq!(here.device.mtu, mtu);
+        for (plan, local, name, remote) in [
+            (&here, own_end, "peer", peer_end),
+            (&there, peer_end, "own", own_end),
+        ] {
+            assert_eq!(plan.device.local.to_string(), local);
+            assert_eq!(plan.peers[name].tunnel, Some(remote.parse().unwrap()));
+        }
+        let v6 = own_end.contains(':');
+        assert_eq!(here.peers["v4"].tunnel.is_none(), v6);
+        if v6 {
+            assert!(problem(&here, "v4").contains("no IPv6 address"));
+        }
+    }
+}
+
+#[test]
+fn an_address_is_the_ready_nodes_and_then_the_newest_ones() {
+    let old = |ready| {
+        let old = node("a-old", &["192.168.0.2", "fd00::2"], &["10.244.2.0/24"]);
+        registered(old, 10, ready)
+    };
+    let new = |ready| registered(node("new", &["192.168.0.2"], &["10.244.3.0/24"]), 20, ready);
+    for (old_ready, new_ready, winner) in [
+        (false, true, "new"),
+        (true, true, "new"),
+        (false, false, "new"),
+        (true, false, "a-old"),
+    ] {
+        let plan = plan([own(), old(old_ready), new(new_ready)]);
+        let peer = |name: &str| plan.peers[name].tunnel.is_some();
+        assert!(peer(winner), "{winner}");
+        let loser = if winner == "new" { "a-old" } else { "new" };
+        let why = problem(&plan, loser);
+        assert!(
+            why.contains(&format!("192.168.0.2 is also that of node {winner}")),
+            "{why}"
+        );
+        assert_eq!(plan.routes.len(), 1);
+    }
+}
+
+#[test]
+fn only_what_is_contested_goes() {
+    let old = node("old", &["192.168.0.2", "192.168.0.9"], &["10.244.2.0/24"]);
+    let ranges = ["10.244.2.128/25", "10.244.3.0/24"];
+    let new = node("new", &["192.168.0.2"], &ranges);
+    let plan = plan([own(), registered(old, 1, true), registered(new, 2, true)]);
+    assert_eq!(
+        plan.peers["old"].tunnel,
+        Some("192.168.0.9".parse().unwrap())
+    );
+    assert!(plan.peers["old"].problem().unwrap().contains("192.168.0.2"));
+    assert_eq!(
+        plan.peers["new"].tunnel,
+        Some("192.168.0.2".parse().unwrap())
+    );
+    assert!(
+        plan.peers["new"]
+            .problem()
+            .unwrap()
+            .contains("10.244.2.128/25 overlaps")
+    );
+    let routes: Vec<_> = plan.routes.keys().map(ToString::to_string).collect();
+    assert_eq!(routes, ["10.244.2.0/24", "10.244.3.0/24"]);
+}
+
+#[test]
+fn a_newcomer_takes_nobodys_range_and_swallows_nobodys_address() {
+    let old = registered(
+        node("z-old", &["192.168.0.2"], &["10.244.2.0/24"]),
+        1,
+        false,
+    );
+    let inside = registered(node("a", &["10.244.2.7", "192.168.0.3"], &[]), 2, true);
+    let around = registered(node("b", &["192.168.0.4"], &["192.168.0.0/30"]), 3, true);
+    let plan = plan([own(), old, inside, around]);
+    assert_eq!(plan.peers["z-old"].problem(), None);
     assert_eq!(plan.routes.len(), 1);
+    assert!(
+        plan.peers["a"]
+            .problem()
+            .unwrap()
+            .contains("inside pod CIDR")
+    );
+    assert!(plan.peers["b"].problem().unwrap().contains("holds address"));
+    assert!(plan.peers["a"].tunnel.is_some() && plan.peers["b"].tunnel.is_some());
+}
+
+#[test]
+fn a_node_knows_who_else_has_its_address_and_whom_the_others_take() {
+    let own = registered(own(), 5, true);
+    let old = registered(node("old", &["192.168.0.1"], &[]), 1, false);
+    let new = registered(node("new", &["fd00::1"], &[]), 9, true);
+    let other = node("other", &["192.168.0.3"], &[]);
+    let found = contests(&Facts::new([own, old, new, other]), "own");
+    let found: Vec<_> = found
+        .iter()
+        .map(|c| (c.address.to_string(), c.with.as_str(), c.with_ready, c.lost))
+        .collect();
+    let expected = [
+        ("fd00::1", "new", true, true),
+        ("192.168.0.1", "old", false, false),
+    ];
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(a, n, r, l)| (a.to_string(), *n, *r, *l))
+        .collect();
+    assert_eq!(found, expected);
 }
 
 #[test]
@@ -88,7 +218,7 @@ fn ranges_of_a_family_the_node_lacks_get_no_route() {
     );
     let plan = plan([own, peer]);
     assert_eq!(plan.routes.len(), 1);
-    assert_eq!(plan.peers["peer"].problem, None);
+    assert_eq!(plan.peers["peer"].problem(), None);
 }
 
 #[test]
@@ -123,13 +253,14 @@ fn a_faulty_peer_is_left_out_and_says_why() {
     ];
     for (addresses, cidrs, text) in cases {
         let plan = plan([own(), good.clone(), node("p", addresses, cidrs)]);
-        assert!(
-            problem(&plan, "p").contains(text),
-            "{}",
-            problem(&plan, "p")
-        );
-        assert_eq!(plan.peers["good"].problem, None);
-        assert_eq!((plan.routes.len(), plan.fdb.len()), (1, 1), "{text}");
+        let why = plan.peers["p"].problem().unwrap();
+        assert!(why.contains(text), "{why}");
+        // With a range that another has it is still a node, without that range.
+        let stays = ["of node own", "overlaps"].contains(&text);
+        assert_eq!(plan.peers["p"].tunnel.is_some(), stays, "{text}");
+        assert_eq!(plan.peers["good"].problem(), None);
+        let fdb = 1 + usize::from(stays);
+        assert_eq!((plan.routes.len(), plan.fdb.len()), (1, fdb), "{text}");
     }
 }
 
@@ -148,7 +279,7 @@ fn peers_whose_derived_macs_collide_are_told() {
     let a = node("a", &[&a.to_string()], &["10.244.2.0/24"]);
     let b = node("b", &[&b.to_string()], &["10.244.3.0/24"]);
     let plan = plan([own, a, b]);
-    assert_eq!(plan.peers["a"].problem, None);
+    assert_eq!(plan.peers["a"].problem(), None);
     assert!(problem(&plan, "b").contains("same derived MAC"));
     assert_eq!(plan.routes.len(), 1);
 }
@@ -218,11 +349,16 @@ fn any_node() -> impl Strategy<Value = Node> {
         IpNet::new(IpAddr::from([0xfd00, 0x244, 0, i, 0, 0, 0, 0]), len).unwrap()
     });
     let cidr = prop_oneof![v4, v6];
-    (0u8..12, vec(address, 0..3), vec(cidr, 0..3)).prop_map(|(i, addresses, pod_cidrs)| Node {
-        name: format!("n{i}"),
-        addresses,
-        pod_cidrs,
-    })
+    let standing = (0u64..3, any::<bool>());
+    (0u8..12, vec(address, 0..3), vec(cidr, 0..3), standing).prop_map(
+        |(i, addresses, pod_cidrs, (registered, ready))| Node {
+            name: format!("n{i}"),
+            addresses,
+            pod_cidrs,
+            registered,
+            ready,
+        },
+    )
 }
 
 fn sound_own() -> Node {
@@ -237,32 +373,33 @@ fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(b) || b.contains(a)
 }
 
-/// [`Facts::usable`] by asking every node about every other.
-fn usable_one_by_one<'a>(facts: &'a Facts, first: &str) -> (Vec<&'a str>, Vec<(&'a str, String)>) {
-    let mut usable: Vec<&Node> = Vec::new();
-    let mut problems = Vec::new();
-    let own = facts.nodes.get(first);
-    let others = facts.nodes.values().filter(|node| node.name != first);
-    for node in own.into_iter().chain(others) {
-        let fit = |()| usable.iter().try_for_each(|other| node.conflict(other));
-        match node.check().and_then(fit) {
-            Ok(()) => usable.push(node),
-            Err(problem) => problems.push((node.name.as_str(), problem.to_string())),
-        }
-    }
-    problems.sort_unstable();
-    let names = usable.into_iter().map(|node| node.name.as_str());
-    (names.collect(), problems)
-}
-
 proptest! {
     #[test]
-    fn the_index_of_claims_finds_what_asking_one_by_one_finds(nodes in vec(any_node(), 0..40)) {
+    fn nothing_is_left_to_two_nodes_and_nobody_loses_what_nobody_else_claims(
+        nodes in vec(any_node(), 0..40),
+    ) {
         let facts = Facts::new(nodes.into_iter().chain([sound_own()]));
-        let (usable, problems) = facts.usable("own");
-        let usable: Vec<_> = usable.into_iter().map(|node| node.name.as_str()).collect();
-        let problems: Vec<_> = problems.iter().map(|(n, p)| (*n, p.to_string())).collect();
-        prop_assert_eq!((usable, problems), usable_one_by_one(&facts, "own"));
+        let usable = usable(&facts, "own");
+        prop_assert_eq!(&usable.nodes[0], &sound_own());
+        for (i, a) in usable.nodes.iter().enumerate() {
+            for b in &usable.nodes[..i] {
+                prop_assert!(!a.addresses.iter().any(|x| b.addresses.contains(x)));
+                prop_assert!(!a.pod_cidrs.iter().any(|x| b.pod_cidrs.iter().any(|y| overlap(x, y))));
+                for (a, b) in [(a, b), (b, a)] {
+                    prop_assert!(!a.pod_cidrs.iter().any(|cidr| b.addresses.iter().any(|x| cidr.contains(x))));
+                }
+            }
+        }
+        for node in facts.nodes.values().filter(|node| node.check().is_ok()) {
+            let rest = usable.nodes.iter().find(|rest| rest.name == node.name);
+            let kept = |address: &IpAddr| rest.is_some_and(|rest| rest.addresses.contains(address));
+            let others = || facts.nodes.values().filter(|other| other.name != node.name && other.check().is_ok());
+            for address in node.addresses.iter().filter(|address| !kept(address)) {
+                prop_assert!(others().any(|other| other.addresses.contains(address)
+                    || other.pod_cidrs.iter().any(|cidr| cidr.contains(address))));
+                prop_assert!(usable.problems.contains_key(&node.name));
+            }
+        }
     }
 
     #[test]
@@ -294,7 +431,7 @@ proptest! {
         let tunnels: BTreeSet<_> = plan.peers.values().filter_map(|p| p.tunnel).collect();
         prop_assert_eq!(tunnels.len(), plan.fdb.len());
         for peer in plan.peers.values() {
-            prop_assert_ne!(peer.tunnel.is_some(), peer.problem.is_some());
+            prop_assert!(peer.tunnel.is_some() || peer.problem().is_some());
         }
     }
 

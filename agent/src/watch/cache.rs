@@ -110,6 +110,8 @@ mod tests {
             name: format!("n{n}"),
             addresses: vec![[192, 168, 0, n].into()],
             pod_cidrs: vec![format!("10.244.{n}.0/24").parse().unwrap()],
+            registered: 7,
+            ready: n % 2 == 0,
         }))
     }
 

@@ -5,6 +5,7 @@
 //! InternalIP addresses in their order, else ExternalIP ones; podCIDRs, else podCIDR.
 
 use crate::plan::Node;
+use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::{net::IpAddr, str::FromStr};
 
@@ -23,6 +24,16 @@ pub struct Metadata {
     pub name: String,
     pub uid: String,
     pub resource_version: String,
+    creation_timestamp: String,
+}
+
+impl Metadata {
+    fn registered(&self) -> u64 {
+        let time = self.creation_timestamp.parse::<Timestamp>().ok();
+        // Before 1970 is as good as unknown.
+        time.and_then(|time| time.as_second().try_into().ok())
+            .unwrap_or(0)
+    }
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -52,6 +63,14 @@ pub struct Taint {
 pub struct Status {
     addresses: Vec<Address>,
     conditions: Vec<Condition>,
+}
+
+impl Status {
+    /// Unknown, which a node is that its kubelet is not heard of, is not ready.
+    fn is_ready(&self) -> bool {
+        let mut conditions = self.conditions.iter();
+        conditions.any(|condition| condition.r#type == "Ready" && condition.status == "True")
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -126,6 +145,8 @@ pub fn facts_of(node: &ApiNode) -> Result<Node, String> {
         pod_cidrs: cidrs
             .map(|text| parse(text, "podCIDR", "a prefix such as 10.244.1.0/24"))
             .collect::<Result<_, _>>()?,
+        registered: node.metadata.registered(),
+        ready: node.status.is_ready(),
     })
 }
 

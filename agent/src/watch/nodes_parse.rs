@@ -1,7 +1,7 @@
 //! The nodes file's text: a YAML (and so also JSON) list of `{name, addresses, podCIDRs}`.
 //!
-//! Strict: nothing unknown, nothing missing, nothing twice. An error names the entry and the
-//! field. What the entries mean beside one another is the plan's to judge, node by node.
+//! Strict: nothing unknown, nothing missing but what the agent itself adds to the file it keeps
+//! (`registered`, `ready`), nothing twice. An error names the entry and the field. What the entries mean beside one another is the plan's to judge, node by node.
 
 use crate::plan::{Facts, Node};
 use serde_json::{Map, Value};
@@ -26,7 +26,7 @@ pub enum ParseError {
     Entry { entry: String, reason: String },
 }
 
-const FIELDS: [&str; 3] = ["name", "addresses", "podCIDRs"];
+const FIELDS: [&str; 5] = ["name", "addresses", "podCIDRs", "registered", "ready"];
 /// Longest node name, as Kubernetes has it (RFC 1123 subdomain).
 const MAX_NAME: usize = 253;
 
@@ -90,11 +90,25 @@ fn node(entry: &Value) -> Result<Node, String> {
         name: name(field(fields, "name")?)?,
         addresses: list(fields, "addresses", "an IP address")?,
         pod_cidrs: list(fields, "podCIDRs", "a prefix such as 10.244.1.0/24")?,
+        registered: optional(fields, "registered", Value::as_u64, "seconds of Unix time")?,
+        ready: optional(fields, "ready", Value::as_bool, "true or false")?,
     })
 }
 
 fn field<'a>(fields: &'a Map<String, Value>, key: &str) -> Result<&'a Value, String> {
     fields.get(key).ok_or_else(|| format!("{key} is missing"))
+}
+
+fn optional<T: Default>(
+    fields: &Map<String, Value>,
+    key: &str,
+    read: impl Fn(&Value) -> Option<T>,
+    what: &str,
+) -> Result<T, String> {
+    match fields.get(key) {
+        None => Ok(T::default()),
+        Some(value) => read(value).ok_or_else(|| format!("{key}: it must be {what}")),
+    }
 }
 
 fn name(value: &Value) -> Result<String, String> {

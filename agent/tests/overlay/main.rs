@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use net::{Machine, Net, Underlay, entry, eventually, index, pod, until};
 use sinabro_agent::{
     apply::PodRoute,
-    plan::{Facts, OverlayPlan, OverlaySettings},
+    plan::{Facts, Node, OverlayPlan, OverlaySettings},
 };
 use sinabro_common::{
     api::Mac,
@@ -149,6 +149,62 @@ fn what_is_deleted_by_hand_comes_back() {
         machine.device().unwrap().mtu == 1450
     });
     net.crosses((1, 1), (2, 2));
+}
+
+/// A VXLAN device has a socket of one family alone: both ends must choose the same.
+#[test]
+fn nodes_that_list_their_addresses_in_another_order_reach_each_other() {
+    let net = Net::without_facts(3);
+    let orders = [Underlay::V6, Underlay::V4, Underlay::V4];
+    let entries = || (1..=3).zip(orders).map(|(n, order)| entry(n, n, order));
+    net.tell(entries());
+    for (a, b) in [(1, 2), (2, 3), (3, 1)] {
+        net.crosses((a, a), (b, b));
+    }
+    // The same where another of them was the first to register.
+    net.tell(entries().map(|node| Node {
+        registered: if node.name == "n2" { 1 } else { 2 },
+        ..node
+    }));
+    for n in 1..=3 {
+        until(&format!("n{n} has IPv4 tunnels"), || {
+            let vxlan = net.machine(n).device().and_then(|device| device.vxlan);
+            vxlan.is_some_and(|vxlan| vxlan.local.is_some_and(|local| local.is_ipv4()))
+        });
+    }
+    for (a, b) in [(1, 2), (2, 3), (3, 1)] {
+        net.crosses((a, a), (b, b));
+    }
+}
+
+/// The Node object of a machine that is gone still has the address that a new machine got.
+#[test]
+fn a_stale_node_does_not_take_the_one_that_has_its_address_off_the_network() {
+    let net = Net::without_facts(2);
+    let stale = Node {
+        name: "a-gone".into(),
+        registered: 1,
+        ..entry(2, 9, Underlay::V4)
+    };
+    let alive = |n| Node {
+        registered: 2,
+        ready: true,
+        ..entry(n, n, Underlay::V4)
+    };
+    net.tell([alive(1), alive(2), stale.clone()]);
+    net.crosses((1, 1), (2, 2));
+    let told = peer_problem(net.machine(1), "a-gone").unwrap();
+    assert!(
+        told.contains("192.168.7.2 is also that of node n2"),
+        "{told}"
+    );
+    // It registered last, but no kubelet is heard of there.
+    let stale = Node {
+        registered: 3,
+        ..stale
+    };
+    net.tell([alive(1), alive(2), stale]);
+    net.crosses((2, 2), (1, 1));
 }
 
 #[test]

@@ -54,6 +54,7 @@ pub fn entry(n: u8, range: u8, underlay: Underlay) -> Node {
         name: format!("n{n}"),
         addresses,
         pod_cidrs: cidrs.iter().map(|c| c.parse().unwrap()).collect(),
+        ..Node::default()
     }
 }
 

@@ -140,10 +140,13 @@ async fn changes_follow_the_list_and_a_watch_that_ends_is_taken_up_where_it_was(
 
 #[tokio::test]
 async fn a_heartbeat_is_not_published_but_counts_as_the_point_to_go_on_from() {
-    let (mut test, lines) = Test::with(&[node("n1", 1, 3)], 7).await;
+    let mut ready = node("n1", 1, 3);
+    ready["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    let (mut test, lines) = Test::with(std::slice::from_ref(&ready), 7).await;
     test.source.updates.mark_unchanged();
-    let mut beat = node("n1", 1, 8);
-    beat["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    let mut beat = ready;
+    beat["metadata"]["resourceVersion"] = "8".into();
+    beat["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-01-01T00:00:00Z".into();
     lines.send(event("MODIFIED", &beat)).unwrap();
     sleep(TOO_SHORT * 2).await;
     let _next = test.server.watch();
