@@ -31,6 +31,10 @@ chart:
 test *arguments:
     cargo xtask test {{arguments}}
 
+# Inputs that break parsers of what comes from outside
+fuzz *arguments:
+    cargo xtask fuzz {{arguments}}
+
 # ADD and DEL beside the plugins ptp and host-local
 bench-cni *arguments:
     cargo xtask bench cni {{arguments}}
@@ -59,6 +63,10 @@ residue:
 lint:
     cargo fmt --all --check
     cargo clippy --workspace --exclude sinabro-ebpf --all-targets -- -D warnings
+
+# Licences, sources and versions of dependencies, without the internet
+deny:
+    cargo deny --offline check bans licenses sources
 
 # All that CI does
 ci:
