@@ -20,7 +20,7 @@ pub use options::Options;
 use sinabro_common::names;
 use std::{ffi::OsString, fmt, io, net::SocketAddr, path::PathBuf};
 use value::{
-    absolute_path, acceleration_mode, boolean, cidr, device, node_name, number, port_range,
+    absolute_path, acceleration_mode, boolean, cidr, device, memory, node_name, number, port_range,
 };
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
@@ -52,8 +52,14 @@ pub struct Settings {
     pub masquerade_ports: Option<(u16, u16)>,
     pub tcp_acceleration: Mode,
     pub tcp_acceleration_loopback: bool,
+    /// Bytes of kernel memory that accelerated connections which one pod makes may take.
+    pub tcp_acceleration_pod_memory: Option<u64>,
+    /// Of all pods of the node together.
+    pub tcp_acceleration_node_memory: Option<u64>,
     pub attach: AttachMode,
     pub metrics_address: Option<SocketAddr>,
+    /// Whether each pod has metrics of its own.
+    pub pod_metrics: bool,
     /// A `tracing_subscriber::EnvFilter`.
     pub log_level: String,
     pub log_format: LogFormat,
@@ -188,6 +194,9 @@ impl Settings {
             masquerade_ports: layers.optional("masqueradePorts", port_range)?,
             tcp_acceleration: layers.parse("tcpAcceleration", acceleration_mode)?,
             tcp_acceleration_loopback: layers.parse("tcpAccelerationLoopback", boolean)?,
+            tcp_acceleration_pod_memory: layers.optional("tcpAccelerationPodMemory", memory)?,
+            tcp_acceleration_node_memory: layers.optional("tcpAccelerationNodeMemory", memory)?,
+            pod_metrics: layers.parse("podMetrics", boolean)?,
             attach: layers.parse("attach", |text| match text {
                 "auto" => Ok(AttachMode::Auto),
                 "tcx" => Ok(AttachMode::Tcx),

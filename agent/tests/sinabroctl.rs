@@ -155,20 +155,87 @@ fn self_test() -> SelfTestReport {
 }
 
 #[test]
-fn status_says_what_acceleration_changes_for_applications() {
+fn a_healthy_nodes_status_fits_one_screen() {
+    let condition = |name: &str| Condition {
+        name: name.into(),
+        ok: true,
+        detail: String::new(),
+    };
+    // As a node of a cluster with both families has it.
+    let report = StatusReport {
+        conditions: [
+            "facts",
+            "node",
+            "overlay",
+            "endpoints",
+            "leases",
+            "conflist",
+        ]
+        .map(condition)
+        .into(),
+        modes: [
+            ("attachPods", "clsact"),
+            ("attachUplinks", "tcx"),
+            ("btf", "yes"),
+            ("redirectPeer", "yes"),
+            ("tcpAcceleration", "on, cgroup /host/sys/fs/cgroup/unified"),
+        ]
+        .map(|(name, mode)| (name.into(), mode.into()))
+        .into(),
+        tcp_self_test: Some(self_test()),
+        ..status(true)
+    };
+    let response = Response::Status(Box::new(report));
+    let output = ask(Request::Status, response, &["status"]);
+    let text = text(&output.stdout);
+    assert!(text.contains("Conditions:            all 6 hold"), "{text}");
+    assert!(text.lines().count() <= 24, "{text}");
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 80),
+        "{text}"
+    );
+}
+
+#[test]
+fn conditions_that_hold_are_shown_on_request() {
+    let response = Response::Status(Box::new(StatusReport {
+        conditions: vec![Condition {
+            name: "leases".into(),
+            ok: true,
+            detail: String::new(),
+        }],
+        ..status(true)
+    }));
+    let output = ask(Request::Status, response, &["status", "--verbose"]);
+    let text = text(&output.stdout);
+    assert!(text.contains("leases     yes  -"), "{text}");
+}
+
+#[test]
+fn what_acceleration_changes_for_applications_is_asked_for() {
     let report = StatusReport {
         tcp_self_test: Some(self_test()),
         ..status(true)
     };
-    for args in [&["status"][..], &["status", "--verbose"]] {
+    let own = |args: &[&str]| {
         let response = Response::Status(Box::new(report.clone()));
-        let output = ask(Request::Status, response, args);
+        ask(Request::Status, response, args)
+    };
+    let output = own(&["status"]);
+    assert!(!text(&output.stdout).contains("splice"), "{output:?}");
+    let json = own(&["acceleration", "--kernel", "-o", "json"]);
+    let printed: SelfTestReport = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(printed, self_test());
+    let short = ["acceleration", "--kernel"];
+    let long = ["acceleration", "--kernel", "--verbose"];
+    for args in [&short[..], &long] {
+        let output = own(args);
         let text = text(&output.stdout);
-        let told = "TCP acceleration:  for pods that ask for it: 1 of 2 rows differ";
+        let told = "for pods that ask for it: 1 of 2 rows differ";
         assert!(text.contains(told), "{text}");
         assert!(text.contains("splice(2)"), "{text}");
         assert!(text.contains("programs that splice hang"), "{text}");
-        assert_eq!(text.contains("sendfile(2)"), args.len() == 2, "{text}");
+        assert_eq!(text.contains("sendfile(2)"), args.len() == 3, "{text}");
         // No difference has no meaning.
         assert!(!text.contains("programs that sendfile hang"), "{text}");
     }
@@ -236,6 +303,10 @@ fn acceleration_shows_pods_with_reasons_and_servers_with_verdicts() {
                 redirected: count(2048),
                 passed: [("queue_full".to_owned(), count(512))].into(),
                 skipped: [("short".to_owned(), 7), ("stream".to_owned(), 1)].into(),
+                memory: MemoryReport {
+                    used: 10 << 10,
+                    limit: 64 << 20,
+                },
             },
         }],
         servers: vec![ServerReport {
@@ -247,6 +318,10 @@ fn acceleration_shows_pods_with_reasons_and_servers_with_verdicts() {
             messages: [1, 2],
             bytes: [10, 4096],
         }],
+        memory: Some(MemoryReport {
+            used: 20 << 10,
+            limit: 1 << 30,
+        }),
     };
     let response = Response::Acceleration(report.clone());
     let output = ask(Request::Acceleration, response, &["acceleration"]);
@@ -262,10 +337,12 @@ fn acceleration_shows_pods_with_reasons_and_servers_with_verdicts() {
             "default/web",
             "3",
             "2.0 KiB",
+            "10.0 KiB of 64.0 MiB",
             "512 B queue_full",
             "7 short, 1 stream"
         ]
     );
+    assert_eq!(lines[6], ["Memory of all: 20.0 KiB of 1.0 GiB"]);
     assert_eq!(lines[4], ["[fd00::2]:80", "stream", "2", "10 B", "4.0 KiB"]);
 
     let response = Response::Acceleration(report.clone());
@@ -341,6 +418,7 @@ fn metrics_and_drops_are_one_noun() {
                 text: "a pod lied".into(),
                 packets: 42,
             }],
+            acceleration_memory: None,
             nat_flows: 1,
             nat_capacity: 4,
             counters: BTreeMap::from([("sinabro_gc_freed_total".into(), 7)]),

@@ -1,7 +1,7 @@
 //! Which connections, from establishment to close.
 
 use super::{
-    ENROLLED, LOOPBACK_PODS, SOCKETS, account,
+    ENROLLED, LOOPBACK_PODS, SOCKETS, account, charge,
     context::{self, field, long_field},
     epoch, find,
     kernel::{self, Own},
@@ -18,6 +18,7 @@ use aya_ebpf::{
     programs::SockOpsContext,
 };
 use aya_log_ebpf::warn;
+use core::{ffi::c_void, ptr::NonNull};
 use sinabro_common::abi::acceleration::{ConnectionKey, Enrolled, Skip, SocketState};
 
 /// What a table without room answers.
@@ -47,6 +48,8 @@ fn netns(ctx: &SockOpsContext) -> u64 {
 struct May {
     epoch: u32,
     generations: [u32; 2],
+    /// Interface of the pod that pays.
+    payer: u32,
 }
 
 /// A socket may disconnect and connect again (connect(2) with AF_UNSPEC). The kernel leaves it in
@@ -62,6 +65,7 @@ fn begin_anew(ctx: &SockOpsContext) {
         let sockets = core::ptr::from_ref(&SOCKETS).cast_mut().cast();
         // SAFETY: a map, and a key of its size.
         unsafe { bpf_map_delete_elem(sockets, (&raw mut cookie).cast()) };
+        charge::release(cookie);
         context::drop_state(socket);
     }
 }
@@ -94,6 +98,7 @@ fn established(ctx: &SockOpsContext, passive: bool) {
     let may = May {
         epoch,
         generations: [pod.generation, peer.generation],
+        payer: if passive { peer.ifindex } else { ifindex },
     };
     let outcome = match account::judge(&key.server(passive)) {
         Some(skip) => Err(skip),
@@ -154,6 +159,10 @@ fn enrol(
         context::drop_state(socket);
         return Err(Skip::Unfit);
     }
+    if let Err(over) = charge::charge(cookie, 0, may.payer) {
+        context::drop_state(socket);
+        return Err(over.into());
+    }
     // The sock hash last: once the socket is in it, it sends through our program.
     let enrolled = ENROLLED
         .insert(key, Enrolled { cookie, sk }, BPF_ANY.into())
@@ -162,6 +171,7 @@ fn enrol(
         .and_then(|()| SOCKETS.update(cookie, unsafe { &mut *ctx.ops }, BPF_ANY.into()));
     enrolled.map_err(|error| {
         forget(key, cookie);
+        charge::release(cookie);
         context::drop_state(socket);
         leave(ctx);
         refused(ctx, error);
@@ -175,7 +185,7 @@ fn closed(ctx: &SockOpsContext) {
         return;
     };
     match context::state(socket) {
-        Some(state) => ended(ctx, state),
+        Some(state) => ended(ctx, socket, state),
         // Only accepted sockets are watched without being enrolled.
         None => {
             if let Some(key) = context::key(ctx) {
@@ -187,10 +197,16 @@ fn closed(ctx: &SockOpsContext) {
 }
 
 #[inline(always)]
-fn ended(ctx: &SockOpsContext, state: &mut SocketState) {
+fn ended(ctx: &SockOpsContext, socket: NonNull<c_void>, state: &mut SocketState) {
     account::ended(state);
     // SAFETY: the context is valid for as long as the program runs.
-    forget(&state.key, unsafe { bpf_get_socket_cookie(ctx.as_ptr()) });
+    let cookie = unsafe { bpf_get_socket_cookie(ctx.as_ptr()) };
+    forget(&state.key, cookie);
+    // An application that has not closed it yet may still read what waits there. Then the agent
+    // gives back what it cost, once it is gone.
+    if Own::new(socket).is_some_and(|own| !own.has_queue()) {
+        charge::release(cookie);
+    }
 }
 
 #[inline(always)]

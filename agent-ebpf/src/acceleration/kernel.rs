@@ -27,6 +27,7 @@ static KERNEL_OFFSETS: KernelOffsets = KernelOffsets {
     repair_bit: 0,
     copied_seq: 0,
     write_seq: 0,
+    user_data: 0,
     wq: 0,
     wq_head: 0,
     wait_entry: 0,
@@ -80,6 +81,14 @@ impl Own {
     #[inline(always)]
     pub fn write_seq(self) -> u32 {
         self.read(offset!(write_seq))
+    }
+
+    /// Whether it still has the queue that messages are handed to (`struct sk_psock`). It goes
+    /// when the application closes the socket, which may be before or after TCP is done with it.
+    #[inline(always)]
+    pub fn has_queue(self) -> bool {
+        let user_data: u64 = self.read(offset!(user_data));
+        user_data != 0
     }
 
     /// `sk_shutdown`.

@@ -3,6 +3,7 @@
 //! - [`enrol`], on `sock_ops`: which connections, from establishment to close;
 //! - [`send`], on `sk_msg`: each message that an enrolled socket sends;
 //! - [`kernel`]: what the kernel's own structures say of the two sockets;
+//! - [`charge`]: what enrolled sockets may cost the kernel;
 //! - [`account`]: counters, and what servers' connections are like.
 //!
 //! A connection's way: established → both ends enrolled → at its first message each direction
@@ -17,6 +18,7 @@
 //! Helpers used are those of Linux 5.14 (`bpf_get_netns_cookie` in `sock_ops`).
 
 pub mod account;
+pub mod charge;
 pub mod context;
 pub mod enrol;
 pub mod kernel;
@@ -32,8 +34,8 @@ use core::borrow::Borrow;
 use sinabro_common::abi::{
     Addr,
     acceleration::{
-        AcceleratedPod, AccelerationCounters, ConnectionKey, Enrolled, MAX_SERVERS, MAX_SOCKETS,
-        ServerKey, SocketState, Traffic,
+        AcceleratedPod, AccelerationCounters, Account, Budget, Charge, ChargeKey, ConnectionKey,
+        Enrolled, MAX_CHARGES, MAX_SERVERS, MAX_SOCKETS, ServerKey, SocketState, Traffic,
     },
     endpoint::MAX_PODS,
 };
@@ -62,6 +64,17 @@ pub static SERVER_TRAFFIC: LruHashMap<ServerKey, Traffic> = LruHashMap::pinned(M
 #[map]
 pub static ACCELERATION_COUNTERS: PerCpuHashMap<u32, AccelerationCounters> =
     PerCpuHashMap::pinned(MAX_PODS, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static QUEUE_CHARGES: HashMap<ChargeKey, Charge> =
+    HashMap::pinned(MAX_CHARGES, BPF_F_NO_PREALLOC);
+
+/// Of every pod, and of the node.
+#[map]
+pub static QUEUE_ACCOUNTS: HashMap<u32, Account> = HashMap::pinned(MAX_PODS + 1, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static QUEUE_BUDGETS: HashMap<u32, Budget> = HashMap::pinned(MAX_PODS + 1, BPF_F_NO_PREALLOC);
 
 #[map]
 pub static ACCELERATION_EPOCH: Array<u32> = Array::pinned(1, 0);

@@ -5,7 +5,7 @@
 //! time may therefore change places, as they may in TCP.
 
 use super::{
-    ENROLLED, SOCKETS, account,
+    ENROLLED, SOCKETS, account, charge,
     context::{self, field},
     epoch, find,
     kernel::{Connection, Own, Peer},
@@ -73,7 +73,8 @@ fn direct(
         own,
         peer: Peer(state.peer.sk),
     };
-    gate(&ends, &mut state.backlog, size)?;
+    let waiting = gate(&ends, &mut state.backlog, size)?;
+    charge::admit(state, waiting)?;
     let verdict = SOCKETS.redirect_msg(ctx, state.peer.cookie, BPF_F_INGRESS.into());
     if verdict != SK_PASS.into() {
         // Where the other end closed in the middle, TCP tells the sender so.

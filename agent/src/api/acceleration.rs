@@ -1,15 +1,16 @@
 //! What is told about the TCP acceleration.
 
+use crate::datapath::QueueUsage;
 use sinabro_common::{
     abi::acceleration::{AccelerationCounters, Reason, ServerKey, Skip, Traffic},
     api::{
-        AcceleratedPodReport, AccelerationCount, AccelerationReport, EndpointReport, MessageCount,
-        ServerReport,
+        AcceleratedPodReport, AccelerationCount, AccelerationReport, EndpointReport, MemoryReport,
+        MessageCount, ServerReport,
     },
 };
 
 /// A pod's counters, without the reasons that did not occur.
-pub fn count(counters: &AccelerationCounters) -> AccelerationCount {
+pub fn count(counters: &AccelerationCounters, memory: QueueUsage) -> AccelerationCount {
     let passed = Reason::ALL.into_iter().filter_map(|reason| {
         let count = MessageCount {
             messages: *counters.passed_messages.get(reason as usize)?,
@@ -29,6 +30,14 @@ pub fn count(counters: &AccelerationCounters) -> AccelerationCount {
         },
         passed: passed.collect(),
         skipped: skipped.collect(),
+        memory: self::memory(memory),
+    }
+}
+
+pub fn memory(usage: QueueUsage) -> MemoryReport {
+    MemoryReport {
+        used: usage.used,
+        limit: usage.limit,
     }
 }
 
@@ -36,6 +45,7 @@ pub fn count(counters: &AccelerationCounters) -> AccelerationCount {
 pub fn report(
     pods: impl Iterator<Item = EndpointReport>,
     servers: Vec<(ServerKey, Traffic, Option<Skip>)>,
+    memory: Option<MemoryReport>,
 ) -> AccelerationReport {
     let mut servers: Vec<ServerReport> = servers.into_iter().map(server).collect();
     servers.sort_by_key(|server| (server.address, server.port, server.netns));
@@ -50,6 +60,7 @@ pub fn report(
             })
             .collect(),
         servers,
+        memory,
     }
 }
 

@@ -14,9 +14,11 @@ use crate::{
     telemetry::{Provider, Reports, metrics::Metrics},
     watch::Snapshot,
 };
+use sinabro_common::abi::acceleration::NODE_ACCOUNT;
 use sinabro_common::api::{
     AccelerationReport, ApiError, Condition, DropReport, EndpointReport, ErrorCode, IpamReport,
-    MetricsReport, NodeReport, Request, Response, SelfTestReport, SourceReport, StatusReport,
+    MemoryReport, MetricsReport, NodeReport, Request, Response, SelfTestReport, SourceReport,
+    StatusReport,
 };
 use std::{
     sync::Arc,
@@ -187,6 +189,8 @@ impl Core {
                 .pod_counters(record.ifindex)?
                 .unwrap_or_default();
             let acceleration = self.datapath.acceleration_counters(record.ifindex)?;
+            let memory = self.datapath.queue_usage(record.ifindex)?;
+            let memory = memory.unwrap_or_default();
             Ok(EndpointReport {
                 owner: record.owner,
                 pod: record.pod,
@@ -199,7 +203,9 @@ impl Core {
                 tx_bytes: counters.tx_bytes,
                 rx_packets: counters.rx_packets,
                 rx_bytes: counters.rx_bytes,
-                acceleration: acceleration.as_ref().map(acceleration::count),
+                acceleration: acceleration
+                    .as_ref()
+                    .map(|counters| acceleration::count(counters, memory)),
                 acceleration_wish: record.acceleration,
             })
         };
@@ -213,7 +219,17 @@ impl Core {
         let pods = self.endpoint_reports()?.into_iter();
         let servers = self.datapath.acceleration_servers();
         let servers = servers.map_err(|error| Chain(&error).to_string())?;
-        Ok(acceleration::report(pods, servers))
+        Ok(acceleration::report(
+            pods,
+            servers,
+            self.acceleration_memory()?,
+        ))
+    }
+
+    fn acceleration_memory(&self) -> Result<Option<MemoryReport>, String> {
+        let usage = self.datapath.queue_usage(NODE_ACCOUNT);
+        let usage = usage.map_err(|error| Chain(&error).to_string())?;
+        Ok(usage.map(acceleration::memory))
     }
 
     fn ipam_report(&self) -> IpamReport {
@@ -250,6 +266,7 @@ impl Core {
             drops: drops.into_iter().map(drop).collect(),
             nat_flows: nat.flows,
             nat_capacity: nat.capacity,
+            acceleration_memory: self.acceleration_memory()?,
             ..MetricsReport::default()
         })
     }
@@ -262,6 +279,7 @@ impl Core {
             nodes: self.node_reports(),
             metrics: self.metrics_report()?,
             overlay: self.overlay.borrow().clone(),
+            per_pod: self.settings.pod_metrics,
         })
     }
 }

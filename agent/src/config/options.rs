@@ -148,6 +148,24 @@ pub struct Options {
     )]
     tcp_acceleration_loopback: Option<String>,
 
+    /// Kernel memory that the accelerated connections which one pod makes may take, such as 64Mi;
+    /// what does not fit goes through TCP [default: an eighth of the node's].
+    #[arg(
+        long,
+        env = "SINABRO_TCP_ACCELERATION_POD_MEMORY",
+        value_name = "BYTES"
+    )]
+    tcp_acceleration_pod_memory: Option<String>,
+
+    /// Kernel memory that accelerated connections of all pods together may take, such as 512Mi
+    /// [default: 1/32 of the machine's memory].
+    #[arg(
+        long,
+        env = "SINABRO_TCP_ACCELERATION_NODE_MEMORY",
+        value_name = "BYTES"
+    )]
+    tcp_acceleration_node_memory: Option<String>,
+
     /// How programs are attached to network devices: auto (filters on pod links, which is many
     /// times faster to set up, tcx links on uplinks where the kernel has them), tcx or clsact
     /// (the same on all).
@@ -167,6 +185,15 @@ pub struct Options {
         default_value = names::METRICS_ADDR
     )]
     metrics_address: Option<String>,
+
+    /// Whether /metrics has series of each pod: four, and ten more if it is accelerated.
+    #[arg(
+        long,
+        env = "SINABRO_POD_METRICS",
+        value_name = "BOOL",
+        default_value = "true"
+    )]
+    pod_metrics: Option<String>,
 
     /// What is logged: error, warn, info, debug or trace, also per module
     /// (info,sinabro_agent::ipam=debug).

@@ -41,6 +41,7 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.vxlan_vni, names::VXLAN_VNI);
     assert_eq!(settings.mtu, None);
     assert!(settings.masquerade && !settings.tcp_acceleration_loopback);
+    assert!(settings.pod_metrics && settings.tcp_acceleration_pod_memory.is_none());
     assert_eq!(settings.tcp_acceleration, Mode::Auto);
     assert_eq!(settings.attach, AttachMode::Auto);
     assert_eq!(
@@ -122,8 +123,11 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         masqueradePorts: 61000-65535
         tcpAcceleration: opt-in
         tcpAccelerationLoopback: true
+        tcpAccelerationPodMemory: 64Mi
+        tcpAccelerationNodeMemory: 1Gi
         attach: clsact
         metricsAddress: ''
+        podMetrics: false
         logLevel: debug
         logFormat: json";
     let settings = load_file(text, &["--mtu=1400", "--uplinks=a,b"]).unwrap();
@@ -146,8 +150,11 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         masquerade_ports: Some((61000, 65535)),
         tcp_acceleration: Mode::OptIn,
         tcp_acceleration_loopback: true,
+        tcp_acceleration_pod_memory: Some(64 << 20),
+        tcp_acceleration_node_memory: Some(1 << 30),
         attach: AttachMode::Clsact,
         metrics_address: None,
+        pod_metrics: false,
         log_level: "debug".into(),
         log_format: LogFormat::Json,
     };
@@ -214,6 +221,11 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("tcpAcceleration", "true"),
         ("tcpAcceleration", "Auto"),
         ("tcpAccelerationLoopback", "opt-in"),
+        ("tcpAccelerationPodMemory", "64MB"),
+        ("tcpAccelerationPodMemory", "-1"),
+        ("tcpAccelerationNodeMemory", "+1"),
+        ("tcpAccelerationNodeMemory", "17179869184Gi"),
+        ("podMetrics", "1"),
         ("attach", "xdp"),
         ("metricsAddress", "localhost"),
         ("logLevel", "a=b=c"),

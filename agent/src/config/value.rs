@@ -69,6 +69,20 @@ pub fn boolean(text: &str) -> Result<bool, String> {
     }
 }
 
+/// An amount of memory as Kubernetes writes it.
+pub fn memory(text: &str) -> Result<u64, String> {
+    let units = [("Ki", 10), ("Mi", 20), ("Gi", 30)];
+    let (digits, shift) = units
+        .into_iter()
+        .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)))
+        .unwrap_or((text, 0));
+    let number = digits.parse::<u64>().ok();
+    number
+        .filter(|_| digits.bytes().all(|b| b.is_ascii_digit()))
+        .and_then(|number| number.checked_mul(1 << shift))
+        .ok_or_else(|| "expected bytes, such as 64Mi or 1Gi".into())
+}
+
 pub fn acceleration_mode(text: &str) -> Result<Mode, String> {
     // YAML 1.1, which Helm reads, takes a bare `off` for the boolean.
     let text = if text == "false" { "off" } else { text };

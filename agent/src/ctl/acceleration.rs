@@ -3,10 +3,10 @@
 use crate::ctl::{
     Common, Exit, client,
     endpoints::pod,
-    print,
+    print, self_test,
     table::{Table, bytes},
 };
-use sinabro_common::api::{AccelerationReport, Request, Response};
+use sinabro_common::api::{AccelerationReport, MemoryReport, Request, Response};
 
 pub fn show(common: &Common) -> Result<Exit, client::Error> {
     let report = client::ask(common, Request::Acceleration, |response| match response {
@@ -17,11 +17,29 @@ pub fn show(common: &Common) -> Result<Exit, client::Error> {
     Ok(Exit::Well)
 }
 
+/// `sinabroctl acceleration --kernel`: what the self-test found.
+pub fn kernel(common: &Common, verbose: bool) -> Result<Exit, client::Error> {
+    let report = client::ask(common, Request::Status, |response| match response {
+        Response::Status(report) => Some(report.tcp_self_test),
+        _ => None,
+    })?;
+    print(common, &report, |report| match report {
+        Some(report) => {
+            let rows = self_test::table(report, verbose);
+            let rows = rows.map_or_else(String::new, |rows| format!("\n{rows}"));
+            format!("{}\n{rows}", self_test::line(report))
+        }
+        None => "the setting tcpAcceleration is off\n".into(),
+    })?;
+    Ok(Exit::Well)
+}
+
 fn text(report: &AccelerationReport) -> String {
     let mut pods = Table::new([
         "POD",
         "SOCKETS",
         "REDIRECTED",
+        "MEMORY",
         "THROUGH TCP",
         "NOT ENROLLED",
     ]);
@@ -35,6 +53,7 @@ fn text(report: &AccelerationReport) -> String {
             pod(&one.pod, &one.owner),
             counters.enrolled.to_string(),
             bytes(counters.redirected.bytes),
+            memory(&counters.memory),
             list(passed),
             list(skipped),
         ]);
@@ -50,7 +69,16 @@ fn text(report: &AccelerationReport) -> String {
             bytes(sent),
         ]);
     }
-    format!("{}\n{}", pods.render(), servers.render())
+    let mut text = format!("{}\n{}", pods.render(), servers.render());
+    if let Some(of_node) = &report.memory {
+        text = format!("{text}\nMemory of all: {}\n", memory(of_node));
+    }
+    text
+}
+
+/// What is charged, and what may be.
+fn memory(report: &MemoryReport) -> String {
+    format!("{} of {}", bytes(report.used), bytes(report.limit))
 }
 
 fn list(items: impl Iterator<Item = String>) -> String {

@@ -49,6 +49,7 @@ Examples:
   sinabroctl nodes                      which nodes are known, which cannot be reached and why
   sinabroctl metrics                    what was dropped and why, how full the NAT table is
   sinabroctl acceleration               which pods' TCP goes from socket to socket, and how much
+  sinabroctl acceleration --kernel      what that changes for applications on this kernel
   sinabroctl prepare                    as root, before an agent that runs without privileges
   sinabroctl uninstall                  as root, once the agent is gone: takes everything away
   sinabroctl debug -o node.tar          everything needed to look at this node from afar
@@ -105,8 +106,7 @@ enum Action {
     ///
     /// Ends with code 1 if the node is not ready.
     Status {
-        /// Also what the self-test of the TCP acceleration saw that is the same on plain and on
-        /// accelerated connections.
+        /// Also the conditions that hold.
         #[arg(short, long)]
         verbose: bool,
     },
@@ -120,8 +120,17 @@ enum Action {
     #[command(visible_alias = "drops")]
     Metrics,
     /// TCP between pods of this node that goes from socket to socket: how much of it, what went
-    /// through TCP and why, and which servers' connections are left alone.
-    Acceleration,
+    /// through TCP and why, what it costs the kernel, and which servers' connections are left
+    /// alone.
+    Acceleration {
+        /// Instead, which TCP calls behave otherwise on accelerated connections of this kernel, and
+        /// what that means for applications.
+        #[arg(short, long)]
+        kernel: bool,
+        /// With --kernel: also the calls that behave the same.
+        #[arg(short, long, requires = "kernel")]
+        verbose: bool,
+    },
     /// Do nothing until told to end.
     ///
     /// For a DaemonSet whose pods have done their work and must stay.
@@ -212,7 +221,11 @@ pub fn main() -> ExitCode {
         Action::Ipam => ipam::show(common).map_err(Failure::from),
         Action::Nodes => nodes::show(common).map_err(Failure::from),
         Action::Metrics => metrics::show(common).map_err(Failure::from),
-        Action::Acceleration => acceleration::show(common).map_err(Failure::from),
+        Action::Acceleration { kernel, verbose } => match kernel {
+            true => acceleration::kernel(common, *verbose),
+            false => acceleration::show(common),
+        }
+        .map_err(Failure::from),
         Action::Pause => pause::pause().map(|()| Exit::Well).map_err(Failure::from),
         Action::Debug(places) => debug::run(common, places).map_err(Failure::from),
         Action::Uninstall(places) => uninstall::run(common, places).map_err(Failure::from),

@@ -39,23 +39,26 @@ fn table(report: &StatusReport, verbose: bool) -> String {
     if let Some(report) = &report.tcp_self_test {
         fact("TCP acceleration:", self_test::line(report));
     }
+    let conditions = report.conditions.iter();
+    let shown: Vec<_> = conditions
+        .filter(|condition| verbose || !condition.ok || !condition.detail.is_empty())
+        .collect();
+    if shown.is_empty() {
+        fact(
+            "Conditions:",
+            format!("all {} hold", report.conditions.len()),
+        );
+        return facts.render();
+    }
     let mut conditions = Table::new(["CONDITION", "OK", "DETAIL"]);
-    for condition in &report.conditions {
+    for condition in shown {
         conditions.row([
             condition.name.clone(),
             yes_no(condition.ok),
             condition.detail.clone(),
         ]);
     }
-    let mut text = format!("{}\n{}", facts.render(), conditions.render());
-    if let Some(rows) = &report
-        .tcp_self_test
-        .as_ref()
-        .and_then(|report| self_test::table(report, verbose))
-    {
-        text = format!("{text}\n{rows}");
-    }
-    text
+    format!("{}\n{}", facts.render(), conditions.render())
 }
 
 fn source(source: &SourceReport) -> String {

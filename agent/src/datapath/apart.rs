@@ -15,8 +15,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Key of the counters: no interface has the number 0.
-const COUNTED_AT: u32 = 0;
+/// Key of the counters and the account. The maps are its own, so it is nobody else's number.
+const COUNTED_AT: u32 = 1;
 
 pub struct Apart {
     maps: maps::Acceleration,
@@ -35,7 +35,7 @@ impl Apart {
         remove(directory)?;
         let load = || {
             let mut ebpf = object::load_apart(directory)?;
-            let maps = maps::Acceleration::take(&mut ebpf)?;
+            let maps = maps::Acceleration::take(&mut ebpf, maps::QueueLimits::default())?;
             let attached = sock::attach(&ebpf, None, cgroup)?;
             Ok(Self {
                 maps,

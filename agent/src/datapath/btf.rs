@@ -69,6 +69,7 @@ fn offsets(btf: &Btf<'_>) -> Result<KernelOffsets, BtfError> {
         repair_bit: repair.bit % 8,
         copied_seq: whole("tcp_sock", &["copied_seq"], 32)?,
         write_seq: whole("tcp_sock", &["write_seq"], 32)?,
+        user_data: whole("sock", &["sk_user_data"], 64)?,
         wq: whole("sock", &["sk_wq"], 64)?,
         wq_head: part("socket_wq", &["wait", "head"])?.whole_bytes()?,
         wait_entry: part("wait_queue_entry", &["entry"])?.whole_bytes()?,
@@ -384,6 +385,7 @@ mod tests {
             found.repair,
             found.copied_seq,
             found.write_seq,
+            found.user_data,
         ];
         // They are in this order on no kernel by accident: all differ, none is the beginning.
         let mut distinct = all.to_vec();

@@ -33,7 +33,7 @@ use crate::chain::Chain;
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
 use maps::Maps;
-pub use maps::PodAcceleration;
+pub use maps::{PodAcceleration, QueueLimits, QueueUsage};
 use sinabro_common::{
     abi::{
         Addr,
@@ -70,6 +70,8 @@ pub struct DatapathConfig {
     /// Entries of the masquerade table, two per flow; [`sinabro_common::abi::nat::MAX_NAT_ENTRIES`]
     /// if not given.
     pub nat_entries: Option<u32>,
+    /// What accelerated connections may cost the kernel; by the machine's memory if not given.
+    pub queue_limits: Option<QueueLimits>,
 }
 
 impl Default for DatapathConfig {
@@ -80,6 +82,7 @@ impl Default for DatapathConfig {
             acceleration: false,
             attach: AttachMode::Auto,
             nat_entries: None,
+            queue_limits: None,
         }
     }
 }
@@ -158,9 +161,12 @@ impl Datapath {
             Some(loaded) => {
                 let attached = loaded.and_then(|mut ebpf| {
                     let reader = log::reader(&mut ebpf)?;
-                    let maps = maps::Acceleration::take(&mut ebpf)?;
+                    let maps = maps::Acceleration::take(
+                        &mut ebpf,
+                        config.queue_limits.unwrap_or_default(),
+                    )?;
                     if !links.join(sock::PIN).exists() {
-                        maps.forget_ended(&ebpf)?;
+                        maps.forget_ended()?;
                     }
                     let attached = sock::attach(&ebpf, Some(&links), config.cgroup.as_deref())?;
                     logs.push(reader);
@@ -368,6 +374,21 @@ impl Datapath {
     ) -> Result<Option<AccelerationCounters>, DatapathError> {
         self.acceleration()
             .map_or(Ok(None), |maps| maps.counters(ifindex))
+    }
+
+    /// What the queues of accelerated connections that a pod made cost the kernel, and may; those of
+    /// all by [`NODE_ACCOUNT`](sinabro_common::abi::acceleration::NODE_ACCOUNT). None if they are
+    /// not accelerated.
+    pub fn queue_usage(&self, ifindex: u32) -> Result<Option<QueueUsage>, DatapathError> {
+        self.acceleration()
+            .map_or(Ok(None), |maps| maps.queue_usage(ifindex))
+    }
+
+    /// Removes what is kept of accelerated connections whose end no program saw. To be called now
+    /// and then.
+    pub fn sweep_accelerated(&self) -> Result<(), DatapathError> {
+        self.acceleration()
+            .map_or(Ok(()), maps::Acceleration::sweep)
     }
 
     /// What is known of the servers that accelerated pods connect to, and why new connections to

@@ -7,7 +7,7 @@ use crate::{
     },
     chain::Chain,
     config::{self, Settings},
-    datapath::{self, Datapath, DatapathConfig},
+    datapath::{self, Datapath, DatapathConfig, QueueLimits},
     endpoint::{Endpoints, Programs},
     ipam::Allocator,
 };
@@ -39,6 +39,7 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
             config::AttachMode::Clsact => datapath::AttachMode::Clsact,
         },
         nat_entries: None,
+        queue_limits: Some(queue_limits(settings)),
     })
     .context("cannot load the data path")?;
     let datapath = Arc::new(datapath);
@@ -68,6 +69,16 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
     })
 }
 
+/// What accelerated connections may cost the kernel.
+fn queue_limits(settings: &Settings) -> QueueLimits {
+    let node = settings.tcp_acceleration_node_memory;
+    let limits = node.map_or_else(QueueLimits::default, QueueLimits::of_node);
+    QueueLimits {
+        pod: settings.tcp_acceleration_pod_memory.unwrap_or(limits.pod),
+        ..limits
+    }
+}
+
 /// What acceleration changes for applications on this kernel.
 fn self_test(settings: &Settings) -> SelfTestReport {
     let (state_dir, bpf_dir) = (&settings.state_dir, &settings.bpf_dir);
@@ -90,6 +101,9 @@ fn self_test(settings: &Settings) -> SelfTestReport {
 pub(super) fn sweep(datapath: &Datapath) {
     if let Err(error) = datapath.sweep(datapath::monotonic_ns()) {
         tracing::warn!("cannot sweep masquerade flows: {}", Chain(&error));
+    }
+    if let Err(error) = datapath.sweep_accelerated() {
+        tracing::warn!("cannot sweep accelerated connections: {}", Chain(&error));
     }
 }
 

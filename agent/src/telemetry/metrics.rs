@@ -14,16 +14,20 @@
 //! | `sinabro_pod_unaccelerated_sockets_total` | …, reason | not enrolled although the pod is accelerated |
 //! | `sinabro_pod_redirected_messages_total`, `…_bytes_total` | namespace, pod, interface | sent from socket to socket |
 //! | `sinabro_pod_passed_messages_total`, `…_bytes_total` | …, reason | sent by enrolled sockets through TCP |
+//! | `sinabro_pod_acceleration_memory_bytes`, `…_limit_bytes` | namespace, pod, interface | kernel memory charged to connections that the pod made, and what may be |
+//! | `sinabro_acceleration_memory_bytes`, `…_limit_bytes` | | the same of all pods |
 //! | `sinabro_dropped_packets_total` | reason | dropped by the data path |
 //! | `sinabro_nat_flows`, `sinabro_nat_flows_limit` | | masqueraded flows, room for them |
 //! | `sinabro_ipam_addresses_leased`, `…_limit` | cidr | leases, room for them |
 //! | `sinabro_nodes` | | known nodes |
 //! | `sinabro_peers_with_problems` | | nodes that are not reached as they should be |
 //! | `sinabro_overlay_passes_total`, `sinabro_overlay_failed_passes_total` | | reconciliations |
-//! | `sinabro_overlay_pass_seconds_total` | | time spent in them |
+//! | `sinabro_overlay_pass_duration_seconds_total` | | time spent in them |
 //! | `sinabro_overlay_last_success_time_seconds` | | when all was as planned, Unix time |
 //! | `sinabro_api_requests_total` | call, result | requests on the socket |
-//! | `sinabro_api_request_seconds` | call | how long they took, a histogram |
+//! | `sinabro_api_request_duration_seconds` | call | how long they took, a histogram |
+//!
+//! Series of pods are left out with the setting `podMetrics: false`.
 //!
 //! A pod without a name (a runtime without Kubernetes) has its container id in `pod`.
 
@@ -87,8 +91,11 @@ impl Metrics {
     pub fn render(&self, reports: &Reports) -> Result<String, fmt::Error> {
         let mut page = Page(Registry::with_prefix("sinabro"));
         self.agent(&mut page, reports);
-        pods(&mut page, &reports.endpoints);
-        acceleration(&mut page, &reports.endpoints);
+        page.gauge("endpoints", "Active pods", reports.endpoints.len() as f64);
+        if reports.per_pod {
+            pods(&mut page, &reports.endpoints);
+            acceleration(&mut page, &reports.endpoints);
+        }
         data_path(&mut page, reports);
         addresses(&mut page, reports);
         overlay(&mut page, reports);
@@ -125,7 +132,7 @@ impl Metrics {
             self.requests.clone(),
         );
         page.0.register(
-            "api_request_seconds",
+            "api_request_duration_seconds",
             "Time taken by requests on the agent's socket",
             self.latency.clone(),
         );
@@ -136,7 +143,6 @@ impl Metrics {
 type Field = (&'static str, &'static str, fn(&EndpointReport) -> u64);
 
 fn pods(page: &mut Page, endpoints: &[EndpointReport]) {
-    page.gauge("endpoints", "Active pods", endpoints.len() as f64);
     let counters: [Field; 4] = [
         ("pod_transmit_packets", "Packets sent by a pod", |e| {
             e.tx_packets
@@ -195,6 +201,18 @@ fn acceleration(page: &mut Page, endpoints: &[EndpointReport]) {
         let rows = pods.iter().map(|(labels, c)| (labels.clone(), value(c)));
         page.counters(name, help, rows);
     }
+    page.gauges(
+        "pod_acceleration_memory_bytes",
+        "Kernel memory that the accelerated connections made by a pod may have in use",
+        pods.iter()
+            .map(|(labels, c)| (labels.clone(), c.memory.used as f64)),
+    );
+    page.gauges(
+        "pod_acceleration_memory_limit_bytes",
+        "Kernel memory that the accelerated connections made by a pod may take",
+        pods.iter()
+            .map(|(labels, c)| (labels.clone(), c.memory.limit as f64)),
+    );
     let skipped = pods.iter().flat_map(|(labels, c)| {
         let reasons = c.skipped.iter();
         reasons.map(|(reason, sockets)| (because(labels, reason), *sockets))
@@ -242,6 +260,18 @@ fn data_path(page: &mut Page, reports: &Reports) {
     let drops = metrics.drops.iter();
     let drops = drops.map(|drop| (vec![("reason", drop.reason.clone())], drop.packets));
     page.counters("dropped_packets", "Packets dropped by the data path", drops);
+    if let Some(memory) = &metrics.acceleration_memory {
+        page.gauge(
+            "acceleration_memory_bytes",
+            "Kernel memory that accelerated connections may have in use",
+            memory.used as f64,
+        );
+        page.gauge(
+            "acceleration_memory_limit_bytes",
+            "Kernel memory that accelerated connections may take",
+            memory.limit as f64,
+        );
+    }
     page.gauge("nat_flows", "Masqueraded flows", metrics.nat_flows as f64);
     page.gauge(
         "nat_flows_limit",
@@ -298,7 +328,7 @@ fn overlay(page: &mut Page, reports: &Reports) {
     let spent: Counter<f64, AtomicU64> = Counter::default();
     spent.inc_by(overlay.time_spent.as_secs_f64());
     page.0.register(
-        "overlay_pass_seconds",
+        "overlay_pass_duration_seconds",
         "Time spent reconciling the overlay",
         spent,
     );

@@ -24,6 +24,8 @@ pub struct Reports {
     pub nodes: Vec<NodeReport>,
     pub metrics: MetricsReport,
     pub overlay: OverlayStatus,
+    /// Whether each pod has series of its own.
+    pub per_pod: bool,
 }
 
 /// The agent's core, as telemetry sees it.

@@ -1,6 +1,7 @@
 use super::{metrics::Metrics, *};
 use sinabro_common::api::{
-    AccelerationCount, DropReport, MessageCount, Owner, PodRef, RangeReport, SourceReport,
+    AccelerationCount, DropReport, MemoryReport, MessageCount, Owner, PodRef, RangeReport,
+    SourceReport,
 };
 use std::{
     collections::BTreeMap,
@@ -48,6 +49,7 @@ fn endpoint(name: &str, tx_bytes: u64) -> EndpointReport {
             )]
             .into(),
             skipped: [("short".to_owned(), 8)].into(),
+            memory: MemoryReport { used: 9, limit: 10 },
         }),
         acceleration_wish: None,
     }
@@ -103,6 +105,10 @@ fn reports() -> Reports {
             }],
             nat_flows: 3,
             nat_capacity: 1024,
+            acceleration_memory: Some(MemoryReport {
+                used: 11,
+                limit: 12,
+            }),
             counters: BTreeMap::from([
                 ("sinabro_gc_freed_total".into(), 4),
                 ("not a name".into(), 1),
@@ -115,6 +121,7 @@ fn reports() -> Reports {
             last_success: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000)),
             ..OverlayStatus::default()
         },
+        per_pod: true,
     }
 }
 
@@ -155,6 +162,10 @@ fn every_report_is_in_the_scrape() {
         r#"sinabro_pod_passed_messages_total{namespace="default",pod="c0ffee",interface="eth0",reason="queue_full"} 6"#,
         r#"sinabro_pod_passed_bytes_total{namespace="default",pod="c0ffee",interface="eth0",reason="queue_full"} 700"#,
         r#"sinabro_pod_unaccelerated_sockets_total{namespace="default",pod="c0ffee",interface="eth0",reason="short"} 8"#,
+        r#"sinabro_pod_acceleration_memory_bytes{namespace="default",pod="c0ffee",interface="eth0"} 9.0"#,
+        r#"sinabro_pod_acceleration_memory_limit_bytes{namespace="default",pod="c0ffee",interface="eth0"} 10.0"#,
+        "sinabro_acceleration_memory_bytes 11.0",
+        "sinabro_acceleration_memory_limit_bytes 12.0",
         r#"sinabro_dropped_packets_total{reason="source_address"} 5"#,
         "sinabro_nat_flows 3.0",
         "sinabro_nat_flows_limit 1024.0",
@@ -165,16 +176,35 @@ fn every_report_is_in_the_scrape() {
         "sinabro_peers_with_problems 1.0",
         "sinabro_overlay_passes_total 6",
         "sinabro_overlay_failed_passes_total 1",
-        "sinabro_overlay_pass_seconds_total 1.5",
+        "sinabro_overlay_pass_duration_seconds_total 1.5",
         "sinabro_overlay_last_success_time_seconds 1000.0",
         r#"sinabro_api_requests_total{call="allocate",result="rangeFull"} 1"#,
-        r#"sinabro_api_request_seconds_count{call="allocate"} 2"#,
-        r#"sinabro_api_request_seconds_bucket{le="0.005",call="allocate"} 1"#,
+        r#"sinabro_api_request_duration_seconds_count{call="allocate"} 2"#,
+        r#"sinabro_api_request_duration_seconds_bucket{le="0.005",call="allocate"} 1"#,
         "# EOF",
     ] {
         assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
     }
     assert!(!text.contains("not a name"));
+}
+
+#[test]
+fn pods_have_no_series_of_their_own_where_that_is_set() {
+    let mut reports = reports();
+    let series = |reports: &Reports| {
+        let text = Metrics::default().render(reports).unwrap();
+        let all = text.lines().filter(|line| !line.starts_with('#'));
+        let lines: Vec<String> = all.map(str::to_owned).collect();
+        lines
+    };
+    let every = series(&reports);
+    reports.per_pod = false;
+    let left = series(&reports);
+    assert!(!left.iter().any(|line| line.contains("pod=")), "{left:?}");
+    // And nothing else is missing.
+    let of_node: Vec<_> = every.iter().filter(|line| !line.contains("pod=")).collect();
+    assert_eq!(of_node.len(), left.len());
+    assert!(left.contains(&"sinabro_endpoints 2.0".to_owned()));
 }
 
 struct Core {

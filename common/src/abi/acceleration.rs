@@ -10,6 +10,11 @@
 //! - map `ENROLLED`, hash: [`ConnectionKey`] → [`Enrolled`]: where the other end finds it;
 //! - map `SERVER_TRAFFIC`, LRU hash: [`ServerKey`] → [`Traffic`]: what its connections were like;
 //! - map `ACCELERATION_COUNTERS`, per-CPU hash: interface index (u32) → [`AccelerationCounters`];
+//! - map `QUEUE_CHARGES`, hash: [`ChargeKey`] → [`Charge`]: what each enrolled socket may cost the
+//!   kernel, and who pays;
+//! - map `QUEUE_ACCOUNTS`, hash: interface index (u32) or [`NODE_ACCOUNT`] → [`Account`]: what is
+//!   charged; written by programs only;
+//! - map `QUEUE_BUDGETS`, hash: the same key → [`Budget`]: what may be; written by the agent only;
 //! - map `ACCELERATION_EPOCH`, array of one: 0 → u32, raised whenever who may be accelerated
 //!   changes, so that enrolled sockets ask again.
 
@@ -17,6 +22,10 @@ use super::{Addr, map_type};
 
 pub const MAX_SOCKETS: u32 = 65_536;
 pub const MAX_SERVERS: u32 = 8192;
+pub const MAX_CHARGES: u32 = 2 * MAX_SOCKETS;
+
+/// Key of the whole node's account: no interface has the number 0.
+pub const NODE_ACCOUNT: u32 = 0;
 
 /// A pod whose connections may be enrolled.
 #[repr(C)]
@@ -134,7 +143,9 @@ pub struct SocketState {
     pub passive: u8,
     /// One once it is counted among its server's connections.
     pub counted: u8,
-    pub pad: [u8; 4],
+    /// Level ([`crate::algo::queue`]) to which the other end's queue is charged.
+    pub level: u8,
+    pub pad: [u8; 3],
 }
 map_type!(SocketState, 128);
 
@@ -167,16 +178,22 @@ pub enum Reason {
     Closing = 4,
     /// Its pod may not be accelerated any more.
     Evicted = 5,
+    /// The other end's queue would take more than the connecting pod may have.
+    PodLimit = 6,
+    /// It would take more than all pods of the node together may have.
+    NodeLimit = 7,
 }
 
 impl Reason {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::NotPaired,
         Self::AlreadySent,
         Self::QueueFull,
         Self::Unfit,
         Self::Closing,
         Self::Evicted,
+        Self::PodLimit,
+        Self::NodeLimit,
     ];
 
     /// As metrics name it.
@@ -188,6 +205,8 @@ impl Reason {
             Self::Unfit => "unfit",
             Self::Closing => "closing",
             Self::Evicted => "evicted",
+            Self::PodLimit => "pod_limit",
+            Self::NodeLimit => "node_limit",
         }
     }
 }
@@ -204,10 +223,21 @@ pub enum Skip {
     Unfit = 2,
     /// The kernel refused (MPTCP, for example), or a table is full.
     Refused = 3,
+    /// The connecting pod has as many sockets enrolled, or messages waiting, as it may.
+    PodLimit = 4,
+    /// All pods of the node together have.
+    NodeLimit = 5,
 }
 
 impl Skip {
-    pub const ALL: [Self; 4] = [Self::Stream, Self::Short, Self::Unfit, Self::Refused];
+    pub const ALL: [Self; 6] = [
+        Self::Stream,
+        Self::Short,
+        Self::Unfit,
+        Self::Refused,
+        Self::PodLimit,
+        Self::NodeLimit,
+    ];
 
     /// As metrics name it.
     pub const fn name(self) -> &'static str {
@@ -216,6 +246,8 @@ impl Skip {
             Self::Short => "short",
             Self::Unfit => "unfit",
             Self::Refused => "refused",
+            Self::PodLimit => "pod_limit",
+            Self::NodeLimit => "node_limit",
         }
     }
 }
@@ -235,7 +267,7 @@ pub struct AccelerationCounters {
     /// Sockets not enrolled, by [`Skip`].
     pub skipped: [u64; Skip::ALL.len()],
 }
-map_type!(AccelerationCounters, 152);
+map_type!(AccelerationCounters, 200);
 
 impl core::ops::AddAssign for AccelerationCounters {
     fn add_assign(&mut self, other: Self) {
@@ -252,6 +284,48 @@ impl core::ops::AddAssign for AccelerationCounters {
         add(&mut self.skipped, &other.skipped);
     }
 }
+
+/// A step of what an enrolled socket may cost. An entry never changes, and whoever removes it gives
+/// the account back what it says: exactly one can.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ChargeKey {
+    /// The socket's cookie.
+    pub cookie: u64,
+    /// Zero for the socket itself and its first messages.
+    pub level: u32,
+    pub pad: u32,
+}
+map_type!(ChargeKey, 16);
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Charge {
+    /// Interface of the pod that connected: it pays for both ends, so that nobody can spend
+    /// another pod's budget but on connections which that pod makes itself.
+    pub payer: u32,
+    pub bytes: u32,
+}
+map_type!(Charge, 8);
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    /// Bytes.
+    pub charged: u64,
+}
+map_type!(Account, 8);
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Budget {
+    /// Bytes.
+    pub limit: u64,
+    /// What the agent gave back, of sockets whose end no program saw. Only grows: the account
+    /// itself is the programs' alone, so neither side needs a lock.
+    pub returned: u64,
+}
+map_type!(Budget, 16);
 
 /// What is connected to.
 #[repr(C)]
@@ -315,6 +389,8 @@ pub struct KernelOffsets {
     pub copied_seq: u32,
     /// `write_seq`, u32.
     pub write_seq: u32,
+    /// `sk_user_data`, pointer.
+    pub user_data: u32,
     /// `sk_wq`, pointer.
     pub wq: u32,
     /// `wait.head` in `struct socket_wq`.
@@ -324,7 +400,7 @@ pub struct KernelOffsets {
     /// `private` in `struct wait_queue_entry`, pointer.
     pub wait_private: u32,
 }
-map_type!(KernelOffsets, 68);
+map_type!(KernelOffsets, 72);
 
 /// `SOCK_RCVBUF_LOCK` of `sk_userlocks`: the application has set SO_RCVBUF.
 pub const RCVBUF_LOCK: u8 = 2;

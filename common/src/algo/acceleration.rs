@@ -25,7 +25,7 @@ pub const LONE_MESSAGE: u32 = 1 << 16;
 
 /// What a queued message counts beside its bytes. The kernel allocates four times as much for it
 /// (`struct sk_msg`), so that a queue may take 4 MB of a reader that pauses before its connection
-/// falls back for good; TCP's own may grow to 6.
+/// falls back for good, if its pod's budget has them ([`super::queue`]); TCP's own may grow to 6.
 pub const MESSAGE_COST: u32 = 256;
 
 impl Backlog {
@@ -66,10 +66,10 @@ pub trait Ends {
     fn receive_buffer(&self) -> Option<(u32, u8)>;
 }
 
-/// Whether a message of `size` bytes may go to the receiver's socket, or why not. To be asked
-/// while the sender's socket is locked.
+/// Whether a message of `size` bytes may go to the receiver's socket, or why not. If it may: how
+/// many messages at most will then wait there. To be asked while the sender's socket is locked.
 #[inline(always)]
-pub fn gate(ends: &impl Ends, backlog: &mut Backlog, size: u32) -> Result<(), Reason> {
+pub fn gate(ends: &impl Ends, backlog: &mut Backlog, size: u32) -> Result<u32, Reason> {
     if ends.shutdown() & SEND_SHUTDOWN != 0 {
         return Err(Reason::Closing);
     }
@@ -80,19 +80,19 @@ pub fn gate(ends: &impl Ends, backlog: &mut Backlog, size: u32) -> Result<(), Re
         return Err(Reason::Unfit);
     }
     let queued = ends.queued().ok_or(Reason::Closing)?;
-    let messages = backlog.messages(queued);
+    let waiting = backlog.messages(queued).saturating_add(1);
     if queued == 0 && size <= LONE_MESSAGE {
-        return Ok(());
+        return Ok(waiting);
     }
     let (mut limit, userlocks) = ends.receive_buffer().ok_or(Reason::Closing)?;
     if userlocks & RCVBUF_LOCK == 0 && limit < MIN_QUEUE_LIMIT {
         limit = MIN_QUEUE_LIMIT;
     }
-    let cost = messages.saturating_add(1).saturating_mul(MESSAGE_COST);
+    let cost = waiting.saturating_mul(MESSAGE_COST);
     if queued.saturating_add(size).saturating_add(cost) > limit {
         return Err(Reason::QueueFull);
     }
-    Ok(())
+    Ok(waiting)
 }
 
 /// What is known of a server whose connections are older than this is forgotten.
@@ -292,7 +292,7 @@ mod tests {
                 && Some(ends.write_seq) == ends.copied_seq
                 && ends.queued.is_some()
                 && (ends.queued == Some(0) && size <= LONE_MESSAGE || ends.receive_buffer.is_some());
-            prop_assert_eq!(well, matches!(verdict, Ok(()) | Err(Reason::QueueFull)));
+            prop_assert_eq!(well, matches!(verdict, Ok(_) | Err(Reason::QueueFull)));
         }
 
         #[test]

@@ -6,3 +6,4 @@ pub mod acceleration;
 pub mod ct_state;
 pub mod hash;
 pub mod port_pick;
+pub mod queue;

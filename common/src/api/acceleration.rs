@@ -11,6 +11,16 @@ pub struct AccelerationReport {
     pub pods: Vec<AcceleratedPodReport>,
     /// What is known of servers that pods of this node connect to on this node.
     pub servers: Vec<ServerReport>,
+    /// What the accelerated connections of all pods cost the kernel; none if there are none.
+    #[serde(default)]
+    pub memory: Option<MemoryReport>,
+}
+
+/// Bytes of kernel memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryReport {
+    pub used: u64,
+    pub limit: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,6 +44,9 @@ pub struct AccelerationCount {
     pub passed: BTreeMap<String, MessageCount>,
     /// Sockets that were not enrolled, by reason.
     pub skipped: BTreeMap<String, u64>,
+    /// What the connections that this pod made cost the kernel, and may.
+    #[serde(default)]
+    pub memory: MemoryReport,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

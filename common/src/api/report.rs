@@ -1,6 +1,6 @@
 //! What `sinabroctl` shows; also its `-o json` output, so fields are only ever added.
 
-use super::{AccelerationCount, Mac, Owner, PodRef, SelfTestReport, TcpAcceleration};
+use super::{AccelerationCount, Mac, MemoryReport, Owner, PodRef, SelfTestReport, TcpAcceleration};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::IpAddr};
@@ -127,6 +127,9 @@ pub struct MetricsReport {
     pub drops: Vec<DropReport>,
     pub nat_flows: u64,
     pub nat_capacity: u64,
+    /// What accelerated connections cost the kernel; none if there are none.
+    #[serde(default)]
+    pub acceleration_memory: Option<MemoryReport>,
     /// Any further counter by its Prometheus name.
     pub counters: BTreeMap<String, u64>,
 }

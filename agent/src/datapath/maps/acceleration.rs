@@ -1,10 +1,14 @@
 //! The maps of the object `sock` that the agent writes or reads.
 
-use super::{error, found, lock, removed, take};
+use super::{
+    error, found, lock,
+    queues::{QueueLimits, QueueUsage, Queues},
+    removed, take,
+};
 use crate::datapath::{DatapathError, sys};
 use aya::{
     Ebpf,
-    maps::{Array, HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues, SockHash},
+    maps::{Array, HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues},
     util::nr_cpus,
 };
 use sinabro_common::abi::{
@@ -21,7 +25,6 @@ use std::{
 
 const PODS: &str = "ACCELERATED_PODS";
 const LOOPBACK: &str = "LOOPBACK_PODS";
-const SOCKETS: &str = "SOCKETS";
 const ENROLLED: &str = "ENROLLED";
 const TRAFFIC: &str = "SERVER_TRAFFIC";
 const COUNTERS: &str = "ACCELERATION_COUNTERS";
@@ -49,10 +52,11 @@ struct Tables {
     traffic: HashMap<MapData, ServerKey, Traffic>,
     counters: PerCpuHashMap<MapData, u32, AccelerationCounters>,
     epoch: Array<MapData, u32>,
+    queues: Queues,
 }
 
 impl Acceleration {
-    pub fn take(ebpf: &mut Ebpf) -> Result<Self, DatapathError> {
+    pub fn take(ebpf: &mut Ebpf, limits: QueueLimits) -> Result<Self, DatapathError> {
         fn open<T: TryFrom<Map, Error = MapError>>(
             ebpf: &mut Ebpf,
             name: &'static str,
@@ -79,6 +83,7 @@ impl Acceleration {
             traffic: open(ebpf, TRAFFIC)?,
             counters: open(ebpf, COUNTERS)?,
             epoch: open(ebpf, EPOCH)?,
+            queues: Queues::take(ebpf, limits)?,
         })))
     }
 
@@ -99,6 +104,7 @@ impl Acceleration {
             return tables.remove(ifindex, addresses);
         };
         tables.start_counters(ifindex)?;
+        tables.queues.open_account(ifindex)?;
         let pod = |generation| AcceleratedPod {
             netns: wanted.netns,
             ifindex,
@@ -198,18 +204,27 @@ impl Acceleration {
 
     /// Removes the entries of sockets that ended while no program was told of it. To be called
     /// before one is.
-    pub fn forget_ended(&self, ebpf: &Ebpf) -> Result<(), DatapathError> {
-        let sockets = ebpf.map(SOCKETS).ok_or(DatapathError::Missing {
-            what: "sock hash",
-            name: SOCKETS,
-        })?;
-        let sockets: SockHash<_, u64> = sockets.try_into().map_err(error(SOCKETS, "opening"))?;
-        let open: HashSet<u64> = sockets
-            .keys()
-            .collect::<Result<_, _>>()
-            .map_err(error(SOCKETS, "reading from"))?;
-        self.tables()
-            .forget(|_, enrolled| !open.contains(&enrolled.cookie))
+    pub fn forget_ended(&self) -> Result<(), DatapathError> {
+        let mut tables = self.tables();
+        let open = tables.queues.open_sockets()?;
+        tables.forget(|_, enrolled| !open.contains(&enrolled.cookie))
+    }
+
+    /// Removes what is kept of sockets whose end no program saw, and gives back what their queues
+    /// were charged with. Takes two calls.
+    pub fn sweep(&self) -> Result<(), DatapathError> {
+        let mut tables = self.tables();
+        let gone = tables.queues.sweep()?;
+        match gone.is_empty() {
+            true => Ok(()),
+            false => tables.forget(|_, enrolled| gone.contains(&enrolled.cookie)),
+        }
+    }
+
+    /// What the queues of connections that a pod made cost, or those of all, by [`NODE_ACCOUNT`];
+    /// none if they are not accelerated.
+    pub fn queue_usage(&self, ifindex: u32) -> Result<Option<QueueUsage>, DatapathError> {
+        self.tables().queues.usage(ifindex)
     }
 
     /// What a pod's sockets did, summed over CPUs; none if they are not accelerated.
@@ -275,7 +290,8 @@ impl Tables {
             self.raise_epoch()?;
             self.forget_connections(&gone)?;
         }
-        removed(self.counters.remove(&ifindex)).map_err(error(COUNTERS, "removing from"))
+        removed(self.counters.remove(&ifindex)).map_err(error(COUNTERS, "removing from"))?;
+        self.queues.close_account(ifindex)
     }
 
     /// Removes the entries of these addresses' sockets: those that were not told of their end,

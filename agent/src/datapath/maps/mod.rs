@@ -8,6 +8,7 @@ mod counters;
 mod drops;
 mod endpoints;
 pub mod nat;
+mod queues;
 pub mod shape;
 
 pub use acceleration::{Acceleration, PodAcceleration};
@@ -16,6 +17,7 @@ pub use counters::Counters;
 pub use drops::Drops;
 pub use endpoints::{Endpoints, PodLinks};
 pub use nat::Nat;
+pub use queues::{QueueLimits, QueueUsage};
 
 use super::DatapathError;
 use aya::{

@@ -6,8 +6,8 @@ use crate::datapath::{DatapathConfig, sys::MapInfo};
 use sinabro_common::abi::{
     Addr,
     acceleration::{
-        AcceleratedPod, AccelerationCounters, ConnectionKey, Enrolled, MAX_SERVERS, MAX_SOCKETS,
-        ServerKey, SocketState, Traffic,
+        AcceleratedPod, AccelerationCounters, Account, Budget, Charge, ChargeKey, ConnectionKey,
+        Enrolled, MAX_CHARGES, MAX_SERVERS, MAX_SOCKETS, ServerKey, SocketState, Traffic,
     },
     config::{MAX_NON_MASQUERADE, NodeConfig},
     counters::PodCounters,
@@ -121,6 +121,9 @@ pub fn expected(config: &DatapathConfig) -> Vec<Shape> {
             MAX_PODS,
             NO_PREALLOC,
         ),
+        shape::<ChargeKey, Charge>("QUEUE_CHARGES", HASH, MAX_CHARGES, NO_PREALLOC),
+        shape::<u32, Account>("QUEUE_ACCOUNTS", HASH, MAX_PODS + 1, NO_PREALLOC),
+        shape::<u32, Budget>("QUEUE_BUDGETS", HASH, MAX_PODS + 1, NO_PREALLOC),
         shape::<u32, u32>("ACCELERATION_EPOCH", ARRAY, 1, 0),
     ]
 }

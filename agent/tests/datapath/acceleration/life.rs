@@ -166,7 +166,7 @@ fn a_restart_goes_on_redirecting_what_was_and_what_comes() {
                 counted.redirected_messages > 150 * (round + 1),
                 "{counted:?}"
             );
-            assert_eq!(counted.passed_messages, [0; 6]);
+            assert_eq!(counted.passed_messages, [0; Reason::ALL.len()]);
             assert_eq!(counted.enrolled, 2 * (round + 1));
             w.datapath = None;
             ask(&mut client, &mut server);
@@ -357,7 +357,7 @@ fn eviction_by_one_address_leaves_the_others() {
         let counted = w.all_counters();
         assert_eq!(
             (counted.redirected_messages, counted.passed_messages),
-            (2, [0; 6])
+            (2, [0; Reason::ALL.len()])
         );
         ask(&mut v4.0, &mut v4.1);
         let counted = w.all_counters();

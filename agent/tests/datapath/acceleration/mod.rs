@@ -8,6 +8,7 @@
 mod basics;
 mod learning;
 mod life;
+mod memory;
 mod open;
 mod pressure;
 mod safety;
@@ -129,11 +130,21 @@ fn load(config: &DatapathConfig, acceleration: bool) -> Datapath {
 /// A node whose acceleration is attached or not, with two pods of which the second's connections
 /// may be accelerated or not.
 fn world<T: Send>(attached: bool, wanted: bool, test: impl FnOnce(World) -> T + Send) -> T {
+    world_with(kit::config(), attached, wanted, test)
+}
+
+/// As [`world`], of a node that is configured otherwise.
+fn world_with<T: Send>(
+    config: DatapathConfig,
+    attached: bool,
+    wanted: bool,
+    test: impl FnOnce(World) -> T + Send,
+) -> T {
     kit::fresh(|| {
         let cgroup = Cgroup::enter();
         let config = DatapathConfig {
             cgroup: Some(cgroup.path.clone()),
-            ..kit::config()
+            ..config
         };
         let datapath = load(&config, attached);
         let (a, b) = (Pod::live(&datapath, 5), Pod::new(6));

@@ -1,11 +1,11 @@
 //! Bytes reach the socket that they are meant for, and no other.
 
 use super::{ask, bound, connect, enrolled, transfer, with_timeout, world};
-use crate::kit::Pod;
+use crate::kit::{self, Pod};
 use sinabro_agent::datapath::PodAcceleration;
 use sinabro_netlink::{Conn, addr::Addr as Address};
 use std::{
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     thread,
 };
 
@@ -89,6 +89,13 @@ fn an_impostor_inside_a_pod_is_not_enrolled_and_hears_nothing() {
             for address in [a, b] {
                 conn.execute(Address::new(lo, address.into()).nodad().add())
                     .unwrap();
+            }
+            // The kernel makes an IPv6 address's route on its own time.
+            for address in [a, b] {
+                kit::eventually("a route to the stolen address", || {
+                    c.run(|| UdpSocket::bind((address, 0)).and_then(|s| s.connect((address, 9))))
+                        .is_ok()
+                });
             }
             let played = inside(&c, (a, 5555), (b, 7000));
             assert_eq!(enrolled(), before, "only the real ones");
