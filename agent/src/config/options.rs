@@ -186,7 +186,7 @@ pub struct Options {
     )]
     metrics_address: Option<String>,
 
-    /// Whether /metrics has series of each pod: four, and ten more if it is accelerated.
+    /// Whether /metrics has series of each pod: four, and up to a score more if it is accelerated.
     #[arg(
         long,
         env = "SINABRO_POD_METRICS",

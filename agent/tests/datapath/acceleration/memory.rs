@@ -249,18 +249,16 @@ fn reset(socket: TcpStream) {
 #[test]
 fn messages_are_charged_for_as_long_as_their_reader_keeps_them() {
     world(true, true, |w| {
-        let leave: [(&str, fn(TcpStream)); 3] = [
-            ("closed", drop),
-            ("reset", reset),
-            ("half closed", |socket| {
-                socket.shutdown(Shutdown::Both).unwrap();
-            }),
-        ];
-        for (how, leave) in leave {
+        let shut_down = |socket: TcpStream| socket.shutdown(Shutdown::Both).unwrap();
+        for how in ["closed", "reset", "shut down"] {
             // At any port: what streams to a server is not enrolled the next time.
             let (client, mut server) = connect(&w.b, w.b.v4, &w.a, 0);
             assert_eq!(send(&client, 3000), 3000);
-            leave(client);
+            match how {
+                "closed" => drop(client),
+                "reset" => reset(client),
+                _ => shut_down(client),
+            }
             let redirected = waiting(&server) as u64;
             assert!(redirected > 2000, "{how}: {redirected}");
             sweep(&w);
@@ -414,7 +412,7 @@ fn no_share_is_lost_or_spent_twice_under_concurrency() {
         let done = AtomicBool::new(false);
         let (a, b) = (&w.a, &w.b);
         let own = |n: usize| {
-            let (client, server) = if n % 2 == 0 { (a, b) } else { (b, a) };
+            let (client, server) = if n.is_multiple_of(2) { (a, b) } else { (b, a) };
             let at = if n % 4 < 2 { server.v4 } else { server.v6 };
             for round in 0..150 {
                 let listener = server.run(|| TcpListener::bind((at, 0)).unwrap());
