@@ -8,7 +8,7 @@
 
 use super::{Report, Row, stats};
 use crate::{
-    cluster::{self, Cluster, Cni},
+    cluster::{self, Cluster},
     e2e::pods::{PAUSE, manifest},
     interrupt, report, setup, ui,
 };
@@ -47,7 +47,7 @@ pub struct Options {
 }
 
 pub fn run(options: &Options) -> Result<ExitCode> {
-    cluster::as_root(Some(Cni::Sinabro))?;
+    cluster::as_root([&cluster::Options::default()])?;
     let ran = Cluster::open().is_ok();
     interrupt::on_interrupt(move || {
         if !ran && let Err(error) = cluster::end() {

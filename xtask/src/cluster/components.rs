@@ -6,6 +6,8 @@
 use super::layout;
 use crate::{ui, workspace::which};
 use anyhow::{Context as _, Result, bail, ensure};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::{
     fs,
@@ -27,11 +29,61 @@ const COMPONENTS: [&str; 7] = [
     "kubectl",
 ];
 
+/// containerd's own programs: the daemon, what holds a pod's processes, the command line.
+pub const CONTAINERD: [&str; 3] = ["containerd", "containerd-shim-runc-v2", "ctr"];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub enum Containerd {
+    /// The oldest that many still run: it knows no STATUS.
+    #[value(name = "1.6")]
+    V1_6,
+    #[value(name = "2")]
+    V2,
+}
+
+impl Containerd {
+    /// Its directory, and its module.
+    fn name(self) -> &'static str {
+        match self {
+            Self::V1_6 => "containerd-1.6",
+            Self::V2 => "containerd-2",
+        }
+    }
+
+    fn about(self) -> Program {
+        let packages = match self {
+            Self::V1_6 => &[
+                "github.com/containerd/containerd/cmd/containerd",
+                "github.com/containerd/containerd/cmd/containerd-shim-runc-v2",
+                "github.com/containerd/containerd/cmd/ctr",
+            ],
+            Self::V2 => &[
+                "github.com/containerd/containerd/v2/cmd/containerd",
+                "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+                "github.com/containerd/containerd/v2/cmd/ctr",
+            ],
+        };
+        Program {
+            name: self.name(),
+            module: self.name(),
+            packages,
+            test: false,
+            about: "about two minutes the first time",
+        }
+    }
+
+    /// Path of one of [`CONTAINERD`].
+    pub fn program(self, name: &str) -> Result<PathBuf> {
+        Ok(layout::binaries()?.join(self.name()).join(name))
+    }
+}
+
 struct Program {
     name: &'static str,
     /// Module, below xtask/cluster.
     module: &'static str,
-    package: &'static str,
+    /// Several are built into a directory of the program's name.
+    packages: &'static [&'static str],
     /// A test binary.
     test: bool,
     about: &'static str,
@@ -40,13 +92,13 @@ struct Program {
 const fn program(
     name: &'static str,
     module: &'static str,
-    package: &'static str,
+    packages: &'static [&'static str],
     about: &'static str,
 ) -> Program {
     Program {
         name,
         module,
-        package,
+        packages,
         test: false,
         about,
     }
@@ -56,27 +108,32 @@ const PROGRAMS: [Program; 6] = [
     program(
         "kubernetes",
         "components",
-        ".",
+        &["."],
         "etcd and Kubernetes, about 7 minutes the first time",
     ),
     program(
         "agnhost",
         "components",
-        "k8s.io/kubernetes/test/images/agnhost",
+        &["k8s.io/kubernetes/test/images/agnhost"],
         "the test image's program",
     ),
     program(
         "ginkgo",
         "components",
-        "github.com/onsi/ginkgo/v2/ginkgo",
+        &["github.com/onsi/ginkgo/v2/ginkgo"],
         "the test runner",
     ),
-    program("coredns", "coredns", ".", "about a minute the first time"),
-    program("pause", "pause", ".", "a pod's first process"),
+    program(
+        "coredns",
+        "coredns",
+        &["."],
+        "about a minute the first time",
+    ),
+    program("pause", "pause", &["."], "a pod's first process"),
     Program {
         name: "e2e.test",
         module: "components",
-        package: "k8s.io/kubernetes/test/e2e",
+        packages: &["k8s.io/kubernetes/test/e2e"],
         test: true,
         about: "Kubernetes' end-to-end tests, about 3 minutes the first time",
     },
@@ -88,15 +145,15 @@ pub fn path(name: &str) -> Result<PathBuf> {
 }
 
 /// Builds what is missing or made from other sources.
-pub fn ensure() -> Result<()> {
+pub fn ensure(containerd: Containerd) -> Result<()> {
     let directory = layout::binaries()?;
     fs::create_dir_all(&directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
-    for program in &PROGRAMS {
+    for program in PROGRAMS.iter().chain([&containerd.about()]) {
         let stamp = directory.join(format!("{}.stamp", program.name));
         let key = key(&layout::sources().join(program.module), program)?;
         let built = directory.join(program.name);
-        if built.is_file() && fs::read_to_string(&stamp).is_ok_and(|found| found == key) {
+        if built.exists() && fs::read_to_string(&stamp).is_ok_and(|found| found == key) {
             continue;
         }
         let step = ui::step(format!("building {} ({})", program.name, program.about));
@@ -121,7 +178,14 @@ pub fn go() -> Result<PathBuf> {
 }
 
 fn build(program: &Program, to: &Path) -> Result<()> {
-    let temporary = to.with_extension("new");
+    // Not `with_extension`: a name may end in a version.
+    let mut temporary = to.as_os_str().to_owned();
+    temporary.push(".new");
+    let temporary = PathBuf::from(temporary);
+    if program.packages.len() > 1 {
+        fs::create_dir_all(&temporary)
+            .with_context(|| format!("cannot make {}", temporary.display()))?;
+    }
     let mut command = Command::new(go()?);
     match program.test {
         true => command.args(["test", "-c"]),
@@ -138,7 +202,7 @@ fn build(program: &Program, to: &Path) -> Result<()> {
     let output = command
         .args(["-mod=mod", "-buildvcs=false", "-ldflags", &flags, "-o"])
         .arg(&temporary)
-        .arg(program.package)
+        .args(program.packages)
         .current_dir(layout::sources().join(program.module))
         // Static: the same program runs in images without a C library.
         .env("CGO_ENABLED", "0")
@@ -148,6 +212,9 @@ fn build(program: &Program, to: &Path) -> Result<()> {
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         bail!("cannot build {}: {}", program.name, said.trim());
+    }
+    if to.is_dir() {
+        fs::remove_dir_all(to).with_context(|| format!("cannot remove {}", to.display()))?;
     }
     fs::rename(&temporary, to).with_context(|| format!("cannot write {}", to.display()))
 }
@@ -165,7 +232,9 @@ fn key(module: &Path, program: &Program) -> Result<String> {
         hash.update(file.file_name().unwrap_or_default().as_encoded_bytes());
         hash.update(fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?);
     }
-    hash.update(program.package);
+    for package in program.packages {
+        hash.update(package);
+    }
     hash.update(KUBERNETES);
     Ok(hash
         .finalize()

@@ -2,9 +2,10 @@
 
 use super::{Cluster, components, control, layout};
 use crate::{report, ui};
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::{
+    collections::BTreeSet,
     fs,
     io::Read as _,
     path::PathBuf,
@@ -13,6 +14,8 @@ use std::{
 
 /// All conformance tests of the network.
 const FOCUS: &str = r"\[sig-network\].*\[Conformance\]";
+/// Their names, sorted, one a line: each must run and pass on every cluster.
+const EXPECTED: &str = include_str!("../../cluster/conformance.txt");
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
@@ -48,6 +51,40 @@ impl Default for Options {
 pub struct Outcome {
     pub passed: Vec<String>,
     pub failed: Vec<Failure>,
+    /// Chosen, but the test itself found that this cluster is none for it.
+    pub skipped: Vec<Failure>,
+}
+
+impl Outcome {
+    /// What is wrong with it: failures, and with the usual choice each test that did not pass or is
+    /// not known.
+    pub fn faults(&self, options: &Options) -> Vec<String> {
+        let mut faults: Vec<String> = self
+            .failed
+            .iter()
+            .map(|failure| format!("{}: {}", failure.name, failure.message))
+            .collect();
+        if options.focus == FOCUS && options.skip.is_none() {
+            faults.extend(self.differences(EXPECTED));
+        } else if self.passed.is_empty() {
+            faults.push("no test passed".into());
+        }
+        faults
+    }
+
+    fn differences(&self, expected: &str) -> Vec<String> {
+        let expected: BTreeSet<&str> = expected.lines().collect();
+        let passed: BTreeSet<&str> = self.passed.iter().map(String::as_str).collect();
+        let failed: BTreeSet<&str> = self.failed.iter().map(|f| f.name.as_str()).collect();
+        let missing = expected
+            .difference(&passed)
+            .filter(|name| !failed.contains(*name));
+        let unknown = passed.difference(&expected);
+        missing
+            .map(|name| format!("{name}: did not run"))
+            .chain(unknown.map(|name| format!("{name}: is not in conformance.txt")))
+            .collect()
+    }
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -61,12 +98,14 @@ pub fn command(cluster: &Cluster, options: &Options) -> Result<ExitCode> {
     if let Some(path) = &options.json {
         report::write(path, &outcome)?;
     }
-    Ok(
-        match outcome.failed.is_empty() && !outcome.passed.is_empty() {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::FAILURE,
-        },
-    )
+    let faults = outcome.faults(options);
+    for fault in &faults {
+        ui::error(fault);
+    }
+    Ok(match faults.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
 }
 
 pub fn run(cluster: &Cluster, options: &Options) -> Result<Outcome> {
@@ -119,11 +158,17 @@ pub fn run(cluster: &Cluster, options: &Options) -> Result<Outcome> {
         let done = String::from_utf8_lossy(&text).matches('•').count();
         step.now(format!("{done} tests have ended"));
     }
-    child.wait()?;
+    let status = child.wait()?;
     fs::write(&log, &text)?;
     let outcome = fs::read(&found)
         .with_context(|| format!("the tests left no report, see {}", log.display()))
         .and_then(|bytes| parse(&bytes))?;
+    // Failed, or stopped before all had run.
+    ensure!(
+        status.success() || !outcome.failed.is_empty(),
+        "the test runner failed ({status}), see {}",
+        log.display()
+    );
     step.done_in_time();
     for name in &outcome.passed {
         println!("  {}  {}", ui::verdict(true), short(name));
@@ -136,10 +181,18 @@ pub fn run(cluster: &Cluster, options: &Options) -> Result<Outcome> {
             failure.message.replace('\n', "\n        ")
         );
     }
+    for skipped in &outcome.skipped {
+        println!(
+            "  skipped  {}\n        {}",
+            short(&skipped.name),
+            skipped.message
+        );
+    }
     println!(
-        "\n  {} passed, {} failed; log in {}",
+        "\n  {} passed, {} failed, {} skipped; log in {}",
         outcome.passed.len(),
         outcome.failed.len(),
+        outcome.skipped.len(),
         log.display()
     );
     Ok(outcome)
@@ -189,7 +242,12 @@ fn parse(bytes: &[u8]) -> Result<Outcome> {
             let test = spec.leaf_node_type == "It";
             match spec.state.as_str() {
                 "passed" if test => outcome.passed.push(name),
-                "passed" | "skipped" | "pending" => {}
+                "passed" => {}
+                // With a reason the test skipped itself; without, it was not chosen.
+                "skipped" | "pending" => outcome.skipped.extend(
+                    (spec.failure.filter(|reason| !reason.message.is_empty()))
+                        .map(|Fault { message }| Failure { name, message }),
+                ),
                 // Also of what prepares the suite.
                 _ => outcome.failed.push(Failure {
                     name: if name.is_empty() {
@@ -223,9 +281,12 @@ mod tests {
             {"ContainerHierarchyTexts":["[sig-network] DNS"],"LeafNodeType":"It","LeafNodeText":"works [Conformance]","State":"passed"},
             {"ContainerHierarchyTexts":["[sig-network]","Pods"],"LeafNodeType":"It","LeafNodeText":"talk","State":"failed","Failure":{"Message":"no answer"}},
             {"ContainerHierarchyTexts":["[sig-apps] x"],"LeafNodeType":"It","LeafNodeText":"y","State":"skipped"},
+            {"ContainerHierarchyTexts":["[sig-network] x"],"LeafNodeType":"It","LeafNodeText":"z","State":"skipped","Failure":{"Message":"needs two zones"}},
             {"ContainerHierarchyTexts":null,"LeafNodeType":"AfterSuite","LeafNodeText":"","State":"panicked"}]}]"#;
         let outcome = parse(report).unwrap();
         assert_eq!(outcome.passed, ["[sig-network] DNS works [Conformance]"]);
+        assert_eq!(outcome.skipped.len(), 1);
+        assert_eq!(outcome.skipped[0].message, "needs two zones");
         let failed: Vec<_> = outcome
             .failed
             .iter()
@@ -237,6 +298,39 @@ mod tests {
                 ("[sig-network] Pods talk", "no answer"),
                 ("AfterSuite", "panicked")
             ]
+        );
+    }
+
+    #[test]
+    fn a_test_that_did_not_run_and_one_that_is_new_are_faults() {
+        let outcome = Outcome {
+            passed: vec!["a".into(), "c".into()],
+            ..Outcome::default()
+        };
+        assert_eq!(
+            outcome.differences("a\nb\n"),
+            ["b: did not run", "c: is not in conformance.txt"]
+        );
+        assert!(outcome.differences("a\nc\n").is_empty());
+        // The usual choice is held to the list, another to passing at all.
+        assert!(!outcome.faults(&Options::default()).is_empty());
+        let other = Options {
+            focus: "DNS".into(),
+            ..Options::default()
+        };
+        assert!(outcome.faults(&other).is_empty());
+        assert_eq!(Outcome::default().faults(&other), ["no test passed"]);
+    }
+
+    #[test]
+    fn the_list_has_each_test_once_in_order() {
+        let names: Vec<&str> = EXPECTED.lines().collect();
+        assert!(names.is_sorted_by(|a, b| a < b));
+        assert_eq!(names.len(), 45);
+        assert!(
+            names.iter().all(|name| {
+                name.starts_with("[sig-network]") && name.contains("[Conformance]")
+            })
         );
     }
 

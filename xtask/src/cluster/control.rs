@@ -2,11 +2,12 @@
 
 use super::{
     components,
-    layout::{self, API_PORT, CONTROL, CONTROL_V4, CONTROL_V6},
+    layout::{self, API_PORT, CONTROL, Families},
     machine::Machine,
 };
 use anyhow::{Context as _, Result, bail};
 use std::{
+    net::IpAddr,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -20,21 +21,28 @@ pub fn machine() -> Machine {
 }
 
 /// The bridge, with the addresses that nodes have as their gateway.
-pub fn network(control: &Machine) -> Result<()> {
-    for arguments in [
-        "link set lo up".to_string(),
-        format!("link add {BRIDGE} type bridge"),
-        format!("addr add {CONTROL_V4}/24 dev {BRIDGE}"),
-        format!("addr add {CONTROL_V6}/64 dev {BRIDGE} nodad"),
-        format!("link set {BRIDGE} up"),
-    ] {
-        control.ip(&arguments)?;
+pub fn network(control: &Machine, families: Families) -> Result<()> {
+    control.ip("link set lo up")?;
+    control.ip(&format!("link add {BRIDGE} type bridge"))?;
+    address(control, BRIDGE, &families.control())
+}
+
+/// Gives a link its addresses and sets it up.
+fn address(machine: &Machine, link: &str, addresses: &[IpAddr]) -> Result<()> {
+    for address in addresses {
+        let options = match address {
+            IpAddr::V4(_) => "/24",
+            // Nobody else has it, and it is needed at once.
+            IpAddr::V6(_) => "/64 nodad",
+        };
+        machine.ip(&format!("addr add dev {link} {address}{options}"))?;
     }
-    Ok(())
+    machine.ip(&format!("link set {link} up"))
 }
 
 /// A cable from a node to the bridge.
-pub fn connect(control: &Machine, node: &Machine, number: u8) -> Result<()> {
+pub fn connect(control: &Machine, node: &Machine, families: Families) -> Result<()> {
+    let number = layout::node_number(&node.name).context("not a node")?;
     let port = format!("p-{}", node.name);
     let pid = node.require()?;
     // Its other end may still be there from before the node's reboot.
@@ -43,26 +51,24 @@ pub fn connect(control: &Machine, node: &Machine, number: u8) -> Result<()> {
         "link add {port} type veth peer name eth0 netns {pid}"
     ))?;
     control.ip(&format!("link set {port} master {BRIDGE} up"))?;
-    let (v4, v6) = layout::node_addresses(number);
-    for arguments in [
-        "link set lo up".to_string(),
-        format!("addr add {v4}/24 dev eth0"),
-        format!("addr add {v6}/64 dev eth0 nodad"),
-        "link set eth0 up".to_string(),
-        format!("route add default via {CONTROL_V4}"),
-        format!("-6 route add default via {CONTROL_V6}"),
-    ] {
-        node.ip(&arguments)?;
+    node.ip("link set lo up")?;
+    address(node, "eth0", &families.node(number))?;
+    for gateway in families.control() {
+        node.ip(&format!("route add default via {gateway}"))?;
     }
     Ok(())
 }
 
 /// Names and addresses of all machines, for /etc/hosts.
-pub fn hosts(nodes: &[String]) -> String {
-    let mut text = format!("{CONTROL_V4} {CONTROL}\n");
+pub fn hosts(nodes: &[String], families: Families) -> String {
+    let lines = |addresses: Vec<IpAddr>, name: &str| -> String {
+        let lines = addresses.iter().map(|a| format!("{a} {name}\n"));
+        lines.collect()
+    };
+    let mut text = lines(families.control(), CONTROL);
     for node in nodes {
         if let Some(number) = layout::node_number(node) {
-            text += &format!("{} {node}\n", layout::node_addresses(number).0);
+            text += &lines(families.node(number), node);
         }
     }
     text
@@ -89,7 +95,7 @@ pub fn start_etcd(control: &Machine) -> Result<()> {
     )
 }
 
-pub fn start_api(control: &Machine) -> Result<()> {
+pub fn start_api(control: &Machine, families: Families) -> Result<()> {
     let pki = layout::pki()?;
     let file = |name: &str| pki.join(name).display().to_string();
     control.daemon(
@@ -97,7 +103,7 @@ pub fn start_api(control: &Machine) -> Result<()> {
         &components::path("kube-apiserver")?,
         &[
             "--etcd-servers=http://127.0.0.1:2379".into(),
-            format!("--advertise-address={CONTROL_V4}"),
+            format!("--advertise-address={}", families.api().ip()),
             format!("--secure-port={API_PORT}"),
             format!("--tls-cert-file={}", file("apiserver.crt")),
             format!("--tls-private-key-file={}", file("apiserver.key")),
@@ -125,7 +131,7 @@ pub fn start_api(control: &Machine) -> Result<()> {
             "--requestheader-extra-headers-prefix=X-Remote-Extra-".into(),
             format!("--proxy-client-cert-file={}", file("front-proxy.crt")),
             format!("--proxy-client-key-file={}", file("front-proxy.key")),
-            format!("--service-cluster-ip-range={}", layout::SERVICES),
+            format!("--service-cluster-ip-range={}", families.services()),
             "--authorization-mode=Node,RBAC".into(),
             "--enable-admission-plugins=NodeRestriction".into(),
             "--allow-privileged=true".into(),
@@ -135,7 +141,7 @@ pub fn start_api(control: &Machine) -> Result<()> {
 }
 
 /// To be started once the API server is ready: they end at once while its roles are missing.
-pub fn start_controllers(control: &Machine) -> Result<()> {
+pub fn start_controllers(control: &Machine, families: Families) -> Result<()> {
     let pki = layout::pki()?;
     let file = |name: &str| pki.join(name).display().to_string();
     let access = |name: &str| {
@@ -150,10 +156,8 @@ pub fn start_controllers(control: &Machine) -> Result<()> {
     let mut arguments = access("controllers").to_vec();
     arguments.extend([
         "--allocate-node-cidrs=true".into(),
-        format!("--cluster-cidr={}", layout::PODS),
-        "--node-cidr-mask-size-ipv4=24".into(),
-        "--node-cidr-mask-size-ipv6=64".into(),
-        format!("--service-cluster-ip-range={}", layout::SERVICES),
+        format!("--cluster-cidr={}", families.pods()),
+        format!("--service-cluster-ip-range={}", families.services()),
         format!("--cluster-signing-cert-file={}", file("ca.crt")),
         format!("--cluster-signing-key-file={}", file("ca.key")),
         format!("--root-ca-file={}", file("ca.crt")),
@@ -165,6 +169,16 @@ pub fn start_controllers(control: &Machine) -> Result<()> {
         "--leader-elect=false".into(),
         "--profiling=false".into(),
     ]);
+    // A flag of one family is refused where there is one family.
+    let masks: &[&str] = match families {
+        Families::Ipv4 => &["--node-cidr-mask-size=24"],
+        Families::Ipv6 => &["--node-cidr-mask-size=64"],
+        Families::Dual => &[
+            "--node-cidr-mask-size-ipv4=24",
+            "--node-cidr-mask-size-ipv6=64",
+        ],
+    };
+    arguments.extend(masks.iter().map(ToString::to_string));
     control.daemon(
         "kube-controller-manager",
         &components::path("kube-controller-manager")?,

@@ -201,8 +201,13 @@ impl Machine {
             .open(&log)
             .with_context(|| format!("cannot write {}", log.display()))?;
         let mut command = self.command(program)?;
+        // What it starts itself is first looked for beside it: its own shim, not the machine's.
+        let beside = program.parent().map(Path::to_path_buf);
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::env::join_paths(beside.into_iter().chain(std::env::split_paths(&path)))?;
         command
             .args(arguments)
+            .env("PATH", path)
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file);

@@ -24,12 +24,14 @@ mod worker;
 use crate::{image, interrupt, root, setup, ui, workspace::output};
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
+pub use components::Containerd;
+pub use layout::{Families, Family};
 use machine::Machine;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sinabro_lab::Place;
 use std::{
-    fs,
+    fmt, fs,
     io::Write as _,
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
@@ -96,9 +98,9 @@ pub struct Options {
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=20))]
     pub nodes: u8,
 
-    /// How Services are translated: nftables, iptables or none
-    #[arg(long, default_value = "nftables")]
-    pub proxy: Proxy,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub variant: Variant,
 
     /// Pod network: sinabro, bridge (the reference plugin and static routes, to compare with) or
     /// none
@@ -110,9 +112,51 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             nodes: 2,
-            proxy: Proxy::Nftables,
+            variant: Variant::default(),
             cni: Cni::Sinabro,
         }
+    }
+}
+
+/// What Sinabro meets in one cluster and not in another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
+pub struct Variant {
+    /// How Services are translated
+    #[arg(long, default_value = "nftables")]
+    pub proxy: Proxy,
+
+    /// Version of containerd, which runs the containers
+    #[arg(long, default_value = "2")]
+    pub containerd: Containerd,
+
+    /// Addresses of nodes, pods and Services
+    #[arg(long, default_value = "dual")]
+    pub families: Families,
+}
+
+impl Default for Variant {
+    fn default() -> Self {
+        Self {
+            proxy: Proxy::Nftables,
+            containerd: Containerd::V2,
+            families: Families::Dual,
+        }
+    }
+}
+
+impl fmt::Display for Variant {
+    /// As the options that choose it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |value: Option<clap::builder::PossibleValue>| {
+            value.map_or_else(String::new, |value| value.get_name().to_owned())
+        };
+        write!(
+            f,
+            "--containerd {} --proxy {} --families {}",
+            name(self.containerd.to_possible_value()),
+            name(self.proxy.to_possible_value()),
+            name(self.families.to_possible_value()),
+        )
     }
 }
 
@@ -141,7 +185,7 @@ pub fn run(action: &Action) -> Result<ExitCode> {
         match init::run(name, dir)? {}
     }
     as_root(match action {
-        Action::Up(options) => Some(options.cni),
+        Action::Up(options) => Some(options),
         _ => None,
     })?;
     match action {
@@ -161,8 +205,7 @@ pub fn run(action: &Action) -> Result<ExitCode> {
                 Some((program, arguments)) => (program.as_str(), arguments),
                 None => ("sh", &[][..]),
             };
-            Cluster::open()?;
-            pass(Machine::new(name).command(program)?.args(arguments))
+            pass(Cluster::open()?.in_node(name, program)?.args(arguments))
         }
         Action::E2e(options) => conformance::command(&Cluster::open()?, options),
         Action::MachineInit { .. } => Ok(ExitCode::SUCCESS),
@@ -172,13 +215,13 @@ pub fn run(action: &Action) -> Result<ExitCode> {
 /// Set in the process that sudo starts: it builds nothing as root for somebody else.
 const PREPARED: &str = "SINABRO_CLUSTER_PREPARED";
 
-/// Prepares what a cluster with this network needs, if one is meant to come up, and goes on as
+/// Prepares what clusters with these options need, if any are meant to come up, and goes on as
 /// root with the arguments that this process was given.
-pub fn as_root(cni: Option<Cni>) -> Result<()> {
-    if let Some(cni) = cni
-        && std::env::var_os(PREPARED).is_none()
-    {
-        prepare(cni)?;
+pub fn as_root<'a>(options: impl IntoIterator<Item = &'a Options>) -> Result<()> {
+    if std::env::var_os(PREPARED).is_none() {
+        for options in options {
+            prepare(options)?;
+        }
     }
     if !root::is_root() {
         let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -192,12 +235,12 @@ pub fn as_root(cni: Option<Cni>) -> Result<()> {
 }
 
 /// Everything that needs no root: tools, the cluster's programs, and what is deployed.
-fn prepare(cni: Cni) -> Result<()> {
+fn prepare(options: &Options) -> Result<()> {
     setup::ensure(setup::CLUSTER)?;
-    if cni == Cni::Sinabro {
+    if options.cni == Cni::Sinabro {
         image::write()?;
     }
-    components::ensure()?;
+    components::ensure(options.variant.containerd)?;
     images::ensure()
 }
 
@@ -278,6 +321,11 @@ pub fn end() -> Result<()> {
     remains(false)
 }
 
+/// Takes down whatever runs, and forgets what it kept.
+pub fn forget() -> Result<()> {
+    remains(true)
+}
+
 /// Takes down whatever machines there are, also of a start that failed.
 fn remains(forget: bool) -> Result<()> {
     let state = layout::state()?;
@@ -352,35 +400,39 @@ impl Cluster {
 
     fn start(&self) -> Result<()> {
         let step = ui::step("making certificates and machines");
-        pki::ensure(&self.nodes)?;
+        pki::ensure(&self.nodes, self.options.variant.families)?;
         let mut archives = images::paths()?;
         if self.options.cni == Cni::Sinabro {
             archives.push(image::archive()?);
         }
         let control = control::machine();
-        let hosts = control::hosts(&self.nodes);
+        let families = self.options.variant.families;
+        let hosts = control::hosts(&self.nodes, families);
         control.start(&hosts)?;
-        control::network(&control)?;
+        control::network(&control, families)?;
         for node in &self.nodes {
             let machine = Machine::new(node);
             machine.start(&hosts)?;
-            control::connect(
-                &control,
-                &machine,
-                layout::node_number(node).context("not a node")?,
-            )?;
+            control::connect(&control, &machine, families)?;
         }
         step.done_in_time();
 
         let step = ui::step("starting etcd, the API server and each node's containerd");
         control::start_etcd(&control)?;
-        control::start_api(&control)?;
+        control::start_api(&control, families)?;
         thread::scope(|scope| {
             let starting: Vec<_> = self
                 .nodes
                 .iter()
                 .map(|node| {
-                    scope.spawn(|| worker::start_containerd(&Machine::new(node), &archives))
+                    scope.spawn(|| {
+                        let machine = Machine::new(node);
+                        worker::start_containerd(
+                            &machine,
+                            self.options.variant.containerd,
+                            &archives,
+                        )
+                    })
                 })
                 .collect();
             starting
@@ -394,7 +446,7 @@ impl Cluster {
         step.done_in_time();
 
         let step = ui::step("starting controllers, scheduler, kubelets and kube-proxies");
-        control::start_controllers(&control)?;
+        control::start_controllers(&control, families)?;
         for node in &self.nodes {
             self.start_node_programs(node)?;
         }
@@ -407,8 +459,8 @@ impl Cluster {
 
     fn start_node_programs(&self, node: &str) -> Result<()> {
         let machine = Machine::new(node);
-        worker::start_kubelet(&machine, self.options.cni)?;
-        worker::start_proxy(&machine, self.options.proxy)
+        worker::start_kubelet(&machine, &self.options)?;
+        worker::start_proxy(&machine, &self.options)
     }
 
     /// Waits until nodes have registered and got their pod ranges.
@@ -434,7 +486,13 @@ impl Cluster {
         ]
         .concat();
         self.ask(&wait)?;
-        self.ask(&["apply", "-f", &network::write_dns()?.display().to_string()])?;
+        self.ask(&[
+            "apply",
+            "-f",
+            &network::write_dns(self.options.variant.families)?
+                .display()
+                .to_string(),
+        ])?;
         self.ask(&[
             "-n",
             "kube-system",
@@ -498,11 +556,7 @@ impl Cluster {
     pub fn kubectl_as_nobody(&self) -> Result<Command> {
         let mut command = control::kubectl()?;
         command.env("KUBECONFIG", "/dev/null").args([
-            &format!(
-                "--server=https://{}:{}",
-                layout::CONTROL_V4,
-                layout::API_PORT
-            ),
+            &format!("--server=https://{}", self.options.variant.families.api()),
             &format!(
                 "--certificate-authority={}",
                 layout::pki()?.join("ca.crt").display()
@@ -520,9 +574,17 @@ impl Cluster {
         std::iter::once(control::machine()).chain(nodes).collect()
     }
 
-    /// A program in all of a node's namespaces.
+    /// A program in all of a node's namespaces; the runtime's own are those of its version.
     pub fn in_node(&self, node: &str, program: &str) -> Result<Command> {
-        Machine::new(node).command(program)
+        let machine = Machine::new(node);
+        match components::CONTAINERD.contains(&program) {
+            true => machine.command(self.options.variant.containerd.program(program)?),
+            false => machine.command(program),
+        }
+    }
+
+    pub fn variant(&self) -> Variant {
+        self.options.variant
     }
 
     /// A path of a node, as this process reaches it.
@@ -549,17 +611,14 @@ impl Cluster {
 
     pub fn node_start(&self, node: &str) -> Result<()> {
         let (control, machine) = (control::machine(), Machine::new(node));
-        machine.start(&control::hosts(&self.nodes))?;
-        control::connect(
-            &control,
-            &machine,
-            layout::node_number(node).context("not a node")?,
-        )?;
+        let families = self.options.variant.families;
+        machine.start(&control::hosts(&self.nodes, families))?;
+        control::connect(&control, &machine, families)?;
         let mut archives = images::paths()?;
         if self.options.cni == Cni::Sinabro {
             archives.push(image::archive()?);
         }
-        worker::start_containerd(&machine, &archives)?;
+        worker::start_containerd(&machine, self.options.variant.containerd, &archives)?;
         self.start_node_programs(node)?;
         if self.options.cni == Cni::Bridge {
             network::deploy(self)?;
@@ -578,7 +637,7 @@ impl Cluster {
             + 1;
         let name = layout::node_name(number);
         self.nodes.push(name.clone());
-        pki::ensure(&self.nodes)?;
+        pki::ensure(&self.nodes, self.options.variant.families)?;
         self.node_start(&name)?;
         self.registered(std::slice::from_ref(&name))?;
         Ok(name)
@@ -597,7 +656,7 @@ impl Cluster {
     pub fn kubelet_restart(&self, node: &str) -> Result<()> {
         let machine = Machine::new(node);
         machine.kill("kubelet")?;
-        worker::start_kubelet(&machine, self.options.cni)
+        worker::start_kubelet(&machine, &self.options)
     }
 
     pub fn api_stop(&self) -> Result<()> {
@@ -606,20 +665,21 @@ impl Cluster {
 
     pub fn api_start(&self) -> Result<()> {
         let control = control::machine();
-        control::start_api(&control)?;
+        control::start_api(&control, self.options.variant.families)?;
         control::wait_ready(&control)?;
         // They end when they lose it for long.
         for program in ["kube-controller-manager", "kube-scheduler"] {
             let _ = control.kill(program);
         }
-        control::start_controllers(&control)
+        control::start_controllers(&control, self.options.variant.families)
     }
 
     /// Imports an image archive on all nodes.
     pub fn import_image(&self, archive: &Path) -> Result<()> {
         for node in &self.nodes {
             let machine = Machine::new(node);
-            worker::import(&machine, archive, &machine.dir()?.join("imported"))?;
+            let marks = machine.dir()?.join("imported");
+            worker::import(&machine, self.options.variant.containerd, archive, &marks)?;
         }
         Ok(())
     }

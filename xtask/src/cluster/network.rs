@@ -1,6 +1,10 @@
 //! The cluster's pod network: Sinabro as users deploy it, or the reference plugin.
 
-use super::{Cluster, Cni, control, images, layout, machine::Machine};
+use super::{
+    Cluster, Cni, control, images,
+    layout::{self, Families},
+    machine::Machine,
+};
 use crate::{image, setup, ui, workspace};
 use anyhow::{Context as _, Result};
 use serde_json::json;
@@ -62,14 +66,15 @@ fn ranges(cluster: &Cluster) -> Result<Vec<(String, Vec<String>)>> {
 }
 
 /// The node's address of a range's family.
-fn way_to(node: &str, range: &str) -> Result<String> {
+fn way_to(cluster: &Cluster, node: &str, range: &str) -> Result<String> {
     let number = layout::node_number(node).context("not a node")?;
-    let (v4, v6) = layout::node_addresses(number);
-    Ok(if range.contains(':') {
-        v6.to_string()
-    } else {
-        v4.to_string()
-    })
+    let addresses = cluster.options.variant.families.node(number);
+    let address = addresses
+        .iter()
+        .find(|address| address.is_ipv6() == range.contains(':'));
+    Ok(address
+        .with_context(|| format!("{node} has no address of the family of {range}"))?
+        .to_string())
 }
 
 /// The API server asks pods (webhooks, aggregated APIs, `kubectl proxy`), and its machine is no
@@ -79,7 +84,7 @@ pub fn route(cluster: &Cluster) -> Result<()> {
         for range in ranges {
             control::machine().ip(&format!(
                 "route replace {range} via {}",
-                way_to(&node, &range)?
+                way_to(cluster, &node, &range)?
             ))?;
         }
     }
@@ -102,17 +107,24 @@ fn bridge(cluster: &Cluster) -> Result<()> {
             for range in theirs {
                 machine.ip(&format!(
                     "route replace {range} via {}",
-                    way_to(other, range)?
+                    way_to(cluster, other, range)?
                 ))?;
             }
         }
         let subnets: Vec<_> = own.iter().map(|range| json!([{"subnet": range}])).collect();
+        let routes: Vec<_> = own
+            .iter()
+            .map(|range| match range.contains(':') {
+                true => json!({"dst": "::/0"}),
+                false => json!({"dst": "0.0.0.0/0"}),
+            })
+            .collect();
         let conflist = json!({
             "cniVersion": "0.4.0",
             "name": "bridge",
             "plugins": [
                 {"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
-                 "ipam": {"type": "host-local", "ranges": subnets, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}},
+                 "ipam": {"type": "host-local", "ranges": subnets, "routes": routes}},
                 {"type": "portmap", "capabilities": {"portMappings": true}},
             ],
         });
@@ -133,10 +145,10 @@ fn bridge(cluster: &Cluster) -> Result<()> {
 }
 
 /// The manifest of the cluster's DNS.
-pub fn write_dns() -> Result<PathBuf> {
+pub fn write_dns(families: Families) -> Result<PathBuf> {
     let text = include_str!("../../cluster/config/coredns.yaml")
         .replace("@COREDNS@", images::COREDNS)
-        .replace("@DNS@", layout::DNS);
+        .replace("@DNS@", &families.dns().to_string());
     let path = layout::state()?.join("coredns.yaml");
     fs::write(&path, text)?;
     Ok(path)

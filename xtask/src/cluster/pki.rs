@@ -1,6 +1,6 @@
 //! The cluster's certificates and kubeconfigs, made once and kept with the cluster's state.
 
-use super::layout::{self, API_PORT, API_SERVICE, CONTROL_V4};
+use super::layout::{self, Families};
 use anyhow::{Context as _, Result};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -12,7 +12,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 const ADMINS: &str = "system:masters";
 
 /// Makes whatever is not there yet, for the control plane and these nodes.
-pub fn ensure(nodes: &[String]) -> Result<()> {
+pub fn ensure(nodes: &[String], families: Families) -> Result<()> {
     let dir = layout::pki()?;
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let ca = authority(&dir)?;
@@ -23,10 +23,10 @@ pub fn ensure(nodes: &[String]) -> Result<()> {
         "kubernetes.default.svc.cluster.local",
         "localhost",
         "127.0.0.1",
-        API_SERVICE,
     ];
     let mut names: Vec<String> = api.map(str::to_owned).to_vec();
-    names.push(CONTROL_V4.to_string());
+    names.push(families.api_service().to_string());
+    names.extend(families.control().iter().map(ToString::to_string));
     certificate(&dir, &ca, "apiserver", "kube-apiserver", "", &names)?;
     certificate(
         &dir,
@@ -44,12 +44,14 @@ pub fn ensure(nodes: &[String]) -> Result<()> {
         ("proxy", "system:kube-proxy", ""),
     ] {
         certificate(&dir, &ca, file, user, group, &[])?;
-        kubeconfig(&dir, file)?;
+        kubeconfig(&dir, file, families)?;
     }
     for node in nodes {
         let number =
             layout::node_number(node).with_context(|| format!("{node} is no node's name"))?;
-        let names = [node.clone(), layout::node_addresses(number).0.to_string()];
+        let addresses = families.node(number);
+        let mut names = vec![node.clone()];
+        names.extend(addresses.iter().map(ToString::to_string));
         certificate(
             &dir,
             &ca,
@@ -58,7 +60,7 @@ pub fn ensure(nodes: &[String]) -> Result<()> {
             "system:nodes",
             &names,
         )?;
-        kubeconfig(&dir, node)?;
+        kubeconfig(&dir, node, families)?;
     }
     let accounts = dir.join("service-accounts.key");
     if !accounts.is_file() {
@@ -139,8 +141,8 @@ fn secret(path: &Path, pem: &str) -> Result<()> {
     )?)
 }
 
-fn kubeconfig(dir: &Path, name: &str) -> Result<()> {
-    let (dir_text, api) = (dir.display(), format!("https://{CONTROL_V4}:{API_PORT}"));
+fn kubeconfig(dir: &Path, name: &str, families: Families) -> Result<()> {
+    let (dir_text, api) = (dir.display(), format!("https://{}", families.api()));
     let text = format!(
         "apiVersion: v1\n\
          kind: Config\n\

@@ -1,14 +1,13 @@
 //! What a node runs: containerd, kubelet, kube-proxy.
 
 use super::{
-    Cni, Proxy, components, images,
-    layout::{self, DNS},
+    Cni, Options, Proxy,
+    components::{self, Containerd},
+    images,
+    layout::{self, Families},
     machine::Machine,
 };
-use crate::{
-    setup,
-    workspace::{output, which},
-};
+use crate::{setup, workspace::output};
 use anyhow::{Context as _, Result, bail};
 use std::{
     fs,
@@ -37,7 +36,7 @@ fn own(words: &[&str]) -> Vec<String> {
 }
 
 /// containerd and a node's sysctls; images are imported if the disk has none yet.
-pub fn start_containerd(node: &Machine, archives: &[PathBuf]) -> Result<()> {
+pub fn start_containerd(node: &Machine, version: Containerd, archives: &[PathBuf]) -> Result<()> {
     let plugins = setup::reference_plugins()
         .context("there are no reference plugins: run `cargo xtask setup`")?;
     for plugin in PLUGINS {
@@ -46,21 +45,27 @@ pub fn start_containerd(node: &Machine, archives: &[PathBuf]) -> Result<()> {
             .with_context(|| format!("cannot write {}", to.display()))?;
     }
     let config = node.dir()?.join("containerd.toml");
+    let template = match version {
+        Containerd::V1_6 => include_str!("../../cluster/config/containerd-1.6.toml"),
+        Containerd::V2 => include_str!("../../cluster/config/containerd-2.toml"),
+    };
+    let runc = setup::runc().context("there is no runc: run `cargo xtask setup`")?;
     let text = fill(
-        include_str!("../../cluster/config/containerd.toml"),
-        &[("PAUSE", images::PAUSE)],
+        template,
+        &[
+            ("PAUSE", images::PAUSE),
+            ("RUNC", &runc.display().to_string()),
+        ],
     );
     fs::write(&config, text)?;
-    let containerd =
-        which("containerd").context("there is no containerd: run `cargo xtask setup`")?;
     node.daemon(
         "containerd",
-        &containerd,
+        &version.program("containerd")?,
         &own(&["--config", &config.display().to_string()]),
     )?;
     let deadline = Instant::now() + PATIENCE;
     while !node
-        .command("ctr")?
+        .command(version.program("ctr")?)?
         .arg("version")
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -78,10 +83,11 @@ pub fn start_containerd(node: &Machine, archives: &[PathBuf]) -> Result<()> {
     }
     let imported = node.dir()?.join("imported");
     for archive in archives {
-        import(node, archive, &imported)?;
+        import(node, version, archive, &imported)?;
     }
     ctr(
         node,
+        version,
         &[
             "images",
             "tag",
@@ -93,7 +99,7 @@ pub fn start_containerd(node: &Machine, archives: &[PathBuf]) -> Result<()> {
 }
 
 /// Imports an archive unless the same one was imported before.
-pub fn import(node: &Machine, archive: &Path, marks: &Path) -> Result<()> {
+pub fn import(node: &Machine, version: Containerd, archive: &Path, marks: &Path) -> Result<()> {
     let meta =
         fs::metadata(archive).with_context(|| format!("cannot read {}", archive.display()))?;
     let mark = marks.join(archive.file_name().unwrap_or_default());
@@ -101,22 +107,33 @@ pub fn import(node: &Machine, archive: &Path, marks: &Path) -> Result<()> {
     if fs::read_to_string(&mark).is_ok_and(|known| known == state) {
         return Ok(());
     }
-    ctr(node, &["images", "import", &archive.display().to_string()])?;
+    ctr(
+        node,
+        version,
+        &["images", "import", &archive.display().to_string()],
+    )?;
     fs::create_dir_all(marks)?;
     Ok(fs::write(mark, state)?)
 }
 
-fn ctr(node: &Machine, arguments: &[&str]) -> Result<()> {
-    output(node.command("ctr")?.args(["-n", "k8s.io"]).args(arguments))
+fn ctr(node: &Machine, version: Containerd, arguments: &[&str]) -> Result<()> {
+    let mut command = node.command(version.program("ctr")?)?;
+    output(command.args(["-n", "k8s.io"]).args(arguments))
         .with_context(|| format!("ctr {} on {}", arguments.join(" "), node.name))?;
     Ok(())
 }
 
-pub fn start_kubelet(node: &Machine, cni: Cni) -> Result<()> {
+pub fn start_kubelet(node: &Machine, options: &Options) -> Result<()> {
+    let families = options.variant.families;
+    // In Go 0.0.0.0 is every address of IPv4 only.
+    let any = match families {
+        Families::Ipv4 | Families::Dual => "0.0.0.0",
+        Families::Ipv6 => "::",
+    };
     let (pki, dir) = (layout::pki()?, node.dir()?);
     let config = dir.join("kubelet.yaml");
     // Taken away by the agent once it serves.
-    let taints = match cni {
+    let taints = match options.cni {
         Cni::Sinabro => "[{key: sinabro.io/agent-not-ready, effect: NoSchedule}]",
         Cni::Bridge | Cni::None => "[]",
     };
@@ -125,13 +142,15 @@ pub fn start_kubelet(node: &Machine, cni: Cni) -> Result<()> {
         &[
             ("PKI", &pki.display().to_string()),
             ("NODE", &node.name),
-            ("DNS", DNS),
+            ("DNS", &families.dns().to_string()),
+            ("ADDRESS", any),
             ("TAINTS", taints),
         ],
     );
     fs::write(&config, text)?;
     let number = layout::node_number(&node.name).context("not a node")?;
-    let (v4, v6) = layout::node_addresses(number);
+    let addresses = families.node(number);
+    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     node.daemon(
         "kubelet",
         &components::path("kubelet")?,
@@ -142,13 +161,13 @@ pub fn start_kubelet(node: &Machine, cni: Cni) -> Result<()> {
                 pki.join(format!("{}.kubeconfig", node.name)).display()
             ),
             format!("--hostname-override={}", node.name),
-            format!("--node-ip={v4},{v6}"),
+            format!("--node-ip={}", addresses.join(",")),
         ],
     )
 }
 
-pub fn start_proxy(node: &Machine, proxy: Proxy) -> Result<()> {
-    let mode = match proxy {
+pub fn start_proxy(node: &Machine, options: &Options) -> Result<()> {
+    let mode = match options.variant.proxy {
         Proxy::Nftables => "nftables",
         Proxy::Iptables => "iptables",
         Proxy::None => return Ok(()),
@@ -160,7 +179,7 @@ pub fn start_proxy(node: &Machine, proxy: Proxy) -> Result<()> {
             ("PKI", &layout::pki()?.display().to_string()),
             ("NODE", &node.name),
             ("MODE", mode),
-            ("PODS", layout::PODS),
+            ("PODS", &options.variant.families.pods()),
         ],
     );
     fs::write(&config, text)?;

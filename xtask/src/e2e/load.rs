@@ -29,19 +29,16 @@ const PORT: u16 = 8080;
 /// Of the Service, in the same order.
 const SERVICE_PORT: u16 = 80;
 
-/// Traffic within a node, across nodes, between nodes and pods, both families, and through a
+/// Traffic within a node, across nodes, between nodes and pods, each family, and through a
 /// Service, from pods a and b of one node and c of another. It has run undisturbed for a while
 /// when this returns: what a scenario does is compared with that.
 pub fn traffic(world: &World, [a, b, c]: [&KubePod; 3]) -> Result<Traffic> {
     let node = world.cluster.place(&world.nodes()[0])?;
     let mut paths = Vec::new();
-    for (name, address) in [
-        ("IPv4", KubePod::v4 as fn(&KubePod) -> Result<IpAddr>),
-        ("IPv6", KubePod::v6),
-    ] {
+    for family in world.families() {
         let mut path = |way: &str, from: &Place, to: &KubePod| -> Result<()> {
-            let name = format!("{way}, {name}");
-            paths.push(Path::new(&name, from, &to.place, address(to)?));
+            let name = format!("{way}, {family}");
+            paths.push(Path::new(&name, from, &to.place, to.address(*family)?));
             Ok(())
         };
         path("same node", &a.place, b)?;
@@ -61,7 +58,7 @@ pub fn traffic(world: &World, [a, b, c]: [&KubePod; 3]) -> Result<Traffic> {
 /// The way to a Service whose one endpoint is `to`.
 fn service_path(world: &World, way: &str, from: &KubePod, to: &KubePod) -> Result<Path> {
     let target = SocketAddr::new(service(world, to)?, SERVICE_PORT);
-    let path = Path::new(way, &from.place, &to.place, to.v4()?).through(target, PORT);
+    let path = Path::new(way, &from.place, &to.place, to.primary()?).through(target, PORT);
     // kube-proxy takes a moment to know the Service.
     for path in [path.clone(), path.next_port()] {
         let (target, listen) = (path.target(path.listen()), path.listen());

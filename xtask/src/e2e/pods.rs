@@ -1,6 +1,7 @@
 //! Pods that scenarios make, and their network namespaces, where this process makes traffic.
 
 use super::world::{NAMESPACE, World, condition};
+use crate::cluster::Family;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use sinabro_lab::Place;
@@ -21,14 +22,16 @@ pub struct KubePod {
 }
 
 impl KubePod {
-    pub fn v4(&self) -> Result<IpAddr> {
-        let address = self.addresses.iter().copied().find(IpAddr::is_ipv4);
-        address.with_context(|| format!("pod {} has no IPv4 address", self.name))
+    pub fn address(&self, family: Family) -> Result<IpAddr> {
+        let mut addresses = self.addresses.iter().copied();
+        let address = addresses.find(|address| family.has(*address));
+        address.with_context(|| format!("pod {} has no {family} address", self.name))
     }
 
-    pub fn v6(&self) -> Result<IpAddr> {
-        let address = self.addresses.iter().copied().find(IpAddr::is_ipv6);
-        address.with_context(|| format!("pod {} has no IPv6 address", self.name))
+    /// Of the cluster's first family, which is that of a Service's first address, too.
+    pub fn primary(&self) -> Result<IpAddr> {
+        let address = self.addresses.first().copied();
+        address.with_context(|| format!("pod {} has no address", self.name))
     }
 }
 

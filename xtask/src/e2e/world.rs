@@ -1,7 +1,10 @@
 //! The cluster as scenarios see it: objects applied and waited for, programs run on nodes, the
 //! agents' own word.
 
-use crate::{cluster::Cluster, workspace::dist};
+use crate::{
+    cluster::{Cluster, Family},
+    workspace::dist,
+};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -48,6 +51,10 @@ impl World {
             Ok(found.ok())
         })?;
         Ok(world)
+    }
+
+    pub fn families(&self) -> &'static [Family] {
+        self.cluster.variant().families.list()
     }
 
     pub fn nodes(&self) -> Vec<String> {

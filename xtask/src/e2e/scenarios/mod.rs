@@ -36,9 +36,9 @@ pub const ALL: &[Scenario] = &[
         api::rights,
     ),
     scenario(
-        "dual-stack",
-        "pods have both families and reach each other, nodes and Services",
-        pods::dual_stack,
+        "families",
+        "pods have an address of each family and reach each other, nodes and Services",
+        pods::families,
     ),
     scenario(
         "acceleration",

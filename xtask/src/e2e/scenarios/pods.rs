@@ -17,18 +17,22 @@ use std::{
 /// At once on one node.
 const HUNDRED: usize = 100;
 
-pub fn dual_stack(world: &mut World) -> Result<String> {
+/// Addresses of each family that the cluster has, and of no other.
+pub fn families(world: &mut World) -> Result<String> {
     let nodes = world.nodes();
+    let families = world.families();
     let pods = world.run_pods(&[
-        ("dual-a", &nodes[0]),
-        ("dual-b", &nodes[0]),
-        ("dual-c", &nodes[1]),
+        ("family-a", &nodes[0]),
+        ("family-b", &nodes[0]),
+        ("family-c", &nodes[1]),
     ])?;
     for pod in &pods {
-        let families = (pod.v4()?, pod.v6()?);
+        for family in families {
+            pod.address(*family)?;
+        }
         ensure!(
-            pod.addresses.len() == 2,
-            "{} has {:?}, not {families:?} alone",
+            pod.addresses.len() == families.len(),
+            "{} has {:?}",
             pod.name,
             pod.addresses
         );
@@ -59,30 +63,41 @@ pub fn dual_stack(world: &mut World) -> Result<String> {
             asked += 1;
         }
     }
-    ensure!(asked == 2 * nodes.len(), "the nodes have {asked} addresses");
+    ensure!(
+        asked == families.len() * nodes.len(),
+        "the nodes have {asked} addresses"
+    );
     service(world, &pods[2])?;
-    let v6 = world.kubectl(&[
+    let services = world.kubectl(&[
         "-n",
         NAMESPACE,
         "get",
         "service",
-        "dual-c",
+        "family-c",
         "-o",
-        "jsonpath={.spec.clusterIPs[1]}",
+        "jsonpath={.spec.clusterIPs[*]}",
     ])?;
-    let target = SocketAddr::new(
-        v6.parse()
-            .with_context(|| format!("`{v6}` is no IPv6 address"))?,
-        80,
-    );
-    let listen = SocketAddr::new(pods[2].v6()?, 8080);
-    world.wait("the IPv6 Service", || {
-        let _server = pods[2].place.run(|| Ok(TcpListener::bind(listen)?))?;
-        Ok(tcp::connects(&pods[0].place, target).ok())
-    })?;
+    let services = services
+        .split_whitespace()
+        .map(|text| Ok(text.parse()?))
+        .collect::<Result<Vec<IpAddr>>>()?;
+    for family in families {
+        let mut addresses = services.iter().copied();
+        let address = addresses.find(|address| family.has(*address));
+        let address = address.with_context(|| format!("the Service has no {family} address"))?;
+        let target = SocketAddr::new(address, 80);
+        let listen = SocketAddr::new(pods[2].address(*family)?, 8080);
+        world.wait(&format!("the {family} Service"), || {
+            let _server = pods[2].place.run(|| Ok(TcpListener::bind(listen)?))?;
+            Ok(tcp::connects(&pods[0].place, target).ok())
+        })?;
+    }
+    let own: Vec<String> = (pods[0].addresses.iter().map(ToString::to_string)).collect();
+    let names: Vec<String> = families.iter().map(ToString::to_string).collect();
     Ok(format!(
-        "pods {} and {} and so on; {asked} node addresses, IPv6 Service",
-        pods[0].addresses[0], pods[0].addresses[1]
+        "pods {} and so on; {asked} node addresses; Services of {}",
+        own.join(" "),
+        names.join(" and ")
     ))
 }
 
@@ -109,7 +124,7 @@ pub fn host_port(world: &mut World) -> Result<String> {
         world.cluster.place(&nodes[1])?,
     ];
     for from in &places {
-        let path = Path::new("host port", from, &server.place, server.v4()?);
+        let path = Path::new("host port", from, &server.place, server.primary()?);
         let load = Load::on(&path.through(target, 8080), 1, Duration::ZERO)?;
         world.wait(
             &format!("an answer from {target} to {}", from.name()),
@@ -163,7 +178,7 @@ pub fn hundred(world: &mut World) -> Result<String> {
         .map(|entry| Ok(entry["ip"].as_str().unwrap_or_default().parse()?))
         .collect::<Result<_>>()?;
     ensure!(
-        addresses.len() == 2 * HUNDRED,
+        addresses.len() == world.families().len() * HUNDRED,
         "{} addresses of {HUNDRED} pods",
         addresses.len()
     );
