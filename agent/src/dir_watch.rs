@@ -51,10 +51,11 @@ impl DirWatch {
         Self { directory, inotify }
     }
 
-    /// Watches the directory that is now there under its name: idempotent for the same one.
-    pub fn renew(&self) {
+    /// Watches the directory that is now there under its name: idempotent for the same one. Says
+    /// whether there is one to watch.
+    pub fn renew(&self) -> bool {
         let Some(inotify) = &self.inotify else {
-            return;
+            return false;
         };
         let what = AddWatchFlags::IN_CLOSE_WRITE
             | AddWatchFlags::IN_MOVE
@@ -62,7 +63,8 @@ impl DirWatch {
             | AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_ONLYDIR;
         // A directory that is not there yet is found later.
-        let _ = inotify.get_ref().0.add_watch(&self.directory, what);
+        let watch = inotify.get_ref().0.add_watch(&self.directory, what);
+        watch.is_ok()
     }
 
     /// Waits for something to happen in the directory. May return nothing.

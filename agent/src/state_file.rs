@@ -26,6 +26,10 @@ impl FileError {
         let path = path.to_owned();
         move |source| Self { what, path, source }
     }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.source.kind() == io::ErrorKind::ReadOnlyFilesystem
+    }
 }
 
 /// Reads a file of sensible size. A FIFO does not block, a symbolic link does not lead elsewhere.

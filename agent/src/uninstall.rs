@@ -14,7 +14,7 @@ use crate::{
     config::Places,
     datapath,
     endpoint::delete_links,
-    install::{conflist, file},
+    install::{file, others, plugin},
     state_file::FileError,
     state_lock::{LockError, lock_existing, lock_pins},
 };
@@ -82,7 +82,7 @@ impl Uninstalled {
         self.note(&path, fs::remove_file(&path));
         self.cleared(&path);
         // Installed by hand, under whatever name: without the plugin it is of no use.
-        for path in conflist::naming_us(dir) {
+        for path in others::naming_us(dir) {
             self.left.push(format!(
                 "{} names the plugin {}: delete it if it is not wanted",
                 path.display(),
@@ -94,7 +94,7 @@ impl Uninstalled {
     fn plugin(&mut self, dir: &Path) {
         let path = dir.join(names::CNI_PLUGIN);
         match fs::read(&path) {
-            Ok(bytes) if is_ours(&bytes) => self.note(&path, fs::remove_file(&path)),
+            Ok(bytes) if plugin::is_ours(&bytes) => self.note(&path, fs::remove_file(&path)),
             Ok(_) => self
                 .left
                 .push(format!("{} is another program", path.display())),
@@ -177,10 +177,4 @@ fn links(kind: &str) -> Result<Vec<Link>, sinabro_netlink::Error> {
     let mut links = Conn::new()?.links()?;
     links.retain(|link| link.kind.as_deref() == Some(kind));
     Ok(links)
-}
-
-/// Whether a program is our plugin, by what it has to say.
-fn is_ours(program: &[u8]) -> bool {
-    let says = names::CNI_PLUGIN_SAYS.as_bytes();
-    program.windows(says.len()).any(|window| window == says)
 }

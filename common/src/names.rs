@@ -34,6 +34,8 @@ pub const CNI_BIN_DIR: &str = "/opt/cni/bin";
 pub const CNI_CONF_DIR: &str = "/etc/cni/net.d";
 /// The plugin's file name, and so the `type` in network configurations.
 pub const CNI_PLUGIN: &str = "sinabro";
+/// The network's name in the configuration that the agent installs.
+pub const CNI_NETWORK: &str = "sinabro";
 /// What the plugin says to who starts it by hand; also tells its file from another's of its name.
 pub const CNI_PLUGIN_SAYS: &str = "this is sinabro, a CNI plugin: container runtimes start it with CNI_* variables and a network configuration on stdin";
 /// The network configuration that the agent installs: the first of a directory by its name.

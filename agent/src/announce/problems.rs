@@ -59,11 +59,8 @@ fn of_install(install: &InstallStatus) -> Vec<Problem> {
         .problems
         .iter()
         .map(|problem| ("InstallFailed", problem));
-    let others = install
-        .warnings
-        .iter()
-        .map(|other| ("OtherNetworkFirst", other));
-    let all = problems.chain(others);
+    let warnings = install.warnings.iter();
+    let all = problems.chain(warnings.map(|warning| (warning.reason, &warning.text)));
     all.map(|(reason, note)| (reason, note.clone())).collect()
 }
 
@@ -90,6 +87,7 @@ impl Due {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::install::Warning;
 
     #[test]
     fn a_problem_is_told_when_it_lasts_and_again_only_after_long() {
@@ -115,7 +113,11 @@ mod tests {
         let install = InstallStatus {
             installed: false,
             problems: vec!["disk full".into()],
-            warnings: vec!["00-other.conf comes first".into()],
+            warnings: vec![Warning {
+                reason: "OtherNetworkFirst",
+                text: "00-other.conf comes first".into(),
+            }],
+            notes: vec!["all is well".into()],
         };
         let told = of_install(&install);
         assert_eq!(

@@ -286,7 +286,12 @@ impl Core {
 
 /// What runtimes need in order to ask for anything.
 fn conflist(install: &InstallStatus) -> Condition {
-    let texts = install.problems.iter().chain(&install.warnings);
+    let warnings = install.warnings.iter().map(|warning| &warning.text);
+    let texts = install
+        .problems
+        .iter()
+        .chain(warnings)
+        .chain(&install.notes);
     let texts: Vec<_> = texts.map(String::as_str).collect();
     Condition {
         name: "conflist".into(),

@@ -1,4 +1,5 @@
-//! The network configuration: what is in it, and which others come before it.
+//! The network configuration list: what of it is ours, and how it is joined with what others put
+//! into the same file.
 //!
 //! Capabilities ask the runtime for a `runtimeConfig` of that name (CNI conventions, "Dynamic
 //! plugin specific fields"). `io.kubernetes.cri.pod-annotations` is one that containerd (since 1.5,
@@ -6,146 +7,130 @@
 //! annotations that the kubelet gave the pod's sandbox, each a string; null, empty or missing if
 //! there are none. It comes with the DEL as well. The sandbox is made once: a changed annotation
 //! comes with the next. Other runtimes, and CRI-O before, pass over the capability.
+//!
+//! Service meshes chain themselves into the first list that they find (Istio and Linkerd append
+//! an entry to `plugins`), and take it out when they go. So the file is not ours alone: ours are
+//! the entries of our plugin and of portmap, the name and the versions. Everything else stays as
+//! it is found, in its place.
 
-use super::InstallConfig;
-use crate::state_file;
-use serde::Serialize;
-use serde_json::Value;
+use super::{InstallConfig, versions::Versions};
+use serde_json::{Map, Value, json};
 use sinabro_common::names;
-use std::{
-    ffi::OsStr,
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
 /// The plugin of hostPort, if the node has it.
 pub const PORTMAP: &str = "portmap";
 
-/// What runtimes take for configurations (libcni's ConfFiles as go-cni calls it).
-const EXTENSIONS: [&str; 3] = ["conf", "conflist", "json"];
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ConfList<'a> {
-    cni_version: &'static str,
-    cni_versions: [&'static str; 2],
-    name: &'static str,
-    plugins: Vec<Plugin<'a>>,
+/// The entries that are ours.
+pub struct Ours {
+    sinabro: Value,
+    portmap: Value,
+    /// Whether portmap is to be chained.
+    has_portmap: bool,
 }
 
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Plugin<'a> {
-    #[serde(rename_all = "camelCase")]
-    Sinabro {
-        r#type: &'static str,
-        capabilities: Asked,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        state_dir: Option<&'a Path>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        socket: Option<&'a Path>,
-    },
-    #[serde(rename_all = "camelCase")]
-    Portmap {
-        r#type: &'static str,
-        capabilities: PortMappings,
-        snat: bool,
-    },
-}
-
-#[derive(Serialize)]
-struct Asked {
-    ips: bool,
-    mac: bool,
-    #[serde(rename = "io.kubernetes.cri.pod-annotations")]
-    annotations: bool,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct PortMappings {
-    port_mappings: bool,
-}
-
-/// The file's content. `cniVersions` is of CNI 1.1 (§1, "Configuration format"): an older libcni
-/// passes over it and speaks 1.0.0, a newer one speaks 1.1.0 and so asks for STATUS and GC.
-pub fn render(config: &InstallConfig, portmap: bool) -> Result<Vec<u8>, serde_json::Error> {
-    let state_dir = config.state_dir.as_path();
-    let other_dir = state_dir != Path::new(names::STATE_DIR);
-    let other_socket = config.socket != state_dir.join(names::SOCKET);
-    let mut plugins = vec![Plugin::Sinabro {
-        r#type: names::CNI_PLUGIN,
-        capabilities: Asked {
-            ips: true,
-            mac: true,
-            annotations: true,
-        },
-        state_dir: other_dir.then_some(state_dir),
-        socket: other_socket.then_some(&config.socket),
-    }];
-    if portmap {
-        plugins.push(Plugin::Portmap {
-            r#type: PORTMAP,
-            capabilities: PortMappings {
-                port_mappings: true,
-            },
-            // Else a pod cannot reach itself by a port of its node.
-            snat: true,
+impl Ours {
+    pub fn new(config: &InstallConfig, has_portmap: bool) -> Self {
+        let state_dir = config.state_dir.as_path();
+        let mut sinabro = json!({
+            "type": names::CNI_PLUGIN,
+            "capabilities": {"ips": true, "mac": true, names::ANNOTATIONS_CAPABILITY: true},
         });
-    }
-    let list = ConfList {
-        cni_version: "1.0.0",
-        cni_versions: ["1.0.0", "1.1.0"],
-        name: "sinabro",
-        plugins,
-    };
-    let mut text = serde_json::to_vec_pretty(&list)?;
-    text.push(b'\n');
-    Ok(text)
-}
-
-/// Configurations that a runtime takes rather than ours: it takes the first by name.
-pub fn before_ours(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let ours = Some(OsStr::new(names::CNI_CONFLIST));
-    let mut found = all(dir)?;
-    found.retain(|path| path.file_name() < ours);
-    Ok(found)
-}
-
-/// Configurations that call our plugin; those that cannot be read do not.
-pub fn naming_us(dir: &Path) -> Vec<PathBuf> {
-    let names_us = |plugin: &Value| plugin["type"] == names::CNI_PLUGIN;
-    let mut found = all(dir).unwrap_or_default();
-    found.retain(|path| {
-        let text = state_file::read_small(path).unwrap_or_default();
-        let list: Value = serde_json::from_slice(&text).unwrap_or_default();
-        let plugins = list["plugins"].as_array();
-        names_us(&list) || plugins.is_some_and(|plugins| plugins.iter().any(names_us))
-    });
-    found
-}
-
-/// All configurations, in the order of their names.
-fn all(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        let path = entry.path();
-        let counts = path
-            .extension()
-            .is_some_and(|found| EXTENSIONS.iter().any(|extension| found == *extension));
-        if counts && !entry.file_type()?.is_dir() {
-            found.push(path);
+        if state_dir != Path::new(names::STATE_DIR) {
+            sinabro["stateDir"] = json!(state_dir);
+        }
+        if config.socket != state_dir.join(names::SOCKET) {
+            sinabro["socket"] = json!(config.socket);
+        }
+        let portmap = json!({
+            "type": PORTMAP,
+            "capabilities": {"portMappings": true},
+            // Else a pod cannot reach itself by a port of its node.
+            "snat": true,
+        });
+        Self {
+            sinabro,
+            portmap,
+            has_portmap,
         }
     }
-    found.sort();
-    Ok(found)
+
+    /// The plugins as they should be, for those that were found: others' entries in their places,
+    /// ours as they are now. What no runtime takes for a plugin goes.
+    pub fn plugins(&self, found: Option<&Map<String, Value>>) -> Vec<Value> {
+        let found = found.and_then(|list| list.get("plugins")?.as_array());
+        let mut plugins: Vec<Value> = Vec::new();
+        for plugin in found.into_iter().flatten() {
+            match type_of(plugin) {
+                None => {}
+                Some(names::CNI_PLUGIN) => {
+                    if position(&plugins, names::CNI_PLUGIN).is_none() {
+                        plugins.push(self.sinabro.clone());
+                    }
+                }
+                Some(PORTMAP) if !self.has_portmap && *plugin == self.portmap => {}
+                Some(_) => plugins.push(plugin.clone()),
+            }
+        }
+        let own = position(&plugins, names::CNI_PLUGIN).unwrap_or_else(|| {
+            plugins.insert(0, self.sinabro.clone());
+            0
+        });
+        if self.has_portmap && position(&plugins, PORTMAP).is_none() {
+            plugins.insert(own + 1, self.portmap.clone());
+        }
+        plugins
+    }
+}
+
+/// The list as it should be. `cniVersions` is of CNI 1.1 (§1, "Configuration format"): an older
+/// libcni passes over it and speaks `cniVersion`, a newer one speaks the highest and so, from 1.1.0
+/// on, asks for STATUS and GC.
+pub fn list(
+    found: Option<&Map<String, Value>>,
+    plugins: Vec<Value>,
+    versions: &Versions,
+) -> Map<String, Value> {
+    let mut list = found.cloned().unwrap_or_default();
+    list.insert("cniVersion".into(), json!(versions.plain));
+    list.insert("cniVersions".into(), json!(versions.all));
+    list.insert("name".into(), json!(names::CNI_NETWORK));
+    list.insert("plugins".into(), Value::Array(plugins));
+    list
+}
+
+/// The types of plugins, each once.
+pub fn types(plugins: &[Value]) -> Vec<&str> {
+    let mut types: Vec<_> = plugins.iter().filter_map(type_of).collect();
+    types.sort_unstable();
+    types.dedup();
+    types
+}
+
+/// Whether pods get our network by a list that somebody else has changed: it leads to our plugin,
+/// and the plugin to this agent.
+pub fn serves(list: &Map<String, Value>, ours: &Ours) -> bool {
+    let plugins = list.get("plugins").and_then(Value::as_array);
+    let own = plugins.and_then(|plugins| plugins.get(position(plugins, names::CNI_PLUGIN)?));
+    own.is_some_and(|own| {
+        ["stateDir", "socket"]
+            .iter()
+            .all(|key| own.get(key) == ours.sinabro.get(key))
+    })
+}
+
+fn type_of(plugin: &Value) -> Option<&str> {
+    plugin["type"].as_str().filter(|name| !name.is_empty())
+}
+
+fn position(plugins: &[Value], name: &str) -> Option<usize> {
+    plugins.iter().position(|p| type_of(p) == Some(name))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use proptest::prelude::*;
 
     fn config() -> InstallConfig {
         InstallConfig {
@@ -157,8 +142,20 @@ mod tests {
         }
     }
 
-    fn rendered(config: &InstallConfig, portmap: bool) -> Value {
-        serde_json::from_slice(&render(config, portmap).unwrap()).unwrap()
+    fn versions() -> Versions {
+        Versions {
+            plain: "1.0.0",
+            all: vec!["1.0.0", "1.1.0"],
+        }
+    }
+
+    fn joined(ours: &Ours, found: &Value) -> Value {
+        let found = found.as_object();
+        Value::Object(list(found, ours.plugins(found), &versions()))
+    }
+
+    fn istio() -> Value {
+        json!({"type": "istio-cni", "log_level": "info", "kubernetes": {"cni_bin_dir": "/opt/cni/bin"}})
     }
 
     #[test]
@@ -171,48 +168,131 @@ mod tests {
             "name": "sinabro",
             "plugins": [sinabro],
         });
-        assert_eq!(rendered(&config(), false), list);
+        let alone = Ours::new(&config(), false);
+        assert_eq!(joined(&alone, &Value::Null), list);
         let portmap =
             json!({"type": "portmap", "capabilities": {"portMappings": true}, "snat": true});
         list["plugins"] = json!([sinabro, portmap]);
-        assert_eq!(rendered(&config(), true), list);
+        let both = Ours::new(&config(), true);
+        assert_eq!(joined(&both, &Value::Null), list);
+        // One is made of the other.
+        assert_eq!(joined(&both, &joined(&alone, &Value::Null)), list);
+        assert_eq!(joined(&alone, &list)["plugins"], json!([sinabro]));
     }
 
     #[test]
     fn places_are_told_only_if_they_are_not_the_usual_ones() {
         let mut config = config();
+        let plugin = |config: &InstallConfig| Ours::new(config, false).plugins(None)[0].clone();
         config.state_dir = "/run/other".into();
         config.socket = "/run/other/agent.sock".into();
-        let plugin = rendered(&config, false)["plugins"][0].clone();
-        assert_eq!(plugin["stateDir"], "/run/other");
-        assert_eq!(plugin["socket"], Value::Null);
+        assert_eq!(plugin(&config)["stateDir"], "/run/other");
+        assert_eq!(plugin(&config)["socket"], Value::Null);
         config.socket = "/run/a.sock".into();
-        let plugin = rendered(&config, false)["plugins"][0].clone();
-        assert_eq!(plugin["socket"], "/run/a.sock");
+        assert_eq!(plugin(&config)["socket"], "/run/a.sock");
     }
 
     #[test]
-    fn what_a_runtime_would_take_first_is_found() {
-        let dir = tempfile::tempdir().unwrap();
-        for name in [
-            "00-aaa.conflist",
-            "00-sinabro.conf",
-            "0.json",
-            // After ours, or no configuration.
-            "10-other.conflist",
-            "00-sinabro.conflist",
-            "00-b.conflist.bak",
-            "00-c",
-            ".00-sinabro.conflist.tmp",
+    fn what_others_chained_stays_in_its_place() {
+        let ours = Ours::new(&config(), true);
+        let [sinabro, portmap] = &ours.plugins(None)[..] else {
+            panic!("two plugins");
+        };
+        let first = json!({"type": "first"});
+        let theirs = json!({
+            "cniVersion": "1.0.0",
+            "cniVersions": ["1.0.0", "1.1.0"],
+            "name": "sinabro",
+            "disableCheck": true,
+            "plugins": [first, sinabro, portmap, istio()],
+        });
+        assert_eq!(joined(&ours, &theirs), theirs);
+        // Settings of ours that changed, and a portmap that is gone.
+        let mut changed = config();
+        changed.state_dir = "/run/other".into();
+        let changed = Ours::new(&changed, false);
+        let found = joined(&changed, &theirs);
+        assert_eq!(found["disableCheck"], true);
+        assert_eq!(found["plugins"][0], first);
+        assert_eq!(found["plugins"][1]["stateDir"], "/run/other");
+        assert_eq!(found["plugins"][2], istio());
+        // And back: portmap beside ours, the mesh last.
+        assert_eq!(joined(&ours, &found), theirs);
+        // A portmap that somebody set otherwise is theirs.
+        let mut own = theirs.clone();
+        own["plugins"][2]["snat"] = json!(false);
+        assert_eq!(joined(&ours, &own), own);
+        assert_eq!(joined(&Ours::new(&config(), false), &own), own);
+    }
+
+    #[test]
+    fn what_is_missing_comes_back_and_what_is_no_plugin_goes() {
+        let ours = Ours::new(&config(), false);
+        let whole = joined(&ours, &Value::Null);
+        let own = &whole["plugins"][0];
+        for (plugins, wanted) in [
+            (json!([istio()]), json!([own, istio()])),
+            (json!([own, istio(), own]), json!([own, istio()])),
+            (
+                json!([7, null, {"type": ""}, istio(), {"x": 1}]),
+                json!([own, istio()]),
+            ),
+            (json!([{"type": "sinabro"}, istio()]), json!([own, istio()])),
+            (json!({"type": "sinabro"}), json!([own])),
+            (Value::Null, json!([own])),
         ] {
-            fs::write(dir.path().join(name), "{}").unwrap();
+            let found = joined(&ours, &json!({"plugins": plugins, "name": 7}));
+            assert_eq!(found["plugins"], wanted, "{plugins}");
+            assert_eq!(found["name"], "sinabro");
         }
-        fs::create_dir(dir.path().join("00-d.conf")).unwrap();
-        let found = before_ours(dir.path()).unwrap();
-        let names: Vec<_> = found
-            .iter()
-            .map(|path| path.file_name().unwrap().to_str().unwrap())
-            .collect();
-        assert_eq!(names, ["0.json", "00-aaa.conflist", "00-sinabro.conf"]);
+    }
+
+    #[test]
+    fn a_list_serves_as_long_as_it_leads_to_this_agent() {
+        let ours = Ours::new(&config(), true);
+        let serves = |list: Value| serves(list.as_object().unwrap(), &ours);
+        assert!(serves(joined(&ours, &Value::Null)));
+        assert!(serves(json!({"plugins": [istio(), {"type": "sinabro"}]})));
+        assert!(!serves(json!({"plugins": [istio()]})));
+        assert!(!serves(
+            json!({"plugins": [{"type": "sinabro", "socket": "/else"}]})
+        ));
+        assert!(!serves(json!({"plugins": 7})));
+        assert!(!serves(json!({})));
+    }
+
+    fn json_value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<u8>().prop_map(Value::from),
+            "(sinabro|portmap|istio-cni|)".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(3, 24, 4, |inner| {
+            let key = "(type|plugins|name|cniVersions|x)";
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                proptest::collection::btree_map(key, inner, 0..4)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        /// Whatever is in the file, ours is there once, others' plugins are in their order, and
+        /// what was joined is not changed again.
+        #[test]
+        fn any_file_becomes_one_that_is_left_alone(found in json_value(), portmap: bool) {
+            let ours = Ours::new(&config(), portmap);
+            let once = joined(&ours, &found);
+            prop_assert_eq!(&joined(&ours, &once), &once);
+            let others = |list: &Value| -> Vec<Value> {
+                let plugins = list["plugins"].as_array().cloned().unwrap_or_default();
+                let other = |p: &Value| type_of(p).is_some_and(|t| t == "istio-cni");
+                plugins.into_iter().filter(other).collect()
+            };
+            prop_assert_eq!(others(&once), others(&found));
+            let own = once["plugins"].as_array().unwrap().iter();
+            prop_assert_eq!(own.filter(|p| type_of(p) == Some("sinabro")).count(), 1);
+        }
     }
 }

@@ -19,7 +19,7 @@ pub struct Patience {
 
 impl Patience {
     /// Whether to put the file back that is found taken away now.
-    pub fn puts_back(&mut self, now: Instant) -> bool {
+    pub fn allows(&mut self, now: Instant) -> bool {
         match self.resting_until {
             Some(until) if now < until => return false,
             _ => self.resting_until = None,
@@ -27,7 +27,6 @@ impl Patience {
         self.put_back
             .retain(|at| now.saturating_duration_since(*at) < WITHIN);
         if self.put_back.len() < TIMES {
-            self.put_back.push_back(now);
             return true;
         }
         self.put_back.clear();
@@ -35,7 +34,12 @@ impl Patience {
         false
     }
 
-    /// The file is as it should be without us: the quarrel is over.
+    /// It was put back.
+    pub fn put_back(&mut self, now: Instant) {
+        self.put_back.push_back(now);
+    }
+
+    /// The file is as it should be without us: nobody contests it any more.
     pub fn in_place(&mut self) {
         self.resting_until = None;
     }
@@ -48,25 +52,43 @@ mod tests {
     #[test]
     fn a_file_that_is_always_taken_away_is_left_alone_for_long() {
         let mut patience = Patience::default();
+        let puts_back = |patience: &mut Patience, now| {
+            let allowed = patience.allows(now);
+            if allowed {
+                patience.put_back(now);
+            }
+            allowed
+        };
         let start = Instant::now();
         let second = |n| start + Duration::from_secs(n);
         for n in 0..TIMES as u64 {
-            assert!(patience.puts_back(second(n)), "{n}");
+            assert!(puts_back(&mut patience, second(n)), "{n}");
         }
-        assert!(!patience.puts_back(second(10)));
-        assert!(!patience.puts_back(second(10 + REST.as_secs() - 1)));
+        assert!(!puts_back(&mut patience, second(10)));
+        assert!(!puts_back(&mut patience, second(10 + REST.as_secs() - 1)));
         for n in 0..TIMES as u64 {
-            assert!(patience.puts_back(second(10 + REST.as_secs() + n)));
+            assert!(puts_back(&mut patience, second(10 + REST.as_secs() + n)));
         }
-        assert!(!patience.puts_back(second(20 + REST.as_secs())));
+        assert!(!puts_back(&mut patience, second(20 + REST.as_secs())));
         patience.in_place();
-        assert!(patience.puts_back(second(21 + REST.as_secs())));
+        assert!(puts_back(&mut patience, second(21 + REST.as_secs())));
     }
 
     #[test]
-    fn now_and_then_is_no_quarrel() {
+    fn now_and_then_is_nothing() {
         let mut patience = Patience::default();
         let start = Instant::now();
-        assert!((0..50).all(|n| patience.puts_back(start + WITHIN / 4 * n)));
+        for n in 0..50 {
+            let now = start + WITHIN / 4 * n;
+            assert!(patience.allows(now));
+            patience.put_back(now);
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_put_back_does_not_count() {
+        let mut patience = Patience::default();
+        let now = Instant::now();
+        assert!((0..50).all(|_| patience.allows(now)));
     }
 }
