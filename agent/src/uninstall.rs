@@ -156,7 +156,10 @@ impl Uninstalled {
             let path = dir.join(name);
             self.note(&path, fs::remove_dir_all(&path));
         }
-        let mut files = vec![dir.join(names::LOCK_FILE)];
+        let mut files = vec![
+            dir.join(names::LOCK_FILE),
+            dir.join(names::LAST_POSSIBLE_FILE),
+        ];
         for name in [names::NODES_FILE, names::SELF_TEST_FILE] {
             let path = dir.join(name);
             self.cleared(&path);

@@ -93,6 +93,7 @@ fn status(ready: bool) -> StatusReport {
             lost_seconds: (!ready).then_some(75),
         },
         uptime_seconds: 3700,
+        adds: None,
     }
 }
 

@@ -14,6 +14,8 @@ pub const RELEASED_DIR: &str = "released";
 pub const ENDPOINTS_DIR: &str = "endpoints";
 /// Deletes that the CNI plugin could not hand to the agent: one file per pod link.
 pub const DELETES_DIR: &str = "deletes";
+/// When the CNI plugin last found that an ADD can work, inside the state directory.
+pub const LAST_POSSIBLE_FILE: &str = "last-possible";
 /// The nodes as the Kubernetes API had them last, inside the state directory.
 pub const NODES_FILE: &str = "nodes.json";
 

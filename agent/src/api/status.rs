@@ -16,9 +16,9 @@ use crate::{
 };
 use sinabro_common::abi::acceleration::NODE_ACCOUNT;
 use sinabro_common::api::{
-    AccelerationReport, ApiError, Condition, DropReport, EndpointReport, ErrorCode, IpamReport,
-    MemoryReport, MetricsReport, NodeReport, Request, Response, SelfTestReport, SourceReport,
-    StatusReport,
+    AccelerationReport, Adds, ApiError, Condition, DropReport, EndpointReport, ErrorCode,
+    IpamReport, MemoryReport, MetricsReport, NodeReport, Request, Response, SelfTestReport,
+    SourceReport, StatusReport,
 };
 use std::{
     sync::Arc,
@@ -130,6 +130,27 @@ impl Core {
                 .map_or(0, |f| f.nodes.len()),
             source: self.source_report(),
             uptime_seconds: self.started.elapsed().as_secs(),
+            adds: Some(self.adds()),
+        }
+    }
+
+    /// Whether an ADD can work; what else is not as it should be is no reason to call a node
+    /// NotReady.
+    fn adds(&self) -> Adds {
+        if let Err(error) = self.mtu() {
+            return Adds::NotYet(error.message);
+        }
+        let overlay = self.overlay.borrow();
+        if !is_fresh(&overlay) {
+            let why = overlay.problems.join("; ");
+            return match overlay.last_success {
+                Some(_) => Adds::Isolated(why),
+                None => Adds::NotYet(format!("the way to other nodes is not there yet: {why}")),
+            };
+        }
+        match self.endpoints.ipam.full() {
+            Some(why) => Adds::Impossible(why),
+            None => Adds::Possible,
         }
     }
 
@@ -170,8 +191,8 @@ impl Core {
                 node_detail.unwrap_or_default(),
             ),
             condition("overlay", is_fresh(&overlay), overlay.problems.join("; ")),
-            condition("endpoints", broken.is_empty(), broken.join("; ")),
-            // Each costs one address, not the node.
+            // Each costs one pod, and each of these one address: not the node.
+            condition("endpoints", true, broken.join("; ")),
             condition("leases", true, self.endpoints.ipam.problems().join("; ")),
         ];
         conditions.extend(

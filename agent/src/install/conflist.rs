@@ -63,11 +63,8 @@ impl Ours {
         for plugin in found.into_iter().flatten() {
             match type_of(plugin) {
                 None => {}
-                Some(names::CNI_PLUGIN) => {
-                    if position(&plugins, names::CNI_PLUGIN).is_none() {
-                        plugins.push(self.sinabro.clone());
-                    }
-                }
+                Some(names::CNI_PLUGIN) if position(&plugins, names::CNI_PLUGIN).is_some() => {}
+                Some(names::CNI_PLUGIN) => plugins.push(self.sinabro.clone()),
                 Some(PORTMAP) if !self.has_portmap && *plugin == self.portmap => {}
                 Some(_) => plugins.push(plugin.clone()),
             }

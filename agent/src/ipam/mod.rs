@@ -351,6 +351,23 @@ impl Allocator {
         self.index().problems().cloned().collect()
     }
 
+    /// Why no pod can get addresses now: a family of which all ranges are full.
+    pub fn full(&self) -> Option<String> {
+        let index = self.index();
+        let leased = |pool: &&Pool| {
+            let cidr = pool.range.cidr();
+            index.leases.keys().filter(|a| cidr.contains(*a)).count() as u64
+        };
+        [true, false].into_iter().find_map(|v4| {
+            let pools = index.ranges.iter().filter(|p| p.range.is_ipv4() == v4);
+            let pools: Vec<_> = pools.collect();
+            let full = |pool: &&Pool| leased(pool) >= pool.range.capacity();
+            let cidrs: Vec<_> = pools.iter().map(|p| p.range.cidr().to_string()).collect();
+            let all = !pools.is_empty() && pools.iter().all(full);
+            all.then(|| format!("pod range {} is full", cidrs.join(", ")))
+        })
+    }
+
     /// For people; `active` says whether an endpoint uses a lease.
     pub fn report(&self, active: impl Fn(&Owner) -> bool) -> IpamReport {
         let index = self.index();

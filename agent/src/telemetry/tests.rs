@@ -75,6 +75,7 @@ fn reports() -> Reports {
                 ..SourceReport::default()
             },
             uptime_seconds: 3,
+            adds: None,
         },
         endpoints: vec![endpoint("we\"b\n", 100), endpoint("", 9)],
         ipam: IpamReport {

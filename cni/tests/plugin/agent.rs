@@ -7,7 +7,7 @@ use nix::{
 };
 use sinabro_common::{
     api::{
-        ApiError, Attachment, ErrorCode, Mac, Owner, Reply, ReplyEnvelope, Request,
+        Adds, ApiError, Attachment, ErrorCode, Mac, Owner, Reply, ReplyEnvelope, Request,
         RequestEnvelope, Response, StatusReport, VERSION, frame,
     },
     names,
@@ -156,6 +156,7 @@ pub fn status() -> StatusReport {
         nodes: 1,
         source: Default::default(),
         uptime_seconds: 1,
+        adds: Some(Adds::Possible),
     }
 }
 

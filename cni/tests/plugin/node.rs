@@ -109,6 +109,10 @@ impl Node {
         Conn::in_netns(&self.netns).unwrap()
     }
 
+    pub fn state_dir(&self) -> &std::path::Path {
+        self.dir.path()
+    }
+
     pub fn queue_file(&self, pod: &Pod) -> PathBuf {
         let name = format!("{}.json", pod.link());
         self.dir.path().join("deletes").join(name)

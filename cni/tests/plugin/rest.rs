@@ -6,7 +6,11 @@ use crate::{
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use sinabro_common::api::{Condition, ErrorCode, Request};
+use sinabro_common::{
+    api::{Adds, Condition, ErrorCode, Request},
+    names,
+};
+use std::path::PathBuf;
 
 #[test]
 fn gc_passes_on_what_is_valid() {
@@ -57,32 +61,33 @@ fn gc_says_when_it_could_not() {
     gc(&node).fails_with(11, "agent.sock");
 }
 
-#[test]
-fn status_is_the_agents() {
-    let mut node = Node::new();
-    node.bare("STATUS").run().silent();
-    node.bare("STATUS").unset("CNI_PATH").run().silent();
+fn says(node: &Node, adds: Adds) {
+    node.agent().state().status.adds = Some(adds);
+}
 
-    let failing = |name: &str| {
-        let condition = |name: &str, ok, detail: &str| Condition {
-            name: name.into(),
-            ok,
-            detail: detail.into(),
-        };
-        let mut report = status();
-        report.ready = false;
-        report.conditions = vec![
-            condition("socket", true, "fine"),
-            condition(name, false, "no addresses left"),
-        ];
-        report
-    };
-    node.agent().state().status = failing("ipam");
-    let outcome = node.bare("STATUS").run();
-    outcome.fails_with(50, "ipam: no addresses left");
-    assert!(!outcome.error().1.contains("fine"));
-    node.agent().state().status = failing("overlay");
-    node.bare("STATUS").run().fails_with(51, "overlay");
+fn last_possible(node: &Node) -> PathBuf {
+    node.state_dir().join(names::LAST_POSSIBLE_FILE)
+}
+
+#[test]
+fn status_says_whether_an_add_can_work() {
+    let mut node = Node::new();
+    let why = || "no addresses left".to_owned();
+    for (adds, code) in [
+        (Adds::NotYet(why()), 50),
+        (Adds::Impossible(why()), 50),
+        (Adds::Isolated(why()), 51),
+    ] {
+        says(&node, adds);
+        let outcome = node.bare("STATUS").run();
+        outcome.fails_with(code, "node a");
+        assert!(outcome.stdout.contains("no addresses left"));
+    }
+    // Other things may be wrong.
+    says(&node, Adds::Possible);
+    node.agent().state().status.ready = false;
+    node.bare("STATUS").unset("CNI_PATH").run().silent();
+    std::fs::remove_file(last_possible(&node)).unwrap();
 
     node.agent().script("status", Act::Die);
     node.bare("STATUS").run().fails_with(50, "agent.sock");
@@ -90,6 +95,65 @@ fn status_is_the_agents() {
     node.bare("STATUS").run().fails_with(50, "not a status");
     node.stop_agent();
     node.bare("STATUS").run().fails_with(50, "agent.sock");
+}
+
+#[test]
+fn status_of_an_agent_of_an_earlier_release_is_its_readiness() {
+    let node = Node::new();
+    let mut report = status();
+    report.adds = None;
+    report.ready = false;
+    report.conditions = vec![Condition {
+        name: "facts".into(),
+        ok: false,
+        detail: "not known yet".into(),
+    }];
+    node.agent().state().status = report;
+    node.bare("STATUS").run().fails_with(50, "node a");
+    node.agent().state().status.ready = true;
+    node.bare("STATUS").run().silent();
+}
+
+#[test]
+fn status_passes_while_an_agent_is_away_that_was_well() {
+    let mut node = Node::new();
+    let file = last_possible(&node);
+    let seconds = || -> u64 {
+        let text = std::fs::read_to_string(&file).unwrap();
+        text.trim().parse().unwrap()
+    };
+    node.bare("STATUS").run().silent();
+    let first = seconds();
+    let why = || "still starting".to_owned();
+    says(&node, Adds::NotYet(why()));
+    node.bare("STATUS").run().silent();
+    // What is certain is said at once.
+    says(&node, Adds::Impossible(why()));
+    node.bare("STATUS").run().fails_with(50, "node a");
+    says(&node, Adds::Isolated(why()));
+    node.bare("STATUS").run().fails_with(51, "node a");
+    node.agent().script("status", Act::Die);
+    node.bare("STATUS").run().silent();
+    node.agent()
+        .script("status", Act::Refuse(ErrorCode::NotReady));
+    node.bare("STATUS").run().silent();
+    node.agent().script("status", Act::Mistake);
+    node.bare("STATUS").run().fails_with(50, "not a status");
+    assert_eq!(seconds(), first, "only who is well renews it");
+    node.stop_agent();
+    node.bare("STATUS").run().silent();
+
+    // One that does not come back; and what is no time of this boot.
+    for then in [
+        format!("{:020}\n", first.saturating_sub(120)),
+        format!("{:020}\n", first + 1_000_000),
+        "18446744073709551616\n".into(),
+        "soon\n".into(),
+        String::new(),
+    ] {
+        std::fs::write(&file, &then).unwrap();
+        node.bare("STATUS").run().fails_with(50, "agent.sock");
+    }
 }
 
 #[test]

@@ -31,6 +31,23 @@ pub struct StatusReport {
     pub source: SourceReport,
     /// Seconds since the agent started.
     pub uptime_seconds: u64,
+    /// Whether an ADD can work; none from an agent that does not say.
+    #[serde(default)]
+    pub adds: Option<Adds>,
+}
+
+/// Whether an ADD can work, which is less than that everything is as it should be: a broken pod
+/// does not keep another from being added. What the verb STATUS says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "state", content = "why")]
+pub enum Adds {
+    Possible,
+    /// The agent has not come so far since it started.
+    NotYet(String),
+    /// Every ADD would be refused.
+    Impossible(String),
+    /// A pod would not reach other nodes, and those that are there may not either.
+    Isolated(String),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
