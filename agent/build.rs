@@ -13,7 +13,7 @@ use object::{
 use std::{env, fs, path::Path, process::Command};
 
 /// One object per hook family: an old kernel may refuse one and keep the others.
-const OBJECTS: [&str; 3] = ["pod", "uplink", "sock"];
+const OBJECTS: [&str; 4] = ["pod", "uplink", "overlay", "sock"];
 
 fn main() -> anyhow::Result<()> {
     // aya-build names only the crate; its types come from here.

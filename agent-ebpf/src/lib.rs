@@ -2,6 +2,7 @@
 //!
 //! - `bin/pod.rs`: both directions of every pod's host-side interface;
 //! - `bin/uplink.rs`: both directions of the uplink;
+//! - `bin/overlay.rs`: what comes out of tunnels;
 //! - `bin/sock.rs`: TCP sockets of pods.
 //!
 //! Headers are read with `bpf_skb_load_bytes` and written with `bpf_skb_store_bytes`: both work

@@ -16,6 +16,7 @@ use sinabro_common::abi::{
     endpoint::{Endpoint, MAX_PODS, PodLink},
     flow::{FlowKey, MAX_STACK_FLOWS},
     nat::{MAX_NAT_ENTRIES, NatEntry, NatKey},
+    node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
 };
 
 #[map]
@@ -42,3 +43,12 @@ pub static NAT: HashMap<NatKey, NatEntry> = HashMap::pinned(MAX_NAT_ENTRIES, 0);
 
 #[map]
 pub static NON_MASQUERADE: LpmTrie<Addr, u8> = LpmTrie::pinned(MAX_NON_MASQUERADE, 0);
+
+#[map]
+pub static NODES: HashMap<Addr, Node> = HashMap::pinned(MAX_NODE_ADDRESSES, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static POD_RANGES: LpmTrie<Addr, Node> = LpmTrie::pinned(MAX_POD_RANGES, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static OVERLAY: Array<Overlay> = Array::pinned(1, 0);

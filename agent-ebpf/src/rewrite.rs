@@ -98,6 +98,35 @@ pub fn endpoint(
     Ok(ctx.store(offset as usize, &to_addr, 0)?)
 }
 
+/// Six bytes behind a UDP header, at an even offset in it.
+#[inline(always)]
+pub fn udp_payload(
+    ctx: &TcContext,
+    ip: &Ip,
+    offset: u32,
+    from: [u8; 6],
+    to: [u8; 6],
+) -> Result<(), Failed> {
+    let checksum = ip.l4 + l4::UDP_CHECKSUM;
+    let sum: [u8; 2] = ctx.load(checksum as usize)?;
+    if sum == [0; 2] {
+        // None to repair, but the sum of the whole packet that a card may have left.
+        ctx.store(offset as usize, &to, BPF_F_RECOMPUTE_CSUM.into())?;
+        return Ok(());
+    }
+    // Two edits that undo each other in that sum.
+    ctx.store(offset as usize, &to, 0)?;
+    let mut at = 0;
+    while at < 6 {
+        let was = u16::from_ne_bytes([from[at], from[at + 1]]);
+        let is = u16::from_ne_bytes([to[at], to[at + 1]]);
+        let flags = BPF_F_MARK_MANGLED_0 | 2;
+        ctx.l4_csum_replace(checksum as usize, was.into(), is.into(), flags.into())?;
+        at += 2;
+    }
+    Ok(())
+}
+
 /// The IPv4 address inside a mapped one, as it lies in memory on the wire.
 #[inline(always)]
 fn word(addr: &Addr) -> u32 {

@@ -13,7 +13,7 @@ use crate::{
 use ipnet::IpNet;
 use sinabro_common::abi::{
     Addr,
-    config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, NodeConfig},
+    config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_TUNNELS, NodeConfig},
 };
 use sinabro_netlink::{Conn, Family, Link, ResultExt, addr::Addr as LinkAddr, sysctl};
 use std::{
@@ -154,7 +154,7 @@ impl NodeState {
             masquerade_v6: Addr::UNSPECIFIED,
             nat_port_min: ports.0,
             nat_port_max: ports.1,
-            flags: FLAG_REDIRECT_PEER | masquerade,
+            flags: FLAG_REDIRECT_PEER | FLAG_TUNNELS | masquerade,
         }
     }
 }

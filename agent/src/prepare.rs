@@ -13,8 +13,8 @@ use nix::{
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
-use sinabro_common::api::Verdict;
-use sinabro_netlink::{Conn, Family, ResultExt, route::RouteFilter, sysctl};
+use sinabro_common::{api::Verdict, names};
+use sinabro_netlink::{Conn, Family, ResultExt, distrust, route::RouteFilter, sysctl};
 use std::{
     collections::BTreeSet,
     fs, io,
@@ -100,6 +100,18 @@ pub fn sysctls(uplinks: &[String]) -> Result<Prepared, PrepareError> {
             .warnings
             .push("the kernel has no IPv6, pods get IPv4 only".into()),
         other => prepared.changes.extend(other?),
+    }
+    // Those of pods that an agent before these settings made, or that somebody changed.
+    for link in Conn::new()?.links()? {
+        if !names::is_pod_link(&link.name) && link.name != names::VXLAN_LINK {
+            continue;
+        }
+        match distrust::repair(&link.name) {
+            Ok(changes) => prepared
+                .changes
+                .extend(changes.iter().map(|name| format!("set {name} to 0"))),
+            Err(error) => prepared.warnings.push(Chain(&error).to_string()),
+        }
     }
     Ok(prepared)
 }

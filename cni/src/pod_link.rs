@@ -9,7 +9,10 @@
 //! The pod's side cannot be up from the start: the kernel would open it before it is joined to
 //! the other (ENOTCONN). So the pod's list begins with raising it.
 //!
-//! Three exchanges with the kernel make all of it: the pair, the pod's list, the host's list.
+//! Four exchanges with the kernel make all of it: the pair, the host side's settings, the pod's
+//! list, the host's list. The settings make the node deaf to routers in the pod
+//! ([`sinabro_netlink::distrust`]); that a pod sends none of their messages is the data path's to
+//! see.
 //!
 //! Two things the kernel itself would do later, on work queues that a busy node may keep waiting
 //! for seconds: make an IPv6 address's local route (see [`local_route`]) and set the host side's
@@ -20,8 +23,8 @@ use crate::error::{Code, Error, chain};
 use ipnet::IpNet;
 use sinabro_common::{api::Attachment, names};
 use sinabro_netlink::{
-    Conn, Family, NetNs, Request, ResultExt, addr::Addr, link, neigh::Neigh, route::Route, sysctl,
-    veth::Veth,
+    Conn, Family, NetNs, Request, ResultExt, addr::Addr, distrust::distrust, link, neigh::Neigh,
+    route::Route, sysctl, veth::Veth,
 };
 use std::{
     net::IpAddr,
@@ -150,6 +153,11 @@ pub fn make(
         peer_netns: Some(netns),
     };
     let pair = make_pair(host, &veth)?;
+    // While the pod's side is down: nothing comes from there yet.
+    distrust(host, pair.index, veth.name).map_err(|error| {
+        Error::new(Code::Kernel, format!("link {} cannot be set up", veth.name))
+            .details(chain(&error))
+    })?;
     let pod_index = pair
         .peer
         .ok_or_else(|| Error::new(Code::Kernel, format!("link {} has no peer", veth.name)))?;

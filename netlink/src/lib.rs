@@ -27,6 +27,7 @@
 pub mod addr;
 pub mod bridge;
 pub mod conn;
+pub mod distrust;
 pub mod error;
 pub mod fdb;
 pub mod link;

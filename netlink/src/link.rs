@@ -147,7 +147,7 @@ pub fn set_netns(index: u32, netns: &NetNs) -> Request {
     set(what, index, in_netns(netns)).holding(netns)
 }
 
-fn set(what: String, index: u32, attribute: LinkAttribute) -> Request {
+pub(crate) fn set(what: String, index: u32, attribute: LinkAttribute) -> Request {
     Request::new(what, libc::RTM_SETLINK, 0, &message(index, vec![attribute]))
 }
 
@@ -207,6 +207,11 @@ pub(crate) fn message(index: u32, attributes: Vec<LinkAttribute>) -> LinkMessage
     message.header.index = index;
     message.attributes = attributes;
     message
+}
+
+/// A message that makes a link down: what must be there before the first packet can be.
+pub(crate) fn new_down(attributes: Vec<LinkAttribute>) -> LinkMessage {
+    message(0, attributes)
 }
 
 /// A message that makes a link up.

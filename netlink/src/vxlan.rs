@@ -86,7 +86,7 @@ impl VxlanSettings {
     }
 }
 
-/// A VXLAN device to be made, up.
+/// A VXLAN device to be made, down.
 #[derive(Clone, Debug)]
 pub struct Vxlan<'a> {
     pub name: &'a str,
@@ -101,7 +101,7 @@ impl Vxlan<'_> {
         if let Err(error) = check_name(self.name) {
             return Request::wrong(what, error);
         }
-        let message = link::new_up(vec![
+        let message = link::new_down(vec![
             LinkAttribute::IfName(self.name.into()),
             LinkAttribute::Address(self.mac.to_vec()),
             LinkAttribute::Mtu(self.mtu),

@@ -12,7 +12,7 @@ use sinabro_ebpf::{
     PASS,
     maps::{CONFIG, POD_LINKS},
     parse::{Ip, arp, eth, l4},
-    stage::{Action, deliver, identity, report, track},
+    stage::{Action, deliver, identity, report, track, tunnel},
 };
 
 #[classifier]
@@ -35,8 +35,12 @@ fn leave(ctx: &TcContext) -> Action {
             let ip = ip.ok_or(DropReason::Malformed)?;
             identity::ip(&ip, link)?;
             let l4 = l4::read(ctx, &ip).ok_or(DropReason::Malformed)?;
+            identity::icmp(&ip, &l4)?;
+            // An array has all its entries.
+            let config = CONFIG.get(0).ok_or(DropReason::UnknownLink)?;
+            tunnel::from_pod(config, &ip, &l4)?;
             report::sent(ctx, ifindex);
-            deliver::local(ctx, ifindex, &ip, &l4)
+            deliver::local(ctx, config, ifindex, &ip, &l4)
         }
         None if eth.kind == eth::ARP => {
             let arp = arp::read(ctx).ok_or(DropReason::Malformed)?;

@@ -34,3 +34,11 @@ pub fn is_tagged(ctx: &TcContext) -> bool {
     // SAFETY: the context is valid for as long as the program runs.
     unsafe { (*ctx.skb.skb).vlan_present != 0 }
 }
+
+/// Whether the tag that was taken out names a VLAN. One that has a priority only (VLAN 0, IEEE
+/// 802.1Q §6.9) is ignored by the stack, and some switches put it on every frame.
+#[inline(always)]
+pub fn is_of_vlan(ctx: &TcContext) -> bool {
+    // SAFETY: the context is valid for as long as the program runs.
+    is_tagged(ctx) && unsafe { (*ctx.skb.skb).vlan_tci } & 0x0fff != 0
+}

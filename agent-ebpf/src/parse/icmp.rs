@@ -4,9 +4,13 @@
 pub const MIN_LEN: u32 = 8;
 
 pub const V4_ECHO_REPLY: u8 = 0;
+pub const V4_REDIRECT: u8 = 5;
 pub const V4_ECHO_REQUEST: u8 = 8;
 pub const V6_ECHO_REQUEST: u8 = 128;
 pub const V6_ECHO_REPLY: u8 = 129;
+/// Neighbour discovery (RFC 4861 §4.2, §4.5).
+pub const V6_ROUTER_ADVERTISEMENT: u8 = 134;
+pub const V6_REDIRECT: u8 = 137;
 
 /// Offsets from the start of the message.
 pub const CHECKSUM: u32 = 2;

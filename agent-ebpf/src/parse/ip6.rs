@@ -45,6 +45,12 @@ pub fn read(ctx: &impl Packet) -> Option<Ip> {
     if header.version[0] >> 4 != 6 {
         return None;
     }
+    let (src, dst) = (Addr::v6(header.src), Addr::v6(header.dst));
+    if src.as_v4().is_some() || dst.as_v4().is_some() {
+        // In every map this is an IPv4 address; on the wire it is none at all
+        // (draft-itojun-v6ops-v4mapped-harmful).
+        return None;
+    }
     let there = ctx.len().wrapping_sub(eth::LEN + HEADER_LEN);
     let mut left = u16::from_be_bytes(header.payload_len) as u32;
     if left == 0 && there > u16::MAX as u32 {
@@ -99,8 +105,8 @@ pub fn read(ctx: &impl Packet) -> Option<Ip> {
         followed += 1;
     }
     Some(Ip {
-        src: Addr::v6(header.src),
-        dst: Addr::v6(header.dst),
+        src,
+        dst,
         l4: offset,
         l4_len: left,
         proto: next,

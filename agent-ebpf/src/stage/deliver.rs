@@ -8,22 +8,22 @@
 use super::{Action, report, track};
 use crate::{
     PASS,
-    maps::{CONFIG, ENDPOINTS},
+    maps::ENDPOINTS,
     parse::{Fragment, Ip, icmp, l4::L4, proto},
     rewrite,
 };
 use aya_ebpf::{helpers::bpf_redirect_peer, programs::TcContext};
-use sinabro_common::abi::{config::FLAG_REDIRECT_PEER, drop::DropReason};
+use sinabro_common::abi::{
+    config::{FLAG_REDIRECT_PEER, NodeConfig},
+    drop::DropReason,
+};
 
 /// linux/if_packet.h: the frame is to this interface's own MAC address.
 const PACKET_HOST: u32 = 0;
 
 #[inline(always)]
-pub fn local(ctx: &TcContext, ifindex: u32, ip: &Ip, l4: &L4) -> Action {
-    if !CONFIG
-        .get(0)
-        .is_some_and(|config| config.flags & FLAG_REDIRECT_PEER != 0)
-    {
+pub fn local(ctx: &TcContext, config: &NodeConfig, ifindex: u32, ip: &Ip, l4: &L4) -> Action {
+    if config.flags & FLAG_REDIRECT_PEER == 0 {
         return Ok(PASS);
     }
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.

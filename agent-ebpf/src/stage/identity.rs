@@ -5,7 +5,7 @@
 //! link-local address that its MAC address gives (RFC 4291 appendix A), and to multicast ones
 //! from the unspecified address (RFC 4862 §5.4, RFC 3590).
 
-use crate::parse::{Ip, arp, eth};
+use crate::parse::{Fragment, Ip, arp, eth, icmp, l4::L4, proto};
 use aya_ebpf::programs::TcContext;
 use sinabro_common::abi::{Addr, drop::DropReason, endpoint::PodLink};
 
@@ -48,16 +48,32 @@ pub fn ip(ip: &Ip, link: &PodLink) -> Result<(), DropReason> {
     if ip.src == link.v6 && ip.src != Addr::UNSPECIFIED {
         return Ok(());
     }
-    let to = &ip.dst.0;
-    let multicast = to[0] == 0xff;
-    let link_local = to[0] == 0xfe && to[1] & 0xc0 == 0x80;
-    if (multicast || link_local) && ip.src == from_mac(&link.mac) {
+    if ip.dst.is_of_link() && ip.src == from_mac(&link.mac) {
         return Ok(());
     }
-    if multicast && ip.src == Addr::UNSPECIFIED {
+    if ip.dst.0[0] == 0xff && ip.src == Addr::UNSPECIFIED {
         return Ok(());
     }
     Err(DropReason::SourceAddr)
+}
+
+/// A pod is no router: it tells nobody of prefixes, default routes or better next hops. A node
+/// that takes router advertisements on its uplink would take them from a pod's link too.
+#[inline(always)]
+pub fn icmp(ip: &Ip, l4: &L4) -> Result<(), DropReason> {
+    let of_router = match ip.proto {
+        proto::ICMP if !ip.v6 => l4.icmp == icmp::V4_REDIRECT,
+        proto::ICMPV6 if ip.v6 => {
+            // In pieces none is taken anyway (RFC 6980 §5), and a later one has no type to see.
+            (ip.fragment != Fragment::No && ip.dst.is_of_link())
+                || matches!(l4.icmp, icmp::V6_ROUTER_ADVERTISEMENT | icmp::V6_REDIRECT)
+        }
+        _ => false,
+    };
+    if of_router {
+        return Err(DropReason::RouterMessage);
+    }
+    Ok(())
 }
 
 /// The link-local address of an interface with this MAC address.

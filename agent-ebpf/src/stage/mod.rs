@@ -6,6 +6,7 @@ pub mod identity;
 pub mod nat;
 pub mod report;
 pub mod track;
+pub mod tunnel;
 
 use sinabro_common::abi::drop::DropReason;
 

@@ -90,6 +90,12 @@ pub fn reverse(ctx: &TcContext, config: &NodeConfig, ip: &Ip, l4: &L4) -> Action
         if ip.proto == proto::ICMP && l4.icmp != icmp::V4_ECHO_REPLY {
             return Ok(PASS);
         }
+        // Most of what comes to the node is not for a translated port. A later fragment has none
+        // to look at and finds no entry either.
+        let port = u16::from_be_bytes(l4.dst_port);
+        if port < config.nat_port_min || port > config.nat_port_max {
+            return Ok(PASS);
+        }
         let key = key(ip, l4);
         let Some(entry) = NAT.get_ptr_mut(&key) else {
             return Ok(PASS);

@@ -6,6 +6,7 @@
 use crate::plan::DeviceSpec;
 use sinabro_netlink::{
     Conn, Error, Link, ResultExt,
+    distrust::distrust,
     link::{self, set_mac, set_mtu, set_up},
     vxlan::{Vxlan, VxlanSettings},
 };
@@ -25,7 +26,8 @@ pub enum LinkError {
     Netlink(#[from] Error),
 }
 
-/// Makes the device as wanted; its index, and whether anything was done.
+/// Makes the device as wanted, but for raising it ([`raise`]); its index, and whether anything
+/// was done.
 ///
 /// # Errors
 /// If the name or the VNI is somebody else's, and those of the kernel.
@@ -61,12 +63,28 @@ pub fn ensure(conn: &mut Conn, spec: &DeviceSpec) -> Result<(u32, bool), LinkErr
         );
         requests.push(set_mtu(link.index, spec.mtu));
     }
-    if !link.up {
-        requests.push(set_up(link.index));
-    }
     let changed = !requests.is_empty();
     conn.execute_all(requests)?;
     Ok((link.index, changed))
+}
+
+/// Raises the device; whether it was down.
+///
+/// # Errors
+/// Those of the kernel.
+pub fn raise(conn: &mut Conn, index: u32) -> Result<bool, LinkError> {
+    let link = conn.link_by_index(index)?;
+    if link.up {
+        return Ok(false);
+    }
+    match distrust(conn, index, &link.name) {
+        // In its container the agent may write no sysctls. What comes out of a tunnel is checked
+        // to come from a pod or a node, and no router message counts that does.
+        Err(Error::Permission(_)) => {}
+        other => other?,
+    }
+    conn.execute(set_up(index))?;
+    Ok(true)
 }
 
 /// Whether what cannot be changed on a living device is as wanted.

@@ -13,7 +13,7 @@ use super::{
     reconcile::Backoff,
     report::{OverlayReport, log_nodes, log_own},
 };
-use crate::{plan::OverlayPlan, watch::Snapshot};
+use crate::{datapath::Datapath, plan::OverlayPlan, watch::Snapshot};
 use sinabro_common::names::ROUTE_PROTOCOL;
 use sinabro_netlink::{Event, NetNs};
 use std::{
@@ -48,15 +48,18 @@ pub struct Overlay {
 /// Keeps the network namespace of this process as the facts ask.
 pub fn spawn(
     config: OverlayConfig,
+    datapath: Arc<Datapath>,
     facts: watch::Receiver<Snapshot>,
     pods: watch::Receiver<Vec<PodRoute>>,
 ) -> Overlay {
-    spawn_in(None, config, facts, pods)
+    spawn_in(None, Some(datapath), config, facts, pods)
 }
 
-/// The same for another network namespace.
+/// The same for another network namespace; without a data path, whose programs are those of the
+/// namespace that loaded it, tunnels are not checked.
 pub fn spawn_in(
     netns: Option<NetNs>,
+    datapath: Option<Arc<Datapath>>,
     config: OverlayConfig,
     facts: watch::Receiver<Snapshot>,
     pods: watch::Receiver<Vec<PodRoute>>,
@@ -65,6 +68,7 @@ pub fn spawn_in(
     let mut driver = Driver {
         watcher: KernelEvents::open(netns.as_ref()),
         netns,
+        datapath,
         config,
         facts,
         pods,
@@ -88,6 +92,7 @@ pub fn spawn_in(
 
 struct Driver {
     netns: Option<NetNs>,
+    datapath: Option<Arc<Datapath>>,
     config: OverlayConfig,
     facts: watch::Receiver<Snapshot>,
     pods: watch::Receiver<Vec<PodRoute>>,
@@ -148,6 +153,7 @@ impl Driver {
             false => self.pods.borrow().clone(),
         };
         let (netns, config) = (self.netns.clone(), self.config.clone());
+        let datapath = self.datapath.clone();
         let facts = snapshot.facts.clone();
         let Work {
             overlay,
@@ -157,7 +163,8 @@ impl Driver {
 
         let started = Instant::now();
         let pass = spawn_blocking(move || {
-            pass::run(netns.as_ref(), &config, &work, facts.as_deref(), &pods)
+            let (netns, datapath) = (netns.as_ref(), datapath.as_deref());
+            pass::run(netns, datapath, &config, &work, facts.as_deref(), &pods)
         });
         let outcome = pass.await.unwrap_or_else(|error| {
             let fault = Fault::own(format!("the overlay's pass failed: {error}"));

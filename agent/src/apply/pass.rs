@@ -1,6 +1,6 @@
 //! One pass: read the kernel, compare with the plan, change what differs.
 //!
-//! The order keeps traffic of unaffected peers flowing and never points at what is not there:
+//! The device is raised once the data path checks what comes out of it. From then on the order keeps traffic of unaffected peers flowing and never points at what is not there:
 //! device and addresses, then forwarding entries, neighbours and routes are set, each in place;
 //! after that what is no longer wanted goes, in reverse. A peer that changes its address has
 //! its new forwarding entry before its neighbour turns to it, and the old one goes last; one
@@ -16,7 +16,11 @@ use super::{
     reconcile::{Steps, Table, steps},
     routes::Routes,
 };
-use crate::plan::{Facts, OverlayPlan, OverlaySettings};
+use crate::{
+    chain::Chain,
+    datapath::{Datapath, DatapathError, Tunnels},
+    plan::{Facts, OverlayPlan, OverlaySettings},
+};
 use ipnet::IpNet;
 use sinabro_common::api::Mac;
 use sinabro_netlink::{Conn, Error, NetNs, Request};
@@ -83,6 +87,7 @@ pub struct Outcome {
 /// Makes one pass. Blocks.
 pub fn run(
     netns: Option<&NetNs>,
+    datapath: Option<&Datapath>,
     config: &OverlayConfig,
     work: &Work,
     facts: Option<&Facts>,
@@ -103,7 +108,7 @@ pub fn run(
     if let Some(facts) = facts.filter(|_| work.overlay) {
         match plan(&mut conn, config, facts) {
             Ok(plan) => {
-                apply(&mut conn, &plan, &mut outcome);
+                apply(&mut conn, datapath, &plan, &mut outcome);
                 outcome.plan = Some(plan);
             }
             Err(fault) => outcome.faults.push(fault),
@@ -136,7 +141,7 @@ fn plan(conn: &mut Conn, config: &OverlayConfig, facts: &Facts) -> Result<Overla
 }
 
 /// Makes the kernel match the plan.
-fn apply(conn: &mut Conn, plan: &OverlayPlan, outcome: &mut Outcome) {
+fn apply(conn: &mut Conn, datapath: Option<&Datapath>, plan: &OverlayPlan, outcome: &mut Outcome) {
     let link = match links::ensure(conn, &plan.device) {
         Ok((link, changed)) => {
             outcome.changed += usize::from(changed);
@@ -148,6 +153,20 @@ fn apply(conn: &mut Conn, plan: &OverlayPlan, outcome: &mut Outcome) {
         }
     };
     outcome.device = Some(link);
+    // Nothing comes out of a tunnel before it is checked.
+    if let Some(datapath) = datapath
+        && let Err(error) = check_tunnels(datapath, link, plan)
+    {
+        outcome.faults.push(Fault::own(Chain(&error)));
+        return;
+    }
+    match links::raise(conn, link) {
+        Ok(changed) => outcome.changed += usize::from(changed),
+        Err(error) => {
+            outcome.faults.push(Fault::own(error));
+            return;
+        }
+    }
 
     let addresses: BTreeMap<_, _> = plan
         .addresses
@@ -192,6 +211,24 @@ fn apply(conn: &mut Conn, plan: &OverlayPlan, outcome: &mut Outcome) {
     ];
     execute(conn, put.into_iter().flatten(), explain_put, outcome);
     execute(conn, remove.into_iter().flatten(), explain_remove, outcome);
+}
+
+/// A new peer's tunnels are taken before a route leads to it, and a former one's no longer.
+fn check_tunnels(
+    datapath: &Datapath,
+    device: u32,
+    plan: &OverlayPlan,
+) -> Result<(), DatapathError> {
+    let gateways: Vec<IpAddr> = plan.addresses.iter().copied().collect();
+    datapath.set_tunnels(&Tunnels {
+        local: plan.device.local,
+        port: plan.device.port,
+        vni: plan.device.vni,
+        gateways: &gateways,
+        nodes: &plan.nodes,
+        ranges: &plan.ranges,
+    })?;
+    datapath.attach_overlay(device)
 }
 
 /// Steps of one table; none, and a fault, if it cannot be listed.

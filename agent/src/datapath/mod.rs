@@ -33,7 +33,7 @@ use crate::chain::Chain;
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
 use maps::Maps;
-pub use maps::{PodAcceleration, QueueLimits, QueueUsage};
+pub use maps::{PodAcceleration, QueueLimits, QueueUsage, Tunnels};
 use sinabro_common::{
     abi::{
         Addr,
@@ -151,8 +151,13 @@ impl Datapath {
         let links = config.bpf_dir.join(names::BPF_LINKS_DIR);
         let maps = Maps::take(&mut objects.pod)?;
         let mut logs = vec![log::reader(&mut objects.uplink)?];
-        let classifiers =
-            Classifiers::new(objects.pod, objects.uplink, links.clone(), config.attach)?;
+        let classifiers = Classifiers::new(
+            objects.pod,
+            objects.uplink,
+            objects.overlay,
+            links.clone(),
+            config.attach,
+        )?;
         let acceleration = match objects.sock {
             None => {
                 sock::detach(&links)?;
@@ -344,6 +349,17 @@ impl Datapath {
     /// masqueraded already stay so until they end.
     pub fn set_non_masquerade(&self, prefixes: &[IpNet]) -> Result<(), DatapathError> {
         self.maps.non_masquerade.set(prefixes)
+    }
+
+    /// Whose tunnels are taken, and for whom: exactly these from now on.
+    pub fn set_tunnels(&self, tunnels: &Tunnels<'_>) -> Result<(), DatapathError> {
+        self.maps.nodes.set(tunnels)
+    }
+
+    /// Attaches to the VXLAN device. Idempotent. After [`Self::set_tunnels`], so that what comes
+    /// by the uplinks has its stamp by then.
+    pub fn attach_overlay(&self, ifindex: u32) -> Result<(), DatapathError> {
+        self.classifiers.attach_overlay(ifindex)
     }
 
     /// Counters of the pod at a host-side interface, summed over CPUs; none if it is not attached.

@@ -19,6 +19,7 @@ use std::{
 
 static POD: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pod"));
 static UPLINK: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/uplink"));
+static OVERLAY: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/overlay"));
 static SOCK: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sock"));
 
 /// The programs' variable of that name.
@@ -33,6 +34,7 @@ const LOG_LINES: usize = 20;
 pub struct Objects {
     pub pod: Ebpf,
     pub uplink: Ebpf,
+    pub overlay: Ebpf,
     /// TCP acceleration, or why there is none.
     pub sock: Option<Result<Ebpf, DatapathError>>,
     /// Maps that were replaced by empty ones.
@@ -41,7 +43,10 @@ pub struct Objects {
 
 /// Loads and verifies every program.
 pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
-    if POD.is_empty() || UPLINK.is_empty() || SOCK.is_empty() {
+    if [POD, UPLINK, OVERLAY, SOCK]
+        .iter()
+        .any(|object| object.is_empty())
+    {
         return Err(DatapathError::NotBuilt);
     }
     make_directory(&config.bpf_dir)?;
@@ -79,6 +84,7 @@ pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
 
     let pod = load_object(&mut loader, "pod", POD)?;
     let uplink = load_object(&mut loader, "uplink", UPLINK)?;
+    let overlay = load_object(&mut loader, "overlay", OVERLAY)?;
     let sock = offsets.as_ref().map(|offsets| {
         loader.override_global(KERNEL_OFFSETS, offsets, true);
         load_object(&mut loader, "sock", SOCK)
@@ -108,6 +114,7 @@ pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
     Ok(Objects {
         pod,
         uplink,
+        overlay,
         sock,
         replaced,
     })

@@ -89,6 +89,10 @@ pub struct OverlayPlan {
     pub neighbours: BTreeMap<IpAddr, Mac>,
     /// Device MAC of a peer → the peer's tunnel address.
     pub fdb: BTreeMap<Mac, IpAddr>,
+    /// Every address of this node and of each peer → the tunnel address that stands for it.
+    pub nodes: BTreeMap<IpAddr, IpAddr>,
+    /// Pod ranges of the same → the tunnel address of their node.
+    pub ranges: BTreeMap<IpNet, IpAddr>,
     /// Every other node by name.
     pub peers: BTreeMap<String, Peer>,
 }
@@ -150,8 +154,11 @@ impl OverlayPlan {
             routes: BTreeMap::new(),
             neighbours: BTreeMap::new(),
             fdb: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            ranges: BTreeMap::new(),
             peers: BTreeMap::new(),
         };
+        plan.knows(own, local);
         let mut macs = BTreeMap::from([(plan.device.mac, (local, name.as_str()))]);
         for peer in usable.nodes.iter().filter(|node| node.name != *name) {
             let mut entry = Peer {
@@ -175,9 +182,17 @@ impl OverlayPlan {
         Ok(plan)
     }
 
+    fn knows(&mut self, node: &Node, tunnel: IpAddr) {
+        self.nodes
+            .extend(node.addresses.iter().map(|&a| (a, tunnel)));
+        self.ranges
+            .extend(node.pod_cidrs.iter().map(|&cidr| (cidr, tunnel)));
+    }
+
     fn add(&mut self, own: &Node, peer: &Node, remote: IpAddr) {
         let mac = Mac(names::vxlan_mac(remote));
         self.fdb.insert(mac, remote);
+        self.knows(peer, remote);
         for &cidr in &peer.pod_cidrs {
             let same_family = |c: &&IpNet| c.addr().is_ipv4() == cidr.addr().is_ipv4();
             let Some(&source) = own.pod_cidrs.iter().find(same_family) else {

@@ -167,8 +167,9 @@ fn run_overlay(task: &NodeTask, uplink: &str) -> impl Future<Output = ()> + Send
     };
     let (facts, routes) = (task.facts.clone(), task.endpoints.routes());
     let sender = task.overlay.clone();
+    let datapath = task.datapath.clone();
     async move {
-        let overlay = apply::spawn(config, facts, routes);
+        let overlay = apply::spawn(config, datapath, facts, routes);
         let mut status = overlay.status;
         let mut running = AbortOnDrop(overlay.task);
         loop {

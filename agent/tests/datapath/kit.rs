@@ -11,7 +11,7 @@ use sinabro_agent::datapath::{
 use sinabro_common::{
     abi::{
         Addr,
-        config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, NodeConfig},
+        config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_TUNNELS, NodeConfig},
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
     },
@@ -99,7 +99,7 @@ pub fn node_config() -> NodeConfig {
         masquerade_v6: Addr::UNSPECIFIED,
         nat_port_min: PORT_MIN,
         nat_port_max: PORT_MAX,
-        flags: FLAG_MASQUERADE | FLAG_REDIRECT_PEER,
+        flags: FLAG_MASQUERADE | FLAG_REDIRECT_PEER | FLAG_TUNNELS,
     }
 }
 

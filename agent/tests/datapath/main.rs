@@ -13,6 +13,7 @@ mod pod_hooks;
 mod restart;
 mod run;
 mod traffic;
+mod tunnel_hooks;
 mod uplink_hooks;
 
 use sinabro_agent::datapath::{Datapath, DatapathConfig};
@@ -34,6 +35,7 @@ fn the_kernel_accepts_every_program() {
             "pod_in",
             "uplink_out",
             "uplink_in",
+            "overlay_in",
             "pod_sockets",
             "pod_messages",
         ];

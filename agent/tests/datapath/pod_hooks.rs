@@ -423,3 +423,83 @@ fn nothing_delivered_to_a_pod_is_ever_dropped() {
         }
     });
 }
+
+#[test]
+fn no_router_speaks_from_a_pod() {
+    world(|w| {
+        let m = w.a.mac;
+        let local: IpAddr = format!(
+            "fe80::{:x}:{:x}:{:x}:{:x}",
+            u16::from(m[0] ^ 2) << 8 | u16::from(m[1]),
+            u16::from(m[2]) << 8 | 0xff,
+            0xfe00 | u16::from(m[3]),
+            u16::from(m[4]) << 8 | u16::from(m[5])
+        )
+        .parse()
+        .unwrap();
+        let to: [IpAddr; 3] = ["ff02::1", "fe80::5342:1", "ff02::2"].map(|a| a.parse().unwrap());
+        for dst in to {
+            for kind in [134, 137] {
+                let mut ip = packet::icmp(local, dst, kind, 0);
+                ip.ttl = 255;
+                let reason = DropReason::RouterMessage;
+                w.dropped(&w.frame_of_a(&ip), reason, "whole");
+                // Behind an extension header.
+                ip.options = vec![0, 0, 1, 4, 0, 0, 0, 0];
+                w.dropped(&w.frame_of_a(&ip), reason, "behind options");
+                // In fragments, whose later ones do not say what they are.
+                ip.fragment = 1;
+                w.dropped(&w.frame_of_a(&ip), reason, "first fragment");
+                ip.fragment = 8;
+                w.dropped(&w.frame_of_a(&ip), reason, "later fragment");
+            }
+            for kind in [133, 135, 136, 128, 143] {
+                w.passes(
+                    &w.frame_of_a(&packet::icmp(local, dst, kind, 0)),
+                    "of a host",
+                );
+            }
+        }
+        let from_global = packet::icmp(w.a.v6, to[0], 134, 0);
+        w.dropped(
+            &w.frame_of_a(&from_global),
+            DropReason::RouterMessage,
+            "global source",
+        );
+
+        let mut redirect = packet::icmp(w.a.v4, far(w.a.v4), 5, 0);
+        let reason = DropReason::RouterMessage;
+        w.dropped(&w.frame_of_a(&redirect), reason, "IPv4 redirect");
+        w.dropped(
+            &w.frame_of_a(&packet::icmp(w.a.v4, w.b.v4, 5, 0)),
+            reason,
+            "to a pod",
+        );
+        redirect.options = vec![1; 4];
+        w.dropped(&w.frame_of_a(&redirect), reason, "with options");
+        redirect.fragment = 0x2000;
+        w.dropped(&w.frame_of_a(&redirect), reason, "first fragment");
+        w.passes(
+            &w.frame_of_a(&packet::icmp(w.a.v4, far(w.a.v4), 3, 0)),
+            "an error",
+        );
+    });
+}
+
+#[test]
+fn an_ipv6_packet_has_no_mapped_address() {
+    world(|w| {
+        let mapped = |v4: IpAddr| match v4 {
+            IpAddr::V4(v4) => IpAddr::V6(v4.to_ipv6_mapped()),
+            v6 => v6,
+        };
+        let reason = DropReason::Malformed;
+        // To another pod's IPv4 address, and from its own.
+        let ip = packet::udp((w.a.v6, 1), (mapped(w.b.v4), 2), b"");
+        w.dropped(&w.frame_of_a(&ip), reason, "destination");
+        let ip = packet::udp((mapped(w.a.v4), 1), (w.b.v6, 2), b"");
+        w.dropped(&w.frame_of_a(&ip), reason, "source");
+        let ip = packet::udp((mapped(w.a.v4), 1), (mapped(w.b.v4), 2), b"");
+        w.dropped(&w.frame_of_a(&ip), reason, "both");
+    });
+}

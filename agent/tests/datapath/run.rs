@@ -36,8 +36,9 @@ struct TestRun {
     pad: u32,
 }
 
-/// Size of `struct __sk_buff` and where its `ifindex` is.
+/// Size of `struct __sk_buff` and where its fields are.
 const SK_BUFF: usize = 192;
+const INGRESS_IFINDEX: usize = 36;
 const IFINDEX: usize = 40;
 
 fn bpf<T>(cmd: libc::c_int, attr: &mut T) -> io::Result<i32> {
@@ -78,9 +79,21 @@ impl Programs {
     /// As `run`. Newer kernels refuse to run a program on a frame that ends within its fixed IP
     /// header; a pod can send one nevertheless.
     pub fn try_run(&self, program: &str, ifindex: u32, frame: &[u8]) -> Option<(i32, Vec<u8>)> {
+        self.run_from(program, ifindex, 0, frame)
+    }
+
+    /// As `try_run`, of a frame that came in by the interface `from`; 0: of a socket.
+    pub fn run_from(
+        &self,
+        program: &str,
+        ifindex: u32,
+        from: u32,
+        frame: &[u8],
+    ) -> Option<(i32, Vec<u8>)> {
         let mut out = vec![0; frame.len() + 64];
         let mut context = [0u8; SK_BUFF];
         context[IFINDEX..IFINDEX + 4].copy_from_slice(&ifindex.to_ne_bytes());
+        context[INGRESS_IFINDEX..INGRESS_IFINDEX + 4].copy_from_slice(&from.to_ne_bytes());
         let mut attr = TestRun {
             program: self.0[program].as_raw_fd() as u32,
             data_size_in: frame.len() as u32,

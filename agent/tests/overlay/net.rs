@@ -128,7 +128,13 @@ impl Net {
         };
         let (pods, receiver) = watch::channel(Vec::new());
         let _context = self.runtime.enter();
-        let overlay = apply::spawn_in(Some(ns.clone()), config, self.facts.subscribe(), receiver);
+        let overlay = apply::spawn_in(
+            Some(ns.clone()),
+            None,
+            config,
+            self.facts.subscribe(),
+            receiver,
+        );
         self.machines.push(Machine { ns, overlay, pods });
     }
 

@@ -11,6 +11,9 @@ pub const FLAG_MASQUERADE: u32 = 1 << 0;
 /// Same-node pairs are delivered by `bpf_redirect_peer`: without it, as before the node's settings
 /// are there, by the stack.
 pub const FLAG_REDIRECT_PEER: u32 = 1 << 1;
+/// The agent keeps `NODES`, `POD_RANGES` and `OVERLAY`: tunnels are checked. An agent of the first
+/// version does not set it, so programs of a later one that it finds attached let tunnels pass.
+pub const FLAG_TUNNELS: u32 = 1 << 2;
 
 /// Entries of `NON_MASQUERADE`: pod ranges of all nodes and what the user listed.
 pub const MAX_NON_MASQUERADE: u32 = 16384;

@@ -49,6 +49,22 @@ drop_reasons! {
     NatProtocol = 8, "nat_protocol", "this IP protocol cannot be masqueraded";
     /// Rewriting the packet failed in the kernel.
     RewriteFailed = 9, "rewrite_failed", "the kernel refused to rewrite the packet";
+    /// UDP to the tunnel port of a node, not from the node itself.
+    EncapProhibited = 10, "encap_prohibited", "a pod sent a tunnel packet to a node";
+    /// Outer source address is no other node's.
+    TunnelSource = 11, "tunnel_source", "a tunnel packet came from an address that is no node's";
+    /// The tunnel packet itself is a fragment.
+    TunnelFragment = 12, "tunnel_fragment", "a tunnel packet came in fragments, see MTU";
+    /// Inner source address belongs to another node, or to nobody that a pod could hear.
+    TunnelInner = 13, "tunnel_inner_source", "a packet in a tunnel has a source that is not of the node that sent it";
+    /// Reached the VXLAN device without being checked on the uplink.
+    TunnelUnchecked = 14, "tunnel_unchecked", "a tunnel packet did not come by an uplink";
+    /// Inner destination is neither a pod of this node nor the node's own.
+    TunnelDestination = 15, "tunnel_destination", "a packet in a tunnel is for no pod of this node";
+    /// Source address is in a pod range, but the packet came outside a tunnel.
+    PodSource = 16, "pod_source", "a packet from a pod's address came in outside the overlay";
+    /// ICMPv6 router advertisement, or redirect of either family, from a pod.
+    RouterMessage = 17, "router_message", "a pod sent a router advertisement or a redirect";
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ pub mod drop;
 pub mod endpoint;
 pub mod flow;
 pub mod nat;
+pub mod node;
 
 /// An IPv6 address, or an IPv4 address mapped into one (`::ffff:a.b.c.d`, RFC 4291 §2.5.5.2).
 ///
@@ -44,6 +45,13 @@ impl Addr {
             Some(v4) => v4[0] == 127,
             None => u128::from_be_bytes(self.0) == 1,
         }
+    }
+
+    /// Whether what is sent there stays on the link: link-local unicast or multicast of IPv6
+    /// (RFC 4291 §2.4).
+    #[inline(always)]
+    pub const fn is_of_link(&self) -> bool {
+        self.0[0] == 0xff || (self.0[0] == 0xfe && self.0[1] & 0xc0 == 0x80)
     }
 
     /// The IPv4 address inside, if it is a mapped one.

@@ -8,7 +8,8 @@ pub mod acceleration;
 mod lifecycle;
 mod outside;
 mod reach;
-mod spoof;
+pub mod spoof;
+pub mod tunnel;
 
 use crate::{Lab, Node, Pod, traffic::path::Path};
 use anyhow::{Context as _, Result};
@@ -170,6 +171,7 @@ checks! {
     spoofed_address in spoof: "spoofed source address dropped",
     spoofed_mac in spoof: "spoofed source MAC dropped",
     spoofed_arp in spoof: "spoofed ARP dropped",
+    forged_tunnel in tunnel: "forged tunnel packets dropped",
     counters in lifecycle: "packets counted per pod",
     verify in lifecycle: "CNI CHECK agrees with the kernel",
     deletion in lifecycle: "pod deletion frees everything",

@@ -151,7 +151,7 @@ fn silenced<'a>(
 }
 
 /// Waits until a drop counter has grown by at least `want`; says by how much.
-fn await_drops(node: &Node, reason: DropReason, before: u64, want: u64) -> Result<u64> {
+pub fn await_drops(node: &Node, reason: DropReason, before: u64, want: u64) -> Result<u64> {
     wait_for("spoofed frames to be counted", || {
         let grown = drops(node, reason)?.saturating_sub(before);
         ensure!(
@@ -163,7 +163,7 @@ fn await_drops(node: &Node, reason: DropReason, before: u64, want: u64) -> Resul
     })
 }
 
-fn drops(node: &Node, reason: DropReason) -> Result<u64> {
+pub fn drops(node: &Node, reason: DropReason) -> Result<u64> {
     match node.ask(Request::Metrics)? {
         Response::Metrics(metrics) => Ok(metrics
             .drops

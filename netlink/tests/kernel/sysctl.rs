@@ -1,6 +1,6 @@
 use crate::pair;
 use sinabro_netlink::netns::in_fresh;
-use sinabro_netlink::{Conn, Error, NetNs, bridge, sysctl};
+use sinabro_netlink::{Conn, Error, NetNs, bridge, distrust, sysctl};
 
 const FORWARD: [&str; 3] = ["net", "ipv4", "ip_forward"];
 
@@ -73,4 +73,41 @@ fn names_cannot_leave_their_directory() {
         let error = sysctl::write(name, "1").unwrap_err();
         assert!(matches!(error, Error::Sysctl { .. }), "{error}");
     }
+}
+
+#[test]
+fn no_router_is_heard_on_a_link_that_is_not_trusted() {
+    in_fresh(|| {
+        sysctl::write(&["net", "ipv6", "conf", "default", "accept_ra"], "2").unwrap();
+        let mut conn = Conn::new().unwrap();
+        let index = pair(&mut conn);
+        let value = |family: &str, setting: &str| {
+            sysctl::read(&["net", family, "conf", "a", setting]).unwrap()
+        };
+        assert_eq!(value("ipv6", "accept_ra"), "2");
+        let settings = [
+            ("ipv4", "accept_redirects"),
+            ("ipv4", "secure_redirects"),
+            ("ipv4", "send_redirects"),
+            ("ipv4", "accept_source_route"),
+            ("ipv6", "accept_ra"),
+            ("ipv6", "accept_redirects"),
+            ("ipv6", "autoconf"),
+        ];
+        distrust::distrust(&mut conn, index, "a").unwrap();
+        for (family, setting) in settings {
+            assert_eq!(value(family, setting), "0", "{setting}");
+        }
+        assert_eq!(distrust::repair("a").unwrap(), Vec::<String>::new());
+        // The other side is the pod's.
+        assert_eq!(
+            sysctl::read(&["net", "ipv6", "conf", "b", "accept_ra"]).unwrap(),
+            "2"
+        );
+        for (family, setting) in settings {
+            sysctl::write(&["net", family, "conf", "a", setting], "1").unwrap();
+        }
+        assert_eq!(distrust::repair("a").unwrap().len(), settings.len());
+        assert_eq!(distrust::repair("a").unwrap(), Vec::<String>::new());
+    });
 }

@@ -15,9 +15,11 @@
 //! | `pod_in` | egress of the same | `<link>-in` |
 //! | `uplink_in` | ingress of an uplink | `host-<ifindex>-in` |
 //! | `uplink_out` | egress of the same | `host-<ifindex>-out` |
+//! | `overlay_in` | ingress of the VXLAN device | `sinabro_vxlan-in` |
 //!
 //! Pins keep the names that the first version gave them: an agent of any version finds those of
-//! every other, and takes the link over in place, on the way up and on the way down.
+//! every other, and takes the link over in place, on the way up and on the way down. What the
+//! first version does not know looks to it like the pin of a pod that is gone, which it removes.
 
 mod clsact;
 pub mod sock;
@@ -25,6 +27,7 @@ mod tcx;
 
 use super::{AttachMode, DatapathError, ProgramReport, object, probe};
 use aya::{Ebpf, programs::SchedClassifier};
+use sinabro_common::names;
 use std::{
     collections::BTreeSet,
     fmt, fs,
@@ -35,6 +38,8 @@ use std::{
 
 /// Pins of uplinks begin with this, and no pod link's name does.
 const UPLINK_PIN: &str = "host-";
+/// The pin of the one program on the VXLAN device.
+const OVERLAY_PIN: &str = "sinabro_vxlan-in";
 
 /// A place that a program is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +48,7 @@ pub enum Hook {
     PodIn,
     UplinkOut,
     UplinkIn,
+    OverlayIn,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +67,7 @@ impl Hook {
             Self::PodIn => "pod_in",
             Self::UplinkOut => "uplink_out",
             Self::UplinkIn => "uplink_in",
+            Self::OverlayIn => "overlay_in",
         }
     }
 
@@ -69,14 +76,14 @@ impl Hook {
         match self {
             Self::UplinkOut => Some("host_out"),
             Self::UplinkIn => Some("host_in"),
-            Self::PodOut | Self::PodIn => None,
+            Self::PodOut | Self::PodIn | Self::OverlayIn => None,
         }
     }
 
     /// As the interface has it: what leaves a pod comes in at the host side.
     fn direction(self) -> Direction {
         match self {
-            Self::PodOut | Self::UplinkIn => Direction::Ingress,
+            Self::PodOut | Self::UplinkIn | Self::OverlayIn => Direction::Ingress,
             Self::PodIn | Self::UplinkOut => Direction::Egress,
         }
     }
@@ -84,7 +91,7 @@ impl Hook {
     fn suffix(self) -> &'static str {
         match self {
             Self::PodOut | Self::UplinkOut => "-out",
-            Self::PodIn | Self::UplinkIn => "-in",
+            Self::PodIn | Self::UplinkIn | Self::OverlayIn => "-in",
         }
     }
 
@@ -95,6 +102,9 @@ impl Hook {
 
     /// The hook that a pin's name is of, and the place; none if it is no interface's.
     pub fn of_pin(pin: &str) -> Option<(Self, &str)> {
+        if pin == OVERLAY_PIN {
+            return Some((Self::OverlayIn, names::VXLAN_LINK));
+        }
         let uplink = pin.starts_with(UPLINK_PIN);
         if let Some(place) = pin.strip_suffix("-out") {
             Some((
@@ -150,16 +160,18 @@ pub struct Classifiers {
     /// The objects, which aya wants exclusively to attach filters.
     pod: Mutex<Ebpf>,
     uplink: Mutex<Ebpf>,
+    overlay: Mutex<Ebpf>,
 }
 
 impl Classifiers {
     pub fn new(
         pod: Ebpf,
         uplink: Ebpf,
+        overlay: Ebpf,
         links: PathBuf,
         wanted: AttachMode,
     ) -> Result<Self, DatapathError> {
-        let (mut pod, mut uplink) = (pod, uplink);
+        let (mut pod, mut uplink, mut overlay) = (pod, uplink, overlay);
         let mut programs = Vec::new();
         for hook in Hook::POD {
             programs.push((hook, classifier(&mut pod, hook)?));
@@ -167,6 +179,7 @@ impl Classifiers {
         for hook in Hook::UPLINK {
             programs.push((hook, classifier(&mut uplink, hook)?));
         }
+        programs.push((Hook::OverlayIn, classifier(&mut overlay, Hook::OverlayIn)?));
         let has_tcx = || probe::has_tcx(programs[0].1.fd.as_fd()).map_err(DatapathError::Probe);
         let (pods, uplinks) = match wanted {
             AttachMode::Clsact => (Mode::Clsact, Mode::Clsact),
@@ -182,6 +195,7 @@ impl Classifiers {
             programs,
             pod: Mutex::new(pod),
             uplink: Mutex::new(uplink),
+            overlay: Mutex::new(overlay),
         })
     }
 
@@ -193,7 +207,7 @@ impl Classifiers {
     fn mode(&self, hook: Hook) -> Mode {
         match hook {
             Hook::PodOut | Hook::PodIn => self.pods,
-            Hook::UplinkOut | Hook::UplinkIn => self.uplinks,
+            Hook::UplinkOut | Hook::UplinkIn | Hook::OverlayIn => self.uplinks,
         }
     }
 
@@ -250,6 +264,11 @@ impl Classifiers {
         Ok(())
     }
 
+    /// Attaches to the VXLAN device.
+    pub fn attach_overlay(&self, ifindex: u32) -> Result<(), DatapathError> {
+        self.attach(Hook::OverlayIn, ifindex, names::VXLAN_LINK)
+    }
+
     /// Updates every pinned link of an interface that still exists.
     pub fn swap(&self) -> Result<(), DatapathError> {
         for pin in self.pins()? {
@@ -280,6 +299,7 @@ impl Classifiers {
                 let ebpf = match hook {
                     Hook::PodOut | Hook::PodIn => &self.pod,
                     Hook::UplinkOut | Hook::UplinkIn => &self.uplink,
+                    Hook::OverlayIn => &self.overlay,
                 };
                 let mut ebpf = ebpf.lock().unwrap_or_else(PoisonError::into_inner);
                 clsact::attach(hook, find(&mut ebpf, hook)?, ifindex)?;
@@ -301,7 +321,10 @@ impl Classifiers {
 
 /// Removes the filters of every interface; what there was, in words.
 pub fn detach_filters() -> Result<Vec<String>, DatapathError> {
-    clsact::detach_others(&[Hook::POD, Hook::UPLINK].concat(), &[])
+    clsact::detach_others(
+        &[&Hook::POD[..], &Hook::UPLINK, &[Hook::OverlayIn]].concat(),
+        &[],
+    )
 }
 
 /// The names in a directory.
@@ -361,6 +384,9 @@ mod tests {
         for hook in Hook::UPLINK {
             assert_eq!(Hook::of_pin(&hook.pin(&uplink(7))), Some((hook, "host-7")));
         }
+        let place = names::VXLAN_LINK;
+        assert_eq!(Hook::OverlayIn.pin(place), OVERLAY_PIN);
+        assert_eq!(Hook::of_pin(OVERLAY_PIN), Some((Hook::OverlayIn, place)));
         assert_eq!(Hook::of_pin(sock::PIN), None);
         assert_eq!(Hook::of_pin(""), None);
     }

@@ -1,6 +1,6 @@
 //! `CONFIG` and `NON_MASQUERADE`.
 
-use super::{error, lock, removed};
+use super::{error, lock, prefix, removed};
 use crate::datapath::DatapathError;
 use aya::maps::{Array, LpmTrie, Map, MapData, lpm_trie::Key};
 use ipnet::IpNet;
@@ -42,7 +42,7 @@ impl NonMasquerade {
     /// Makes the map hold exactly these. New ones go in before old ones go out: a destination in
     /// both is found all the time.
     pub fn set(&self, prefixes: &[IpNet]) -> Result<(), DatapathError> {
-        let wanted: HashSet<(u32, [u8; 16])> = prefixes.iter().map(key).collect();
+        let wanted: HashSet<(u32, [u8; 16])> = prefixes.iter().map(prefix).collect();
         let mut map = lock(&self.0);
         let mut present = HashSet::new();
         for key in map.keys() {
@@ -58,32 +58,5 @@ impl NonMasquerade {
                 .map_err(error(NON_MASQUERADE, "removing from"))?;
         }
         Ok(())
-    }
-}
-
-/// A prefix as the trie has it: of the mapped address, without host bits.
-fn key(prefix: &IpNet) -> (u32, [u8; 16]) {
-    let mapped = match prefix {
-        IpNet::V4(_) => 96,
-        IpNet::V6(_) => 0,
-    };
-    (
-        mapped + u32::from(prefix.prefix_len()),
-        Addr::from(prefix.network()).0,
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn prefixes_are_of_the_mapped_address_and_have_no_host_bits() {
-        let (len, addr) = key(&"10.1.2.3/16".parse().unwrap());
-        assert_eq!((len, Addr(addr)), (112, Addr::v4([10, 1, 0, 0])));
-        let (len, addr) = key(&"fd00:1::1/32".parse().unwrap());
-        assert_eq!(len, 32);
-        assert_eq!(addr[..5], [0xfd, 0, 0, 1, 0]);
-        assert_eq!(addr[15], 0);
     }
 }

@@ -8,6 +8,7 @@ mod counters;
 mod drops;
 mod endpoints;
 pub mod nat;
+mod nodes;
 mod queues;
 pub mod shape;
 
@@ -17,6 +18,7 @@ pub use counters::Counters;
 pub use drops::Drops;
 pub use endpoints::{Endpoints, PodLinks};
 pub use nat::Nat;
+pub use nodes::{Nodes, Tunnels};
 pub use queues::{QueueLimits, QueueUsage};
 
 use super::DatapathError;
@@ -24,6 +26,8 @@ use aya::{
     Ebpf,
     maps::{Map, MapError},
 };
+use ipnet::IpNet;
+use sinabro_common::abi::Addr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub struct Maps {
@@ -34,6 +38,7 @@ pub struct Maps {
     pub counters: Counters,
     pub drops: Drops,
     pub nat: Nat,
+    pub nodes: Nodes,
 }
 
 impl Maps {
@@ -47,6 +52,11 @@ impl Maps {
             counters: Counters::new(take(ebpf, "POD_COUNTERS")?)?,
             drops: Drops::new(take(ebpf, "DROPS")?)?,
             nat: Nat::new(take(ebpf, "NAT")?)?,
+            nodes: Nodes::new(
+                take(ebpf, "NODES")?,
+                take(ebpf, "POD_RANGES")?,
+                take(ebpf, "OVERLAY")?,
+            )?,
         })
     }
 }
@@ -89,5 +99,32 @@ fn found<T>(result: Result<T, MapError>) -> Result<Option<T>, MapError> {
         Ok(value) => Ok(Some(value)),
         Err(MapError::KeyNotFound) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// A prefix as tries have it: of the mapped address, without host bits.
+fn prefix(prefix: &IpNet) -> (u32, [u8; 16]) {
+    let mapped = match prefix {
+        IpNet::V4(_) => 96,
+        IpNet::V6(_) => 0,
+    };
+    (
+        mapped + u32::from(prefix.prefix_len()),
+        Addr::from(prefix.network()).0,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_are_of_the_mapped_address_and_have_no_host_bits() {
+        let (len, addr) = prefix(&"10.1.2.3/16".parse().unwrap());
+        assert_eq!((len, Addr(addr)), (112, Addr::v4([10, 1, 0, 0])));
+        let (len, addr) = prefix(&"fd00:1::1/32".parse().unwrap());
+        assert_eq!(len, 32);
+        assert_eq!(addr[..5], [0xfd, 0, 0, 1, 0]);
+        assert_eq!(addr[15], 0);
     }
 }

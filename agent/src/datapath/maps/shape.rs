@@ -15,6 +15,7 @@ use sinabro_common::abi::{
     endpoint::{Endpoint, MAX_PODS, PodLink},
     flow::{FlowKey, MAX_STACK_FLOWS},
     nat::{MAX_NAT_ENTRIES, NatEntry, NatKey},
+    node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
 };
 use std::fmt;
 
@@ -109,6 +110,9 @@ pub fn expected(config: &DatapathConfig) -> Vec<Shape> {
         shape::<FlowKey, u8>("STACK_FLOWS", LRU_HASH, MAX_STACK_FLOWS, 0),
         shape::<NatKey, NatEntry>("NAT", HASH, nat, 0),
         shape::<Prefix, u8>("NON_MASQUERADE", LPM_TRIE, MAX_NON_MASQUERADE, NO_PREALLOC),
+        shape::<Addr, Node>("NODES", HASH, MAX_NODE_ADDRESSES, NO_PREALLOC),
+        shape::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),
+        shape::<u32, Overlay>("OVERLAY", ARRAY, 1, 0),
         shape::<Addr, AcceleratedPod>("ACCELERATED_PODS", HASH, 2 * MAX_PODS, NO_PREALLOC),
         shape::<u64, AcceleratedPod>("LOOPBACK_PODS", HASH, MAX_PODS, NO_PREALLOC),
         shape::<u64, u32>("SOCKETS", SOCKHASH, MAX_SOCKETS, 0),

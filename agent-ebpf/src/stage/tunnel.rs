@@ -1,0 +1,193 @@
+//! Tunnels are made by nodes only, and a node speaks in them for its own pods only.
+//!
+//! Invariants:
+//! - no packet but the node's own leaves for another node's tunnel port ([`from_pod`],
+//!   [`leaves`]);
+//! - a tunnel packet is taken if it came by an uplink, whole, from a known node, and its inner
+//!   source is that node's ([`admit`]). It is then stamped (`sinabro_common::abi::node`);
+//! - the VXLAN device takes what has the stamp, and only for this node's pods and itself
+//!   ([`arrives`]). So it does not matter by which other way a packet reaches the device's
+//!   socket: another interface, a translated port, reassembled fragments;
+//! - a pod's address is no source outside of a tunnel ([`outside`]).
+//!
+//! Limits: who can send from a node's own address on the underlay can speak for that node's
+//! pods. While pods' IPv6 is not masqueraded, a pod reaches other nodes and hosts under its own
+//! address: such a packet may come in to the node itself, and the answer of an address that is
+//! nobody's in the cluster may come through a tunnel.
+
+use super::Action;
+use crate::{
+    PASS,
+    maps::{ENDPOINTS, NODES, NON_MASQUERADE, OVERLAY, POD_RANGES},
+    parse::{Fragment, Ip, eth, l4::L4, proto},
+    rewrite,
+};
+use aya_ebpf::{maps::lpm_trie::Key, programs::TcContext};
+use sinabro_common::abi::{
+    Addr,
+    config::{FLAG_MASQUERADE, FLAG_TUNNELS, NodeConfig},
+    drop::DropReason,
+    node::{Node, Overlay},
+};
+
+const UDP_LEN: u32 = 8;
+const VXLAN_LEN: u32 = 8;
+
+/// This node's end of the tunnels, once it is known.
+#[inline(always)]
+pub fn overlay(config: &NodeConfig) -> Option<&'static Overlay> {
+    if config.flags & FLAG_TUNNELS == 0 {
+        return None;
+    }
+    let overlay = OVERLAY.get(0)?;
+    (overlay.local != Addr::UNSPECIFIED).then_some(overlay)
+}
+
+/// Whether a packet, or a packet's first fragment, is for the tunnel port.
+#[inline(always)]
+pub fn is_tunnel(overlay: &Overlay, ip: &Ip, l4: &L4) -> bool {
+    ip.proto == proto::UDP && ip.fragment != Fragment::Later && l4.dst_port == overlay.port
+}
+
+/// A pod sends no tunnel packets to nodes. To others it may: their tunnels are not ours.
+#[inline(always)]
+pub fn from_pod(config: &NodeConfig, ip: &Ip, l4: &L4) -> Result<(), DropReason> {
+    if ip.proto != proto::UDP {
+        return Ok(());
+    }
+    match overlay(config) {
+        Some(overlay) if is_tunnel(overlay, ip, l4) && node(&ip.dst).is_some() => {
+            Err(DropReason::EncapProhibited)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What leaves for the tunnel port of a node comes from a socket of this node, the VXLAN device's
+/// or that of a process: a packet on its way through has an interface that it came in by, also
+/// if the stack has since given it another source or destination.
+#[inline(always)]
+pub fn leaves(ctx: &TcContext, ip: &Ip) -> Action {
+    // SAFETY: the context is valid for as long as the program runs.
+    let forwarded = unsafe { (*ctx.skb.skb).ingress_ifindex } != 0;
+    if forwarded && node(&ip.dst).is_some() {
+        return Err(DropReason::EncapProhibited);
+    }
+    Ok(PASS)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Inner {
+    vxlan: [u8; VXLAN_LEN as usize],
+    dst: [u8; 6],
+    src: [u8; 6],
+    kind: [u8; 2],
+}
+
+/// Takes a tunnel packet that came by an uplink, or not. What is not certainly of this overlay
+/// passes without a stamp.
+#[inline(always)]
+pub fn admit(ctx: &TcContext, config: &NodeConfig, overlay: &Overlay, ip: &Ip) -> Action {
+    let at = ip.l4 + UDP_LEN;
+    let Ok(inner) = ctx.load::<Inner>(at as usize) else {
+        return Ok(PASS);
+    };
+    if inner.vxlan != overlay.vxlan || ip.dst != overlay.local {
+        return Ok(PASS);
+    }
+    let Some(sender) = node(&ip.src).filter(|node| node.tunnel != overlay.local) else {
+        return Err(DropReason::TunnelSource);
+    };
+    if ip.fragment != Fragment::No {
+        // What is put together again has no outer header that could be checked.
+        return Err(DropReason::TunnelFragment);
+    }
+    let header = at + size_of::<Inner>() as u32;
+    let src = source(ctx, inner.kind, header).ok_or(DropReason::TunnelInner)?;
+    if !speaks_for(config, sender, &src) {
+        return Err(DropReason::TunnelInner);
+    }
+    let field = at + VXLAN_LEN + 6;
+    match rewrite::udp_payload(ctx, ip, field, inner.src, overlay.stamp) {
+        Ok(()) => Ok(PASS),
+        Err(rewrite::Failed) => Err(DropReason::RewriteFailed),
+    }
+}
+
+/// The source address of the IP header of either family at an offset.
+#[inline(always)]
+fn source(ctx: &TcContext, kind: [u8; 2], header: u32) -> Option<Addr> {
+    match kind {
+        eth::IP4 => {
+            let src = ctx.load(header as usize + 12).ok()?;
+            Some(Addr::v4(src))
+        }
+        eth::IP6 => {
+            let src = Addr::v6(ctx.load(header as usize + 8).ok()?);
+            // In the maps a mapped address would be an IPv4 one; one of the link means nothing
+            // on the other side.
+            (src.as_v4().is_none() && !src.is_of_link()).then_some(src)
+        }
+        _ => None,
+    }
+}
+
+/// Whether packets from this address may come in a node's tunnel: from its pods, from itself,
+/// and from whom a pod reaches under its own address, so that the answer comes by the tunnel.
+#[inline(always)]
+fn speaks_for(config: &NodeConfig, sender: &Node, src: &Addr) -> bool {
+    if let Some(owner) = pods_of(src) {
+        return owner.tunnel == sender.tunnel;
+    }
+    if let Some(owner) = node(src) {
+        return owner.tunnel == sender.tunnel;
+    }
+    is_reached_untranslated(config, src)
+}
+
+/// What comes out of a tunnel has the stamp, and ends on this node.
+#[inline(always)]
+pub fn arrives(overlay: &Overlay, eth: &eth::Eth, ip: &Ip) -> Action {
+    if eth.src != overlay.stamp {
+        return Err(DropReason::TunnelUnchecked);
+    }
+    let [first, second] = &overlay.gateways;
+    if ENDPOINTS.get_ptr(ip.dst).is_some()
+        || ((ip.dst == *first || ip.dst == *second) && ip.dst != Addr::UNSPECIFIED)
+    {
+        return Ok(PASS);
+    }
+    Err(DropReason::TunnelDestination)
+}
+
+/// Outside of a tunnel no packet comes from a pod: not to pods, and to others only where pods'
+/// packets to them keep their source.
+#[inline(always)]
+pub fn outside(config: &NodeConfig, ip: &Ip) -> Action {
+    if pods_of(&ip.src).is_none() {
+        return Ok(PASS);
+    }
+    if pods_of(&ip.dst).is_none() && is_reached_untranslated(config, &ip.dst) {
+        return Ok(PASS);
+    }
+    Err(DropReason::PodSource)
+}
+
+/// Whether pods' packets to an address outside of the pod ranges keep their source.
+#[inline(always)]
+fn is_reached_untranslated(config: &NodeConfig, addr: &Addr) -> bool {
+    let masquerades = config.flags & FLAG_MASQUERADE != 0 && addr.as_v4().is_some();
+    !masquerades || NON_MASQUERADE.get(Key::new(128, *addr)).is_some()
+}
+
+#[inline(always)]
+fn node(addr: &Addr) -> Option<&'static Node> {
+    // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
+    unsafe { NODES.get(addr) }
+}
+
+#[inline(always)]
+fn pods_of(addr: &Addr) -> Option<&'static Node> {
+    POD_RANGES.get(Key::new(128, *addr))
+}

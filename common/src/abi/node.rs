@@ -1,0 +1,51 @@
+//! The nodes of the cluster, as their tunnels are judged by.
+//!
+//! - map `NODES`, hash: every address of every node ([`Addr`]) → [`Node`];
+//! - map `POD_RANGES`, LPM trie: pod range (prefix over [`Addr`] as in [`super::config`]) →
+//!   [`Node`];
+//! - map `OVERLAY`, array of one: 0 → [`Overlay`], this node's end of the tunnels.
+//!
+//! A node's tunnel address stands for the node: no two have the same. This node is among them.
+
+use super::{Addr, map_type};
+
+/// Addresses of nodes, some for each.
+pub const MAX_NODE_ADDRESSES: u32 = 131_072;
+/// Pod ranges, one or two for each node.
+pub const MAX_POD_RANGES: u32 = 65_536;
+
+/// A node, by an address or a pod range of its own.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Where its tunnels begin and end.
+    pub tunnel: Addr,
+    /// None yet.
+    pub flags: u32,
+}
+map_type!(Node, 20);
+
+/// This node's end of the tunnels.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overlay {
+    /// This node's tunnel address; unspecified until the overlay is known.
+    pub local: Addr,
+    /// Addresses of the VXLAN device, [`Addr::UNSPECIFIED`] where there are fewer.
+    pub gateways: [Addr; 2],
+    /// A secret of this node, written over the inner source MAC address of every tunnel packet
+    /// that was checked on the uplink. Whoever does not know it cannot bring a packet to the
+    /// VXLAN device by another way.
+    pub stamp: [u8; 6],
+    /// UDP port of the tunnels, network order.
+    pub port: [u8; 2],
+    /// The VXLAN header of every packet of this overlay: flags and VNI (RFC 7348 §5).
+    pub vxlan: [u8; 8],
+}
+map_type!(Overlay, 64);
+
+/// The header of packets of one VNI, as Linux sends it and demands it.
+pub const fn vxlan_header(vni: u32) -> [u8; 8] {
+    let [_, a, b, c] = vni.to_be_bytes();
+    [0x08, 0, 0, 0, a, b, c, 0]
+}
