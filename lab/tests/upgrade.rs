@@ -29,7 +29,7 @@ use std::{
 const PAUSE: Duration = Duration::from_millis(10);
 /// Undisturbed, to be compared with.
 const BEFORE: Duration = Duration::from_secs(8);
-const ACCELERATED: [&str; 1] = ["--tcp-acceleration=opt-in"];
+const ACCELERATED: &str = "--tcp-acceleration=opt-in";
 
 fn earlier() -> Binaries {
     let dir = env::var_os("SINABRO_EARLIER_DIR");
@@ -126,12 +126,25 @@ impl Held {
     }
 }
 
+/// Programs by links where the kernel has them (Linux 6.6), which are swapped in place.
 #[test]
 fn an_upgrade_and_its_reversal_break_nothing() {
+    there_and_back("auto");
+}
+
+/// Programs by filters, as on older kernels: a filter is found by its program's name.
+#[test]
+fn filters_are_exchanged_without_a_gap() {
+    there_and_back("clsact");
+}
+
+fn there_and_back(attach: &str) {
+    let attach = format!("--attach={attach}");
+    let flags = [ACCELERATED, attach.as_str()];
     let (before, now) = (earlier(), Binaries::find().unwrap());
     let lab = Lab::new(before.clone(), 2, Lifetime::Process).unwrap();
     for node in lab.nodes() {
-        node.start_agent_with(&ACCELERATED).unwrap();
+        node.start_agent_with(&flags).unwrap();
         node.wait_ready().unwrap();
     }
     let scene = Scene::new(lab).unwrap();
@@ -168,7 +181,7 @@ fn an_upgrade_and_its_reversal_break_nothing() {
                 .unwrap();
             // The plugin that comes with the next agent is there before it serves.
             node.set_binaries(binaries.clone());
-            node.start_agent_with(&ACCELERATED).unwrap();
+            node.start_agent_with(&flags).unwrap();
             node.wait_ready().unwrap();
             traffic
                 .must_flow(&format!("{step}, {}", node.name()))
