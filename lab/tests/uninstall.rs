@@ -1,11 +1,11 @@
 //! `sinabroctl uninstall` leaves nothing, however the agent was set and however it ended.
 #![allow(clippy::unwrap_used)]
 
-use aya::programs::{SchedClassifier, TcAttachType, tc::qdisc_detach_program};
+use aya::programs::{TcAttachType, tc::qdisc_detach_program};
 use sinabro_common::names;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Pod,
-    residue::{Item, Kind, Snapshot},
+    residue::{Item, Kind, Snapshot, bpf},
     wait::eventually,
 };
 use sinabro_netlink::route::RouteFilter;
@@ -54,10 +54,10 @@ fn assert_nothing_left(node: &Node) {
     let ours = node.namespace().run(Snapshot::take).unwrap().ours();
     // The rest is the machine's, and may be of others who use it now.
     let of_node = |item: &&Item| match item.kind {
-        Kind::Link => true,
+        Kind::Link | Kind::Route | Kind::Table => true,
         Kind::Pin => item.name.starts_with("/sys/fs/bpf/"),
         Kind::File | Kind::Namespace => item.name.starts_with("/run/"),
-        Kind::Cgroup | Kind::Mount | Kind::Process => false,
+        _ => false,
     };
     let left: Vec<_> = ours
         .iter()
@@ -89,12 +89,19 @@ fn assert_nothing_left(node: &Node) {
 
 /// How many programs the uplink has by tcx.
 fn programs(node: &Node) -> usize {
-    let count = || {
-        let hooks = [TcAttachType::Ingress, TcAttachType::Egress];
-        let count = |hook| SchedClassifier::query_tcx("eth0", hook).map(|(_, found)| found.len());
-        Ok(hooks.map(|hook| count(hook).unwrap()).iter().sum())
-    };
+    let count = || Ok(bpf::on_link("eth0").len());
     node.namespace().run(count).unwrap()
+}
+
+/// Programs of the cgroup that every process of this machine is in.
+fn socket_programs() -> Vec<String> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let of_cgroup2 = |line: &str| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        (fields[2] == "cgroup2").then(|| fields[1].to_owned())
+    };
+    let root = mounts.lines().find_map(of_cgroup2).unwrap();
+    bpf::on_cgroup(Path::new(&root)).unwrap()
 }
 
 #[test]
@@ -110,6 +117,22 @@ fn nothing_is_left_whatever_the_agent_used() {
         populate(node, flags);
         let filters = flags == &["--attach=clsact"];
         assert_eq!(programs(node), if filters { 0 } else { 2 });
+        let all = node.namespace().run(Snapshot::take).unwrap().ours();
+        for (kind, name) in [
+            (Kind::Program, "uplink_in"),
+            (Kind::Map, "ENDPOINTS"),
+            (Kind::Route, "10.244."),
+        ] {
+            let is = |item: &&Item| item.kind == kind && item.name.starts_with(name);
+            assert!(all.iter().any(|item| is(&item)), "{kind} {name}: {all:?}");
+        }
+        if flags == &["--tcp-acceleration=all"] {
+            let programs = socket_programs();
+            assert!(
+                programs.iter().any(|name| name == "pod_sockets"),
+                "{programs:?}"
+            );
+        }
         let refused = uninstall(node);
         let said = text(&refused.stderr);
         assert_eq!(refused.status.code(), Some(1), "{said}");

@@ -61,9 +61,9 @@ enum Command {
     Cluster(cluster::Action),
     /// Run Kubernetes' own network tests, and what happens in a cluster's life, on a real cluster
     E2e(e2e::Options),
-    /// List links, namespaces, pins, cgroups, mounts, files and processes of Sinabro on this
-    /// machine; exit code 1 if there are any
-    Residue,
+    /// List links, routes, namespaces, eBPF programs, pins, cgroups, mounts, files and processes of
+    /// Sinabro on this machine; exit code 1 if there are any
+    Residue(residue::Options),
 }
 
 fn main() -> ExitCode {
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
         Command::DeployAgent => deploy::run(),
         Command::Cluster(action) => cluster::run(&action),
         Command::E2e(options) => e2e::run(&options),
-        Command::Residue => residue::run(),
+        Command::Residue(options) => residue::run(&options),
     };
     result.unwrap_or_else(|error| {
         ui::error(&format!("{error:#}"));

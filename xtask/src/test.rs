@@ -3,11 +3,11 @@
 use crate::{
     build,
     earlier::Earlier,
-    root, setup, ui,
+    residue, root, setup, ui,
     workspace::{Rustc, cargo_with_ebpf, run as show},
 };
 use anyhow::{Context as _, Result};
-use sinabro_lab::residue::{Snapshot, left_since};
+use sinabro_lab::residue::left;
 use std::{path::PathBuf, process::ExitCode};
 
 #[derive(clap::Args)]
@@ -26,27 +26,27 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if !root::is_root() {
         root::require_sudo("a part of the tests")?;
     }
-    // Tests of several nodes start the programs as a user would.
-    build::debug()?;
-
     let earlier = match upgrades(&options.arguments) {
         true => earlier()?,
         false => None,
     };
 
-    let before = Snapshot::take()?;
     let mut command = cargo_with_ebpf();
     command.arg("test");
     if let Some(dir) = earlier {
         command.env("SINABRO_EARLIER_DIR", dir);
     }
-    if !options
-        .arguments
-        .iter()
-        .any(|argument| argument == "-p" || argument.starts_with("--package"))
-    {
-        command.args(["--workspace", "--exclude", "sinabro-ebpf"]);
+    let mut arguments = options.arguments.iter();
+    match arguments.any(|argument| argument == "-p" || argument.starts_with("--package")) {
+        // Tests of several nodes start the programs as a user would.
+        true => build::debug()?,
+        // Makes the programs, too: their packages have tests that start them. A build of them alone
+        // would choose other features of what they use, and compile it all twice.
+        false => {
+            command.args(["--workspace", "--exclude", "sinabro-ebpf"]);
+        }
     }
+    let before = residue::look()?;
     command.args(&options.arguments);
     if !root::is_root() {
         let host = Rustc::find()?.host.to_uppercase().replace('-', "_");
@@ -54,13 +54,13 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     let passed = show(&mut command).context("tests failed");
 
-    let left = left_since(&before)?;
+    let left = left(&before, residue::look)?;
     for item in &left {
         ui::error(&format!("left behind: {item}"));
     }
     passed?;
     if left.is_empty() {
-        println!("nothing left behind: {}", crate::residue::kinds());
+        println!("nothing left behind: {}", residue::kinds());
         Ok(ExitCode::SUCCESS)
     } else {
         Ok(ExitCode::FAILURE)

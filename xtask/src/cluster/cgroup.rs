@@ -85,6 +85,14 @@ impl Cgroup {
         Ok(())
     }
 
+    /// What the machine sees as the root of each hierarchy.
+    pub fn machines(&self) -> Vec<PathBuf> {
+        self.roots
+            .iter()
+            .map(|root| self.of_machine(root))
+            .collect()
+    }
+
     fn of_machine(&self, root: &Path) -> PathBuf {
         root.join(TOP).join(&self.machine)
     }

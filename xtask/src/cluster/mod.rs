@@ -23,6 +23,7 @@ mod worker;
 
 use crate::{image, interrupt, root, setup, ui, workspace::output};
 use anyhow::{Context as _, Result, bail, ensure};
+use cgroup::Cgroup;
 use clap::ValueEnum;
 pub use components::Containerd;
 pub use layout::{Families, Family};
@@ -590,6 +591,11 @@ impl Cluster {
     /// A path of a node, as this process reaches it.
     pub fn node_path(&self, node: &str, inside: &str) -> Result<PathBuf> {
         Machine::new(node).path(inside)
+    }
+
+    /// A node's own root in each hierarchy of cgroups.
+    pub fn cgroups(&self, node: &str) -> Result<Vec<PathBuf>> {
+        Ok(Cgroup::of(node)?.machines())
     }
 
     /// A node's network, for traffic of this process.

@@ -9,6 +9,7 @@ use crate::{
     workspace,
 };
 use anyhow::{Result, ensure};
+use sinabro_lab::residue::bpf;
 use std::fs;
 
 const CONF_DIR: &str = "/etc/cni/net.d";
@@ -239,6 +240,16 @@ fn remains(world: &World, node: &str) -> Result<String> {
                 found.push(format!("{name} {side}: {filters}"));
             }
         }
+        let programs = world.cluster.place(node)?.run(|| Ok(bpf::on_link(&name)))?;
+        found.extend(
+            programs
+                .iter()
+                .map(|program| format!("{program} on {name}")),
+        );
+    }
+    for root in world.cluster.cgroups(node)? {
+        let programs = bpf::on_cgroup(&root)?;
+        found.extend((programs.iter()).map(|program| format!("{program} on its cgroup")));
     }
     Ok(match found.is_empty() {
         true => String::new(),

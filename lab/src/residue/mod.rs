@@ -1,18 +1,24 @@
-//! What Sinabro leaves on a machine: links, namespaces, pins, cgroups, mounts, files, processes.
+//! What Sinabro leaves on a machine: links, routes, nftables' tables, namespaces, eBPF programs with
+//! their links and maps, pins, cgroups, mounts, files, processes.
 //!
 //! A [`Snapshot`] lists them outside of all labs. [`Snapshot::ours`] picks what bears one of our
 //! names; [`Snapshot::since`] what has come since an earlier one. Other software goes on with
-//! its own links, mounts and processes meanwhile, so of those only our names count.
+//! its own links, mounts and processes meanwhile, so of those only our names count, and those of
+//! programs that our tests and clusters start.
+
+pub mod bpf;
 
 use crate::wait::wait_within;
 use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
 use sinabro_common::names;
-use sinabro_netlink::Conn;
+use sinabro_netlink::{Conn, route::RouteFilter};
 use std::{
     collections::BTreeSet,
     fmt, fs,
     os::unix::fs::DirEntryExt as _,
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
@@ -21,10 +27,17 @@ use std::{
 const SETTLE: Duration = Duration::from_secs(15);
 
 /// What kind of thing is left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Kind {
     Link,
+    Route,
+    /// Of nftables.
+    Table,
     Namespace,
+    Program,
+    /// Attaches a program.
+    BpfLink,
+    Map,
     Pin,
     Cgroup,
     Mount,
@@ -33,9 +46,14 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 12] = [
         Self::Link,
+        Self::Route,
+        Self::Table,
         Self::Namespace,
+        Self::Program,
+        Self::BpfLink,
+        Self::Map,
         Self::Pin,
         Self::Cgroup,
         Self::Mount,
@@ -48,6 +66,11 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Link => "link",
+            Self::Route => "route",
+            Self::Table => "nftables table",
+            Self::Program => "eBPF program",
+            Self::BpfLink => "eBPF link",
+            Self::Map => "eBPF map",
             Self::Namespace => "namespace",
             Self::Pin => "pin",
             Self::Cgroup => "cgroup",
@@ -59,7 +82,7 @@ impl fmt::Display for Kind {
 }
 
 /// One thing and its name: a link's, a path, or a process's name and id.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Item {
     pub kind: Kind,
     pub name: String,
@@ -78,19 +101,61 @@ impl Item {
             Kind::Link => names::is_pod_link(&self.name) || self.name.starts_with("sinabro"),
             Kind::Namespace | Kind::Cgroup | Kind::File => last.starts_with("sinabro"),
             Kind::Pin | Kind::Mount => self.name.contains("/sinabro"),
-            Kind::Process => {
-                let name = self.name.split(' ').next().unwrap_or_default();
-                matches!(
-                    name,
-                    "sinabro" | "sinabro-agent" | "sinabro-lab" | "sinabro-node"
-                )
-            }
+            // Only ours are listed.
+            Kind::Route | Kind::Program | Kind::BpfLink | Kind::Map => true,
+            Kind::Table => last.contains("sinabro"),
+            Kind::Process => OURS.contains(&self.program()),
+        }
+    }
+
+    /// Of a process.
+    fn program(&self) -> &str {
+        let name = self.name.rsplit_once(" (");
+        name.map_or(self.name.as_str(), |(program, _)| program)
+    }
+
+    /// New while nobody else has a reason to make such a thing: likely ours, whatever its name.
+    fn is_suspect(&self) -> bool {
+        match self.kind {
+            Kind::Namespace | Kind::Pin | Kind::Table => true,
+            Kind::Process => STARTED.contains(&self.program()),
+            _ => false,
         }
     }
 }
 
+/// Processes by the names that the kernel has of them, 15 characters at most.
+const OURS: [&str; 5] = [
+    "sinabro",
+    "sinabro-agent",
+    "sinabro-lab",
+    "sinabro-node",
+    "sinabroctl",
+];
+/// Others' programs that tests, benchmarks and clusters start.
+const STARTED: [&str; 18] = [
+    "agnhost",
+    "containerd",
+    "containerd-shim",
+    "coredns",
+    "e2e.test",
+    "etcd",
+    "ginkgo",
+    "iperf3",
+    "kube-apiserver",
+    "kube-controller",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubectl",
+    "kubelet",
+    "nginx",
+    "pause",
+    "runc",
+    "wrk",
+];
+
 /// What there is at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     items: BTreeSet<Item>,
     /// Processes that somebody else started and still looks after.
@@ -100,6 +165,11 @@ pub struct Snapshot {
 impl Snapshot {
     /// Looks around. Needs root to see everything.
     pub fn take() -> Result<Self> {
+        Self::take_for(std::process::id())
+    }
+
+    /// The same in the place of another process, which has not the right to look.
+    pub fn take_for(own: u32) -> Result<Self> {
         let mut items = BTreeSet::new();
         let mut attended = BTreeSet::new();
         let mut add = |kind, name: String| {
@@ -107,6 +177,29 @@ impl Snapshot {
         };
         for link in Conn::new()?.links().context("cannot list links")? {
             add(Kind::Link, link.name);
+        }
+        let filter = RouteFilter {
+            protocol: Some(names::ROUTE_PROTOCOL),
+            ..RouteFilter::default()
+        };
+        for route in Conn::new()?.routes(&filter).context("cannot list routes")? {
+            add(
+                Kind::Route,
+                format!("{} in table {}", route.dst, route.table),
+            );
+        }
+        for table in tables() {
+            add(Kind::Table, table);
+        }
+        if let Some(objects) = bpf::objects() {
+            let kinds = [
+                (Kind::Program, objects.programs),
+                (Kind::BpfLink, objects.links),
+                (Kind::Map, objects.maps),
+            ];
+            for (kind, names) in kinds {
+                names.into_iter().for_each(|name| add(kind, name));
+            }
         }
         for dir in ["/run/netns", "/var/run/netns"] {
             entries(Path::new(dir)).for_each(|path| add(Kind::Namespace, text(&path)));
@@ -125,7 +218,7 @@ impl Snapshot {
         }
         for dir in entries(Path::new("/proc")) {
             if let Some((name, parent)) = process(&dir) {
-                if parent != 1 && parent != std::process::id() {
+                if parent != 1 && parent != own {
                     attended.insert(Item {
                         kind: Kind::Process,
                         name: name.clone(),
@@ -151,7 +244,7 @@ impl Snapshot {
         self.items
             .difference(&before.items)
             .filter(|item| !self.attended.contains(item))
-            .filter(|item| item.is_ours() || matches!(item.kind, Kind::Namespace | Kind::Pin))
+            .filter(|item| item.is_ours() || item.is_suspect())
             .cloned()
             .collect()
     }
@@ -159,9 +252,14 @@ impl Snapshot {
 
 /// What is left of what came since `before`, once the kernel has had time to clean up.
 pub fn left_since(before: &Snapshot) -> Result<Vec<Item>> {
+    left(before, Snapshot::take)
+}
+
+/// The same with another way to look.
+pub fn left(before: &Snapshot, look: impl Fn() -> Result<Snapshot>) -> Result<Vec<Item>> {
     let mut left = Vec::new();
     let settled = wait_within(SETTLE, "the kernel to clean up", || {
-        left = Snapshot::take()?.since(before);
+        left = look()?.since(before);
         Ok(left.is_empty().then_some(()))
     });
     match settled {
@@ -197,6 +295,16 @@ fn walk(dir: &Path, depth: u32, found: &mut impl FnMut(&Path)) {
             walk(&path, depth - 1, found);
         }
     }
+}
+
+/// Tables of nftables in this network namespace, as `FAMILY NAME`; none where there is no nft.
+fn tables() -> Vec<String> {
+    let listed = Command::new("nft").args(["list", "tables"]).output();
+    let text = listed.map(|output| output.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&text)
+        .lines()
+        .filter_map(|line| Some(line.strip_prefix("table ")?.to_owned()))
+        .collect()
 }
 
 /// Mount points and file system types of this mount namespace (proc_pid_mountinfo(5)).
