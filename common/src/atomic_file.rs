@@ -11,6 +11,7 @@
 //! A sweep may take the file of a live writer: that one notices, since its name is gone, and
 //! writes again.
 
+use crate::fail_point;
 use std::{
     ffi::{OsStr, OsString},
     fs::{self, File, OpenOptions, Permissions},
@@ -109,9 +110,10 @@ impl<'a> AtomicFile<'a> {
         let mut attempt = 1;
         loop {
             let temporary = self.temporary();
-            let placed = self
-                .write_temporary(&temporary, content)
-                .and_then(|()| place(&temporary));
+            let placed = self.write_temporary(&temporary, content).and_then(|()| {
+                fail_point::temporary_file(self.path);
+                place(&temporary)
+            });
             match placed {
                 Ok(()) => break,
                 Err(error) => {

@@ -16,4 +16,6 @@ pub mod algo;
 pub mod api;
 #[cfg(feature = "std")]
 pub mod atomic_file;
+#[cfg(feature = "std")]
+pub mod fail_point;
 pub mod names;

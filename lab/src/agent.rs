@@ -11,11 +11,24 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use sinabro_common::api::{Request, Response, StatusReport};
+use sinabro_common::{
+    api::{Request, Response, StatusReport},
+    fail_point::VARIABLE,
+};
 use std::{
     fs::{self, OpenOptions},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
 };
+
+/// How an agent is started.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Start<'a> {
+    pub flags: &'a [&'a str],
+    /// It has only these, and a read-only root and /proc/sys.
+    pub capabilities: Option<&'a [u8]>,
+    /// Where it is killed by itself.
+    pub fail_point: Option<&'a str>,
+}
 
 pub struct Agent {
     child: Child,
@@ -23,8 +36,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// With `capabilities` it has only those, and a read-only root and /proc/sys.
-    pub(crate) fn start(node: &Node, flags: &[&str], capabilities: Option<&[u8]>) -> Result<Self> {
+    pub(crate) fn start(node: &Node, way: Start<'_>) -> Result<Self> {
         let path = node.namespace().path(LOG_FILE);
         let log = OpenOptions::new()
             .create(true)
@@ -38,11 +50,12 @@ impl Agent {
             // The machine's own directories are shared by all nodes, and not the lab's to fill.
             .args(["--cni-bin-dir", "/run/lab/cni/bin"])
             .args(["--cni-conf-dir", "/run/lab/cni/net.d"])
-            .args(flags)
+            .args(way.flags)
+            .envs(way.fail_point.map(|name| (VARIABLE, name)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        if let Some(capabilities) = capabilities {
+        if let Some(capabilities) = way.capabilities {
             confine(&mut command, capabilities);
         }
         Ok(Self {
@@ -78,6 +91,14 @@ impl Agent {
             }
         });
         waited.and_then(|ready| ready).with_context(|| tail(node))
+    }
+
+    /// Waits for the end that it comes to by itself.
+    pub(crate) fn end(mut self) -> Result<ExitStatus> {
+        let what = format!("the agent of {} to end", self.node);
+        let status = wait_for(&what, || Ok(self.child.try_wait()?));
+        ended(&self.child);
+        status
     }
 
     pub(crate) fn kill(mut self) -> Result<()> {

@@ -1,7 +1,7 @@
 //! A node: its namespaces, its entry in the list of nodes, its agent and its pods' sandboxes.
 
 use crate::{
-    agent::Agent,
+    agent::{Agent, Start},
     lab::Binaries,
     namespace::{Namespace, Place},
 };
@@ -19,7 +19,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, ExitStatus, Output},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -151,20 +151,37 @@ impl Node {
 
     /// Starts the agent with further flags.
     pub fn start_agent_with(&self, flags: &[&str]) -> Result<()> {
-        self.start(flags, None)
+        self.start(Start {
+            flags,
+            ..Start::default()
+        })
+    }
+
+    /// Starts an agent that is killed when it comes to a point (`sinabro_common::fail_point`);
+    /// [`Node::agent_end`] waits for that.
+    pub fn start_agent_failing_at(&self, fail_point: &str, flags: &[&str]) -> Result<()> {
+        self.start(Start {
+            flags,
+            fail_point: Some(fail_point),
+            ..Start::default()
+        })
     }
 
     /// Starts the agent as in an unprivileged container that has these capabilities.
     pub fn start_confined_agent(&self, flags: &[&str], capabilities: &[u8]) -> Result<()> {
-        self.start(flags, Some(capabilities))
+        self.start(Start {
+            flags,
+            capabilities: Some(capabilities),
+            ..Start::default()
+        })
     }
 
-    fn start(&self, flags: &[&str], capabilities: Option<&[u8]>) -> Result<()> {
+    fn start(&self, way: Start<'_>) -> Result<()> {
         let mut agent = locked(&self.agent);
         if agent.is_some() {
             bail!("the agent of {} is running", self.name());
         }
-        *agent = Some(Agent::start(self, flags, capabilities)?);
+        *agent = Some(Agent::start(self, way)?);
         Ok(())
     }
 
@@ -173,6 +190,14 @@ impl Node {
         let mut agent = locked(&self.agent);
         let agent = agent.as_mut().context("no agent was started")?;
         agent.wait_ready(self)
+    }
+
+    /// Waits until the agent has ended by itself, and says how.
+    pub fn agent_end(&self) -> Result<ExitStatus> {
+        match locked(&self.agent).take() {
+            Some(agent) => agent.end(),
+            None => bail!("no agent runs on {}", self.name()),
+        }
     }
 
     /// SIGKILL: no chance to say goodbye.

@@ -141,6 +141,21 @@ impl Node {
         self.cni_with("CHECK", &pod.id, &[], &config)
     }
 
+    /// What an ADD that this process made itself gave to a sandbox.
+    pub fn pod_of(&self, id: &str, place: &Place, result: &Value) -> Result<Pod> {
+        Pod::from_result(id, place.clone(), result.clone())
+    }
+
+    /// Calls the plugin with a configuration of the caller's.
+    pub fn cni_configured(
+        &self,
+        command: &str,
+        id: &str,
+        config: &Value,
+    ) -> Result<crate::cni::Answer> {
+        self.cni_with(command, id, &[], config)
+    }
+
     /// Calls the plugin for a sandbox with the lab's configuration.
     pub fn cni(&self, command: &str, id: &str) -> Result<crate::cni::Answer> {
         self.cni_with(command, id, &[], &config())

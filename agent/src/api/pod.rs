@@ -14,6 +14,7 @@ use sinabro_common::{
     api::{
         ApiError, Attachment, ErrorCode, Mac, Owner, PodRef, Request, Response, TcpAcceleration,
     },
+    fail_point::fail_point,
     names,
 };
 use std::{net::IpAddr, sync::Arc, time::Duration};
@@ -174,6 +175,7 @@ impl Session {
         let mtu = self.core.mtu()?;
         let guard = self.turn(&request.owner).await?;
         let addresses = self.lease(&request).await?;
+        fail_point("leased");
         for warning in warnings {
             tracing::warn!(pod = %PodName(&request), "{warning}");
             self.core.announcer.passed_over(&request.pod, warning);
@@ -243,6 +245,7 @@ impl Session {
         };
         let core = self.core.clone();
         blocking(move || core.endpoints.activate(record)).await?;
+        fail_point("activated");
         add.active = true;
         tracing::info!(pod = %PodName(&add.request), addresses = ?attachment.addresses, link = attachment.link, "pod added");
         Ok(attachment)

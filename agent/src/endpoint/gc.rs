@@ -16,7 +16,7 @@ use crate::{
     chain::Chain,
     state_file::{self, read_small},
 };
-use sinabro_common::{api::Owner, atomic_file::is_temporary, names};
+use sinabro_common::{api::Owner, atomic_file::is_temporary, fail_point::fail_point, names};
 use std::{
     collections::{BTreeSet, HashSet},
     fs, io,
@@ -121,7 +121,9 @@ impl Endpoints {
         stale
             .filter(|owner| {
                 let guard = self.locks.try_lock(&owner.link());
-                guard.is_some() && self.free(owner)
+                let freed = guard.is_some() && self.free(owner);
+                fail_point("collected");
+                freed
             })
             .collect()
     }

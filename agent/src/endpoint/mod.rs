@@ -29,6 +29,7 @@ use crate::{
 use record::Records;
 use sinabro_common::{
     api::{Mac, Owner},
+    fail_point::fail_point,
     names,
 };
 use sinabro_netlink::{Conn, ResultExt, link};
@@ -179,6 +180,7 @@ impl Endpoints {
             self.programs.detach(before)?;
         }
         self.records.write(&record)?;
+        fail_point("record-written");
         if let Err(error) = self.programs.attach(&record) {
             if let Err(undo) = self.programs.detach(&record) {
                 tracing::warn!(
@@ -190,6 +192,7 @@ impl Endpoints {
             self.forget(&record.link)?;
             return Err(error.into());
         }
+        fail_point("attached");
         self.broken().remove(&record.link);
         self.live().insert(record.link.clone(), record);
         self.publish();

@@ -14,7 +14,7 @@
 
 use super::{EndpointError, Endpoints, Guard, delete_links};
 use crate::chain::Chain;
-use sinabro_common::{api::Owner, atomic_file::AtomicFile};
+use sinabro_common::{api::Owner, atomic_file::AtomicFile, fail_point::fail_point};
 use std::{fs, io, sync::Arc};
 use tokio::{
     sync::{mpsc, watch},
@@ -50,7 +50,9 @@ impl Endpoints {
             self.release(owner)?;
             return Ok(false);
         }
+        fail_point("delete-written");
         self.disconnect(owner)?;
+        fail_point("disconnected");
         Ok(true)
     }
 
@@ -62,11 +64,11 @@ impl Endpoints {
             tracing::error!("cannot delete pod links, will try again: {}", Chain(&error));
             return;
         }
+        fail_point("links-deleted");
         for owner in owners {
-            match self
-                .free_books(owner)
-                .and_then(|_| self.forget_delete(owner))
-            {
+            let freed = self.free_books(owner);
+            fail_point("leases-released");
+            match freed.and_then(|_| self.forget_delete(owner)) {
                 Ok(()) => tracing::info!(pod = %owner, "pod deleted"),
                 Err(error) => {
                     tracing::error!("cannot free {owner}, will try again: {}", Chain(&error));
@@ -88,6 +90,7 @@ impl Endpoints {
         if let Some(record) = &record {
             self.forget(&record.link)?;
         }
+        fail_point("record-removed");
         let freed = self.ipam.release(owner)?;
         Ok(record.is_some() || !freed.is_empty())
     }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use sinabro_common::{
     api::{Mac, Owner, PodRef},
     atomic_file::{AtomicFile, is_temporary},
+    fail_point::fail_point,
     names,
 };
 use std::{
@@ -168,7 +169,10 @@ impl Store {
         let path = self.path(lease.address);
         let text = text.map_err(FileError::new("write", &path))?;
         match AtomicFile::new(&path).create(&text) {
-            Ok(()) => Ok(Claim::Made),
+            Ok(()) => {
+                fail_point("lease-written");
+                Ok(Claim::Made)
+            }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Claim::Taken),
             Err(error) => Err(FileError::new("make lease", &path)(error)),
         }

@@ -5,6 +5,7 @@
 //! it, so checks may run in any order and beside one another.
 
 pub mod acceleration;
+pub mod books;
 mod lifecycle;
 mod outside;
 mod reach;

@@ -1,0 +1,66 @@
+//! Moments at which a test has a process killed: between two steps that belong together.
+//!
+//! A debug build ends by SIGKILL at the point that SINABRO_FAIL_POINT names. Builds without
+//! debug assertions, as all that are shipped, contain none of this: neither the question nor its
+//! name. `agent/tests/fail_points.rs` goes through all of them.
+
+/// All points, in the order of a pod's life.
+pub const ALL: &[&str] = &[
+    "temporary-net.d",
+    "temporary-leases",
+    "lease-written",
+    "leased",
+    "temporary-endpoints",
+    "record-written",
+    "attached",
+    "activated",
+    "temporary-deletes",
+    "delete-written",
+    "disconnected",
+    "links-deleted",
+    "record-removed",
+    "leases-released",
+    "collected",
+];
+
+/// The environment variable that names a point.
+pub const VARIABLE: &str = "SINABRO_FAIL_POINT";
+
+/// A point is reached.
+#[inline(always)]
+pub fn fail_point(name: &str) {
+    #[cfg(debug_assertions)]
+    {
+        debug_assert!(ALL.contains(&name), "{name} is in no list of fail points");
+        if std::env::var_os(VARIABLE).is_some_and(|wanted| wanted == *name) {
+            die();
+        }
+    }
+    #[cfg(not(debug_assertions))]
+    let _ = name;
+}
+
+/// The point at which a file of a directory is written and has no name yet.
+#[inline(always)]
+pub fn temporary_file(path: &std::path::Path) {
+    #[cfg(debug_assertions)]
+    {
+        let directory = path.parent().and_then(std::path::Path::file_name);
+        let name = format!("temporary-{}", directory.unwrap_or_default().display());
+        if ALL.contains(&&*name) {
+            fail_point(&name);
+        }
+    }
+    #[cfg(not(debug_assertions))]
+    let _ = path;
+}
+
+/// No destructor runs, nothing is flushed.
+#[cfg(debug_assertions)]
+fn die() -> ! {
+    // SAFETY: signals this process only.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    loop {
+        std::thread::park();
+    }
+}
