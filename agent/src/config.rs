@@ -75,8 +75,14 @@ pub struct Places {
     pub cgroup_dir: Option<PathBuf>,
     pub cni_bin_dir: PathBuf,
     pub cni_conf_dir: PathBuf,
+    /// The plugin to install in `cni_bin_dir`; none: nothing is installed.
+    pub cni_source: Option<PathBuf>,
     /// As set; empty if they are to be found.
     pub uplinks: Vec<String>,
+    /// None if it was not set.
+    pub node_name: Option<String>,
+    /// None if nothing says which nodes there are.
+    pub facts_from: Option<FactsFrom>,
 }
 
 /// Where facts about the cluster come from.
@@ -183,7 +189,7 @@ impl Settings {
             cgroup_dir: places.cgroup_dir,
             cni_bin_dir: places.cni_bin_dir,
             cni_conf_dir: places.cni_conf_dir,
-            cni_source: layers.optional("cniSource", absolute_path)?,
+            cni_source: places.cni_source,
             uplinks: places.uplinks,
             mtu: layers.optional("mtu", |text| number(text, MIN_MTU, MAX_MTU))?,
             vxlan_port: layers.parse("vxlanPort", |text| number(text, 1, u16::MAX))?,
@@ -262,7 +268,13 @@ impl Places {
             cgroup_dir: layers.optional("cgroupDir", absolute_path)?,
             cni_bin_dir: layers.directory("cniBinDir")?,
             cni_conf_dir: layers.directory("cniConfDir")?,
+            cni_source: layers.optional("cniSource", absolute_path)?,
             uplinks: layers.list("uplinks", device)?,
+            node_name: match layers.found("nodeName") {
+                Some(_) => Some(layers.parse("nodeName", node_name)?),
+                None => None,
+            },
+            facts_from: layers.facts_from().ok(),
             state_dir,
         })
     }

@@ -29,6 +29,7 @@ pub mod endpoint;
 pub mod install;
 pub mod ipam;
 pub mod node;
+pub mod own_node;
 pub mod plan;
 pub mod prepare;
 pub mod run;

@@ -8,7 +8,13 @@
 //! that a read-only /proc/sys does not stop it. Where it is allowed to, it does the same itself.
 //! Preparing again changes nothing.
 
-use crate::{acceleration::self_test, chain::Chain, config::Places};
+use crate::{
+    acceleration::self_test,
+    chain::Chain,
+    config::Places,
+    install::{InstallError, plugin},
+};
+use ipnet::IpNet;
 use nix::{
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
@@ -21,6 +27,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+const FORWARD_V4: [&str; 3] = ["net", "ipv4", "ip_forward"];
+const FORWARD_V6: [&str; 5] = ["net", "ipv6", "conf", "all", "forwarding"];
 /// Of routes learnt from router advertisements (linux/rtnetlink.h).
 const RTPROT_RA: u8 = 9;
 
@@ -78,15 +86,72 @@ pub fn self_test(places: &Places) -> Prepared {
     prepared
 }
 
-/// Makes the kernel forward packets of both families. `uplinks` are those that are known already.
+/// Installs the plugin, if one is to be installed, for an agent that may only read its directory.
+///
+/// # Errors
+/// If it cannot be installed and there is none of ours; with another one, pods can be added.
+pub fn plugin(places: &Places) -> Result<Prepared, InstallError> {
+    let mut prepared = Prepared::default();
+    let Some(source) = &places.cni_source else {
+        return Ok(prepared);
+    };
+    let path = places.cni_bin_dir.join(names::CNI_PLUGIN);
+    match plugin::install(source, &places.cni_bin_dir) {
+        Ok(true) => prepared
+            .changes
+            .push(format!("installed {}", path.display())),
+        Ok(false) => {}
+        Err(error) if plugin::is_there(&path) => {
+            let text = Chain(&error).to_string();
+            prepared.warnings.push(text);
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(prepared)
+}
+
+/// The families of which packets have to be forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Families {
+    pub v4: bool,
+    pub v6: bool,
+}
+
+impl Families {
+    pub const BOTH: Self = Self { v4: true, v6: true };
+
+    pub fn of(cidrs: &[IpNet]) -> Self {
+        Self {
+            v4: cidrs.iter().any(|cidr| cidr.addr().is_ipv4()),
+            v6: cidrs.iter().any(|cidr| cidr.addr().is_ipv6()),
+        }
+    }
+
+    /// For an agent that does not know its node yet: what was prepared, if anything was.
+    pub fn prepared_or_both() -> Self {
+        let on = |name: &[&str]| sysctl::read(name).is_ok_and(|value| value == "1");
+        match on(&FORWARD_V4) || on(&FORWARD_V6) {
+            true => Self {
+                v4: false,
+                v6: false,
+            },
+            false => Self::BOTH,
+        }
+    }
+}
+
+/// Makes the kernel forward packets of these families. `uplinks` are those that are known already.
 ///
 /// # Errors
 /// If forwarding is off and cannot be turned on.
-pub fn sysctls(uplinks: &[String]) -> Result<Prepared, PrepareError> {
+pub fn sysctls(uplinks: &[String], families: Families) -> Result<Prepared, PrepareError> {
     let mut prepared = Prepared::default();
-    prepared
-        .changes
-        .extend(ensure(&["net", "ipv4", "ip_forward"], "1")?);
+    if families.v4 {
+        prepared.changes.extend(ensure(&FORWARD_V4, "1")?);
+    }
+    if !families.v6 {
+        return Ok(prepared);
+    }
     // Before forwarding goes on: the routes learnt so far would go.
     for link in ra_links(uplinks)? {
         match accept_ra(&link) {
@@ -94,7 +159,7 @@ pub fn sysctls(uplinks: &[String]) -> Result<Prepared, PrepareError> {
             Err(error) => prepared.warnings.push(Chain(&error).to_string()),
         }
     }
-    match ensure(&["net", "ipv6", "conf", "all", "forwarding"], "1") {
+    match ensure(&FORWARD_V6, "1") {
         // A kernel without IPv6.
         Err(PrepareError::Sysctl { source, .. }) if source.is_not_found() => prepared
             .warnings

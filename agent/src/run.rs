@@ -26,7 +26,8 @@ use crate::{
     endpoint::release::Reaper,
     install::{self, InstallConfig},
     node::{self, NodeStatus},
-    prepare, state_lock,
+    prepare::{self, Families},
+    state_lock,
     telemetry::{http, metrics::Metrics},
     watch::{kubernetes, nodes::OwnNode, nodes_file},
 };
@@ -62,7 +63,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         true => node::masquerade_ports(&settings)?,
         false => (0, 0),
     };
-    let prepared = prepare::sysctls(&settings.uplinks)?;
+    let prepared = prepare::sysctls(&settings.uplinks, Families::prepared_or_both())?;
     for change in &prepared.changes {
         tracing::info!("{change}");
     }

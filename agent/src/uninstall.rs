@@ -9,12 +9,14 @@
 //! may have come to need them.
 
 use crate::{
+    announce::node::TAINT,
     apply::routes,
     chain::Chain,
     config::Places,
     datapath,
     endpoint::delete_links,
     install::{file, others, plugin},
+    own_node,
     state_file::FileError,
     state_lock::{LockError, lock_existing, lock_pins},
 };
@@ -60,6 +62,8 @@ pub fn uninstall(places: &Places) -> Result<Uninstalled, LockError> {
         done.problem(error);
     }
     done.state(&places.state_dir, &places.socket);
+    // Last: with the taint no pod comes to a node that has no network.
+    done.node(places);
     Ok(done)
 }
 
@@ -101,6 +105,18 @@ impl Uninstalled {
             Err(error) => self.note(&path, Err(error)),
         }
         self.cleared(&path);
+    }
+
+    fn node(&mut self, places: &Places) {
+        match own_node::clear(places) {
+            Ok(removed) => self.removed.extend(removed),
+            // Whoever reads it can do it from anywhere.
+            Err(error) => self.left.push(format!(
+                "the node's taint, if it has it: kubectl taint node {} {TAINT}- ({})",
+                places.node_name.as_deref().unwrap_or("NODE"),
+                Chain(&error)
+            )),
+        }
     }
 
     fn cleared(&mut self, path: &Path) {

@@ -28,8 +28,8 @@ use tracing::{info, warn};
 
 pub const TAINT: &str = "sinabro.io/agent-not-ready";
 const EFFECT: &str = "NoSchedule";
-const CONDITION: &str = "NetworkUnavailable";
-const REASON: &str = "SinabroIsUp";
+pub const CONDITION: &str = "NetworkUnavailable";
+pub const REASON: &str = "SinabroIsUp";
 
 /// How long readiness may be missing before the Node says so.
 const GRACE: Duration = Duration::from_secs(5);

@@ -23,6 +23,15 @@ pub struct PlaceFlags {
     /// Where the network configuration is.
     #[arg(long, value_name = "DIR")]
     cni_conf_dir: Option<OsString>,
+    /// The plugin that is installed there.
+    #[arg(long, value_name = "FILE")]
+    cni_source: Option<OsString>,
+    /// Name of this node.
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<OsString>,
+    /// List of all nodes.
+    #[arg(long, value_name = "FILE")]
+    nodes: Option<OsString>,
     /// Network devices that lead out of the node.
     #[arg(long, value_name = "DEVICE,…")]
     uplinks: Option<OsString>,
@@ -44,6 +53,9 @@ impl PlaceFlags {
             ("--bpf-dir", &self.bpf_dir),
             ("--cni-bin-dir", &self.cni_bin_dir),
             ("--cni-conf-dir", &self.cni_conf_dir),
+            ("--cni-source", &self.cni_source),
+            ("--node-name", &self.node_name),
+            ("--nodes", &self.nodes),
             ("--uplinks", &self.uplinks),
         ];
         let mut args = vec![OsString::from("sinabroctl")];

@@ -1,22 +1,43 @@
 //! `sinabroctl prepare`.
 
-use crate::ctl::{Common, Exit, places::PlaceFlags, print};
-use crate::prepare::{self, Prepared};
+use crate::{
+    chain::Chain,
+    config::Places,
+    ctl::{Common, Exit, places::PlaceFlags, print},
+    own_node::{self, OwnNodeError},
+    prepare::{self, Families, Prepared},
+};
 
 pub fn run(common: &Common, places: &PlaceFlags) -> anyhow::Result<Exit> {
     let places = places.resolve()?;
-    let mut prepared = prepare::bpffs(&places.bpf_dir)?;
-    let sysctls = prepare::sysctls(&places.uplinks);
-    let done = sysctls.map(|sysctls| {
-        prepared.add(sysctls);
-        prepared.add(prepare::self_test(&places));
-    });
-    // What was mounted stays, also if no more could be done.
+    let mut prepared = Prepared::default();
+    let done = steps(&places, &mut prepared);
+    // What was done stays, also if no more could be.
     if done.is_ok() || prepared != Prepared::default() {
         print(common, &prepared, text)?;
     }
     done?;
     Ok(Exit::Well)
+}
+
+fn steps(places: &Places, prepared: &mut Prepared) -> anyhow::Result<()> {
+    prepared.add(prepare::bpffs(&places.bpf_dir)?);
+    prepared.add(prepare::plugin(places)?);
+    let families = match own_node::pod_cidrs(places) {
+        Ok(cidrs) => Families::of(&cidrs),
+        // By hand, beside no cluster.
+        Err(OwnNodeError::Unknown) => Families::BOTH,
+        Err(error) => {
+            let why = Chain(&error);
+            prepared.warnings.push(format!(
+                "IPv4 and IPv6 are forwarded, since it cannot be told which of them pods have: {why}"
+            ));
+            Families::BOTH
+        }
+    };
+    prepared.add(prepare::sysctls(&places.uplinks, families)?);
+    prepared.add(prepare::self_test(places));
+    Ok(())
 }
 
 fn text(prepared: &Prepared) -> String {

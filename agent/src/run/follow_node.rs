@@ -8,7 +8,7 @@ use crate::{
     datapath::Datapath,
     endpoint::Endpoints,
     node::{NodeState, NodeStatus},
-    prepare,
+    prepare::{self, Families},
     watch::Snapshot,
 };
 use anyhow::{Context as _, bail};
@@ -121,6 +121,16 @@ fn apply_node(
             Ok(None) => {}
             Err(error) => tracing::warn!("{}", Chain(&error)),
         }
+    }
+    // Turned on where it may be; elsewhere `prepare` has done it.
+    let uplinks: Vec<_> = state.uplinks.iter().map(|u| u.name.clone()).collect();
+    match prepare::sysctls(&uplinks, Families::of(&state.pod_cidrs)) {
+        Ok(prepared) => {
+            for change in &prepared.changes {
+                tracing::info!("{change}");
+            }
+        }
+        Err(error) => tracing::warn!("{}", Chain(&error)),
     }
     let outside = endpoints.ipam.set_ranges(&state.pod_cidrs)?;
     if !outside.is_empty() {
