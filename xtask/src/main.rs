@@ -11,6 +11,7 @@ mod demo;
 mod deploy;
 mod e2e;
 mod earlier;
+mod fuzz;
 mod image;
 mod interrupt;
 mod manifest;
@@ -50,6 +51,8 @@ enum Command {
     Test(test::Options),
     /// Measure against the plugins that others use, and against plain TCP
     Bench(bench::Options),
+    /// Look for inputs that break the parsers of what comes from outside
+    Fuzz(fuzz::Options),
     /// Write the image's archive, target/dist/sinabro-image.tar
     Image(image::Options),
     /// Check that the Helm chart renders to the objects of deploy/sinabro.yaml
@@ -67,12 +70,16 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = fuzz::rustc_wrapper() {
+        return code;
+    }
     let result = match Cli::parse().command {
         Command::Setup(options) => setup::run(&options),
         Command::Build(options) => build::run(&options),
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Bench(options) => bench::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
         Command::Image(options) => image::run(&options),
         Command::Chart => chart::run(),
         Command::DeployAgent => deploy::run(),

@@ -32,6 +32,8 @@ pub enum Need {
     /// A C compiler, which links, and a C library for static binaries.
     StaticLibc,
     Iperf3,
+    /// A C++ compiler, which builds libFuzzer.
+    CppCompiler,
     /// The plugins that ours is compared with.
     ReferencePlugins,
     /// An HTTP server and a load for it.
@@ -52,6 +54,12 @@ pub const TEST: &[Need] = &[
     Need::BpfLinker,
     Need::StaticLibc,
     Need::Iperf3,
+];
+pub const FUZZ: &[Need] = &[
+    Need::RustSrc,
+    Need::BpfLinker,
+    Need::StaticLibc,
+    Need::CppCompiler,
 ];
 pub const BENCH: &[Need] = &[
     Need::RustSrc,
@@ -104,6 +112,7 @@ const ALL: &[Need] = &[
     Need::RustSrc,
     Need::BpfLinker,
     Need::StaticLibc,
+    Need::CppCompiler,
     Need::Iperf3,
     Need::ReferencePlugins,
     Need::HttpTools,
@@ -143,7 +152,11 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
                 debian::unpack("containernetworking-plugins", &unpacked("plugins"))?;
             }
             Need::Runc => debian::unpack("runc", &unpacked("runc"))?,
-            Need::StaticLibc | Need::Iperf3 | Need::ClusterTools | Need::CrossCompiler(_) => {}
+            Need::StaticLibc
+            | Need::CppCompiler
+            | Need::Iperf3
+            | Need::ClusterTools
+            | Need::CrossCompiler(_) => {}
         }
     }
     for need in missing {
@@ -160,6 +173,7 @@ impl Need {
             Self::RustSrc => "rust-src",
             Self::BpfLinker => "bpf-linker",
             Self::StaticLibc => "static libc",
+            Self::CppCompiler => "C++ compiler",
             Self::Iperf3 => "iperf3",
             Self::ReferencePlugins => "ptp, host-local",
             Self::HttpTools => "wrk, nginx",
@@ -189,6 +203,7 @@ impl Need {
                 let lib = rustc.sysroot.join("lib/rustlib").join(arch.rust_target());
                 lib.join("lib").canonicalize().ok()?
             }
+            Self::CppCompiler => which("c++")?,
             Self::Iperf3 => which("iperf3")?,
             Self::ReferencePlugins => reference_plugins()?,
             Self::HttpTools => {
@@ -215,6 +230,7 @@ impl Need {
             | Self::ReferencePlugins
             | Self::Runc => &[],
             Self::StaticLibc => &[("cc", "gcc"), ("libc.a", "libc6-dev")],
+            Self::CppCompiler => &[("c++", "g++")],
             Self::Iperf3 => &[("iperf3", "iperf3")],
             Self::HttpTools => &[("wrk", "wrk")],
             Self::ClusterTools => &CLUSTER_TOOLS,
@@ -248,6 +264,7 @@ impl File {
     fn describe(self) -> String {
         let fedora = match self.name {
             "libc.a" => ", Fedora: glibc-static",
+            "c++" => ", Fedora: gcc-c++",
             _ => "",
         };
         format!("{} (Debian: {}{fedora})", self.name, self.package)
@@ -276,7 +293,9 @@ fn install_packages(files: Vec<File>) -> Result<()> {
 #[cfg(test)]
 pub fn all_debian_packages() -> Vec<&'static str> {
     let tools = CLUSTER_TOOLS.iter().map(|(_, package)| *package);
-    let mut all: Vec<&str> = tools.chain(["gcc", "libc6-dev", "iperf3", "wrk"]).collect();
+    let mut all: Vec<&str> = tools
+        .chain(["gcc", "g++", "libc6-dev", "iperf3", "wrk"])
+        .collect();
     all.sort_unstable();
     all.dedup();
     all

@@ -208,10 +208,18 @@ fn read_delete(path: &Path, link: &str) -> Result<Option<Owner>, String> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other.map_err(|error| format!("cannot be read: {error}"))?,
     };
-    let owner: Owner = serde_json::from_slice(&text)
+    parse_delete(&text, link).map(Some)
+}
+
+/// The content of the queued delete of a link.
+///
+/// # Errors
+/// Why it is none.
+pub fn parse_delete(text: &[u8], link: &str) -> Result<Owner, String> {
+    let owner: Owner = serde_json::from_slice(text)
         .map_err(|error| format!("does not name an attachment: {error}"))?;
-    if owner.link() != link {
-        return Err(format!("is of another link, {owner} has {}", owner.link()));
+    match owner.link() {
+        own if own == link => Ok(owner),
+        own => Err(format!("is of another link, {owner} has {own}")),
     }
-    Ok(Some(owner))
 }

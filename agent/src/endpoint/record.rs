@@ -53,6 +53,29 @@ pub struct EndpointRecord {
 }
 
 impl EndpointRecord {
+    /// The content of the file of a link.
+    ///
+    /// # Errors
+    /// Why it is not a record of this link.
+    pub fn parse(text: &[u8], link: &str) -> Result<Self, String> {
+        let record: Self =
+            serde_json::from_slice(text).map_err(|error| format!("is not a record: {error}"))?;
+        if record.link != link || record.owner.link() != link {
+            return Err(format!(
+                "is a record of {} on {}",
+                record.owner, record.link
+            ));
+        }
+        let families = record.addresses.iter().map(IpAddr::is_ipv4);
+        if record.addresses.is_empty()
+            || families.clone().filter(|v4| *v4).count() > 1
+            || families.filter(|v4| !*v4).count() > 1
+        {
+            return Err("does not have one address of each family".into());
+        }
+        Ok(record)
+    }
+
     /// What the plugin is told about it.
     pub fn attachment(&self) -> Attachment {
         attachment(&self.owner, self.mac, self.mtu, self.addresses.clone())
@@ -168,22 +191,7 @@ impl Records {
 
 fn read(path: &Path, link: &str) -> Result<EndpointRecord, String> {
     let text = read_small(path).map_err(|error| format!("cannot be read: {error}"))?;
-    let record: EndpointRecord =
-        serde_json::from_slice(&text).map_err(|error| format!("is not a record: {error}"))?;
-    if record.link != link || record.owner.link() != link {
-        return Err(format!(
-            "is a record of {} on {}",
-            record.owner, record.link
-        ));
-    }
-    let families = record.addresses.iter().map(IpAddr::is_ipv4);
-    if record.addresses.is_empty()
-        || families.clone().filter(|v4| *v4).count() > 1
-        || families.filter(|v4| !*v4).count() > 1
-    {
-        return Err("does not have one address of each family".into());
-    }
-    Ok(record)
+    EndpointRecord::parse(&text, link)
 }
 
 #[cfg(test)]

@@ -46,6 +46,21 @@ pub struct Lease {
     pub leased_at: u64,
 }
 
+impl Lease {
+    /// The content of the file of an address.
+    ///
+    /// # Errors
+    /// Why it is not a lease of this address.
+    pub fn parse(text: &[u8], address: IpAddr) -> Result<Self, String> {
+        let lease: Self =
+            serde_json::from_slice(text).map_err(|error| format!("is not a lease: {error}"))?;
+        match lease.address == address {
+            true => Ok(lease),
+            false => Err(format!("is a lease of {}", lease.address)),
+        }
+    }
+}
+
 /// What one name in the leases directory turned out to be.
 #[derive(Debug)]
 pub enum Found {
@@ -152,12 +167,7 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(bad(format!("cannot be read: {error}"))),
         };
-        let lease: Lease = serde_json::from_slice(&text)
-            .map_err(|error| bad(format!("is not a lease: {error}")))?;
-        if lease.address != address {
-            return Err(bad(format!("is a lease of {}", lease.address)));
-        }
-        Ok(Some(lease))
+        Lease::parse(&text, address).map(Some).map_err(bad)
     }
 
     /// Takes an address, unless it is taken.

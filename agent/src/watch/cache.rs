@@ -70,7 +70,11 @@ fn read(path: &Path) -> Result<Option<Facts>, String> {
     }
 }
 
-fn parse(bytes: &[u8]) -> Result<Facts, String> {
+/// The content of the file.
+///
+/// # Errors
+/// Why it cannot be used.
+pub fn parse(bytes: &[u8]) -> Result<Facts, String> {
     let nodes: Vec<Node> = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     Ok(Facts::new(nodes))
 }

@@ -1,0 +1,31 @@
+//! Messages on the agent's socket, in both directions.
+
+use serde::{Serialize, de::DeserializeOwned};
+use sinabro_common::api::{ReplyEnvelope, Request, RequestEnvelope, frame};
+
+pub fn run(bytes: &[u8]) -> bool {
+    let request = one::<RequestEnvelope>(bytes);
+    one::<ReplyEnvelope>(bytes);
+    let Some(Request::Release { owner }) = request.map(|envelope| envelope.request) else {
+        return false;
+    };
+    matches!(owner.container_id.as_bytes(), [b's', b'n', b'b', ..])
+}
+
+/// Reads a message from a stream. One that is read survives being written.
+fn one<T>(bytes: &[u8]) -> Option<T>
+where
+    T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug,
+{
+    let mut stream = bytes;
+    let message: T = frame::read(&mut stream).ok()?;
+    // Not a byte of the next message is taken.
+    let body = frame::body_len([bytes[0], bytes[1], bytes[2], bytes[3]]).expect("it was read");
+    assert_eq!(bytes.len() - stream.len(), 4 + body);
+    // Escapes may make it longer than a frame may be.
+    if let Ok(written) = frame::encode(&message) {
+        let again: T = frame::read(&mut &*written).expect("what was written is read");
+        assert_eq!(message, again);
+    }
+    Some(message)
+}

@@ -1,0 +1,102 @@
+//! Frames as the programs of pod links and uplinks read them.
+
+use sinabro_ebpf::parse::{Fragment, Header, Ip, Packet, arp, eth, l4, l4::L4, proto};
+
+/// A frame on the host.
+struct Frame<'a>(&'a [u8]);
+
+impl Packet for Frame<'_> {
+    fn len(&self) -> u32 {
+        self.0.len() as u32
+    }
+
+    fn load<T: Header>(&self, offset: u32) -> Option<T> {
+        let start = offset as usize;
+        let bytes = self.0.get(start..start.checked_add(size_of::<T>())?)?;
+        // SAFETY: as many bytes as the type has, and a `Header` may have any.
+        Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+    }
+}
+
+pub fn run(bytes: &[u8]) -> bool {
+    let frame = Frame(bytes);
+    let Some(eth) = eth::read(&frame) else {
+        assert!(bytes.len() < eth::LEN as usize);
+        return false;
+    };
+    assert_eq!(
+        (&bytes[..6], &bytes[6..12], &bytes[12..14]),
+        (&eth.dst[..], &eth.src[..], &eth.kind[..])
+    );
+    if let Some(arp) = arp::read(&frame) {
+        assert_eq!(
+            (&bytes[28..32], &bytes[38..42]),
+            (&arp.sender[..], &arp.target[..])
+        );
+    }
+    let Some(Some(ip)) = Ip::read(&frame, eth.kind) else {
+        return false;
+    };
+    let l4 = l4::read(&frame, &ip);
+    check(bytes, eth.kind, &ip, l4.as_ref());
+
+    // What is behind the packet is padding (RFC 894): the same without it.
+    let end = (ip.l4 + ip.l4_len) as usize;
+    let shorter = Frame(&bytes[..end]);
+    let again = Ip::read(&shorter, eth.kind).flatten();
+    let again = again.expect("a packet without its padding is the same packet");
+    assert_eq!(facts(&ip), facts(&again));
+    let l4_again = l4::read(&shorter, &again);
+    assert_eq!(l4.as_ref().map(ports), l4_again.as_ref().map(ports));
+
+    // A TCP segment to one port behind two extension headers.
+    let Some(l4) = l4 else { return false };
+    ip.v6 && ip.proto == proto::TCP && ip.l4 >= eth::LEN + 40 + 16 && l4.dst_port == [0x53, 0x4e]
+}
+
+/// Everything that was read lies in the frame, and in the packet that its header announces.
+fn check(bytes: &[u8], kind: [u8; 2], ip: &Ip, l4: Option<&L4>) {
+    let at = |offset: u32, len: usize| &bytes[offset as usize..][..len];
+    assert_eq!(ip.v6, kind == eth::IP6);
+    let header = if ip.v6 { 40 } else { 20 };
+    assert!(ip.l4 >= eth::LEN + header);
+    assert!((ip.l4 + ip.l4_len) as usize <= bytes.len());
+    assert_eq!(ip.options, ip.l4 > eth::LEN + header);
+    match ip.v6 {
+        true => {
+            assert_eq!(at(22, 32), [ip.src.0, ip.dst.0].concat());
+            assert_eq!(at(21, 1), [ip.ttl]);
+        }
+        false => {
+            // Mapped, as the keys of all maps are.
+            for (address, there) in [(ip.src, at(26, 4)), (ip.dst, at(30, 4))] {
+                assert_eq!(address.0[..12], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
+                assert_eq!(&address.0[12..], there);
+            }
+            assert_eq!((at(22, 1), at(23, 1)), (&[ip.ttl][..], &[ip.proto][..]));
+        }
+    }
+    let Some(l4) = l4 else { return };
+    if ip.fragment == Fragment::Later {
+        assert_eq!(ports(l4), ([0; 2], [0; 2], 0, 0));
+    } else if matches!(ip.proto, proto::TCP | proto::UDP | proto::SCTP) {
+        assert!(ip.l4_len >= 8);
+        assert_eq!(at(ip.l4, 4), [l4.src_port, l4.dst_port].concat());
+    }
+}
+
+fn facts(ip: &Ip) -> impl PartialEq + std::fmt::Debug {
+    let fragment = match ip.fragment {
+        Fragment::No => 0,
+        Fragment::First => 1,
+        Fragment::Later => 2,
+    };
+    let flags = (ip.v6, ip.options, fragment);
+    (
+        ip.src.0, ip.dst.0, ip.l4, ip.l4_len, ip.proto, ip.ttl, flags,
+    )
+}
+
+fn ports(l4: &L4) -> ([u8; 2], [u8; 2], u8, u8) {
+    (l4.src_port, l4.dst_port, l4.tcp_flags, l4.icmp)
+}
