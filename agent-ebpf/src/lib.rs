@@ -10,6 +10,8 @@
 //!
 //! Helpers and program features used are those of Linux 5.10.
 #![no_std]
+// Maps take keys and values either way; a borrow says that they are used again.
+#![allow(clippy::needless_borrows_for_generic_args)]
 
 pub mod maps;
 pub mod parse;

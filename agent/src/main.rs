@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use sinabro_agent::{
     config::{ConfigError, LogFormat, Settings},
     ctl, run,
+    telemetry::recent_log::RECENT,
 };
 use std::{
     ffi::OsStr,
@@ -14,7 +15,7 @@ use std::{
     path::Path,
     process::ExitCode,
 };
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, fmt::writer::MakeWriterExt as _};
 
 /// Exit status for settings that are wrong, as of clap and of the shell's own usage errors.
 const USAGE: u8 = 2;
@@ -66,7 +67,7 @@ fn start_log(settings: &Settings) -> anyhow::Result<()> {
         .with_context(|| format!("log level {}", settings.log_level))?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(stderr)
+        .with_writer(stderr.and(&RECENT))
         .with_ansi(stderr().is_terminal());
     match settings.log_format {
         LogFormat::Text => log.init(),

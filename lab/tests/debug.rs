@@ -7,7 +7,7 @@ use std::{
     fs,
     io::Read as _,
     path::{Path, PathBuf},
-    process::Output,
+    process::{Command, Output},
 };
 
 /// The archive's files, without the directory that all are in.
@@ -53,10 +53,30 @@ fn the_archive_says_what_there_is_also_without_an_agent() {
     fs::write(conf.join("20-other.conf"), other).unwrap();
     fs::write(conf.join("other-kubeconfig"), "token: hunter2").unwrap();
 
+    // Somebody's firewall.
+    let table = "add table ip filter; add chain ip filter FORWARD \
+                 { type filter hook forward priority 0; policy drop; }; \
+                 add rule ip filter FORWARD counter accept";
+    let mut nft = Command::new("nft");
+    nft.arg(table);
+    assert!(
+        node.namespace()
+            .spawn(nft)
+            .unwrap()
+            .wait()
+            .unwrap()
+            .success()
+    );
+
     let v4 = pod.v4().to_string();
     let with = unpack(&debug(node, "-").stdout);
     assert!(with["agent/endpoints.json"].contains(&v4));
     assert!(with["agent/metrics.json"].contains("drops"));
+    let log = &with["agent/log.txt"];
+    assert!(
+        log.contains("agent started") && log.contains("pod added"),
+        "{log}"
+    );
     for files in [&with, &{
         node.kill_agent().unwrap();
         unpack(&debug(node, "-").stdout)
@@ -76,6 +96,12 @@ fn the_archive_says_what_there_is_also_without_an_agent() {
         has("network/rules.txt", "table: 254");
         has("network/neighbours.txt", "dev sinabro_vxlan mac 02:5b:");
         has("network/fdb.txt", "dev sinabro_vxlan dst 172.30.0.12");
+        has(
+            "network/nft-chains.txt",
+            "ip filter FORWARD type filter hook forward priority 0 policy drop",
+        );
+        has("network/nft-rules.txt", " packets, ");
+        has("network/filters.txt", " priority ");
         has("bpf/pins.txt", "ENDPOINTS: hash of");
         has("bpf/pins.txt", " 2 used");
         has("bpf/pins.txt", "links/host-");

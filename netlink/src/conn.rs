@@ -10,7 +10,10 @@
 use crate::wire::{self, Ack, Garbage, HEADER, Message};
 use crate::{Error, NetNs, Result};
 use netlink_packet_core::Emitable;
-use netlink_sys::{Socket, SocketAddr};
+use netlink_sys::{
+    Socket, SocketAddr,
+    protocols::{NETLINK_NETFILTER, NETLINK_ROUTE},
+};
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
 use nix::sys::time::TimeVal;
@@ -120,7 +123,13 @@ pub struct Conn {
 impl Conn {
     /// Opens a socket in the calling thread's network namespace.
     pub fn new() -> Result<Conn> {
-        open().map_err(|error| Error::system("open a netlink socket", &error))
+        open(NETLINK_ROUTE).map_err(|error| Error::system("open a netlink socket", &error))
+    }
+
+    /// Opens a socket of another protocol, for nf_tables.
+    pub(crate) fn netfilter() -> Result<Conn> {
+        open(NETLINK_NETFILTER)
+            .map_err(|error| Error::system("open a netlink socket of netfilter", &error))
     }
 
     /// Opens a socket in another network namespace; the calling thread stays where it is.
@@ -366,8 +375,8 @@ impl Batch {
     }
 }
 
-fn open() -> io::Result<Conn> {
-    let socket = Socket::new(netlink_sys::protocols::NETLINK_ROUTE)?;
+fn open(protocol: isize) -> io::Result<Conn> {
+    let socket = Socket::new(protocol)?;
     setsockopt(
         &socket,
         ReceiveTimeout,

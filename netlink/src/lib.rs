@@ -4,6 +4,7 @@
 //! - [`error`]: kernel refusals as variants, decided by errno alone;
 //! - [`link`], [`veth`], [`vxlan`], [`bridge`]: interfaces;
 //! - [`addr`], [`route`], [`rule`], [`neigh`], [`fdb`]: what hangs on them;
+//! - [`nft`], [`tc`]: firewalls and filters, anybody's, to be looked at;
 //! - [`monitor`]: what the kernel says has changed;
 //! - [`netns`]: network namespaces, entered on threads of their own;
 //! - [`sysctl`]: settings below /proc/sys.
@@ -34,9 +35,11 @@ pub mod link;
 pub mod monitor;
 pub mod neigh;
 pub mod netns;
+pub mod nft;
 pub mod route;
 pub mod rule;
 pub mod sysctl;
+pub mod tc;
 pub mod veth;
 pub mod vxlan;
 mod wire;

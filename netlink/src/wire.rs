@@ -28,6 +28,19 @@ impl From<netlink_packet_core::DecodeError> for Garbage {
     }
 }
 
+/// A body that is made elsewhere.
+pub(crate) struct Raw<'a>(pub(crate) &'a [u8]);
+
+impl netlink_packet_core::Emitable for Raw<'_> {
+    fn buffer_len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn emit(&self, buffer: &mut [u8]) {
+        buffer.copy_from_slice(self.0);
+    }
+}
+
 /// One netlink message within a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message<'a> {

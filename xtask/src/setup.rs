@@ -32,6 +32,8 @@ pub enum Need {
     /// A C compiler, which links, and a C library for static binaries.
     StaticLibc,
     Iperf3,
+    /// Makes the firewalls of others in tests.
+    Nft,
     /// A C++ compiler, which builds libFuzzer.
     CppCompiler,
     /// The plugins that ours is compared with.
@@ -54,6 +56,7 @@ pub const TEST: &[Need] = &[
     Need::BpfLinker,
     Need::StaticLibc,
     Need::Iperf3,
+    Need::Nft,
 ];
 pub const FUZZ: &[Need] = &[
     Need::RustSrc,
@@ -114,6 +117,7 @@ const ALL: &[Need] = &[
     Need::StaticLibc,
     Need::CppCompiler,
     Need::Iperf3,
+    Need::Nft,
     Need::ReferencePlugins,
     Need::HttpTools,
     Need::Runc,
@@ -155,6 +159,7 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
             Need::StaticLibc
             | Need::CppCompiler
             | Need::Iperf3
+            | Need::Nft
             | Need::ClusterTools
             | Need::CrossCompiler(_) => {}
         }
@@ -175,6 +180,7 @@ impl Need {
             Self::StaticLibc => "static libc",
             Self::CppCompiler => "C++ compiler",
             Self::Iperf3 => "iperf3",
+            Self::Nft => "nft",
             Self::ReferencePlugins => "ptp, host-local",
             Self::HttpTools => "wrk, nginx",
             Self::Runc => "runc",
@@ -205,6 +211,7 @@ impl Need {
             }
             Self::CppCompiler => which("c++")?,
             Self::Iperf3 => which("iperf3")?,
+            Self::Nft => which("nft")?,
             Self::ReferencePlugins => reference_plugins()?,
             Self::HttpTools => {
                 let (wrk, nginx) = (which("wrk")?, nginx()?);
@@ -232,6 +239,7 @@ impl Need {
             Self::StaticLibc => &[("cc", "gcc"), ("libc.a", "libc6-dev")],
             Self::CppCompiler => &[("c++", "g++")],
             Self::Iperf3 => &[("iperf3", "iperf3")],
+            Self::Nft => &[("nft", "nftables")],
             Self::HttpTools => &[("wrk", "wrk")],
             Self::ClusterTools => &CLUSTER_TOOLS,
             Self::CrossCompiler(Arch::Amd64) => &[

@@ -14,6 +14,7 @@ use aya_ebpf::programs::TcContext;
 use sinabro_common::abi::Addr;
 
 /// Where headers are read from.
+#[allow(clippy::len_without_is_empty)] // nobody asks
 pub trait Packet {
     /// Length of the whole frame.
     fn len(&self) -> u32;

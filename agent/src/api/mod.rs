@@ -39,6 +39,7 @@ fn call(request: &Request) -> &'static str {
         Request::Nodes => "nodes",
         Request::Metrics => "metrics",
         Request::Acceleration => "acceleration",
+        Request::Log => "log",
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     install::InstallStatus,
     node::NodeStatus,
     plan::overlay::node_reports,
-    telemetry::{Provider, Reports, metrics::Metrics},
+    telemetry::{Provider, Reports, metrics::Metrics, recent_log::RECENT},
     watch::Snapshot,
 };
 use sinabro_common::abi::acceleration::NODE_ACCOUNT;
@@ -85,6 +85,7 @@ impl Core {
             Request::Nodes => Ok(Response::Nodes(core.node_reports())),
             Request::Metrics => core.metrics_report().map(Response::Metrics),
             Request::Acceleration => core.acceleration_report().map(Response::Acceleration),
+            Request::Log => Ok(Response::Log(RECENT.text())),
             _ => Err("this is not a request for a report".to_owned()),
         };
         let outcome = spawn_blocking(work)

@@ -1,10 +1,11 @@
-//! Metrics and health over HTTP.
+//! Metrics and health over HTTP, and the last lines of the log.
 //!
 //! The agent's state is asked on scrape through [`Provider`]; only API requests are counted as
 //! they happen, through [`metrics::Metrics`].
 
 pub mod http;
 pub mod metrics;
+pub mod recent_log;
 
 #[cfg(test)]
 mod tests;

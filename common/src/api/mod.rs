@@ -140,6 +140,7 @@ pub enum Request {
     Nodes,
     Metrics,
     Acceleration,
+    Log,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -157,6 +158,8 @@ pub enum Response {
     Nodes(Vec<NodeReport>),
     Metrics(MetricsReport),
     Acceleration(AccelerationReport),
+    /// To Log: the last lines of the agent's log.
+    Log(String),
 }
 
 /// Everything the plugin needs to set a pod up.

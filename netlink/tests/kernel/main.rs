@@ -7,6 +7,7 @@
 mod conn;
 mod links;
 mod monitor;
+mod netfilter;
 mod netns;
 mod sysctl;
 mod tables;

@@ -7,7 +7,7 @@ use sinabro_netlink::sysctl;
 use std::path::Path;
 
 /// Read as they are.
-const FILES: [&str; 11] = [
+const FILES: [&str; 13] = [
     "/etc/os-release",
     "/proc/version",
     "/proc/uptime",
@@ -15,6 +15,9 @@ const FILES: [&str; 11] = [
     "/proc/meminfo",
     "/proc/self/mountinfo",
     "/proc/net/dev",
+    // Tables of iptables of old, which nf_tables does not list.
+    "/proc/net/ip_tables_names",
+    "/proc/net/ip6_tables_names",
     "/proc/net/snmp",
     "/proc/net/snmp6",
     "/proc/net/sockstat",

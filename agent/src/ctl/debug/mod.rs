@@ -10,7 +10,7 @@ mod network;
 use crate::ctl::{Common, Exit, client, places::PlaceFlags};
 use crate::{config::Places, datapath};
 use anyhow::{Context as _, bail};
-use sinabro_common::api::Request;
+use sinabro_common::api::{Request, Response};
 use std::{
     ffi::OsStr,
     fs::{self, OpenOptions},
@@ -74,6 +74,7 @@ fn collect(common: &Common, places: &PlaceFlags) -> Vec<(String, Part)> {
         ("metrics", Request::Metrics),
         ("acceleration", Request::Acceleration),
     ];
+    parts.push(("agent/log.txt".into(), log(common)));
     for (name, request) in requests {
         parts.push((format!("agent/{name}.json"), ask(common, request)));
     }
@@ -110,6 +111,15 @@ fn of_places(places: &Places) -> Vec<(String, Part)> {
 fn ask(common: &Common, request: Request) -> Part {
     let answer = client::ask(common, request, Some)?;
     Ok(serde_json::to_vec_pretty(&answer)?)
+}
+
+/// The last lines of the agent's log, as it has them in memory.
+fn log(common: &Common) -> Part {
+    let text = client::ask(common, Request::Log, |response| match response {
+        Response::Log(text) => Some(text),
+        _ => None,
+    })?;
+    Ok(text.into_bytes())
 }
 
 /// Lines of a file.

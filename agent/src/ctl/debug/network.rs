@@ -1,18 +1,20 @@
-//! Links, addresses, routes, rules, neighbours and forwarding entries, one line each.
+//! Links, addresses, routes, rules, neighbours, forwarding entries, filters, and the chains and rules
+//! of firewalls, one line each.
 
 use super::{Part, text};
 use sinabro_common::api::Mac;
-use sinabro_netlink::{Conn, Family, Link, route::RouteFilter};
+use sinabro_netlink::{Conn, Family, Link, nft::Nft, route::RouteFilter};
 use std::collections::BTreeMap;
 
 pub fn parts() -> Vec<(String, Part)> {
-    let make: [(&str, List); 6] = [
+    let make: [(&str, List); 7] = [
         ("links", links),
         ("addresses", addresses),
         ("routes", routes),
         ("rules", rules),
         ("neighbours", neighbours),
         ("fdb", fdb),
+        ("filters", filters),
     ];
     let names = Conn::new().and_then(|mut conn| conn.links());
     let names: Names = names
@@ -26,7 +28,35 @@ pub fn parts() -> Vec<(String, Part)> {
         let part = lines.map(text).map_err(anyhow::Error::from);
         (format!("network/{name}.txt"), part)
     };
-    make.into_iter().map(part).collect()
+    let firewall: [(&str, fn(&mut Nft) -> Lines); 2] =
+        [("nft-chains", chains), ("nft-rules", firewall_rules)];
+    let of_firewall = |(name, make): (&str, fn(&mut Nft) -> Lines)| {
+        let lines = Nft::new().and_then(|mut nft| make(&mut nft));
+        let part = lines.map(text).map_err(anyhow::Error::from);
+        (format!("network/{name}.txt"), part)
+    };
+    let links = make.into_iter().map(part);
+    links.chain(firewall.into_iter().map(of_firewall)).collect()
+}
+
+/// A FORWARD chain whose policy is to drop is the usual reason why nothing is forwarded.
+fn chains(nft: &mut Nft) -> Lines {
+    Ok(nft.chains()?.iter().map(ToString::to_string).collect())
+}
+
+fn firewall_rules(nft: &mut Nft) -> Lines {
+    Ok(nft.rules()?.iter().map(ToString::to_string).collect())
+}
+
+/// Filters of clsact qdiscs. Programs of tcx links are pinned, or of others.
+fn filters(conn: &mut Conn, names: &Names) -> Lines {
+    let mut lines = Vec::new();
+    for (index, link) in names {
+        for filter in conn.filters(*index)? {
+            lines.push(format!("dev {} {filter}", link.name));
+        }
+    }
+    Ok(lines)
 }
 
 /// Links by index.

@@ -1,0 +1,102 @@
+use crate::pair;
+use sinabro_netlink::{
+    Conn,
+    netns::in_fresh,
+    nft::{FORWARD, Nft},
+};
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+};
+
+/// Has `nft` load a ruleset into the calling thread's namespace.
+fn load(rules: &str) {
+    let mut nft = Command::new("nft")
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    nft.stdin
+        .take()
+        .unwrap()
+        .write_all(rules.as_bytes())
+        .unwrap();
+    assert!(nft.wait().unwrap().success());
+}
+
+#[test]
+fn chains_and_rules_of_a_firewall_are_read() {
+    in_fresh(|| {
+        assert_eq!(Nft::new().unwrap().chains().unwrap(), []);
+        load(
+            "table ip filter {
+               chain FORWARD {
+                 type filter hook forward priority 10; policy drop;
+                 iifname \"eth0\" counter jump mine
+               }
+               chain mine {
+                 ip daddr 10.0.0.0/8 accept
+                 return
+               }
+             }
+             table ip6 other {
+               chain out {
+                 type filter hook output priority -5;
+               }
+             }",
+        );
+        let mut nft = Nft::new().unwrap();
+        let chains = nft.chains().unwrap();
+        let texts: Vec<_> = chains.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            texts,
+            [
+                "ip filter FORWARD type filter hook forward priority 10 policy drop uses 1",
+                "ip filter mine uses 3",
+                "ip6 other out type filter hook output priority -5 policy accept uses 0",
+            ]
+        );
+        let base = chains[0].base.as_ref().unwrap();
+        assert!(base.drops && base.hook == FORWARD);
+        let rules = nft.rules().unwrap();
+        let texts: Vec<_> = rules
+            .iter()
+            .map(|rule| format!("{}: {}", rule.chain, rule.expressions.join(" ")))
+            .collect();
+        assert_eq!(
+            texts,
+            [
+                "FORWARD: meta cmp counter(0 packets, 0 bytes) jump(mine)",
+                "mine: payload cmp accept",
+                "mine: return",
+            ]
+        );
+    });
+}
+
+#[test]
+fn more_rules_than_a_datagram_holds_are_all_read() {
+    in_fresh(|| {
+        let mut rules = String::from("table inet many { chain every {\n");
+        for port in 1..=3000 {
+            rules.push_str(&format!("tcp dport {port} counter drop\n"));
+        }
+        load(&(rules + "}\n}\n"));
+        let rules = Nft::new().unwrap().rules().unwrap();
+        assert_eq!(rules.len(), 3000);
+        assert!(
+            rules
+                .iter()
+                .all(|rule| rule.expressions.last().unwrap() == "drop")
+        );
+    });
+}
+
+#[test]
+fn a_link_without_filters_has_none() {
+    in_fresh(|| {
+        let mut conn = Conn::new().unwrap();
+        let link = pair(&mut conn);
+        assert_eq!(conn.filters(link).unwrap(), []);
+    });
+}
