@@ -1,7 +1,7 @@
 //! How often a program may tell the agent something in words.
 //!
 //! What goes wrong once (a full table) goes wrong for every packet or connection from then on,
-//! so a program asks [`due`] before it logs. Two CPUs may be told yes at the same moment.
+//! so a program asks [`due`] before it logs. Two CPUs may get yes at the same moment.
 //!
 //! Records wait in `AYA_LOGS` for the agent. Without one the buffer fills and the rest is lost:
 //! no program waits for it. Neither map is pinned: they go with the programs that use them.

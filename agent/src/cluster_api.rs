@@ -1,6 +1,6 @@
 //! The connection to the Kubernetes API.
 //!
-//! As kube makes it (addresses, certificates, tokens read anew as they rotate), with one
+//! As kube makes it (addresses, certificates, tokens read again as they rotate), with one
 //! difference: TCP keepalive, so that a connection whose other end vanished without a word ends
 //! in half a minute and not with the watch's own timeout after five.
 

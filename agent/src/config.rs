@@ -28,7 +28,7 @@ pub const MIN_MTU: u32 = 1280;
 /// Largest MTU of a veth and of a VXLAN device.
 pub const MAX_MTU: u32 = 65_535;
 
-/// Everything the agent was told, checked. What is `None` or empty is to be found on the node.
+/// All settings of the agent, checked. What is `None` or empty is to be found on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub node_name: String,

@@ -1,6 +1,6 @@
 //! Changes in a directory, by inotify.
 //!
-//! A directory that is not there yet, or is made anew, is watched from the next
+//! A directory that is not there yet, or is made again, is watched from the next
 //! [`DirWatch::renew`]; on file systems that report nothing, and where the kernel has no
 //! instance left, nothing is ever seen. So who watches also looks now and then unasked.
 

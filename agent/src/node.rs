@@ -60,7 +60,7 @@ pub enum NodeError {
     Netlink(#[from] sinabro_netlink::Error),
 }
 
-/// What the kernel has to be told and what pods are given.
+/// What the kernel has to be given and what pods are given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeState {
     pub addresses: Vec<IpAddr>,

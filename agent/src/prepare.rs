@@ -181,7 +181,7 @@ pub fn sysctls(uplinks: &[String], families: Families) -> Result<Prepared, Prepa
     Ok(prepared)
 }
 
-/// The links on which router advertisements count: uplinks, as far as that can be told without
+/// The links on which router advertisements count: uplinks, as far as that can be known without
 /// the list of nodes. Not simply all links: on one that leads to containers, advertisements
 /// could come from them.
 fn ra_links(uplinks: &[String]) -> Result<BTreeSet<String>, PrepareError> {

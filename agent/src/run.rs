@@ -3,8 +3,8 @@
 //! Start: state directory → its lock → kernel settings → source of facts → lock of the pins →
 //! self-test of the TCP acceleration → data path → records → queued deletes → garbage → facts,
 //! node, overlay → socket → installation → telemetry → announcements. So the plugin finds a socket
-//! only when every pod of before is live again, and is told "not ready" until the node knows its
-//! ranges; the configuration is there, and the cluster is told that the node is ready, only then.
+//! only when every pod of before is live again, and is answered "not ready" until the node knows its
+//! ranges; the configuration is there, and the cluster hears that the node is ready, only then.
 //!
 //! Tasks run for ever; one that ends takes the agent down with what it said, and the data path
 //! goes on without it. Stop: no new connections, requests under way finish, the socket goes;
@@ -51,7 +51,7 @@ use tokio::{
 const COLLECT: Duration = Duration::from_secs(60);
 /// How often masquerade flows are looked over, and what the programs logged is passed on.
 const SWEEP: Duration = Duration::from_secs(10);
-/// Runs the agent until it is told to stop.
+/// Runs the agent until it is asked to stop.
 ///
 /// # Errors
 /// If it cannot start, or a part of it fails for good.
@@ -157,7 +157,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             http::serve(listener, provider, metrics, stopped)
                 .await
                 .context("the metrics server failed")?;
-            // It ends when told to; what ends unasked is an error.
+            // It ends when asked to; what ends unasked is an error.
             std::future::pending().await
         });
     }

@@ -28,7 +28,7 @@ use std::{fs, io, os::unix::fs::FileTypeExt as _, path::Path};
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Uninstalled {
     pub removed: Vec<String>,
-    /// What was left because it is somebody else's, or cannot be told from it.
+    /// What was left because it is somebody else's, or cannot be distinguished from it.
     pub left: Vec<String>,
     /// What could not be taken away.
     pub problems: Vec<String>,

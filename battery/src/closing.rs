@@ -35,7 +35,7 @@ pub static ROWS: &[Row] = &[
     Row {
         id: "close-with-unread-data",
         title: "close without having read everything",
-        meaning: "who sends to a peer that closes without reading is not told that its data was lost (end of file, not ECONNRESET)",
+        meaning: "who sends to a peer that closes without reading does not learn that its data was lost (end of file, not ECONNRESET)",
         class: Class::Behaviour,
         quick: true,
         run: close_unread,
@@ -59,7 +59,7 @@ pub static ROWS: &[Row] = &[
     Row {
         id: "error-after-reset",
         title: "SO_ERROR after a reset",
-        meaning: "programs that ask for a socket's error (SO_ERROR) after a reset are told another",
+        meaning: "programs that ask for a socket's error (SO_ERROR) after a reset get another",
         class: Class::Behaviour,
         quick: true,
         run: error_after_reset,

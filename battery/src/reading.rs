@@ -29,7 +29,7 @@ pub static ROWS: &[Row] = &[
     Row {
         id: "bytes-readable",
         title: "FIONREAD",
-        meaning: "programs that ask how much there is to read (FIONREAD) are told another number",
+        meaning: "programs that ask how much there is to read (FIONREAD) get another number",
         class: Class::Behaviour,
         quick: true,
         run: bytes_readable,
@@ -102,7 +102,7 @@ pub static ROWS: &[Row] = &[
     Row {
         id: "bytes-left-beside-data",
         title: "TCP_INQ",
-        meaning: "programs that ask with each receive how much is left (TCP_INQ) are not told",
+        meaning: "programs that ask with each receive how much is left (TCP_INQ) do not learn it",
         class: Class::Behaviour,
         quick: true,
         run: bytes_left,
@@ -110,7 +110,7 @@ pub static ROWS: &[Row] = &[
     Row {
         id: "receive-time",
         title: "SO_TIMESTAMPNS",
-        meaning: "programs that measure when data arrived (SO_TIMESTAMPNS) are not told",
+        meaning: "programs that measure when data arrived (SO_TIMESTAMPNS) do not learn it",
         class: Class::Behaviour,
         quick: true,
         run: receive_time,

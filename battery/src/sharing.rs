@@ -46,7 +46,7 @@ pub static ROWS: &[Row] = &[
     Row {
         id: "reader-killed",
         title: "a receiver killed while it waits for data",
-        meaning: "who talks to a program that is killed is not told",
+        meaning: "who talks to a program that is killed does not learn it",
         class: Class::Behaviour,
         quick: false,
         run: reader_killed,
@@ -54,7 +54,7 @@ pub static ROWS: &[Row] = &[
     Row {
         id: "slow-reader-killed",
         title: "a receiver killed with data unread",
-        meaning: "who sends to a program that is killed is not told that data was lost",
+        meaning: "who sends to a program that is killed does not learn that data was lost",
         class: Class::Behaviour,
         quick: false,
         run: slow_reader_killed,

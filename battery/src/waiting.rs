@@ -38,7 +38,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         id: "epoll-edge",
-        title: "epoll, edge-triggered: every message is told",
+        title: "epoll, edge-triggered: every message is reported",
         meaning: "programs with edge-triggered loops (nginx, Envoy, Go, tokio) miss data and hang",
         class: Class::Behaviour,
         quick: true,

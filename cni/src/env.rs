@@ -30,7 +30,7 @@ const ACCELERATION: &str = "SINABRO_TCP_ACCELERATION";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub owner: Owner,
-    /// CNI_NETNS; empty if DEL was not told.
+    /// CNI_NETNS; empty if DEL did not get it.
     pub netns: String,
     /// Whether CNI_NETNS may be the plugin's own namespace (CNI_NETNS_OVERRIDE).
     pub netns_override: bool,

@@ -7,7 +7,7 @@
 //! - [`agent_client`]: the node agent leases addresses and runs the data path;
 //! - [`pod_link`]: the veth pair, its addresses, neighbours and routes;
 //! - [`undo`]: takes back what a failed ADD made;
-//! - [`result`], [`error`]: what the runtime is told.
+//! - [`result`], [`error`]: what the runtime gets.
 //!
 //! One invariant holds for all of it: stdout gets exactly one JSON document or nothing, and the
 //! exit code is not zero exactly if that document is an error.

@@ -114,7 +114,7 @@ const LOCAL_ROUTE_SECONDS: u32 = 600;
 /// addrconf_dad_work, also if no duplicates are looked for. That is one queue for all addresses
 /// of all namespaces, whose every entry waits for the lock that every link being made needs too.
 /// This route does the same meanwhile. The kernel's has a better metric, so both can be there;
-/// this one expires, lest the pod keep an address that is taken from its link.
+/// this one expires, so that the pod does not keep an address that is taken from its link.
 fn local_route(address: IpAddr, index: u32) -> Route {
     Route::to_host(address)
         .dev(index)

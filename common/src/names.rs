@@ -65,7 +65,7 @@ pub const ROUTE_PROTOCOL: u8 = 0x5b;
 pub const POD_LINK_PREFIX: &str = "snb";
 
 /// MAC address of every pod link's host side. One for all: a pod link is point to point, and a
-/// constant neighbour entry needs no update when the link is made anew.
+/// constant neighbour entry needs no update when the link is made again.
 pub const HOST_MAC: [u8; 6] = [0x02, 0x53, 0x4e, 0x42, 0x00, 0x01];
 
 /// The pods' IPv4 gateway, the same for all (RFC 3927 link-local).

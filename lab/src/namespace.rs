@@ -187,7 +187,7 @@ impl Namespace {
     }
 }
 
-/// To be told once a program that [`Namespace::spawn`] started has been waited for: its process
+/// To be called once a program that [`Namespace::spawn`] started has been waited for: its process
 /// id may be another's by now.
 pub(crate) fn ended(child: &Child) {
     holder::forget(child.id() as i32);

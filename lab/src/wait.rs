@@ -37,7 +37,10 @@ pub fn wait_within<T>(
         }
         let waited = start.elapsed();
         if waited >= patience {
-            let vain = format!("waited {:.0} s in vain: {what}", waited.as_secs_f64());
+            let vain = format!(
+                "waited {:.0} s without success: {what}",
+                waited.as_secs_f64()
+            );
             return Err(match answer {
                 Err(error) => error.context(vain),
                 Ok(_) => anyhow!(vain),
@@ -94,7 +97,7 @@ mod tests {
         assert!(told.ends_with(": no agent listens"), "{told}");
         assert_eq!(
             wait(|| Ok(None)),
-            "waited 0 s in vain: the node to be ready"
+            "waited 0 s without success: the node to be ready"
         );
     }
 }

@@ -41,7 +41,7 @@ fn a_pod_is_accelerated_as_it_wishes_and_as_the_node_allows() {
     let pairs = [&wishing, &without, &silent, &mixed];
     let found = || pairs.map(|pair| bypasses(node, pair));
     assert_eq!(found(), [true, false, false, false]);
-    // What pods wish is remembered; what counts is what the node is told now.
+    // What pods wish is remembered; what counts is the node's setting now.
     for (mode, expected) in [
         ("off", [false; 4]),
         ("all", [true; 4]),

@@ -94,7 +94,7 @@ fn an_agent_that_may_not_set_what_is_wrong_names_it_and_the_remedy() {
     }
     node.kill_agent().unwrap();
     prepare(node);
-    // The uplink could not be told beforehand: worth a word, not the node.
+    // The uplink could not be known beforehand: worth a word, not the node.
     let set = || {
         Ok(sysctl::write(
             &["net", "ipv6", "conf", "eth0", "accept_ra"],

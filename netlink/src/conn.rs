@@ -4,7 +4,7 @@
 //!   order, and has queued every answer by the time the call returns.
 //! - Answers are matched to requests by sequence number; a late one of an earlier request is
 //!   skipped.
-//! - A dump during which the tables changed (NLM_F_DUMP_INTR) is begun anew, a few times.
+//! - A dump during which the tables changed (NLM_F_DUMP_INTR) is begun again, a few times.
 //! - An answer may have any size: it is measured before it is read.
 
 use crate::wire::{self, Ack, Garbage, HEADER, Message};

@@ -17,7 +17,7 @@ const IFLA_VXLAN_PORT: u16 = 15;
 const IFLA_VXLAN_LOCAL6: u16 = 17;
 
 /// What identifies a VXLAN device: read back as [`crate::Link::vxlan`], so that a reconciler can
-/// compare. The kernel changes few of them on a living device: delete and create anew.
+/// compare. The kernel changes few of them on a living device: delete it and create it again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VxlanSettings {
     pub vni: u32,

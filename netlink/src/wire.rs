@@ -205,7 +205,7 @@ impl<'a> Attr<'a> {
         String::from_utf8_lossy(text.unwrap_or_default()).into_owned()
     }
 
-    /// An address of either family, told by its length.
+    /// An address of either family, known by its length.
     pub(crate) fn ip(&self) -> Result<IpAddr, Garbage> {
         match self.value.len() {
             4 => self.array::<4>().map(IpAddr::from),

@@ -54,7 +54,7 @@ pub fn run() -> Result<ExitCode> {
 }
 
 struct Tools {
-    /// Docker, or what kind was told to use in its place.
+    /// Docker, or what kind was configured to use in its place.
     engine: PathBuf,
     kind: PathBuf,
     kubectl: PathBuf,
@@ -130,7 +130,7 @@ impl Tools {
         if !output(&mut kubectl(&kindnet))?.is_empty() {
             bail!(
                 "cluster {CLUSTER} has kind's own network: `kind delete cluster --name {CLUSTER}`, \
-                 and it is made anew without"
+                 and it is made again without"
             );
         }
 

@@ -114,7 +114,7 @@ fn check(arch: Arch, programs: &Path, archive: &Path) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     ui::error(&format!(
-        "{} is not of these sources, `cargo xtask image` writes it anew",
+        "{} is not of these sources, `cargo xtask image` writes it again",
         archive.display()
     ));
     Ok(ExitCode::FAILURE)

@@ -66,7 +66,7 @@ impl Policy {
         accelerate(self.mode, self.verdict, wish)
     }
 
-    /// What is accelerated of a pod. Nothing without the cookie, by which its sockets are told
+    /// What is accelerated of a pod. Nothing without the cookie, by which its sockets are known
     /// from others with the same addresses.
     pub fn of(&self, record: &EndpointRecord) -> Option<PodAcceleration> {
         // Zero: a namespace that never gave out its cookie.

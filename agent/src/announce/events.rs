@@ -291,7 +291,7 @@ mod tests {
         let counted = Step::Count("e1".into(), 12);
         assert_eq!(limiter.next(&key, now + AGAIN), counted);
         assert_eq!(limiter.next(&key, now + AGAIN + second), Step::Nothing);
-        // Another note is another event, and what was not written is told anew.
+        // Another note is another event, and what was not written is reported again.
         let other = limiter.next(&key_of("other"), now + AGAIN + second);
         assert_eq!(other, Step::Create);
         limiter.forget(&key);

@@ -4,8 +4,8 @@
 //! - [`problems`]: what is wrong with the node becomes Events on it;
 //! - [`events`]: Events are written, at a bounded rate.
 //!
-//! Telling is never waited for and changes nothing here: what cannot be told while the API server
-//! is away is told later if it still holds, or not at all. With a nodes file nothing of this is
+//! Reporting is never waited for and changes nothing here: what cannot be reported while the API server
+//! is away is reported later if it still holds, or not at all. With a nodes file nothing of this is
 //! there, and an [`Announcer`] that was never started takes everything and does nothing.
 
 pub mod events;
@@ -23,7 +23,7 @@ use tokio::{
 /// Events that wait to be written; more are not kept.
 const WAITING: usize = 64;
 
-/// Takes what is to be told. Its clones tell through the same queue.
+/// Takes what is to be reported. Its clones report through the same queue.
 #[derive(Clone, Debug, Default)]
 pub struct Announcer {
     events: Option<mpsc::Sender<Event>>,
@@ -85,7 +85,7 @@ impl Announcer {
             note,
         };
         if let Err(error) = events.try_send(event) {
-            tracing::debug!("an event is not told: {error}");
+            tracing::debug!("an event is not reported: {error}");
         }
     }
 }
@@ -119,7 +119,7 @@ mod tests {
         for _ in 0..2 {
             server.answer(Answer::Whole(201, "{}".into()));
         }
-        // A repetition is not told again.
+        // A repetition is not reported again.
         announcer.refused(&pod(), &full);
         announcer.refused(&pod(), &full);
         announcer.passed_over(&pod(), "end");

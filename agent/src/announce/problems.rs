@@ -1,6 +1,6 @@
 //! What is wrong with the node becomes Events on its Node.
 //!
-//! A problem is told once it has lasted [`LASTING`], for many are over in a moment, and again
+//! A problem is reported once it has lasted [`LASTING`], for many are over in a moment, and again
 //! every [`AGAIN`] for as long as it lasts, for the API server forgets Events in an hour.
 
 use super::Announcer;
@@ -64,12 +64,12 @@ fn of_install(install: &InstallStatus) -> Vec<Problem> {
     all.map(|(reason, note)| (reason, note.clone())).collect()
 }
 
-/// When each problem is to be told.
+/// When each problem is to be reported.
 #[derive(Default)]
 struct Due(BTreeMap<Problem, Instant>);
 
 impl Due {
-    /// Those that are to be told now.
+    /// Those that are to be reported now.
     fn next(&mut self, problems: Vec<Problem>, now: Instant) -> Vec<Problem> {
         self.0.retain(|known, _| problems.contains(known));
         let mut tell = Vec::new();

@@ -129,7 +129,7 @@ impl Session {
         }
     }
 
-    /// Has an ADD's failure told to the cluster.
+    /// Has an ADD's failure reported to the cluster.
     fn announced<T>(&self, pod: &PodRef, outcome: Result<T, ApiError>) -> Result<T, ApiError> {
         outcome.inspect_err(|error| self.core.announcer.refused(pod, error))
     }

@@ -42,7 +42,7 @@ impl KernelEvents {
     pub async fn readable(&self) {
         // Only an end of the runtime fails here.
         if let Ok(mut ready) = self.0.readable().await {
-            // The caller now reads all there is; what comes later wakes anew.
+            // The caller now reads all there is; what comes later wakes it again.
             ready.clear_ready();
         }
     }

@@ -45,7 +45,7 @@ pub fn ensure(conn: &mut Conn, spec: &DeviceSpec) -> Result<(u32, bool), LinkErr
     if !fits(&link, spec) {
         warn!(
             device = spec.name,
-            "making the VXLAN device anew: VNI, port or local address changed"
+            "making the VXLAN device again: VNI, port or local address changed"
         );
         conn.execute(link::delete(link.index)).ignore_not_found()?;
         return Ok((create(conn, spec)?, true));

@@ -35,7 +35,7 @@ pub struct Options {
     kubeconfig: Option<String>,
 
     /// Directory of leases, endpoint records and queued deletes. It must not survive a reboot:
-    /// what it describes does not either. The CNI plugin must be told the same directory.
+    /// what it describes does not either. The CNI plugin must be given the same directory.
     #[arg(long, env = "SINABRO_STATE_DIR", value_name = "DIR", default_value = names::STATE_DIR)]
     state_dir: Option<String>,
 

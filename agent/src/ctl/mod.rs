@@ -131,7 +131,7 @@ enum Action {
         #[arg(short, long, requires = "kernel")]
         verbose: bool,
     },
-    /// Do nothing until told to end.
+    /// Do nothing until asked to end.
     ///
     /// For a DaemonSet whose pods have done their work and must stay.
     #[command(hide = true)]

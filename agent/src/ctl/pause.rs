@@ -8,7 +8,7 @@ use nix::sys::{
     signalfd::SignalFd,
 };
 
-/// Returns when told to end.
+/// Returns when asked to end.
 pub fn pause() -> nix::Result<()> {
     let mut end = SigSet::empty();
     end.add(Signal::SIGTERM);

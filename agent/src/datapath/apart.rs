@@ -1,5 +1,5 @@
 //! The programs of the TCP acceleration apart from the node's: maps of their own, a link that
-//! ends with the process, and only the connections that they are told of. For trying them out.
+//! ends with the process, and only the connections that they are given. For trying them out.
 
 use super::{
     DatapathError,

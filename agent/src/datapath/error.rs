@@ -41,8 +41,8 @@ pub enum DatapathError {
         name: &'static str,
     },
 
-    /// The acceleration looks into the kernel's structures, and only where it is told where.
-    #[error("where this kernel keeps its sockets' fields cannot be told")]
+    /// The acceleration looks into the kernel's structures, and only where it knows where.
+    #[error("where this kernel keeps its sockets' fields is not known")]
     KernelTypes(#[source] super::btf::BtfError),
 
     #[error("there is no cgroup to accelerate the sockets of")]

@@ -253,7 +253,7 @@ impl Datapath {
         link: &str,
         addresses: &[Addr],
     ) -> Result<(), DatapathError> {
-        // First what makes others send there. Every step is tried, the first error is told.
+        // First what makes others send there. Every step is tried, the first error is returned.
         let mut result = addresses
             .iter()
             .map(|&addr| self.maps.endpoints.remove(addr, ifindex))

@@ -70,7 +70,7 @@ fn used(map: BorrowedFd<'_>, info: &MapInfo) -> io::Result<u64> {
     let mut from = None;
     while sys::next_key(map, from, &mut next)? {
         count += 1;
-        // Keys that come and go meanwhile make the walk begin anew.
+        // Keys that come and go meanwhile make the walk begin again.
         if count > 2 * u64::from(info.max_entries) {
             return Err(io::Error::other("the map changes too fast"));
         }

@@ -60,7 +60,7 @@ impl Endpoints {
             let Some(_guard) = self.locks.try_lock(&record.link) else {
                 continue;
             };
-            // Since then it may have been released and even made anew.
+            // Since then it may have been released and even made again.
             if self.get(&record.owner).as_ref() == Some(&record) && self.free(&record.owner) {
                 collected.endpoints.push(record.owner);
             }

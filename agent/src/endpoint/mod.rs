@@ -176,7 +176,7 @@ impl Endpoints {
         if let Some(before) = &before
             && before.ifindex != record.ifindex
         {
-            // Made anew by a repeated ADD: the old link is gone, its entries are not.
+            // Made again by a repeated ADD: the old link is gone, its entries are not.
             self.programs.detach(before)?;
         }
         self.records.write(&record)?;

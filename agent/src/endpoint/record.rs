@@ -76,7 +76,7 @@ impl EndpointRecord {
         Ok(record)
     }
 
-    /// What the plugin is told about it.
+    /// What the plugin gets to know about it.
     pub fn attachment(&self) -> Attachment {
         attachment(&self.owner, self.mac, self.mtu, self.addresses.clone())
     }

@@ -2,7 +2,7 @@
 //!
 //! The plugin first, once the socket is bound; the configuration last, once the node knows its
 //! pod ranges: with it the kubelet takes the node for one that can run pods. Both stay when the
-//! agent ends, for it comes back, and an ADD meanwhile is told to try again.
+//! agent ends, for it comes back, and an ADD meanwhile is answered with "try again later".
 //!
 //! - [`file`]: a file is replaced in one step and survives a crash;
 //! - [`plugin`]: the plugin's file; where its directory is read-only here, `sinabroctl prepare`
@@ -12,8 +12,8 @@
 //! - [`others`]: which configurations a runtime would take before ours;
 //! - [`patience`]: what somebody changes or deletes is put back, but not for ever.
 //!
-//! Other configurations are left alone: one that comes before ours is told, not removed. Nothing
-//! here stops the agent; what fails is tried again and told in the status. A problem is what keeps
+//! Other configurations are left alone: one that comes before ours is reported, not removed. Nothing
+//! here stops the agent; what fails is tried again and reported in the status. A problem is what keeps
 //! pods from this network, and makes the node not ready; anything else is a warning.
 
 pub mod conflist;

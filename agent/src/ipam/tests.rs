@@ -279,7 +279,7 @@ enum Step {
     Release(usize),
     /// The agent is dropped without further ado; a temporary file may be left.
     Crash(bool),
-    /// The agent died between leasing a released address anew and forgetting its release.
+    /// The agent died between leasing a released address again and forgetting its release.
     CrashInCommit,
 }
 

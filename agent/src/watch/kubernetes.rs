@@ -13,7 +13,7 @@
 //!
 //! - [`follow`]: one watch: all Nodes, then changes;
 //! - [`events`], [`list`]: the server's answers, sorted and parsed;
-//! - [`known`], [`publish`]: what Nodes told, and what the rest of the agent sees of it.
+//! - [`known`], [`publish`]: what is known of Nodes, and what the rest of the agent sees of it.
 //!
 //! kube's own watcher is not used: it keeps to itself that a server answers again before something
 //! happens to a Node, and insists on streamed lists where there are none.

@@ -1,10 +1,10 @@
 //! Facts from a nodes file, followed live.
 //!
 //! The directory is watched with inotify, so a file that is written in place, renamed over or
-//! deleted and made anew is noticed alike, also where the path is a symbolic link that is swung
+//! deleted and made again is noticed alike, also where the path is a symbolic link that is swung
 //! to another file. A file being written is read when its writer closes it, not before: a list
 //! cut in half would otherwise pass for one with fewer nodes. A slow poll covers what inotify
-//! cannot see (network file systems, a directory made anew).
+//! cannot see (network file systems, a directory made again).
 //!
 //! A file that is broken or gone changes nothing: the last good facts stay, the problem is
 //! published beside them and logged once.
@@ -212,7 +212,7 @@ mod tests {
             "the last good list stays"
         );
         fs::write(&path, list(&["d"])).unwrap();
-        wait(&mut source, "made anew", has(&["d"])).await;
+        wait(&mut source, "made again", has(&["d"])).await;
 
         fs::write(&path, "- name: [").unwrap();
         let broken = wait(&mut source, "broken", |s| s.problem.is_some()).await;

@@ -326,7 +326,7 @@ fn a_repeated_add_that_never_touched_the_link_leaves_the_pod() {
     let mut plugin = node.connect();
     assert_eq!(plugin.allocate("a").unwrap(), attachment);
     assert!(node.ipam().leases.iter().all(|lease| lease.active));
-    // With a link made anew the pod moves there, and the old index is forgotten.
+    // With a link made again the pod moves there, and the old index is forgotten.
     node.delete_link(&attachment.link);
     let ifindex = node.add_link(&attachment);
     plugin.activate("a", ifindex).unwrap();
@@ -613,7 +613,7 @@ fn a_slow_frame_does_not_hold_up_others() {
     let started = Instant::now();
     node.add("a");
     assert!(started.elapsed() < DEADLINE);
-    // Each is told that its time is up.
+    // Each is answered that its time is up.
     for mut plugin in slow {
         let error = plugin.reply().unwrap_err();
         assert!(error.message.contains("in time"), "{error}");

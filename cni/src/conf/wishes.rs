@@ -22,7 +22,7 @@ pub struct Wishes {
     pub addresses: Vec<IpAddr>,
     pub mac: Option<Mac>,
     pub acceleration: Option<TcpAcceleration>,
-    /// What was passed over: told, but no reason to refuse a pod.
+    /// What was passed over: reported, but no reason to refuse a pod.
     pub warnings: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! CHECK: what the runtime was told, what the agent knows and what the kernel has, compared.
+//! CHECK: what the runtime got as a result, what the agent knows and what the kernel has, compared.
 //!
 //! What a later plugin of the chain may change goes by `prevResult` (the pod's MTU, its routes);
 //! what only this plugin makes goes by the agent's record.

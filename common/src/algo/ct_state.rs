@@ -24,7 +24,7 @@ const TCP_FLAG_RST: u8 = 0x04;
 /// The bits of a direction after one more packet.
 ///
 /// `tcp_flags` is byte 13 of the TCP header (RFC 9293 §3.1), ignored for other protocols. A SYN
-/// begins anew: a client may reuse a port whose old connection is still remembered.
+/// begins again: a client may reuse a port whose old connection is still remembered.
 #[inline(always)]
 pub const fn next(state: u8, proto: u8, tcp_flags: u8) -> u8 {
     if proto != PROTO_TCP {

@@ -1,4 +1,4 @@
-//! What is told about the TCP acceleration.
+//! What is reported about the TCP acceleration.
 
 use super::{Owner, PodRef};
 use serde::{Deserialize, Serialize};

@@ -66,6 +66,11 @@ fn check(bytes: &[u8], kind: [u8; 2], ip: &Ip, l4: Option<&L4>) {
         true => {
             assert_eq!(at(22, 32), [ip.src.0, ip.dst.0].concat());
             assert_eq!(at(21, 1), [ip.ttl]);
+            // No IPv6 packet is taken for one of an IPv4 address.
+            for address in [ip.src, ip.dst] {
+                let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+                assert_ne!(address.0[..12], mapped);
+            }
         }
         false => {
             // Mapped, as the keys of all maps are.

@@ -28,7 +28,7 @@ const TOOLS: [&str; 16] = [
     "socat", "ss", "tcpdump", "wget", "nslookup",
 ];
 
-/// Each with the program whose change makes it anew.
+/// Each with the program whose change makes it again.
 type Make = fn() -> Result<(Image, Tree)>;
 const ALL: [(&str, &str, Make); 4] = [
     ("pause", "pause", pause),

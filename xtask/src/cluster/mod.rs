@@ -511,7 +511,7 @@ impl Cluster {
         while !done().unwrap_or(false) {
             if Instant::now() > deadline {
                 bail!(
-                    "waited in vain for {what}; logs are in {}",
+                    "waited without success for {what}; logs are in {}",
                     layout::state()?.display()
                 );
             }

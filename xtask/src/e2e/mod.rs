@@ -3,7 +3,7 @@
 //!
 //! Everything runs on the cluster that `cargo xtask cluster up` makes, from the same manifest and
 //! image archive that users apply. Requests under load come from this process, from inside the
-//! pods' network namespaces, so a lost one is counted and told with its error.
+//! pods' network namespaces, so a lost one is counted and shown with its error.
 
 mod load;
 pub mod pods;

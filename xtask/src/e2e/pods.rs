@@ -35,7 +35,7 @@ impl KubePod {
     }
 }
 
-/// A pod for one node, that ends at once when it is told to.
+/// A pod for one node, that ends at once when it is asked to.
 pub fn manifest(name: &str, node: &str, image: &str) -> Value {
     json!({
         "apiVersion": "v1",

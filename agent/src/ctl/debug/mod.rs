@@ -38,7 +38,7 @@ pub fn run(common: &Common, places: &PlaceFlags) -> anyhow::Result<Exit> {
         Some(path) => PathBuf::from(path),
         None => PathBuf::from(format!("{name}.tar")),
     };
-    // Before anything is collected: in vain, if it cannot be written.
+    // Before anything is collected, which would be for nothing if it cannot be written.
     let file = OpenOptions::new()
         .write(true)
         .create_new(true)

@@ -28,9 +28,9 @@ pub fn parts() -> Vec<(String, Part)> {
         let part = lines.map(text).map_err(anyhow::Error::from);
         (format!("network/{name}.txt"), part)
     };
-    let firewall: [(&str, fn(&mut Nft) -> Lines); 2] =
+    let firewall: [(&str, FirewallList); 2] =
         [("nft-chains", chains), ("nft-rules", firewall_rules)];
-    let of_firewall = |(name, make): (&str, fn(&mut Nft) -> Lines)| {
+    let of_firewall = |(name, make): (&str, FirewallList)| {
         let lines = Nft::new().and_then(|mut nft| make(&mut nft));
         let part = lines.map(text).map_err(anyhow::Error::from);
         (format!("network/{name}.txt"), part)
@@ -63,6 +63,7 @@ fn filters(conn: &mut Conn, names: &Names) -> Lines {
 type Names = BTreeMap<u32, Link>;
 type Lines = sinabro_netlink::Result<Vec<String>>;
 type List = fn(&mut Conn, &Names) -> Lines;
+type FirewallList = fn(&mut Nft) -> Lines;
 
 fn name(names: &Names, index: u32) -> String {
     match names.get(&index) {

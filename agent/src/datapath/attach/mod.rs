@@ -277,7 +277,7 @@ impl Classifiers {
             };
             let path = self.links.join(&pin);
             if let Err(error) = tcx::update(&path, self.program(hook)) {
-                // Its interface is gone, or will be attached anew.
+                // Its interface is gone, or will be attached again.
                 tracing::debug!(path = %path.display(), %error, "pinned link not updated");
             }
         }
@@ -290,7 +290,7 @@ impl Classifiers {
             Mode::Tcx => {
                 let created = tcx::attach(&path, hook, self.program(hook), ifindex)?;
                 if created {
-                    // Left by an agent that had to use filters, or was told to.
+                    // Left by an agent that had to use filters, or was configured to.
                     clsact::detach(hook, ifindex);
                 }
                 Ok(())

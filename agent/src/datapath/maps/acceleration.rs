@@ -202,7 +202,7 @@ impl Acceleration {
         Ok(())
     }
 
-    /// Removes the entries of sockets that ended while no program was told of it. To be called
+    /// Removes the entries of sockets that ended without any program noticing. To be called
     /// before one is.
     pub fn forget_ended(&self) -> Result<(), DatapathError> {
         let mut tables = self.tables();
@@ -294,7 +294,7 @@ impl Tables {
         self.queues.close_account(ifindex)
     }
 
-    /// Removes the entries of these addresses' sockets: those that were not told of their end,
+    /// Removes the entries of these addresses' sockets: those whose end no program noticed,
     /// because the program was not attached then.
     fn forget_connections(&mut self, addresses: &HashSet<Addr>) -> Result<(), DatapathError> {
         self.forget(|key, _| addresses.contains(&key.local) || addresses.contains(&key.remote))

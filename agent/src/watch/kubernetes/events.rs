@@ -17,7 +17,7 @@ pub(super) enum Event {
     Gone(ApiNode),
     Bookmark {
         version: String,
-        /// Every Node that there is was told.
+        /// Every Node that there is was reported.
         ends_list: bool,
     },
 }

@@ -1,11 +1,11 @@
-//! What Nodes told, and what of it is published.
+//! What is known of Nodes, and what of it is published.
 
 use crate::{
     plan::Facts,
     watch::nodes::{ApiNode, OwnNode, facts_of},
 };
 
-/// What Nodes told.
+/// What is known of Nodes.
 #[derive(Default)]
 pub(super) struct Known {
     pub(super) facts: Facts,

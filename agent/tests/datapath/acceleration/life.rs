@@ -388,7 +388,7 @@ fn a_pod_that_vanished_while_there_was_no_agent_is_forgotten() {
         w.datapath = Some(datapath);
         let counted = w.counters(&w.a);
         assert_eq!(counted.passed_messages[Reason::Evicted as usize], 1);
-        // And who gets its address begins anew.
+        // And who gets its address begins at zero.
         w.b = Pod::live(w.datapath(), 6);
         let (mut client, mut server) = connect(&w.b, w.b.v4, &w.a, 7000);
         assert_eq!(enrolled().len(), 2);

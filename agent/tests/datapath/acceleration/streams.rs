@@ -498,7 +498,7 @@ fn random_streams_survive_a_pod_that_changes_its_mind() {
             }
             redirected += w.counters(&w.a).redirected_bytes;
             let wish = |wanted| w.a.attach_with(w.datapath(), wanted);
-            // Its counters begin anew.
+            // Its counters begin at zero.
             wish(None);
             if luck & 0x30 != 0 {
                 thread::sleep(Duration::from_micros(luck >> 32 & 0xfff));

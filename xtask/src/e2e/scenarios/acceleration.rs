@@ -18,7 +18,7 @@ const PORT: u16 = 8080;
 /// Packets of the handshakes and ends of two connections, and more.
 const HANDSHAKES: u64 = 50;
 
-/// An annotation has the pods' TCP bypass the stack; one that makes no sense is told on the pod.
+/// An annotation has the pods' TCP bypass the stack; one that makes no sense is reported on the pod.
 pub fn annotated(world: &mut World) -> Result<String> {
     let node = &world.nodes()[0];
     let mode = world.status(node)?.modes["tcpAcceleration"].clone();

@@ -31,7 +31,7 @@ pub fn other_conflist(world: &mut World) -> Result<String> {
         fs::write(&last, OTHER)?;
         let pods = world.run_pods(&[("other-a", node), ("other-b", &nodes[1])])?;
         reaches(&pods[1].place, &pods[0])?;
-        // One that the runtime takes before ours is told, not removed.
+        // One that the runtime takes before ours is reported, not removed.
         fs::write(&first, OTHER)?;
         world.wait("the agent to tell of 00-first.conflist", || {
             let status = world.status(node)?;
@@ -65,7 +65,7 @@ pub fn other_conflist(world: &mut World) -> Result<String> {
     let pods = world.run_pods(&[("other-late", node)])?;
     drop(pods);
     Ok(
-        "a later one is ignored, an earlier one told as condition and Event, neither touched"
+        "a later one is ignored, an earlier one reported as condition and Event, neither touched"
             .into(),
     )
 }
@@ -121,7 +121,7 @@ pub fn disk_full(world: &mut World) -> Result<String> {
         .rfind("cannot ")
         .map_or(told.as_str(), |start| &told[start..]);
     Ok(format!(
-        "the pod waited and started; {flowed}; told: {words}"
+        "the pod waited and started; {flowed}; reported: {words}"
     ))
 }
 

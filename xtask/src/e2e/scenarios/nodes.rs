@@ -50,7 +50,7 @@ pub fn reboot(world: &mut World) -> Result<String> {
     traffic.event("it was started again")?;
     world.cluster.node_start(reboots)?;
     world.healthy()?;
-    // The kubelet makes the same pods anew, with new sandboxes.
+    // The kubelet makes the same pods again, with new sandboxes.
     let back = ["boot-far", "boot-far-2"].map(|name| {
         world.wait(&format!("{name} to be reached again"), || {
             let pod = world.running(name)?;
