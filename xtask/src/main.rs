@@ -9,6 +9,8 @@ mod cluster;
 mod debian;
 mod demo;
 mod deploy;
+#[cfg(test)]
+mod documents;
 mod e2e;
 mod earlier;
 mod fuzz;
