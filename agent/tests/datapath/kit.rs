@@ -25,6 +25,7 @@ use sinabro_netlink::{
 use std::{
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, TcpStream},
+    path::Path,
 };
 
 pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -45,6 +46,10 @@ pub fn fresh<T: Send>(test: impl FnOnce() -> T + Send) -> T {
         // A mount of its own over the directory that every machine has for it.
         let bpffs = Some("bpf");
         mount(bpffs, "/sys/fs/bpf", bpffs, MsFlags::empty(), none).unwrap();
+        if std::env::var_os(WITHOUT_ACCELERATION).is_some() {
+            let tmpfs = Some("tmpfs");
+            mount(tmpfs, "/sys/kernel/btf", tmpfs, MsFlags::empty(), none).unwrap();
+        }
         for family in ["ipv4", "ipv6"] {
             let (name, value) = match family {
                 "ipv4" => (["net", "ipv4", "ip_forward"].to_vec(), "1"),
@@ -115,23 +120,28 @@ fn wait_for(address: IpAddr) {
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{address}");
 }
 
-/// Cookie of the calling thread's network namespace.
-fn netns_cookie() -> u64 {
-    use std::os::fd::AsRawFd as _;
-    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    let (mut cookie, mut len) = (0u64, 8);
-    // SAFETY: as many bytes as the option has.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut len,
-        )
-    };
-    assert_eq!((result, len), (0, 8));
-    cookie
+/// Set for a process that is to find a kernel without acceleration, whatever this one has.
+pub const WITHOUT_ACCELERATION: &str = "SINABRO_TEST_WITHOUT_ACCELERATION";
+
+/// Why nothing can be accelerated on this kernel, by what it lacks: not by whether it works, so
+/// that a test never passes because what it looks at is broken.
+pub fn unaccelerated() -> Option<&'static str> {
+    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
+        return Some("the kernel does not describe its types");
+    }
+    if Conn::new().unwrap().netns_cookie().unwrap().is_none() {
+        return Some("the kernel does not number network namespaces");
+    }
+    None
+}
+
+/// Says that the test is not made on this kernel, if it is about acceleration and there can be none.
+pub fn skipped() -> bool {
+    let lacks = unaccelerated();
+    if let Some(lacks) = lacks {
+        println!("skipped: no acceleration, {lacks}");
+    }
+    lacks.is_some()
 }
 
 /// A pod of the node.
@@ -238,7 +248,9 @@ impl Pod {
     /// Connections with other pods may be accelerated, loopback may not.
     pub fn acceleration(&self) -> PodAcceleration {
         PodAcceleration {
-            netns: self.run(netns_cookie),
+            netns: self
+                .run(|| Conn::new().unwrap().netns_cookie().unwrap())
+                .unwrap_or(0),
             pods: true,
             loopback: false,
         }

@@ -17,6 +17,7 @@ mod tunnel_hooks;
 mod uplink_hooks;
 
 use sinabro_agent::datapath::{Datapath, DatapathConfig};
+use std::{env, process::Command};
 
 #[test]
 fn the_kernel_accepts_every_program() {
@@ -26,6 +27,10 @@ fn the_kernel_accepts_every_program() {
             ..kit::config()
         })
         .unwrap();
+        let acceleration = &datapath.modes()["tcpAcceleration"];
+        println!("acceleration: {acceleration}");
+        let accelerates = kit::unaccelerated().is_none();
+        assert_eq!(acceleration.starts_with("on, "), accelerates);
         for program in datapath.programs() {
             println!("{}: {:?} instructions", program.name, program.instructions);
         }
@@ -39,6 +44,43 @@ fn the_kernel_accepts_every_program() {
             "pod_sockets",
             "pod_messages",
         ];
+        let expected = match accelerates {
+            true => &expected[..],
+            false => &expected[..4],
+        };
         assert_eq!(names, expected);
     });
+}
+
+/// The suite on a kernel without acceleration: what is about it says so and is skipped, all else
+/// passes.
+#[test]
+fn without_acceleration_the_suite_passes_and_says_what_it_skips() {
+    if env::var_os(kit::WITHOUT_ACCELERATION).is_some() {
+        return;
+    }
+    let run = |arguments: &[&str]| {
+        let mut suite = Command::new(env::current_exe().unwrap());
+        suite.args(arguments).env(kit::WITHOUT_ACCELERATION, "1");
+        let output = suite.args(["--nocapture"]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{said}");
+        said
+    };
+    let list = run(&["acceleration::", "battery::", "--list"]);
+    let tests = list.lines().filter(|line| line.ends_with(": test")).count();
+    let said = run(&["acceleration::", "battery::"]);
+    let skipped = said.matches("skipped: no acceleration, ").count();
+    assert!(
+        tests > 50 && skipped >= tests,
+        "{skipped} of {tests}: {said}"
+    );
+    // Of the rest, what loads and attaches everything.
+    let said = run(&[
+        "the_kernel_accepts_every_program",
+        "logs::",
+        "restart::",
+        "traffic::",
+    ]);
+    assert!(said.contains("acceleration: off: "), "{said}");
 }
