@@ -129,6 +129,8 @@ pub fn unpack(package: &str, into: &Path) -> Result<()> {
         apt.update()?;
         download(&apt.options)?;
     }
+    // dpkg makes the last directory only.
+    fs::create_dir_all(into).with_context(|| format!("cannot make {}", into.display()))?;
     for entry in fs::read_dir(&dir)? {
         output(Command::new("dpkg").arg("-x").arg(entry?.path()).arg(into))?;
     }
