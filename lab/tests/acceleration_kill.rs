@@ -83,7 +83,7 @@ impl Talk {
         let client = from.place().run(|| Ok(connect(target)?)).unwrap();
         let (server, _) = accept(&listener, Instant::now() + PATIENCE).unwrap();
         let exchanges = Arc::new(AtomicU64::new(0));
-        let seed = u64::from(target.port()) << 32 | ahead as u64 + 1;
+        let seed = (u64::from(target.port()) << 32) | (ahead as u64 + 1);
         let name = format!("{address}, {ahead} ahead");
         let asker = {
             let (mut client, exchanges) = (client, exchanges.clone());

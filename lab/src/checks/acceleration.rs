@@ -5,8 +5,9 @@ use crate::{
     Node, Pod,
     traffic::{round_trips::latency, seat::Ends},
 };
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_common::api::{Request, Response, TcpAcceleration, Verdict};
+use std::path::Path;
 
 /// Round trips by each family, of which each is two messages of a byte.
 const ROUNDS: usize = 1000;
@@ -83,15 +84,30 @@ pub fn round_trips(node: &Node, client: &Pod, server: &Pod) -> Result<RoundTrips
     Ok(RoundTrips { packets, p50_us })
 }
 
-/// Why nothing is accelerated on this node, if so.
+/// Why nothing is accelerated on this node, if so and for a good reason: the kernel lacks what it
+/// takes, or the self-test saw order or back-pressure fail. That it could not be loaded or tried on
+/// a kernel that has everything is none.
 fn refused(node: &Node) -> Result<Option<String>> {
     let Response::Status(status) = node.ask(Request::Status)? else {
         bail!("unexpected answer about the agent's status");
     };
-    let off = status.modes.get("tcpAcceleration");
-    let off = off.filter(|mode| !mode.starts_with("on")).cloned();
+    let mode = status.modes.get("tcpAcceleration");
+    let mode = mode.context("the agent says nothing of acceleration")?;
+    if mode.starts_with("on") {
+        return Ok(None);
+    }
     let refused = status
         .tcp_self_test
         .filter(|report| report.verdict == Verdict::Refused);
-    Ok(refused.map(|report| report.reason).or(off))
+    let seen = refused
+        .as_ref()
+        .is_some_and(|report| !report.rows.is_empty());
+    let reason = refused.map_or_else(|| mode.clone(), |report| report.reason);
+    let numbered = node.netlink()?.netns_cookie()?.is_some();
+    let described = Path::new("/sys/kernel/btf/vmlinux").exists();
+    ensure!(
+        seen || !numbered || !described,
+        "this kernel has what acceleration takes, and yet: {reason}"
+    );
+    Ok(Some(reason))
 }

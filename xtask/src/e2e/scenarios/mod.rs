@@ -4,6 +4,7 @@
 mod acceleration;
 mod agents;
 mod api;
+mod confined;
 mod files;
 mod nodes;
 mod pods;
@@ -34,6 +35,11 @@ pub const ALL: &[Scenario] = &[
         "rights",
         "the agent's token changes its own node and nothing else",
         api::rights,
+    ),
+    scenario(
+        "confined",
+        "the agent's process has the power that its manifest gives it, and no other",
+        confined::confined,
     ),
     scenario(
         "families",
