@@ -34,9 +34,15 @@ pub fn arp(arp: &arp::Arp, link: &PodLink) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// An IP packet comes from the pod's own address.
+/// An IP packet comes from the pod's own address, and is for something beyond its own loopback.
+///
+/// No loopback address may be on a link (RFC 1122 §3.2.1.3, RFC 4291 §2.5.3), but with
+/// route_localnet, which kube-proxy sets, the kernel takes such a packet for its own.
 #[inline(always)]
 pub fn ip(ip: &Ip, link: &PodLink) -> Result<(), DropReason> {
+    if ip.dst.is_loopback() {
+        return Err(DropReason::Loopback);
+    }
     if !ip.v6 {
         // The unspecified address is all zeros and no mapped address: it never matches.
         return if ip.src == link.v4 {

@@ -72,6 +72,37 @@ fn a_peer_gets_a_route_and_a_neighbour_per_range_and_one_fdb_entry() {
     assert_eq!(plan.fdb, [(mac, "192.168.0.2".parse().unwrap())].into());
 }
 
+#[test]
+fn tunnels_are_taken_from_whom_they_lead_to() {
+    let peer = node("peer", &["192.168.0.2", "fd00::2"], &["10.244.2.0/24"]);
+    // Only in the other family: no tunnel leads there, so none comes from there.
+    let other = node("other", &["fd00::3"], &["10.244.3.0/24"]);
+    let plan = plan([own(), peer, other]);
+    let nodes: Vec<_> = plan.nodes.iter().map(|(a, t)| format!("{a} {t}")).collect();
+    assert_eq!(
+        nodes,
+        [
+            "192.168.0.1 192.168.0.1",
+            "192.168.0.2 192.168.0.2",
+            "fd00::1 192.168.0.1",
+            "fd00::2 192.168.0.2",
+        ]
+    );
+    let ranges: Vec<_> = plan
+        .ranges
+        .iter()
+        .map(|(r, t)| format!("{r} {t}"))
+        .collect();
+    assert_eq!(
+        ranges,
+        [
+            "10.244.1.0/24 192.168.0.1",
+            "10.244.2.0/24 192.168.0.2",
+            "fd00:244:1::/64 192.168.0.1",
+        ]
+    );
+}
+
 fn registered(mut node: Node, registered: u64, ready: bool) -> Node {
     (node.registered, node.ready) = (registered, ready);
     node

@@ -503,3 +503,21 @@ fn an_ipv6_packet_has_no_mapped_address() {
         w.dropped(&w.frame_of_a(&ip), reason, "both");
     });
 }
+
+#[test]
+fn the_nodes_loopback_is_out_of_reach() {
+    world(|w| {
+        let loopback = ["127.0.0.1", "127.1.2.3", "::1"];
+        for dst in loopback.map(|a| a.parse::<IpAddr>().unwrap()) {
+            let src = if dst.is_ipv4() { w.a.v4 } else { w.a.v6 };
+            for ip in [
+                packet::tcp((src, 1), (dst, 10_250), SYN, b""),
+                packet::udp((src, 1), (dst, 53), b""),
+            ] {
+                w.dropped(&w.frame_of_a(&ip), DropReason::Loopback, &dst.to_string());
+            }
+        }
+        let near = packet::udp((w.a.v4, 1), ("128.0.0.1".parse().unwrap(), 53), b"");
+        w.passes(&w.frame_of_a(&near), "no loopback address");
+    });
+}

@@ -10,7 +10,10 @@ use aya::{
 };
 use sinabro_agent::datapath::{AttachMode, Datapath, DatapathConfig, DatapathError};
 use sinabro_common::names;
-use sinabro_netlink::{Conn, link};
+use sinabro_netlink::{
+    Conn, link,
+    vxlan::{Vxlan, VxlanSettings},
+};
 use std::{
     collections::{BTreeMap, HashSet},
     fs,
@@ -20,7 +23,7 @@ use std::{
     time::Duration,
 };
 
-const MAPS: [&str; 8] = [
+const MAPS: [&str; 11] = [
     "CONFIG",
     "ENDPOINTS",
     "POD_LINKS",
@@ -29,6 +32,9 @@ const MAPS: [&str; 8] = [
     "STACK_FLOWS",
     "NAT",
     "NON_MASQUERADE",
+    "NODES",
+    "POD_RANGES",
+    "OVERLAY",
 ];
 
 fn pin(name: &str) -> PathBuf {
@@ -442,5 +448,53 @@ fn a_directory_elsewhere_is_refused_with_advice() {
         let text = error.to_string();
         assert!(text.contains("sinabroctl prepare"), "{text}");
         assert!(text.contains(directory.path().to_str().unwrap()), "{text}");
+    });
+}
+
+/// A VXLAN device as the agent makes it, down.
+fn device() -> u32 {
+    let mut conn = Conn::new().unwrap();
+    let device = Vxlan {
+        name: names::VXLAN_LINK,
+        mac: [2, 0x5b, 0, 0, 0, 1],
+        mtu: 1450,
+        settings: VxlanSettings::new(names::VXLAN_VNI, names::VXLAN_PORT, kit::NODE.into()),
+    };
+    conn.execute(device.create()).unwrap();
+    conn.link_by_name(names::VXLAN_LINK).unwrap().index
+}
+
+#[test]
+fn the_overlay_keeps_its_program() {
+    kit::fresh(|| {
+        let name = format!("{}-in", names::VXLAN_LINK);
+        let first = device();
+        let datapath = load(AttachMode::Tcx);
+        datapath.attach_overlay(first).unwrap();
+        let (link, program) = links()[&name];
+        datapath.attach_overlay(first).unwrap();
+        assert_eq!(links()[&name], (link, program));
+        drop(datapath);
+        // Another agent has another program in the same link.
+        let datapath = load(AttachMode::Tcx);
+        let (again, next) = links()[&name];
+        assert_eq!(again, link);
+        assert_ne!(next, program);
+        // It is no pod's: what is left of pods is cleared away without it.
+        datapath.retain_pods(&HashSet::new()).unwrap();
+        assert!(links().contains_key(&name));
+        // Another device has a link of its own.
+        let mut conn = Conn::new().unwrap();
+        conn.execute(link::delete(first)).unwrap();
+        let second = device();
+        datapath.attach_overlay(second).unwrap();
+        assert_ne!(links()[&name].0, link);
+        drop(datapath);
+        // By a filter, and back: never by both.
+        for (mode, pinned) in [(AttachMode::Clsact, false), (AttachMode::Tcx, true)] {
+            let datapath = load(mode);
+            datapath.attach_overlay(second).unwrap();
+            assert_eq!(links().contains_key(&name), pinned);
+        }
     });
 }

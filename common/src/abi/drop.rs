@@ -65,6 +65,8 @@ drop_reasons! {
     PodSource = 16, "pod_source", "a packet from a pod's address came in outside the overlay";
     /// ICMPv6 router advertisement, or redirect of either family, from a pod.
     RouterMessage = 17, "router_message", "a pod sent a router advertisement or a redirect";
+    /// Destination is a loopback address, which on the other side of the link is the node's.
+    Loopback = 18, "loopback", "a pod sent to a loopback address of its node";
 }
 
 #[cfg(test)]
