@@ -62,9 +62,19 @@ impl Earlier {
         self.dir.join("programs")
     }
 
+    /// The archive of its image.
+    pub fn archive(&self) -> PathBuf {
+        self.programs().join("image.tar")
+    }
+
     /// The name of its image in that archive, which differs from the present one's.
-    fn image(&self) -> String {
+    pub fn image(&self) -> String {
         format!("{}-at-{}", image::NAME, self.short())
+    }
+
+    /// A file of its tree.
+    pub fn file(&self, path: &str) -> PathBuf {
+        self.source().join(path)
     }
 
     fn source(&self) -> PathBuf {

@@ -32,9 +32,17 @@ const SERVICE_PORT: u16 = 80;
 /// Traffic within a node, across nodes, between nodes and pods, each family, and through a
 /// Service, from pods a and b of one node and c of another. It has run undisturbed for a while
 /// when this returns: what a scenario does is compared with that.
-pub fn traffic(world: &World, [a, b, c]: [&KubePod; 3]) -> Result<Traffic> {
+pub fn traffic(world: &World, pods: [&KubePod; 3]) -> Result<Traffic> {
+    traffic_and(world, pods, Vec::new())
+}
+
+/// The same, and further paths.
+pub fn traffic_and(
+    world: &World,
+    [a, b, c]: [&KubePod; 3],
+    mut paths: Vec<Path>,
+) -> Result<Traffic> {
     let node = world.cluster.place(&world.nodes()[0])?;
-    let mut paths = Vec::new();
     for family in world.families() {
         let mut path = |way: &str, from: &Place, to: &KubePod| -> Result<()> {
             let name = format!("{way}, {family}");

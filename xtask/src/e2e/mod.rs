@@ -5,6 +5,7 @@
 //! image archive that users apply. Requests under load come from this process, from inside the
 //! pods' network namespaces, so a lost one is counted and shown with its error.
 
+mod inside;
 mod load;
 pub mod pods;
 mod scenarios;
@@ -12,6 +13,7 @@ mod world;
 
 use crate::{
     cluster::{self, Cluster, Containerd, Families, Proxy, Variant, conformance},
+    earlier::Earlier,
     interrupt, report, residue, ui,
 };
 use anyhow::{Context as _, Result, ensure};
@@ -61,6 +63,12 @@ pub struct Options {
     /// What an earlier cluster kept on its disks is forgotten
     #[arg(long, conflicts_with_all = ["proxy", "containerd", "families"])]
     all: bool,
+}
+
+impl Options {
+    fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|text| name.contains(text.as_str()))
+    }
 }
 
 /// What `--all` runs on, in this order.
@@ -147,6 +155,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             "no scenario's name contains `{text}`, see --list"
         );
     }
+    if options.wants("upgrade") {
+        Earlier::released()?.ensure()?;
+    }
     let variants = match options.all {
         true => ALL.to_vec(),
         false => vec![options.variant],
@@ -206,15 +217,12 @@ fn on_cluster(options: &Options, cluster: &cluster::Options) -> Result<Report> {
 }
 
 fn play(options: &Options, cluster: &cluster::Options, report: &mut Report) -> Result<()> {
-    let wanted = |name: &str| {
-        options.only.is_empty() || options.only.iter().any(|text| name.contains(text.as_str()))
-    };
     println!(
         "{}",
         ui::bold("A cluster of one control plane and two nodes")
     );
     let cluster = Cluster::up(cluster)?;
-    if wanted("conformance") {
+    if options.wants("conformance") {
         println!("\n{}", ui::bold("Kubernetes' own tests of the network"));
         let options = conformance::Options::default();
         let outcome = conformance::run(&cluster, &options)?;
@@ -231,7 +239,7 @@ fn play(options: &Options, cluster: &cluster::Options, report: &mut Report) -> R
     };
     let mut world = World::new(cluster, outage, before)?;
     for scenario in scenarios::ALL {
-        if !wanted(scenario.name) {
+        if !options.wants(scenario.name) {
             continue;
         }
         let start = Instant::now();

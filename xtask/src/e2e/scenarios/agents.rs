@@ -3,7 +3,7 @@
 use crate::{
     e2e::{
         load::{reaches, traffic},
-        world::{DAEMON_SET, SYSTEM, World},
+        world::World,
     },
     image,
 };
@@ -51,76 +51,6 @@ pub fn size(world: &mut World) -> Result<String> {
         bytes as f64 / (1 << 20) as f64,
         resident.join(" and ")
     ))
-}
-
-/// To another image by name, and back, so both ways are an upgrade for the DaemonSet.
-pub fn rolling_upgrade(world: &mut World) -> Result<String> {
-    let nodes = world.nodes();
-    let pods = world.run_pods(&[
-        ("up-a", &nodes[0]),
-        ("up-b", &nodes[0]),
-        ("up-c", &nodes[1]),
-    ])?;
-    let traffic = traffic(world, [&pods[0], &pods[1], &pods[2]])?;
-    let now = image::NAME.to_string();
-    let next = format!("{now}-next");
-    for node in &nodes {
-        world.on_node(
-            node,
-            "ctr",
-            &["-n", "k8s.io", "images", "tag", "--force", &now, &next],
-        )?;
-    }
-    for (number, image) in [next, now].iter().enumerate() {
-        let agents = names(world)?;
-        traffic.event("the agents' image was changed")?;
-        world.kubectl(&[
-            "-n",
-            SYSTEM,
-            "set",
-            "image",
-            DAEMON_SET,
-            &format!("*={image}"),
-        ])?;
-        // Pods are added while agents go and come.
-        let name = format!("up-during-{number}");
-        world.apply_all(vec![crate::e2e::pods::manifest(
-            &name,
-            &nodes[number % 2],
-            crate::e2e::pods::IMAGE,
-        )])?;
-        world.kubectl(&[
-            "-n",
-            SYSTEM,
-            "rollout",
-            "status",
-            DAEMON_SET,
-            "--timeout=300s",
-        ])?;
-        let replaced = names(world)?;
-        ensure!(
-            agents.iter().all(|agent| !replaced.contains(agent)),
-            "an agent was not replaced"
-        );
-        let during = world.running(&name)?;
-        reaches(&pods[0].place, &during)?;
-        traffic.must_flow("after the agents were replaced")?;
-    }
-    traffic.finish()
-}
-
-fn names(world: &World) -> Result<Vec<String>> {
-    let names = world.kubectl(&[
-        "-n",
-        SYSTEM,
-        "get",
-        "pods",
-        "-l",
-        "app.kubernetes.io/name=sinabro",
-        "-o",
-        "name",
-    ])?;
-    Ok(names.lines().map(str::to_owned).collect())
 }
 
 pub fn killed(world: &mut World) -> Result<String> {

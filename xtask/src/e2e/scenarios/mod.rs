@@ -8,6 +8,7 @@ mod confined;
 mod files;
 mod nodes;
 mod pods;
+mod upgrade;
 
 use super::world::World;
 use anyhow::Result;
@@ -57,9 +58,9 @@ pub const ALL: &[Scenario] = &[
         pods::host_port,
     ),
     scenario(
-        "rolling-upgrade",
-        "agents are replaced under load",
-        agents::rolling_upgrade,
+        "upgrade",
+        "agents go back to the last released state, and forth, under load",
+        upgrade::upgrade,
     ),
     scenario(
         "agent-killed",

@@ -1,0 +1,179 @@
+//! From the last released state to the present one, and back, as users do it: by applying the
+//! manifest of each.
+
+use crate::{
+    cluster::{Containerd, layout},
+    e2e::{
+        inside::Whole,
+        load::{reaches, traffic_and},
+        pods::{IMAGE, manifest},
+        world::{DAEMON_SET, NAMESPACE, SYSTEM, World},
+    },
+    earlier::Earlier,
+    image, workspace,
+};
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use sinabro_common::names::ACCELERATION_ANNOTATION;
+use sinabro_lab::traffic::path::Path;
+use std::fs;
+
+/// A state of the project on a cluster: the manifest that users apply, with the image's name.
+struct State {
+    step: &'static str,
+    /// Whether pods can be added and deleted in this cluster.
+    adds: bool,
+    manifest: String,
+    image: String,
+}
+
+/// The cluster runs the present state: it is taken back to the earlier one, and upgraded.
+pub fn upgrade(world: &mut World) -> Result<String> {
+    let earlier = Earlier::released()?;
+    let read = |path: &std::path::Path| {
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let present = State {
+        step: "the upgrade",
+        adds: true,
+        manifest: read(&workspace::root().join("deploy/sinabro.yaml"))?,
+        image: image::NAME.into(),
+    };
+    let before = State {
+        step: "going back",
+        // Its configuration is of a version that containerd 2 then speaks to Debian's portmap, too,
+        // which does not know it.
+        adds: earlier.short() != "e7ff906"
+            || world.cluster.variant().containerd == Containerd::V1_6,
+        manifest: with_image(
+            &read(&earlier.file("deploy/sinabro.yaml"))?,
+            &earlier.image(),
+        ),
+        image: earlier.image(),
+    };
+    world.cluster.import_image(&earlier.archive())?;
+    let outcome = there_and_back(world, &before, &present);
+    if outcome.is_err() {
+        // The next scenario is about the present state.
+        apply(world, &present)?;
+    }
+    Ok(format!("{} and back: {}", earlier.short(), outcome?))
+}
+
+fn there_and_back(world: &World, before: &State, present: &State) -> Result<String> {
+    let nodes = world.nodes();
+    let pods = world.run_pods(&[
+        ("up-a", &nodes[0]),
+        ("up-b", &nodes[0]),
+        ("up-c", &nodes[1]),
+        ("up-leaves", &nodes[1]),
+    ])?;
+    let fast = ["up-fast-a", "up-fast-b"];
+    world.apply_all(
+        fast.map(|name| {
+            let mut pod = manifest(name, &nodes[0], IMAGE);
+            pod["metadata"]["annotations"] =
+                serde_json::json!({ACCELERATION_ANNOTATION: "enabled"});
+            pod
+        })
+        .into(),
+    )?;
+    let fast = [world.running(fast[0])?, world.running(fast[1])?];
+    // Through the masquerade, which is for IPv4: the control plane's machine is no node.
+    let control = world.cluster.place(layout::CONTROL)?;
+    let addresses = world.cluster.variant().families.control().into_iter();
+    let outside = addresses
+        .filter(|address| address.is_ipv4())
+        .map(|address| Path::new("outside, IPv4", &pods[1].place, &control, address))
+        .collect();
+    let traffic = traffic_and(world, [&pods[0], &pods[1], &pods[2]], outside)?;
+    let accelerated = Whole::start(world, &nodes[0], fast.each_ref())?;
+    let mut leaves = "up-leaves".to_owned();
+    for (state, comes) in [(before, "up-came-back"), (present, "up-came-up")] {
+        let leases_before = leases(world)?;
+        traffic.event(state.step)?;
+        if state.adds {
+            // A pod comes while agents go and come.
+            world.apply_all(vec![manifest(comes, &nodes[1], IMAGE)])?;
+        }
+        apply(world, state)?;
+        traffic.must_flow(&format!("after {}", state.step))?;
+        let now = leases(world)?;
+        let lost = leases_before.iter().find(|lease| !now.contains(lease));
+        ensure!(lost.is_none(), "{}: a lease is lost: {lost:?}", state.step);
+        if !state.adds {
+            continue;
+        }
+        reaches(&pods[0].place, &world.running(comes)?)?;
+        // One that came with the other agent goes.
+        world.kubectl(&["-n", NAMESPACE, "delete", "pod", &leaves, "--wait=true"])?;
+        world.wait(&format!("the addresses of {leaves} to be free"), || {
+            let now = leases(world)?;
+            Ok((!now.iter().any(|(_, owner)| *owner == leaves)).then_some(()))
+        })?;
+        leaves = comes.into();
+    }
+    let megabytes = accelerated.finish()?;
+    Ok(format!(
+        "{}; {megabytes} MB between accelerated pods, digests equal",
+        traffic.finish()?
+    ))
+}
+
+/// Every lease of the cluster, with its pod's name.
+fn leases(world: &World) -> Result<Vec<(std::net::IpAddr, String)>> {
+    let mut all = Vec::new();
+    for node in world.nodes() {
+        let leases = world.ipam(&node)?.leases.into_iter();
+        all.extend(leases.map(|lease| (lease.address, lease.pod.name)));
+    }
+    Ok(all)
+}
+
+/// Applies a manifest and waits until every agent is one of its image.
+fn apply(world: &World, state: &State) -> Result<()> {
+    world.cluster.apply(&state.manifest)?;
+    let rollout = ["rollout", "status", DAEMON_SET, "--timeout=300s"];
+    world.kubectl(&[&["-n", SYSTEM], &rollout[..]].concat())?;
+    let label = "app.kubernetes.io/name=sinabro";
+    let pods = world.get(&["-n", SYSTEM, "pods", "-l", label])?;
+    let pods = pods["items"].as_array().context("no list of pods")?;
+    // Those that are going do not count.
+    let pods = pods
+        .iter()
+        .filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    let images: Vec<&Value> = pods
+        .map(|pod| &pod["spec"]["containers"][0]["image"])
+        .collect();
+    ensure!(
+        images.len() == world.nodes().len() && images.iter().all(|image| **image == *state.image),
+        "{}: the agents' images are {images:?}",
+        state.step
+    );
+    Ok(())
+}
+
+/// A manifest whose containers run another image.
+fn with_image(manifest: &str, image: &str) -> String {
+    let line = |line: &str| match line.split_once("image: ") {
+        Some((before, _)) if before.trim().is_empty() => format!("{before}image: {image}\n"),
+        _ => format!("{line}\n"),
+    };
+    manifest.lines().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_images_are_changed() {
+        let manifest = "a:\n  # image: x\n  image: x:1\n  imagePullPolicy: Never\n";
+        let expected = "a:\n  # image: x\n  image: y:2\n  imagePullPolicy: Never\n";
+        assert_eq!(with_image(manifest, "y:2"), expected);
+        let path = workspace::root().join("deploy/sinabro.yaml");
+        let present = fs::read_to_string(path).unwrap();
+        assert_eq!(with_image(&present, image::NAME), present);
+        assert_eq!(present.matches(image::NAME).count(), 2);
+    }
+}
