@@ -30,7 +30,7 @@ fn steps(places: &Places, prepared: &mut Prepared) -> anyhow::Result<()> {
         Err(error) => {
             let why = Chain(&error);
             prepared.warnings.push(format!(
-                "IPv4 and IPv6 are forwarded, since it cannot be told which of them pods have: {why}"
+                "IPv4 and IPv6 are forwarded, since it is not known which of them pods have: {why}"
             ));
             Families::BOTH
         }
