@@ -20,7 +20,7 @@ use std::{
 
 /// Pods on one node when its agent's memory is looked at.
 const IDLE_PODS: usize = 50;
-const MEMORY_LIMIT: u64 = 25 << 20;
+const MEMORY_LIMIT: u64 = 14 << 20;
 const PLUGIN_LIMIT: u64 = 3 << 20;
 
 #[derive(clap::Args)]

@@ -1,9 +1,15 @@
 //! Beyond the cluster: a host that knows the nodes' addresses and no pod's.
 
 use super::{Family, Scene};
-use crate::traffic::{icmp, tcp, udp};
-use anyhow::{Result, bail, ensure};
-use std::time::Duration;
+use crate::{
+    Place,
+    traffic::{PATIENCE, icmp, readable, tcp, udp},
+};
+use anyhow::{Result, ensure};
+use std::{
+    net::{IpAddr, UdpSocket},
+    time::Instant,
+};
 
 /// The outside has no route to pods, so any answer proves that it saw the node's address; what
 /// it saw is compared all the same.
@@ -36,14 +42,37 @@ pub fn masquerade(scene: &Scene) -> Result<String> {
     ))
 }
 
-/// Without a route nothing of a pod's may be reachable from outside, and the lab would prove
-/// nothing if it were.
+/// Who was asked may answer through the masquerade, by the port that the node lent to the pod;
+/// nobody else gets in by it, not even another port of the same host.
 pub fn replies_only(scene: &Scene) -> Result<String> {
     let outside = scene.lab().outside().place();
-    for address in scene.pod(1, 1).addresses() {
-        if icmp::ping(outside, address, Duration::from_millis(300)).is_ok() {
-            bail!("{address} answered the outside host");
-        }
-    }
-    Ok("no route, no answer".into())
+    let address = Family::V4.pick(&scene.lab().outside_addresses()?)?;
+    let bind = |place: &Place, ip: IpAddr| place.run(|| Ok(UdpSocket::bind((ip, 0))?));
+    let (asked, stranger) = (bind(outside, address)?, bind(outside, address)?);
+    let pod = scene.pod(1, 1);
+    let client = bind(pod.place(), pod.v4())?;
+    let deadline = || Instant::now() + PATIENCE;
+    let mut buffer = [0; 64];
+
+    client.send_to(b"question", asked.local_addr()?)?;
+    ensure!(readable(&asked, deadline())?, "the question did not arrive");
+    let (_, node) = asked.recv_from(&mut buffer)?;
+    ensure!(node.ip() != pod.v4(), "the outside saw the pod's address");
+    stranger.send_to(b"intrusion", node)?;
+    // On the same way and after it: once this is there, the other one would be, too.
+    asked.send_to(b"answer", node)?;
+    ensure!(readable(&client, deadline())?, "the answer did not arrive");
+    let (len, from) = client.recv_from(&mut buffer)?;
+    ensure!(
+        &buffer[..len] == b"answer" && from == asked.local_addr()?,
+        "the pod got {:?} of {from}",
+        String::from_utf8_lossy(&buffer[..len])
+    );
+    ensure!(
+        !readable(&client, Instant::now())?,
+        "the pod got more than the answer"
+    );
+    Ok(format!(
+        "{node} leads to the pod for who was asked, and for nobody else"
+    ))
 }

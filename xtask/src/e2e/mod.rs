@@ -5,6 +5,7 @@
 //! image archive that users apply. Requests under load come from this process, from inside the
 //! pods' network namespaces, so a lost one is counted and shown with its error.
 
+mod availability;
 mod inside;
 mod load;
 pub mod pods;
@@ -248,7 +249,8 @@ fn play(options: &Options, cluster: &cluster::Options, report: &mut Report) -> R
             .healthy()
             .and_then(|()| world.quiet())
             .context("before it began")
-            .and_then(|()| (scenario.run)(&mut world));
+            .and_then(|()| (scenario.run)(&mut world))
+            .map(|detail| world.with_longest_wait(detail));
         step.clear();
         if let Err(error) = &outcome {
             world.explain(scenario.name, error);

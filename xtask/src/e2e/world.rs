@@ -10,10 +10,19 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sinabro_common::api::{EndpointReport, IpamReport, NodeReport, StatusReport};
 use sinabro_lab::wait::wait_within;
-use std::{collections::BTreeSet, net::IpAddr, path::PathBuf, process::Command, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::BTreeSet,
+    net::IpAddr,
+    path::PathBuf,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 /// How long the cluster may take for what takes seconds on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(180);
+/// What an idle machine does sooner.
+const WORTH_TELLING: Duration = Duration::from_secs(10);
 /// Namespace of everything that scenarios make.
 pub const NAMESPACE: &str = "sinabro-e2e";
 /// Of the agents.
@@ -26,6 +35,7 @@ pub struct World {
     pub outage: Duration,
     /// How long traffic runs before a scenario begins: what it sees then is the measure.
     pub before: Duration,
+    longest_wait: RefCell<Option<(Duration, String)>>,
 }
 
 impl World {
@@ -34,6 +44,7 @@ impl World {
             cluster,
             outage,
             before,
+            longest_wait: RefCell::default(),
         };
         world.cluster.apply(&format!(
             "apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n"
@@ -74,7 +85,27 @@ impl World {
 
     /// Asks again until there is an answer, with this module's patience.
     pub fn wait<T>(&self, what: &str, ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-        wait_within(PATIENCE, what, ask)
+        let start = Instant::now();
+        let answer = wait_within(PATIENCE, what, ask);
+        let waited = start.elapsed();
+        let mut longest = self.longest_wait.borrow_mut();
+        if longest
+            .as_ref()
+            .is_none_or(|(longest, _)| waited > *longest)
+        {
+            *longest = Some((waited, what.into()));
+        }
+        answer
+    }
+
+    /// Adds to what a scenario saw how long it had to wait for what: patience hides nothing.
+    pub fn with_longest_wait(&self, detail: String) -> String {
+        match self.longest_wait.take() {
+            Some((waited, what)) if waited >= WORTH_TELLING => {
+                format!("{detail}; waited {:.0} s for {what}", waited.as_secs_f64())
+            }
+            _ => detail,
+        }
     }
 
     /// Runs a program on a node; what it prints.

@@ -96,13 +96,16 @@ fn packets(world: &World, node: &str, [from, to]: [&KubePod; 2]) -> Result<u64> 
         let server = SocketAddr::new(address, PORT);
         let urls = format!("http://{server}/hostname?[1-{REQUESTS}]");
         let curl = ["curl", "--silent", "--fail", "--output", "/dev/null", &urls];
-        // The server may not listen yet: what counts is the time it answers.
-        packets += world.wait(&format!("answers of {}", to.name), || {
-            let before = sent()?;
-            let exec = ["-n", NAMESPACE, "exec", &from.name, "--"];
-            world.kubectl(&[&exec, &curl[..]].concat())?;
-            Ok(Some(sent()? - before))
+        let exec = ["-n", NAMESPACE, "exec", &from.name, "--"];
+        let run = |program: &[&str]| world.kubectl(&[&exec, program].concat());
+        // The server may not listen yet. Once it does, every request counts, and none is repeated.
+        let once = format!("http://{server}/hostname");
+        world.wait(&format!("an answer of {}", to.name), || {
+            run(&["curl", "--silent", "--fail", "--output", "/dev/null", &once]).map(Some)
         })?;
+        let before = sent()?;
+        run(&curl)?;
+        packets += sent()? - before;
     }
     Ok(packets)
 }

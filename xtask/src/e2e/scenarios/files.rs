@@ -8,7 +8,7 @@ use crate::{
     },
     workspace,
 };
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use sinabro_lab::residue::bpf;
 use std::fs;
 
@@ -42,10 +42,10 @@ pub fn other_conflist(world: &mut World) -> Result<String> {
             let events = world.kubectl(&["get", "events", "-A", "-o", "json"])?;
             Ok((told && events.contains("00-first.conflist")).then_some(()))
         })?;
-        ensure!(
-            first.is_file() && last.is_file(),
-            "a foreign configuration was removed"
-        );
+        for file in [&first, &last] {
+            let now = fs::read(file).context("a foreign configuration was removed")?;
+            ensure!(now == OTHER.as_bytes(), "{} was changed", file.display());
+        }
         ensure!(
             fs::read(directory.join(OURS))? == ours,
             "{OURS} was changed"
@@ -97,6 +97,8 @@ pub fn disk_full(world: &mut World) -> Result<String> {
             let notes = events["items"].as_array().cloned().unwrap_or_default();
             let notes = notes.iter().filter_map(|event| event["message"].as_str());
             Ok(notes
+                // The kubelet's and the runtime's own troubles with a full disk are not ours.
+                .filter(|note| note.contains("type=\"sinabro\"") && note.contains("/run/sinabro/"))
                 .filter(|note| note.to_lowercase().contains("no space left"))
                 .map(str::to_owned)
                 .next())

@@ -63,6 +63,11 @@ pub const ALL: &[Scenario] = &[
         upgrade::upgrade,
     ),
     scenario(
+        "agents-replaced",
+        "no node is taken for not ready while agents are replaced under load",
+        agents::replaced,
+    ),
+    scenario(
         "agent-killed",
         "agents are killed on every node under load",
         agents::killed,

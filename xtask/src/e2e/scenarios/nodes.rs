@@ -5,6 +5,7 @@ use crate::e2e::{
     world::World,
 };
 use anyhow::{Context as _, Result, ensure};
+use std::{fs, path::Path};
 
 pub fn kubelet_restart(world: &mut World) -> Result<String> {
     let nodes = world.nodes();
@@ -42,14 +43,20 @@ pub fn reboot(world: &mut World) -> Result<String> {
     world.run_pods(&[("boot-far", reboots), ("boot-far-2", reboots)])?;
     let near = world.run_pods(&[("boot-a", stays), ("boot-b", stays), ("boot-c", stays)])?;
     let traffic = traffic(world, [&near[0], &near[1], &near[2]])?;
-    let boot_id = |world: &World| world.on_node(reboots, "cat", &["/run/sinabro/agent.lock"]);
-    boot_id(world).context("no state of the agent before the reboot")?;
+    // What is in /run does not outlive a boot: if this does, the node has not lost its memory.
+    let memory = world.path(reboots, "/run/sinabro/before-the-reboot")?;
+    fs::write(&memory, "").context("no state of the agent before the reboot")?;
     traffic.event("another node lost power")?;
     world.cluster.node_stop(reboots)?;
     traffic.must_flow("while the other node is down")?;
     traffic.event("it was started again")?;
     world.cluster.node_start(reboots)?;
     world.healthy()?;
+    let memory = world.path(reboots, "/run/sinabro/before-the-reboot")?;
+    ensure!(
+        !memory.exists() && memory.parent().is_some_and(Path::is_dir),
+        "{reboots} was not rebooted: its /run is as before"
+    );
     // The kubelet makes the same pods again, with new sandboxes.
     let back = ["boot-far", "boot-far-2"].map(|name| {
         world.wait(&format!("{name} to be reached again"), || {
