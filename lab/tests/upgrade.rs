@@ -22,6 +22,7 @@ use std::{
     env,
     io::{Read as _, Write as _},
     net::{IpAddr, TcpListener, TcpStream},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -138,7 +139,11 @@ fn filters_are_exchanged_without_a_gap() {
     there_and_back("clsact");
 }
 
+/// Two meters at once would be in each other's way.
+static ALONE: Mutex<()> = Mutex::new(());
+
 fn there_and_back(attach: &str) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let attach = format!("--attach={attach}");
     let flags = [ACCELERATED, attach.as_str()];
     let (before, now) = (earlier(), Binaries::find().unwrap());

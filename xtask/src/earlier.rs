@@ -10,7 +10,7 @@
 //! Built once, by the recipe of this tree: static, profile `ship`. The directory for cargo is its
 //! own: cargo tells the packages of a workspace apart by their paths *below* its root, so in a
 //! common one it would take this tree's crates for that commit's. What both have in common, the
-//! crates of others, is compiled for this tree first and copied: two thirds of the time.
+//! crates of others, is compiled for this tree first and copied: almost half of the time.
 
 use crate::{
     arch::Arch,
