@@ -92,8 +92,13 @@ fn reference(name: &str) -> Vec<u8> {
 }
 
 fn start(node: &Node) {
+    start_with(node, &[]);
+}
+
+fn start_with(node: &Node, flags: &[&str]) {
     let source = format!("--cni-source={}", node.binaries().plugin().display());
-    node.start_agent_with(&[&source]).unwrap();
+    node.start_agent_with(&[&[&*source], flags].concat())
+        .unwrap();
     node.wait_ready().unwrap();
 }
 
@@ -241,4 +246,31 @@ fn a_plugin_without_status_is_chained_and_replaced() {
     eventually("the older is asked", || offered(node) == ["1.0.0"]);
     assert_eq!(list(node)["plugins"][1], json!({"type": "old"}));
     assert_well(node);
+}
+
+#[test]
+fn a_limit_for_what_leaves_a_pod_needs_a_place_beside_our_filters() {
+    let lab = lab();
+    let node = lab.node(1);
+    install(node, "bandwidth", &reference("bandwidth"));
+    let limit = json!({"type": "bandwidth", "egressRate": 8_000_000, "egressBurst": 8_000_000});
+    for (attach, works) in [("clsact", false), ("tcx", true)] {
+        start_with(node, &[&format!("--attach={attach}")]);
+        if list(node)["plugins"].as_array().unwrap().len() == 1 {
+            chain(node, std::slice::from_ref(&limit));
+        }
+        let newest = match knows_1_1(node, "bandwidth") {
+            true => "1.1.0",
+            false => "1.0.0",
+        };
+        eventually("it can be spoken with", || {
+            offered(node).last().is_some_and(|last| last == newest)
+        });
+        node.make_sandbox("pod").unwrap();
+        let added = add(node);
+        assert_eq!(added.is_ok(), works, "{attach}: {added:?}");
+        del(node, &added.unwrap_or_default());
+        node.remove_sandbox("pod").unwrap();
+        node.stop_agent().unwrap();
+    }
 }
