@@ -18,6 +18,12 @@ use std::{
 /// Key of the counters and the account. The maps are its own, so it is nobody else's number.
 const COUNTED_AT: u32 = 1;
 
+/// What goes through TCP for want of memory would tell nothing of this kernel.
+const UNLIMITED: maps::QueueLimits = maps::QueueLimits {
+    pod: u64::MAX,
+    node: u64::MAX,
+};
+
 pub struct Apart {
     maps: maps::Acceleration,
     directory: PathBuf,
@@ -35,7 +41,7 @@ impl Apart {
         remove(directory)?;
         let load = || {
             let mut ebpf = object::load_apart(directory)?;
-            let maps = maps::Acceleration::take(&mut ebpf, maps::QueueLimits::default())?;
+            let maps = maps::Acceleration::take(&mut ebpf, UNLIMITED)?;
             let attached = sock::attach(&ebpf, None, cgroup)?;
             Ok(Self {
                 maps,
