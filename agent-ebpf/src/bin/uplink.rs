@@ -10,10 +10,7 @@
 //!
 //! A program has 512 bytes of stack. The parts are functions of their own, one after another, so
 //! that each has what the others left: the verifier counts the deepest chain of calls. Such a
-//! function takes and returns what fits a register. Translation with its loop is part of the
-//! program itself: before Linux 6.4 the verifier cannot follow what is precise through a call
-//! (kernel commit fde2a3882bd0), takes all of it for precise, and walks the loop's states without
-//! end.
+//! function takes and returns what fits a register.
 #![no_std]
 #![no_main]
 
@@ -155,7 +152,7 @@ fn keep_tunnels(skb: *mut __sk_buff, packet: &Packet) -> i32 {
     finish(&ctx, CONFIG.get(0).map_or(Ok(PASS), leave))
 }
 
-#[inline(always)]
+#[inline(never)]
 fn masquerade(skb: *mut __sk_buff, packet: &Packet) -> i32 {
     let ctx = TcContext::new(skb);
     let Some(config) = masquerading(&packet.ip) else {
@@ -184,7 +181,7 @@ fn check_source(skb: *mut __sk_buff, packet: &Packet) -> i32 {
     finish(&ctx, CONFIG.get(0).map_or(Ok(PASS), arrive))
 }
 
-#[inline(always)]
+#[inline(never)]
 fn reverse(skb: *mut __sk_buff, packet: &Packet) -> i32 {
     let ctx = TcContext::new(skb);
     let (Some(config), Some(l4)) = (masquerading(&packet.ip), &packet.l4()) else {
