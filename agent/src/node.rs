@@ -9,11 +9,15 @@ use crate::{
     plan::{
         Facts, Node, OverlayPlan, OverlaySettings, PlanError, facts::NodeProblem, non_masquerade,
     },
+    troubles::trouble,
 };
 use ipnet::IpNet;
-use sinabro_common::abi::{
-    Addr,
-    config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_TUNNELS, NodeConfig},
+use sinabro_common::{
+    abi::{
+        Addr,
+        config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_TUNNELS, NodeConfig},
+    },
+    api::Trouble,
 };
 use sinabro_netlink::{Conn, Family, Link, ResultExt, addr::Addr as LinkAddr, sysctl};
 use std::{
@@ -31,6 +35,8 @@ const NEVER_MASQUERADED: [&str; 5] = [
 ];
 /// Fewer translated ports than this would fail under ordinary load.
 const MIN_PORTS: u32 = 1024;
+/// Those above Linux's own default of ip_local_port_range.
+const SHARED_PORTS: (u16, u16) = (61_000, u16::MAX);
 
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
@@ -50,10 +56,6 @@ pub enum NodeError {
         "uplink {0} has no IPv4 address to masquerade with, set --masquerade=false or give it one"
     )]
     NoSource(String),
-    #[error(
-        "net.ipv4.ip_local_port_range ends at {0} and leaves too few ports above for masquerade, lower it or set --masquerade-ports"
-    )]
-    NoPorts(u32),
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]
@@ -72,7 +74,7 @@ pub struct NodeState {
     pub masquerade_v4: Option<Ipv4Addr>,
     pub non_masquerade: Vec<IpNet>,
     /// What will not work although nothing stands in the way of the rest.
-    pub warnings: Vec<String>,
+    pub warnings: Vec<Trouble>,
 }
 
 /// What this node is, once known, and what stands in the way.
@@ -109,12 +111,13 @@ impl NodeState {
         let mut warnings = Vec::new();
         let address = plan.device.local;
         if !here.iter().any(|a| a.net.addr() == address) {
-            warnings.push(format!(
+            let text = format!(
                 "no link has this node's address {address}, tunnels cannot leave from it: correct its entry in the list of nodes"
-            ));
+            );
+            warnings.push(trouble("AddressMissing", text));
         }
         if masquerade_v4.is_some() {
-            warnings.extend(unmasqueraded_way_out(&links, &mut conn)?);
+            warnings.extend(unmasqueraded_ways_out(&links, &mut conn)?);
         }
         Ok(Self {
             warnings,
@@ -217,19 +220,25 @@ fn uplinks(settings: &Settings, node: &Node, conn: &mut Conn) -> Result<Vec<Link
     Err(NodeError::NoUplink(first))
 }
 
-/// The link of the IPv4 default route, if it is not an uplink.
-fn unmasqueraded_way_out(uplinks: &[Link], conn: &mut Conn) -> Result<Option<String>, NodeError> {
-    let route = conn.default_route(Family::V4)?;
-    let Some(out) = route.and_then(|route| route.oif) else {
-        return Ok(None);
+/// Links of the IPv4 default route that are no uplinks; it may have several next hops.
+fn unmasqueraded_ways_out(uplinks: &[Link], conn: &mut Conn) -> Result<Vec<Trouble>, NodeError> {
+    let Some(route) = conn.default_route(Family::V4)? else {
+        return Ok(Vec::new());
     };
-    if uplinks.iter().any(|uplink| uplink.index == out) {
-        return Ok(None);
+    let others = route.more_hops.iter().filter_map(|hop| hop.oif);
+    let ways: BTreeSet<u32> = route.oif.into_iter().chain(others).collect();
+    let mut found = Vec::new();
+    for way in ways {
+        if uplinks.iter().any(|uplink| uplink.index == way) {
+            continue;
+        }
+        let name = conn.link_by_index(way)?.name;
+        let text = format!(
+            "the IPv4 default route leaves by {name}, which is not an uplink: what pods send there is not masqueraded, see --uplinks"
+        );
+        found.push(trouble("NotMasqueraded", text));
     }
-    let name = conn.link_by_index(out)?.name;
-    Ok(Some(format!(
-        "the IPv4 default route leaves by {name}, which is not an uplink: what pods send there is not masqueraded, see --uplinks"
-    )))
+    Ok(found)
 }
 
 /// Source of masqueraded packets: the node's own IPv4 address if a link has it (replies to
@@ -258,13 +267,14 @@ fn unmasqueraded(facts: &Facts, settings: &Settings) -> Vec<IpNet> {
 }
 
 /// The ports that masqueraded flows get: as set, else those above what the node's own sockets
-/// are given, so that the two never claim the same.
+/// are given, so that the two never claim the same. Where none are left above, the last ones, and
+/// that is a trouble unless the node's sockets are kept off them.
 ///
 /// # Errors
-/// If too few are left.
-pub fn masquerade_ports(settings: &Settings) -> Result<(u16, u16), NodeError> {
+/// If the kernel's settings cannot be read.
+pub fn masquerade_ports(settings: &Settings) -> Result<((u16, u16), Option<Trouble>), NodeError> {
     if let Some(ports) = settings.masquerade_ports {
-        return Ok(ports);
+        return Ok((ports, None));
     }
     let range = sysctl::read(&["net", "ipv4", "ip_local_port_range"])?;
     // Two numbers, by the kernel's own format.
@@ -274,10 +284,41 @@ pub fn masquerade_ports(settings: &Settings) -> Result<(u16, u16), NodeError> {
         .and_then(|text| text.parse().ok())
         .unwrap_or(u32::from(u16::MAX));
     let max = u32::from(u16::MAX);
-    if last + MIN_PORTS > max {
-        return Err(NodeError::NoPorts(last));
+    if last + MIN_PORTS <= max {
+        return Ok(((last as u16 + 1, u16::MAX), None));
     }
-    Ok((last as u16 + 1, u16::MAX))
+    let reserved = sysctl::read(&["net", "ipv4", "ip_local_reserved_ports"])?;
+    let shared = (!reserves(&reserved, SHARED_PORTS)).then(|| {
+        let (first, last_shared) = SHARED_PORTS;
+        trouble(
+            "PortsShared",
+            format!(
+                "net.ipv4.ip_local_port_range ends at {last}, so masqueraded flows share ports {first}-{last_shared} with the node's own sockets and may take each other's answers: end it at {} or set net.ipv4.ip_local_reserved_ports={first}-{last_shared}, or choose others with --masquerade-ports; then start the agent again",
+                first - 1
+            ),
+        )
+    });
+    Ok((SHARED_PORTS, shared))
+}
+
+/// Whether a list such as `8080,61000-65535` has all of a range.
+fn reserves(list: &str, (first, last): (u16, u16)) -> bool {
+    let mut ranges: Vec<(u16, u16)> = list
+        .trim()
+        .split(',')
+        .filter_map(|text| {
+            let (from, to) = text.split_once('-').unwrap_or((text, text));
+            Some((from.parse().ok()?, to.parse().ok()?))
+        })
+        .collect();
+    ranges.sort_unstable();
+    let mut next = u32::from(first);
+    for (from, to) in ranges {
+        if u32::from(from) <= next {
+            next = next.max(u32::from(to) + 1);
+        }
+    }
+    next > u32::from(last)
 }
 
 #[cfg(test)]
@@ -352,7 +393,7 @@ mod tests {
         assert_eq!(state.uplinks[0].name, "u0");
         assert_eq!(source(&state), "192.0.2.1");
         assert!(
-            state.warnings.len() == 1 && state.warnings[0].contains("203.0.113.7"),
+            state.warnings.len() == 1 && state.warnings[0].text.contains("203.0.113.7"),
             "{:?}",
             state.warnings
         );
@@ -364,7 +405,7 @@ mod tests {
     fn a_way_out_beside_the_uplinks_is_told() {
         let state = find(LINKS, &["198.51.100.1"], Some(0), &[]).unwrap();
         assert!(
-            state.warnings.len() == 1 && state.warnings[0].contains("leaves by u0"),
+            state.warnings.len() == 1 && state.warnings[0].text.contains("leaves by u0"),
             "{:?}",
             state.warnings
         );
@@ -372,5 +413,55 @@ mod tests {
             let state = find(LINKS, &["198.51.100.1"], Some(0), args).unwrap();
             assert!(state.warnings.is_empty(), "{:?}", state.warnings);
         }
+    }
+
+    #[test]
+    fn ports_that_the_node_uses_itself_are_shared_and_told() {
+        let args = ["sinabro-agent", "--node-name=n1", "--nodes=/n"];
+        let settings = Settings::load(args).unwrap();
+        let ports = |range: &str, reserved: &str| {
+            in_fresh(|| {
+                sysctl::write(&["net", "ipv4", "ip_local_port_range"], range).unwrap();
+                sysctl::write(&["net", "ipv4", "ip_local_reserved_ports"], reserved).unwrap();
+                masquerade_ports(&settings).unwrap()
+            })
+        };
+        assert_eq!(ports("32768 60999", ""), ((61_000, 65_535), None));
+        assert_eq!(ports("1024 50000", ""), ((50_001, 65_535), None));
+        let (shared, told) = ports("1024 65535", "");
+        assert_eq!(shared, (61_000, 65_535));
+        let told = told.unwrap();
+        assert_eq!(told.reason, "PortsShared");
+        assert!(told.text.contains("ip_local_reserved_ports=61000-65535"));
+        assert_eq!(ports("1024 65535", "80,61000-65535"), (shared, None));
+        assert_eq!(ports("1024 65535", "61000-62000,62001-65535"), (shared, None));
+        assert!(ports("1024 65535", "61000-65534").1.is_some());
+    }
+
+    #[test]
+    fn every_next_hop_of_the_default_route_is_looked_at() {
+        let uplinks = in_fresh(|| {
+            let mut conn = Conn::new().unwrap();
+            conn.create_veth(&Veth {
+                name: "u0",
+                mac: [2, 0, 0, 0, 0, 1],
+                mtu: 1500,
+                peer_name: "u1",
+                peer_mac: [2, 0, 0, 0, 0, 2],
+                peer_netns: None,
+            })
+            .unwrap();
+            let [u0, u1] = ["u0", "u1"].map(|name| conn.link_by_name(name).unwrap());
+            for link in [&u0, &u1] {
+                conn.execute(link::set_up(link.index)).unwrap();
+            }
+            let hops = ["nexthop", "dev", "u0", "nexthop", "dev", "u1"];
+            let mut ip = std::process::Command::new("ip");
+            let added = ip.args(["route", "add", "default"]).args(hops).status();
+            assert!(added.unwrap().success());
+            unmasqueraded_ways_out(&[u0], &mut conn).unwrap()
+        });
+        assert_eq!(uplinks.len(), 1, "{uplinks:?}");
+        assert!(uplinks[0].text.contains("leaves by u1"), "{uplinks:?}");
     }
 }

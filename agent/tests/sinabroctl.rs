@@ -401,7 +401,11 @@ fn nodes_show_tunnel_or_problem() {
         node("node-b", Some("192.168.0.2"), None),
         node("node-c", None, Some("it has no address")),
     ];
-    let output = ask(Request::Nodes, Response::Nodes(report), &["nodes"]);
+    let output = ask(
+        Request::Nodes { after: None },
+        Response::Nodes(report),
+        &["nodes"],
+    );
     assert_eq!(output.status.code(), Some(0));
     let lines: Vec<_> = text(&output.stdout).lines().collect();
     assert!(lines[1].contains("this node"));

@@ -3,7 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 use ipnet::IpNet;
-use sinabro_common::{api::Request, names};
+use sinabro_common::{
+    api::{NodeReport, Request},
+    names,
+};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, NodeEntry, Pod,
     checks::Scene,
@@ -66,7 +69,7 @@ fn eventually(what: &str, node: &Node, holds: impl Fn() -> bool) {
         panic!(
             "{error:#}\nFDB {:?}\nthe agent says {:?}\n{}",
             vxlan(node).map(|index| node.netlink().unwrap().fdb(index).unwrap()),
-            node.ask(Request::Nodes),
+            node.ask(Request::Nodes { after: None }),
             node.log()
         )
     });
@@ -87,6 +90,34 @@ fn nodes_that_list_their_addresses_in_another_order_reach_each_others_pods() {
     }
     let pods = [1, 2].map(|number| lab.node(number).add_pod("p").unwrap());
     must_reach(&lab, &pods[0], &pods[1]);
+}
+
+#[test]
+fn five_thousand_nodes_are_listed() {
+    let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
+    let node = lab.node(1);
+    let other = |n: u32| NodeEntry {
+        name: format!(
+            "ip-10-0-{}-{}.eu-central-1.compute.internal",
+            n >> 8,
+            n & 255
+        ),
+        addresses: vec![IpAddr::from((0x0a00_0000 + n).to_be_bytes())],
+        pod_cidrs: vec![
+            format!("100.{}.{}.0/24", 64 + (n >> 8), n & 255)
+                .parse()
+                .unwrap(),
+        ],
+    };
+    let mut entries: Vec<_> = (1..5000).map(other).collect();
+    entries.push(node.entry());
+    lab.publish_entries(&entries).unwrap();
+    node.start_agent().unwrap();
+    node.wait_ready().unwrap();
+    let output = node.ctl(&["nodes", "-o", "json"]).unwrap();
+    let listed: Vec<NodeReport> = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(listed.len(), entries.len());
+    assert!(listed.is_sorted_by(|a, b| a.name < b.name));
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn call(request: &Request) -> &'static str {
         Request::Status => "status",
         Request::Endpoints => "endpoints",
         Request::Ipam => "ipam",
-        Request::Nodes => "nodes",
+        Request::Nodes { .. } => "nodes",
         Request::Metrics => "metrics",
         Request::Acceleration => "acceleration",
         Request::Log => "log",

@@ -17,8 +17,8 @@ use crate::{
 use sinabro_common::abi::acceleration::NODE_ACCOUNT;
 use sinabro_common::api::{
     AccelerationReport, Adds, ApiError, Condition, DropReport, EndpointReport, ErrorCode,
-    IpamReport, MemoryReport, MetricsReport, NodeReport, Request, Response, SelfTestReport,
-    SourceReport, StatusReport,
+    IpamReport, MemoryReport, MetricsReport, NODES_OF_A_PAGE, NodeReport, Request, Response,
+    SelfTestReport, SourceReport, StatusReport,
 };
 use std::{
     sync::Arc,
@@ -82,7 +82,7 @@ impl Core {
             Request::Status => Ok(Response::Status(Box::new(core.status()))),
             Request::Endpoints => core.endpoint_reports().map(Response::Endpoints),
             Request::Ipam => Ok(Response::Ipam(core.ipam_report())),
-            Request::Nodes => Ok(Response::Nodes(core.node_reports())),
+            Request::Nodes { after } => Ok(Response::Nodes(core.nodes_after(after.as_deref()))),
             Request::Metrics => core.metrics_report().map(Response::Metrics),
             Request::Acceleration => core.acceleration_report().map(Response::Acceleration),
             Request::Log => Ok(Response::Log(RECENT.text())),
@@ -261,15 +261,25 @@ impl Core {
             .report(|owner| endpoints.get(owner).is_some())
     }
 
-    fn node_reports(&self) -> Vec<NodeReport> {
+    /// A page of the nodes. They are in the order of their names, so one that comes or goes
+    /// meanwhile moves no other to another page.
+    fn nodes_after(&self, after: Option<&str>) -> Vec<NodeReport> {
+        let all = self.node_reports();
+        let begin = after.map_or(0, |after| {
+            all.partition_point(|node| node.name.as_str() <= after)
+        });
+        let end = all.len().min(begin + NODES_OF_A_PAGE);
+        all[begin..end].to_vec()
+    }
+
+    fn node_reports(&self) -> Arc<Vec<NodeReport>> {
         let overlay = self.overlay.borrow();
         if !overlay.nodes.is_empty() {
-            return Vec::clone(&overlay.nodes);
+            return overlay.nodes.clone();
         }
         let facts = self.facts.borrow().facts.clone();
-        facts.map_or_else(Vec::new, |facts| {
-            node_reports(&facts, &self.settings.node_name, None)
-        })
+        let reports = facts.map(|facts| node_reports(&facts, &self.settings.node_name, None));
+        Arc::new(reports.unwrap_or_default())
     }
 
     fn metrics_report(&self) -> Result<MetricsReport, String> {

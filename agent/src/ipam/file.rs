@@ -3,7 +3,8 @@
 //! - `leases/<address>` is made by [`AtomicFile::create`]: it appears whole, or the address is
 //!   taken, whoever took it.
 //! - Releasing renames it to `released/<address>` and sets its modification time: the order of
-//!   these times is the order of release. The last owner stays readable there.
+//!   these times is the order of release. The last owner stays readable there, until a thousand
+//!   others were released after it.
 //!
 //! A file that cannot be read as a lease costs its address: it is reported by name, the address
 //! is given to nobody, and nothing but a person removes the file. There is no fsync: leases do

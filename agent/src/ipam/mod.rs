@@ -26,6 +26,10 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+/// Files of released addresses that are kept, the newest: on a tmpfs each takes a page. What is
+/// forgotten counts as never used for the next agent, so it still comes before these.
+const RELEASED_FILES: usize = 1000;
+
 #[derive(Debug, thiserror::Error)]
 pub enum IpamError {
     #[error("this node has no pod range yet")]
@@ -71,6 +75,8 @@ struct Index {
     /// Released addresses, the longest released first.
     released: BTreeSet<(SystemTime, IpAddr)>,
     released_at: HashMap<IpAddr, SystemTime>,
+    /// Those of them that have a file, no more than [`RELEASED_FILES`].
+    on_disk: BTreeSet<(SystemTime, IpAddr)>,
 }
 
 /// A range and how much of it was ever used.
@@ -104,15 +110,18 @@ impl Allocator {
                 store.forget_released(address)?;
             } else {
                 index.push_released(time, address);
+                index.on_disk.insert((time, address));
             }
         }
         for problem in index.problems() {
             tracing::warn!("{problem}");
         }
-        Ok(Self {
+        let allocator = Self {
             store,
             index: Mutex::new(index),
-        })
+        };
+        allocator.forget_oldest(&mut allocator.index());
+        Ok(allocator)
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {
@@ -318,8 +327,21 @@ impl Allocator {
             self.store.release(address, time)?;
             index.remove(address);
             index.push_released(time, address);
+            index.on_disk.insert((time, address));
         }
+        self.forget_oldest(&mut index);
         Ok(present)
+    }
+
+    /// Removes files of addresses that were released long ago.
+    fn forget_oldest(&self, index: &mut Index) {
+        while index.on_disk.len() > RELEASED_FILES
+            && let Some((_, address)) = index.on_disk.pop_first()
+        {
+            if let Err(error) = self.store.forget_released(address) {
+                tracing::warn!("{}", Chain(&error));
+            }
+        }
     }
 
     /// Looks again at the files that were not leases: a person may have removed or mended one.
@@ -344,6 +366,11 @@ impl Allocator {
     /// Whether the owner has a lease.
     pub fn has(&self, owner: &Owner) -> bool {
         self.index().by_owner.contains_key(owner)
+    }
+
+    /// How full the ranges are.
+    pub fn usage(&self) -> Vec<RangeReport> {
+        self.index().usage()
     }
 
     /// What is wrong with files, each named.
@@ -371,14 +398,6 @@ impl Allocator {
     /// For people; `active` says whether an endpoint uses a lease.
     pub fn report(&self, active: impl Fn(&Owner) -> bool) -> IpamReport {
         let index = self.index();
-        let range = |pool: &Pool| {
-            let cidr = pool.range.cidr();
-            RangeReport {
-                cidr,
-                capacity: pool.range.capacity(),
-                leased: index.leases.keys().filter(|a| cidr.contains(*a)).count() as u64,
-            }
-        };
         let lease = |lease: &Lease| LeaseReport {
             address: lease.address,
             owner: lease.owner.clone(),
@@ -387,7 +406,7 @@ impl Allocator {
             active: active(&lease.owner),
         };
         IpamReport {
-            ranges: index.ranges.iter().map(range).collect(),
+            ranges: index.usage(),
             leases: index.leases.values().map(lease).collect(),
             problems: index.problems().cloned().collect(),
         }
@@ -469,7 +488,10 @@ impl Index {
 
     fn pop_released(&mut self, address: IpAddr) -> bool {
         match self.released_at.remove(&address) {
-            Some(time) => self.released.remove(&(time, address)),
+            Some(time) => {
+                self.on_disk.remove(&(time, address));
+                self.released.remove(&(time, address))
+            }
             None => false,
         }
     }
@@ -493,6 +515,19 @@ impl Index {
             .map(|(_, a)| *a)
             .filter(|a| a.is_ipv4() == v4);
         of_family.into_iter().find(usable)
+    }
+
+    fn usage(&self) -> Vec<RangeReport> {
+        let range = |pool: &Pool| {
+            let cidr = pool.range.cidr();
+            let leased = self.leases.range(cidr.network()..=cidr.broadcast());
+            RangeReport {
+                cidr,
+                capacity: pool.range.capacity(),
+                leased: leased.count() as u64,
+            }
+        };
+        self.ranges.iter().map(range).collect()
     }
 
     fn problems(&self) -> impl Iterator<Item = &String> {

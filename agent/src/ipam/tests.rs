@@ -76,6 +76,39 @@ fn released_addresses_return_last() {
     assert_eq!(full, "pod range 10.0.0.0/29 is full");
 }
 
+/// Each file is a page of memory, and a range of IPv6 has room for 65,534 of them.
+#[test]
+fn of_released_addresses_the_newest_are_remembered() {
+    let dir = tempfile::tempdir().unwrap();
+    let range: &[&str] = &["fd00::/64"];
+    let files = || fs::read_dir(dir.path().join("released")).unwrap().count();
+    let all = RELEASED_FILES + 50;
+    let allocator = open(dir.path(), range);
+    for n in 0..all {
+        allocator.allocate(&request(n)).unwrap();
+        allocator.release(&owner(n)).unwrap();
+        assert!(files() <= RELEASED_FILES);
+    }
+    // In one life of the agent the order is as ever.
+    let next = allocator.allocate(&request(0)).unwrap();
+    assert_eq!(
+        next[0],
+        format!("fd00::{:x}", all + 2).parse::<IpAddr>().unwrap()
+    );
+    drop(allocator);
+    // In the next what was forgotten comes first, and what was released last is given last.
+    let allocator = open(dir.path(), range);
+    let next = allocator.allocate(&request(1)).unwrap();
+    assert_eq!(texts(&next), ["fd00::2"]);
+    // As an agent of before left it.
+    for n in 0..RELEASED_FILES {
+        fs::write(dir.path().join(format!("released/fd00::1:{:x}", n + 1)), "").unwrap();
+    }
+    drop(allocator);
+    let _allocator = open(dir.path(), range);
+    assert_eq!(files(), RELEASED_FILES);
+}
+
 #[test]
 fn one_full_family_leases_nothing_of_the_other() {
     let dir = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ use crate::apply::OverlayStatus;
 use sinabro_common::api::{
     Condition, EndpointReport, IpamReport, MetricsReport, NodeReport, StatusReport,
 };
-use std::future::Future;
+use std::{future::Future, sync::Arc};
 
 /// Everything a scrape shows, as the agent's core has it.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ pub struct Reports {
     pub status: StatusReport,
     pub endpoints: Vec<EndpointReport>,
     pub ipam: IpamReport,
-    pub nodes: Vec<NodeReport>,
+    pub nodes: Arc<Vec<NodeReport>>,
     pub metrics: MetricsReport,
     pub overlay: OverlayStatus,
     /// Whether each pod has series of its own.

@@ -96,6 +96,7 @@ fn reports() -> Reports {
                 tunnel: None,
                 problem: (name == "node-b").then(|| "it has no address".into()),
             })
+            .to_vec()
             .into(),
         metrics: MetricsReport {
             drops: vec![DropReport {

@@ -19,8 +19,8 @@ use std::{
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 use tracing::warn;
 
-/// More than twice what 5000 nodes need.
-const MAX_LEN: u64 = 4 << 20;
+/// More than twice what 15,000 nodes need.
+const MAX_LEN: u64 = 16 << 20;
 /// How often it is written at most.
 const PAUSE: Duration = Duration::from_secs(1);
 

@@ -7,8 +7,8 @@ use crate::plan::{Facts, Node};
 use serde_json::{Map, Value};
 use std::str::FromStr;
 
-/// More than twice what 5000 nodes need.
-pub const MAX_LEN: usize = 4 << 20;
+/// More than twice what 15,000 nodes need.
+pub const MAX_LEN: usize = 16 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {

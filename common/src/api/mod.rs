@@ -29,6 +29,9 @@ use std::net::IpAddr;
 /// meet for a moment in each upgrade, and then tell each other to try again.
 pub const VERSION: u32 = 1;
 
+/// Nodes in one reply: a thousand bytes each fit into a frame twice.
+pub const NODES_OF_A_PAGE: usize = 500;
+
 /// A request with its version.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RequestEnvelope {
@@ -137,7 +140,12 @@ pub enum Request {
     Status,
     Endpoints,
     Ipam,
-    Nodes,
+    /// The known nodes by name, at most [`NODES_OF_A_PAGE`] of them: those after this name, or
+    /// the first ones.
+    Nodes {
+        #[serde(default)]
+        after: Option<String>,
+    },
     Metrics,
     Acceleration,
     Log,

@@ -13,6 +13,9 @@ pub struct StatusReport {
     /// Serving pods: everything in `conditions` holds.
     pub ready: bool,
     pub conditions: Vec<Condition>,
+    /// What is wrong although the node serves.
+    #[serde(default)]
+    pub troubles: Vec<Trouble>,
     /// What the kernel allowed, for example `attach: tcx`.
     pub modes: BTreeMap<String, String>,
     /// What the TCP acceleration changes for applications on this kernel; none if it is off.
@@ -68,6 +71,16 @@ pub struct Condition {
     pub name: String,
     pub ok: bool,
     pub detail: String,
+}
+
+/// Something wrong on the node or around it although it serves.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Trouble {
+    /// A word, as in the Event that tells of it.
+    pub reason: String,
+    /// What is wrong, and what to do.
+    pub text: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ mod files;
 mod kernel;
 mod network;
 
-use crate::ctl::{Common, Exit, client, places::PlaceFlags};
+use crate::ctl::{Common, Exit, client, nodes, places::PlaceFlags};
 use crate::{config::Places, datapath};
 use anyhow::{Context as _, bail};
 use sinabro_common::api::{Request, Response};
@@ -70,7 +70,6 @@ fn collect(common: &Common, places: &PlaceFlags) -> Vec<(String, Part)> {
         ("status", Request::Status),
         ("endpoints", Request::Endpoints),
         ("ipam", Request::Ipam),
-        ("nodes", Request::Nodes),
         ("metrics", Request::Metrics),
         ("acceleration", Request::Acceleration),
     ];
@@ -78,6 +77,9 @@ fn collect(common: &Common, places: &PlaceFlags) -> Vec<(String, Part)> {
     for (name, request) in requests {
         parts.push((format!("agent/{name}.json"), ask(common, request)));
     }
+    let nodes = nodes::all(common).map_err(anyhow::Error::from);
+    let nodes = nodes.and_then(|nodes| Ok(serde_json::to_vec_pretty(&Response::Nodes(nodes))?));
+    parts.push(("agent/nodes.json".into(), nodes));
     parts.extend(kernel::parts());
     parts.extend(network::parts());
     match places.resolve() {

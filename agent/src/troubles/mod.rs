@@ -1,0 +1,116 @@
+//! What is wrong on this node or around it although the agent serves: seen, named, and each with
+//! its next step. In `sinabroctl status`, in Events on the Node, in the metric `sinabro_trouble`.
+//!
+//! None of it makes the node unready: pods that work go on, and a taint would cure nothing.
+//!
+//! - [`forwarding`]: the kernel's switches for forwarding, which others turn off;
+//! - [`firewall`]: other people's rules that drop what is forwarded;
+//! - [`addresses`]: addresses that two nodes claim, ranges that are full, pods outside of them.
+
+pub mod addresses;
+pub mod firewall;
+pub mod forwarding;
+
+use crate::{api::status::NodeStatus, endpoint::Endpoints, watch::Snapshot};
+use sinabro_common::api::Trouble;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tokio::{
+    sync::watch,
+    task::spawn_blocking,
+    time::{MissedTickBehavior, interval},
+};
+use tracing::{info, warn};
+
+/// How often the kernel is asked. Nothing announces a changed sysctl or rule.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// A trouble, for whoever finds one. `reason` is a word in CamelCase, `text` says what is wrong
+/// and what to do.
+pub fn trouble(reason: &str, text: impl Into<String>) -> Trouble {
+    Trouble {
+        reason: reason.into(),
+        text: text.into(),
+    }
+}
+
+/// What troubles are found in.
+pub struct Sources {
+    /// This node's name.
+    pub node_name: String,
+    pub facts: watch::Receiver<Snapshot>,
+    pub node: watch::Receiver<NodeStatus>,
+    pub endpoints: Arc<Endpoints>,
+    /// What peers' silence says, if they are probed.
+    pub peers: Option<watch::Receiver<Vec<Trouble>>>,
+    /// What was found at the start and does not change.
+    pub standing: Arc<Mutex<Vec<Trouble>>>,
+}
+
+impl Sources {
+    /// Adds a trouble that lasts as long as the agent.
+    pub fn stand(standing: &Mutex<Vec<Trouble>>, trouble: Trouble) {
+        warn!("{}", trouble.text);
+        let mut all = standing.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(trouble);
+    }
+
+    fn find(&self) -> Vec<Trouble> {
+        let standing = self.standing.lock();
+        let mut found = standing.unwrap_or_else(PoisonError::into_inner).clone();
+        let state = self.node.borrow().state.clone();
+        let facts = self.facts.borrow().facts.clone();
+        if let Some(state) = &state {
+            found.extend(state.warnings.iter().cloned());
+            found.extend(forwarding::keep(&state.pod_cidrs));
+            found.extend(firewall::find());
+            found.extend(addresses::outside(&self.endpoints, &state.pod_cidrs));
+        }
+        if let Some(facts) = facts {
+            found.extend(addresses::contested(&facts, &self.node_name));
+        }
+        found.extend(addresses::nearly_full(&self.endpoints));
+        if let Some(peers) = &self.peers {
+            found.extend(peers.borrow().iter().cloned());
+        }
+        found
+    }
+}
+
+/// Looks for troubles for ever; the task ends with its last receiver.
+pub fn spawn(sources: Sources) -> (watch::Receiver<Vec<Trouble>>, tokio::task::JoinHandle<()>) {
+    let (sender, receiver) = watch::channel(Vec::new());
+    let sources = Arc::new(sources);
+    let task = tokio::spawn(async move {
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while !sender.is_closed() {
+            looks.tick().await;
+            let sources = sources.clone();
+            let found = spawn_blocking(move || sources.find()).await;
+            let found = found.unwrap_or_else(|error| {
+                let text = format!("cannot look for troubles: {error}");
+                vec![trouble("LookFailed", text)]
+            });
+            log(&sender.borrow(), &found);
+            sender.send_replace(found);
+        }
+    });
+    (receiver, task)
+}
+
+/// Says once what is new, and what is over.
+fn log(before: &[Trouble], now: &[Trouble]) {
+    let old: BTreeSet<_> = before.iter().collect();
+    for new in now.iter().filter(|trouble| !old.contains(trouble)) {
+        warn!("{}: {}", new.reason, new.text);
+    }
+    let reasons: BTreeSet<_> = now.iter().map(|trouble| &trouble.reason).collect();
+    let over: BTreeSet<_> = before.iter().map(|trouble| &trouble.reason).collect();
+    for reason in over.difference(&reasons) {
+        info!("{reason} is over");
+    }
+}
