@@ -9,6 +9,7 @@
 //! - back to the cluster: [`announce`];
 //! - [`acceleration`]: which TCP connections go from socket to socket, and what that changes;
 //! - [`install`]: plugin and network configuration on the node;
+//! - [`troubles`]: what is wrong although the agent serves, and what to do;
 //! - [`telemetry`]: metrics and health;
 //! - [`uninstall`]: takes all of it away again;
 //! - [`ctl`]: `sinabroctl`, for people.
@@ -38,5 +39,6 @@ mod stand_in;
 pub mod state_file;
 mod state_lock;
 pub mod telemetry;
+pub mod troubles;
 pub mod uninstall;
 pub mod watch;

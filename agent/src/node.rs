@@ -21,6 +21,7 @@ use sinabro_common::{
 };
 use sinabro_netlink::{Conn, Family, Link, ResultExt, addr::Addr as LinkAddr, sysctl};
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr},
     sync::Arc,
 };
@@ -225,7 +226,7 @@ fn unmasqueraded_ways_out(uplinks: &[Link], conn: &mut Conn) -> Result<Vec<Troub
     let Some(route) = conn.default_route(Family::V4)? else {
         return Ok(Vec::new());
     };
-    let others = route.more_hops.iter().filter_map(|hop| hop.oif);
+    let others = route.more_hops.iter().map(|hop| hop.oif);
     let ways: BTreeSet<u32> = route.oif.into_iter().chain(others).collect();
     let mut found = Vec::new();
     for way in ways {
@@ -434,7 +435,10 @@ mod tests {
         assert_eq!(told.reason, "PortsShared");
         assert!(told.text.contains("ip_local_reserved_ports=61000-65535"));
         assert_eq!(ports("1024 65535", "80,61000-65535"), (shared, None));
-        assert_eq!(ports("1024 65535", "61000-62000,62001-65535"), (shared, None));
+        assert_eq!(
+            ports("1024 65535", "61000-62000,62001-65535"),
+            (shared, None)
+        );
         assert!(ports("1024 65535", "61000-65534").1.is_some());
     }
 

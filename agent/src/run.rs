@@ -29,6 +29,7 @@ use crate::{
     prepare::{self, Families},
     state_lock,
     telemetry::{http, metrics::Metrics},
+    troubles,
     watch::{kubernetes, nodes::OwnNode, nodes_file},
 };
 use anyhow::{Context as _, anyhow, bail};
@@ -36,6 +37,7 @@ use follow_node::{NodeTask, follow_node};
 use restore::{Restored, log_collected, restore, sweep};
 use sinabro_common::names;
 use std::{
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -44,9 +46,11 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
     task::{JoinSet, spawn_blocking},
-    time::{MissedTickBehavior, interval, timeout},
+    time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
+/// How soon it is tried again to listen on the metrics address.
+const LISTEN_AGAIN: Duration = Duration::from_secs(5);
 /// How often garbage is looked for.
 const COLLECT: Duration = Duration::from_secs(60);
 /// How often masquerade flows are looked over, and what the programs logged is passed on.
@@ -59,8 +63,15 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let started = Instant::now();
     let settings = Arc::new(settings);
     let _lock = state_lock::lock(&settings.state_dir)?;
+    let standing = Arc::default();
     let ports = match settings.masquerade {
-        true => node::masquerade_ports(&settings)?,
+        true => {
+            let (ports, shared) = node::masquerade_ports(&settings)?;
+            shared
+                .into_iter()
+                .for_each(|trouble| troubles::stand(&standing, trouble));
+            ports
+        }
         false => (0, 0),
     };
     let prepared = prepare::sysctls(&settings.uplinks, Families::prepared_or_both())?;
@@ -128,6 +139,16 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tasks.spawn(ends("the installation", task));
         status
     });
+    let (troubles, task) = troubles::spawn(troubles::Sources {
+        node_name: settings.node_name.clone(),
+        facts: facts.clone(),
+        node: node.clone(),
+        endpoints: endpoints.clone(),
+        peers: None,
+        rules: troubles::Rules::default(),
+        standing: standing.clone(),
+    });
+    tasks.spawn(ends("the look-out for troubles", task));
     let core = Arc::new(Core {
         settings: settings.clone(),
         reaper: Reaper::start(endpoints.clone()),
@@ -139,27 +160,19 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         node,
         overlay,
         install,
+        troubles,
         announcer,
         metrics: Arc::new(Metrics::default()),
         started,
     });
     log_start(&core);
     if let Some(address) = settings.metrics_address {
-        let listener = TcpListener::bind(address)
-            .await
-            .with_context(|| format!("cannot listen on metrics address {address}"))?;
-        let provider = Arc::new(Telemetry(core.clone()));
-        let (metrics, mut stopping) = (core.metrics.clone(), stopping.clone());
-        tasks.spawn(async move {
-            let stopped = async move {
-                let _ = stopping.wait_for(|stop| *stop).await;
-            };
-            http::serve(listener, provider, metrics, stopped)
-                .await
-                .context("the metrics server failed")?;
-            // It ends when asked to; what ends unasked is an error.
-            std::future::pending().await
-        });
+        tasks.spawn(serve_metrics(
+            address,
+            core.clone(),
+            stopping.clone(),
+            standing,
+        ));
     }
     if let Some((api, own)) = own_node {
         tasks.spawn(announce(api, own, core.clone()));
@@ -183,6 +196,39 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     outcome
 }
 
+/// Serves metrics and health. That the address is taken is no reason to serve no pods: it is said,
+/// and tried again.
+async fn serve_metrics(
+    address: SocketAddr,
+    core: Arc<Core>,
+    mut stopping: watch::Receiver<bool>,
+    standing: troubles::Standing,
+) -> anyhow::Result<()> {
+    const TAKEN: &str = "MetricsAddressTaken";
+    let listener = loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => break listener,
+            Err(error) => {
+                let text = format!(
+                    "there are no metrics and no health checks, {address} cannot be listened on: {error}; free it (`ss -lptn`) or choose another with --metrics-address"
+                );
+                troubles::replace(&standing, TAKEN, Some(text));
+                sleep(LISTEN_AGAIN).await;
+            }
+        }
+    };
+    troubles::replace(&standing, TAKEN, None);
+    let stopped = async move {
+        let _ = stopping.wait_for(|stop| *stop).await;
+    };
+    let metrics = core.metrics.clone();
+    http::serve(listener, Arc::new(Telemetry(core)), metrics, stopped)
+        .await
+        .context("the metrics server failed")?;
+    // It ends when told to; what ends unasked is an error.
+    std::future::pending().await
+}
+
 /// Tells the cluster how this node is; begun when the socket is there.
 async fn announce(
     api: ClusterApi,
@@ -195,6 +241,7 @@ async fn announce(
         core.node.clone(),
         core.overlay.clone(),
         core.install.clone(),
+        core.troubles.clone(),
     );
     tokio::select! {
         () = told => {}

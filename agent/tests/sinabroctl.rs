@@ -76,6 +76,10 @@ fn status(ready: bool) -> StatusReport {
             ok: ready,
             detail: "uplink eth0 is gone".into(),
         }],
+        troubles: vec![Trouble {
+            reason: "ForwardingOff".into(),
+            text: "net.ipv4.ip_forward is 0".into(),
+        }],
         modes: BTreeMap::from([("attach".into(), "tcx".into())]),
         tcp_self_test: None,
         uplink: "eth0".into(),

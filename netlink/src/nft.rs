@@ -296,6 +296,32 @@ impl Nft {
         )
     }
 
+    /// Whether a rule of the chain's table has these bytes among what it compares: the name of an
+    /// interface, for example.
+    ///
+    /// # Errors
+    /// As [`Nft::chains`].
+    pub fn mentions(&mut self, chain: &Chain, bytes: &[u8]) -> Result<bool> {
+        let has = |message: &Message<'_>| {
+            if message.kind != NEW_RULE || family(message.body)? != chain.family {
+                return Ok(None);
+            }
+            let (mut same, mut has) = (false, false);
+            for attr in wire::attrs_after(message.body, HEADER)? {
+                let attr = attr?;
+                match attr.kind {
+                    1 => same = attr.text() == chain.table,
+                    4 => has = attr.value.windows(bytes.len()).any(|part| part == bytes),
+                    _ => {}
+                }
+            }
+            Ok((same && has).then_some(()))
+        };
+        let what = "list rules of nf_tables";
+        let found = self.0.dump(what, GET_RULE, &Raw(&[0; HEADER]), has)?;
+        Ok(!found.is_empty())
+    }
+
     /// All rules, in the order of each chain.
     ///
     /// # Errors

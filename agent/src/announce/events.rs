@@ -18,7 +18,7 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use sinabro_common::api::PodRef;
-use std::{collections::HashMap, time::Duration};
+use std::{borrow::Cow, collections::HashMap, time::Duration};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, timeout},
@@ -54,7 +54,7 @@ pub enum About {
 #[derive(Clone, Debug)]
 pub struct Event {
     pub about: About,
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
     pub note: String,
 }
 
@@ -146,7 +146,7 @@ fn made(event: &Event, regarding: ObjectReference, node: &str, namespace: &str) 
         },
         event_time: Some(MicroTime(now)),
         action: Some(action.into()),
-        reason: Some(event.reason.into()),
+        reason: Some(event.reason.to_string()),
         note: Some(cut(&event.note, MAX_NOTE).into()),
         regarding: Some(regarding),
         reporting_controller: Some(CONTROLLER.into()),
@@ -165,7 +165,7 @@ type Key = (
     Option<String>,
     Option<String>,
     Option<String>,
-    &'static str,
+    Cow<'static, str>,
     String,
 );
 
@@ -174,7 +174,7 @@ fn key(regarding: &ObjectReference, event: &Event) -> Key {
         regarding.namespace.clone(),
         regarding.name.clone(),
         regarding.uid.clone(),
-        event.reason,
+        event.reason.clone(),
         event.note.clone(),
     )
 }
@@ -267,7 +267,7 @@ mod tests {
                 name: "cart-0".into(),
                 uid: "u".into(),
             }),
-            reason: "AddressRangeFull",
+            reason: "AddressRangeFull".into(),
             note: note.into(),
         }
     }

@@ -15,6 +15,7 @@ pub mod problems;
 use crate::{cluster_api::ClusterApi, watch::nodes::OwnNode};
 use events::{About, Event};
 use sinabro_common::api::{ApiError, ErrorCode, PodRef};
+use std::borrow::Cow;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -43,14 +44,19 @@ impl Announcer {
     }
 
     /// Writes a warning on this node's Node. `reason` is a word in CamelCase, `note` a sentence.
-    pub fn node_event(&self, reason: &'static str, note: impl Into<String>) {
-        self.tell(About::Node, reason, note.into());
+    pub fn node_event(&self, reason: impl Into<Cow<'static, str>>, note: impl Into<String>) {
+        self.tell(About::Node, reason.into(), note.into());
     }
 
     /// Writes a warning on a pod, if it is one of Kubernetes.
-    pub fn pod_event(&self, pod: &PodRef, reason: &'static str, note: impl Into<String>) {
+    pub fn pod_event(
+        &self,
+        pod: &PodRef,
+        reason: impl Into<Cow<'static, str>>,
+        note: impl Into<String>,
+    ) {
         if !pod.namespace.is_empty() && !pod.name.is_empty() {
-            self.tell(About::Pod(pod.clone()), reason, note.into());
+            self.tell(About::Pod(pod.clone()), reason.into(), note.into());
         }
     }
 
@@ -75,7 +81,7 @@ impl Announcer {
         self.pod_event(pod, "InvalidSetting", warning);
     }
 
-    fn tell(&self, about: About, reason: &'static str, note: String) {
+    fn tell(&self, about: About, reason: Cow<'static, str>, note: String) {
         let Some(events) = &self.events else {
             return;
         };

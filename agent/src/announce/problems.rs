@@ -5,7 +5,8 @@
 
 use super::Announcer;
 use crate::{apply::OverlayStatus, install::InstallStatus, node::NodeStatus};
-use std::{collections::BTreeMap, time::Duration};
+use sinabro_common::api::Trouble;
+use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 use tokio::{
     sync::watch,
     time::{Instant, MissedTickBehavior, interval},
@@ -16,7 +17,7 @@ const LASTING: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_secs(900);
 
 /// Reason and note.
-type Problem = (&'static str, String);
+type Problem = (Cow<'static, str>, String);
 
 /// Tells the problems of node, overlay and installation as they come, for ever.
 pub async fn tell(
@@ -24,6 +25,7 @@ pub async fn tell(
     node: watch::Receiver<NodeStatus>,
     overlay: watch::Receiver<OverlayStatus>,
     install: Option<watch::Receiver<InstallStatus>>,
+    troubles: watch::Receiver<Vec<Trouble>>,
 ) {
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -34,6 +36,8 @@ pub async fn tell(
         if let Some(install) = &install {
             problems.extend(of_install(&install.borrow()));
         }
+        let troubles = troubles.borrow().clone().into_iter();
+        problems.extend(troubles.map(|trouble| (trouble.reason.into(), trouble.text)));
         for (reason, note) in due.next(problems, Instant::now()) {
             announcer.node_event(reason, note);
         }
@@ -43,14 +47,14 @@ pub async fn tell(
 fn problems(node: &NodeStatus, overlay: &OverlayStatus) -> Vec<Problem> {
     let mut problems = Vec::new();
     if let Some(problem) = &node.problem {
-        problems.push(("NodeNotUsable", problem.clone()));
+        problems.push(("NodeNotUsable".into(), problem.clone()));
         // Without the node's own entry there is no overlay, for the same reason.
         if node.state.is_none() {
             return problems;
         }
     }
     let overlay = overlay.problems.iter();
-    problems.extend(overlay.map(|problem| ("OverlayFailed", problem.clone())));
+    problems.extend(overlay.map(|problem| ("OverlayFailed".into(), problem.clone())));
     problems
 }
 
@@ -61,7 +65,8 @@ fn of_install(install: &InstallStatus) -> Vec<Problem> {
         .map(|problem| ("InstallFailed", problem));
     let warnings = install.warnings.iter();
     let all = problems.chain(warnings.map(|warning| (warning.reason, &warning.text)));
-    all.map(|(reason, note)| (reason, note.clone())).collect()
+    all.map(|(reason, note)| (reason.into(), note.clone()))
+        .collect()
 }
 
 /// When each problem is to be reported.
@@ -93,7 +98,7 @@ mod tests {
     fn a_problem_is_told_when_it_lasts_and_again_only_after_long() {
         let mut due = Due::default();
         let start = Instant::now();
-        let bad = || vec![("NodeNotUsable", "no pod CIDR".to_owned())];
+        let bad = || vec![("NodeNotUsable".into(), "no pod CIDR".to_owned())];
         let second = Duration::from_secs(1);
         assert!(due.next(bad(), start).is_empty());
         assert!(due.next(bad(), start + LASTING - second).is_empty());
@@ -123,8 +128,11 @@ mod tests {
         assert_eq!(
             told,
             [
-                ("InstallFailed", "disk full".to_owned()),
-                ("OtherNetworkFirst", "00-other.conf comes first".to_owned())
+                ("InstallFailed".into(), "disk full".to_owned()),
+                (
+                    "OtherNetworkFirst".into(),
+                    "00-other.conf comes first".to_owned()
+                )
             ]
         );
     }
@@ -140,8 +148,8 @@ mod tests {
             problem: Some("no pod CIDR".into()),
         };
         let found = problems(&node, &overlay);
-        assert_eq!(found, [("NodeNotUsable", "no pod CIDR".to_owned())]);
+        assert_eq!(found, [("NodeNotUsable".into(), "no pod CIDR".to_owned())]);
         let found = problems(&NodeStatus::default(), &overlay);
-        assert_eq!(found, [("OverlayFailed", "vxlan".to_owned())]);
+        assert_eq!(found, [("OverlayFailed".into(), "vxlan".to_owned())]);
     }
 }

@@ -18,7 +18,7 @@ use sinabro_common::abi::acceleration::NODE_ACCOUNT;
 use sinabro_common::api::{
     AccelerationReport, Adds, ApiError, Condition, DropReport, EndpointReport, ErrorCode,
     IpamReport, MemoryReport, MetricsReport, NODES_OF_A_PAGE, NodeReport, Request, Response,
-    SelfTestReport, SourceReport, StatusReport,
+    SelfTestReport, SourceReport, StatusReport, Trouble,
 };
 use std::{
     sync::Arc,
@@ -47,6 +47,8 @@ pub struct Core {
     pub overlay: watch::Receiver<OverlayStatus>,
     /// How plugin and configuration are on the node, if they are this agent's business.
     pub install: Option<watch::Receiver<InstallStatus>>,
+    /// What is wrong although the node serves.
+    pub troubles: watch::Receiver<Vec<Trouble>>,
     /// Tells the cluster what was refused.
     pub announcer: Announcer,
     pub metrics: Arc<Metrics>,
@@ -116,6 +118,7 @@ impl Core {
             node: self.settings.node_name.clone(),
             ready: conditions.iter().all(|c| c.ok),
             conditions,
+            troubles: self.troubles.borrow().clone(),
             modes: self.datapath.modes(),
             tcp_self_test: self.self_test.clone(),
             uplink: uplinks.unwrap_or_default().join(","),

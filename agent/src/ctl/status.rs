@@ -4,7 +4,7 @@ use crate::ctl::{
     Common, Exit, client, print, self_test,
     table::{Table, age, join, yes_no},
 };
-use sinabro_common::api::{Request, Response, SourceReport, StatusReport};
+use sinabro_common::api::{Request, Response, SourceReport, StatusReport, Trouble};
 
 pub fn show(common: &Common, verbose: bool) -> Result<Exit, client::Error> {
     let report = client::ask(common, Request::Status, |response| match response {
@@ -48,7 +48,7 @@ fn table(report: &StatusReport, verbose: bool) -> String {
             "Conditions:",
             format!("all {} hold", report.conditions.len()),
         );
-        return facts.render();
+        return format!("{}{}", facts.render(), troubles(&report.troubles));
     }
     let mut conditions = Table::new(["CONDITION", "OK", "DETAIL"]);
     for condition in shown {
@@ -58,7 +58,24 @@ fn table(report: &StatusReport, verbose: bool) -> String {
             condition.detail.clone(),
         ]);
     }
-    format!("{}\n{}", facts.render(), conditions.render())
+    format!(
+        "{}\n{}{}",
+        facts.render(),
+        conditions.render(),
+        troubles(&report.troubles)
+    )
+}
+
+/// What is wrong although the node serves; nothing if nothing is.
+fn troubles(troubles: &[Trouble]) -> String {
+    if troubles.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(["TROUBLE", "WHAT IT IS, AND WHAT TO DO"]);
+    for trouble in troubles {
+        table.row([trouble.reason.clone(), trouble.text.clone()]);
+    }
+    format!("\n{}", table.render())
 }
 
 fn source(source: &SourceReport) -> String {

@@ -2,7 +2,7 @@
 //! over the node's uplink.
 
 use crate::{
-    apply::{self, OverlayConfig, OverlayStatus},
+    apply::{self, OverlayConfig, OverlayStatus, kernel_events::KernelEvents},
     chain::Chain,
     config::Settings,
     datapath::Datapath,
@@ -13,7 +13,8 @@ use crate::{
 };
 use anyhow::{Context as _, bail};
 use sinabro_common::names;
-use std::{sync::Arc, time::Duration};
+use sinabro_netlink::Event;
+use std::{future::pending, sync::Arc, time::Duration};
 use tokio::{
     sync::watch,
     task::{JoinSet, spawn_blocking},
@@ -22,6 +23,8 @@ use tokio::{
 
 /// How often the node's links are looked at although no fact changed.
 const REFRESH: Duration = Duration::from_secs(30);
+/// Events come in groups.
+const SETTLE: Duration = Duration::from_millis(50);
 /// How soon after they could not be applied.
 const RETRY: Duration = Duration::from_secs(2);
 
@@ -40,6 +43,8 @@ pub(super) struct NodeTask {
 pub(super) async fn follow_node(mut task: NodeTask) -> anyhow::Result<()> {
     let mut overlay: Option<(String, tokio::task::AbortHandle)> = None;
     let mut overlays = JoinSet::new();
+    // Without them a replaced uplink is noticed by the next look.
+    let mut events = KernelEvents::open(None);
     loop {
         let facts = task.facts.borrow_and_update().facts.clone();
         let mut wait = REFRESH;
@@ -71,13 +76,9 @@ pub(super) async fn follow_node(mut task: NodeTask) -> anyhow::Result<()> {
                         let running = overlays.spawn(run_overlay(&task, uplink));
                         overlay = Some((uplink.clone(), running));
                     }
-                    let problem = match state.warnings.is_empty() {
-                        true => None,
-                        false => Some(state.warnings.join("; ")),
-                    };
                     task.node.send_replace(NodeStatus {
                         state: Some(state),
-                        problem,
+                        problem: None,
                     });
                 }
                 Err(error) => {
@@ -95,12 +96,57 @@ pub(super) async fn follow_node(mut task: NodeTask) -> anyhow::Result<()> {
         tokio::select! {
             changed = task.facts.changed() => changed.context("the source of facts ended")?,
             () = sleep(wait) => {}
+            () = ways_out_change(&mut events, &task.node) => {}
             Some(ended) = overlays.join_next() => match ended {
                 Err(error) if error.is_cancelled() => {}
                 Err(error) => return Err(error).context("the overlay failed"),
                 Ok(()) => bail!("the overlay ended"),
             },
         }
+    }
+}
+
+/// Waits until the kernel says something of what leads out of this node. What happens to pods and
+/// to the overlay is not looked at: there is much of it, and it changes nothing here.
+async fn ways_out_change(events: &mut Option<KernelEvents>, node: &watch::Sender<NodeStatus>) {
+    loop {
+        let Some(open) = events else {
+            return pending().await;
+        };
+        open.readable().await;
+        let read = match open.read() {
+            Ok(read) => read,
+            Err(error) => {
+                tracing::warn!("lost the kernel's events, looking again: {}", Chain(&error));
+                *events = KernelEvents::open(None);
+                return;
+            }
+        };
+        let state = node.borrow().state.clone();
+        let uplinks = state.as_deref().map(indexes).unwrap_or_default();
+        if read.iter().any(|event| leads_out(event, &uplinks)) {
+            // The rest of the group.
+            sleep(SETTLE).await;
+            let _ = open.read();
+            return;
+        }
+    }
+}
+
+fn leads_out(event: &Event, uplinks: &[u32]) -> bool {
+    match event {
+        Event::Link { name, index, .. } => {
+            uplinks.contains(index)
+                || !(name.starts_with(names::POD_LINK_PREFIX) || name == names::VXLAN_LINK)
+        }
+        Event::Addr { link, .. } => uplinks.contains(link),
+        Event::Route { protocol, oif, .. } => {
+            let ours = *protocol == names::ROUTE_PROTOCOL;
+            let kernels = *protocol == libc::RTPROT_KERNEL as u8;
+            !ours && (!kernels || oif.is_some_and(|oif| uplinks.contains(&oif)))
+        }
+        Event::Neigh { .. } | Event::Fdb { .. } => false,
+        _ => true,
     }
 }
 
@@ -132,13 +178,7 @@ fn apply_node(
         }
         Err(error) => tracing::warn!("{}", Chain(&error)),
     }
-    let outside = endpoints.ipam.set_ranges(&state.pod_cidrs)?;
-    if !outside.is_empty() {
-        tracing::warn!(
-            ?outside,
-            "addresses outside this node's pod ranges stay in use until their pods are deleted"
-        );
-    }
+    endpoints.ipam.set_ranges(&state.pod_cidrs)?;
     // What is not to be translated is known before anything is.
     datapath
         .set_non_masquerade(&state.non_masquerade)
@@ -153,9 +193,6 @@ fn apply_node(
 }
 
 fn log_node(state: &NodeState) {
-    for warning in &state.warnings {
-        tracing::warn!("{warning}");
-    }
     tracing::info!(
         uplinks = ?state.uplinks.iter().map(|u| &u.name).collect::<Vec<_>>(),
         mtu = state.mtu,

@@ -61,6 +61,7 @@ fn reports() -> Reports {
             version: "0.1.0".into(),
             node: "node-a".into(),
             ready: false,
+            troubles: vec![],
             conditions: conditions(),
             modes: BTreeMap::new(),
             tcp_self_test: None,

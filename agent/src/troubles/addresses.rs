@@ -30,7 +30,9 @@ pub fn contested(facts: &Facts, own: &str) -> Vec<Trouble> {
         let address = contest.address;
         format!("address {address} of this node is also that of node {with}; {taken}: {next}")
     });
-    texts.map(|text| trouble("AddressContested", text)).collect()
+    texts
+        .map(|text| trouble("AddressContested", text))
+        .collect()
 }
 
 /// Ranges that will soon have no address for a pod.

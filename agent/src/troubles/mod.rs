@@ -11,12 +11,12 @@ pub mod addresses;
 pub mod firewall;
 pub mod forwarding;
 
-use crate::{api::status::NodeStatus, endpoint::Endpoints, watch::Snapshot};
+use crate::{endpoint::Endpoints, node::NodeStatus, watch::Snapshot};
 use sinabro_common::api::Trouble;
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     sync::watch,
@@ -27,6 +27,9 @@ use tracing::{info, warn};
 
 /// How often the kernel is asked. Nothing announces a changed sysctl or rule.
 const LOOK: Duration = Duration::from_secs(5);
+
+/// How often rules are: there may be tens of thousands.
+const LOOK_AT_RULES: Duration = Duration::from_secs(30);
 
 /// A trouble, for whoever finds one. `reason` is a word in CamelCase, `text` says what is wrong
 /// and what to do.
@@ -46,16 +49,41 @@ pub struct Sources {
     pub endpoints: Arc<Endpoints>,
     /// What peers' silence says, if they are probed.
     pub peers: Option<watch::Receiver<Vec<Trouble>>>,
-    /// What was found at the start and does not change.
-    pub standing: Arc<Mutex<Vec<Trouble>>>,
+    pub rules: Rules,
+    /// What other parts of the agent say.
+    pub standing: Standing,
 }
 
+/// Troubles that last until they are taken back.
+pub type Standing = Arc<Mutex<Vec<Trouble>>>;
+
+/// Adds a trouble.
+pub fn stand(standing: &Standing, trouble: Trouble) {
+    let mut all = standing.lock().unwrap_or_else(PoisonError::into_inner);
+    all.push(trouble);
+}
+
+/// Puts this in place of what stands for the reason.
+pub fn replace(standing: &Standing, reason: &str, text: Option<String>) {
+    let mut all = standing.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|standing| standing.reason != reason);
+    all.extend(text.map(|text| trouble(reason, text)));
+}
+
+/// What was found in the rules, and when.
+pub type Rules = Mutex<Option<(Instant, Vec<Trouble>)>>;
+
 impl Sources {
-    /// Adds a trouble that lasts as long as the agent.
-    pub fn stand(standing: &Mutex<Vec<Trouble>>, trouble: Trouble) {
-        warn!("{}", trouble.text);
-        let mut all = standing.lock().unwrap_or_else(PoisonError::into_inner);
-        all.push(trouble);
+    fn firewall(&self) -> Vec<Trouble> {
+        let mut rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*rules {
+            Some((looked, found)) if looked.elapsed() < LOOK_AT_RULES => found.clone(),
+            _ => {
+                let found = firewall::find();
+                *rules = Some((Instant::now(), found.clone()));
+                found
+            }
+        }
     }
 
     fn find(&self) -> Vec<Trouble> {
@@ -66,7 +94,7 @@ impl Sources {
         if let Some(state) = &state {
             found.extend(state.warnings.iter().cloned());
             found.extend(forwarding::keep(&state.pod_cidrs));
-            found.extend(firewall::find());
+            found.extend(self.firewall());
             found.extend(addresses::outside(&self.endpoints, &state.pod_cidrs));
         }
         if let Some(facts) = facts {
