@@ -145,6 +145,7 @@ pub fn status() -> StatusReport {
         version: "0".into(),
         node: "a".into(),
         ready: true,
+        troubles: Vec::new(),
         conditions: Vec::new(),
         modes: BTreeMap::new(),
         tcp_self_test: None,
