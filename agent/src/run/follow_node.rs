@@ -142,7 +142,7 @@ fn leads_out(event: &Event, uplinks: &[u32]) -> bool {
         Event::Addr { link, .. } => uplinks.contains(link),
         Event::Route { protocol, oif, .. } => {
             let ours = *protocol == names::ROUTE_PROTOCOL;
-            let kernels = *protocol == libc::RTPROT_KERNEL as u8;
+            let kernels = *protocol == libc::RTPROT_KERNEL;
             !ours && (!kernels || oif.is_some_and(|oif| uplinks.contains(&oif)))
         }
         Event::Neigh { .. } | Event::Fdb { .. } => false,
