@@ -1,5 +1,5 @@
 //! What is wrong on this node or around it although the agent serves: seen, named, and each with
-//! its next step. In `sinabroctl status`, in Events on the Node, in the metric `sinabro_trouble`.
+//! its next step. In `sinabroctl status`, in the log, in Events on the Node.
 //!
 //! None of it makes the node unready: pods that work go on, and a taint would cure nothing.
 //!
