@@ -4,7 +4,10 @@
 //! they were made from. Go's caches keep a second build short.
 
 use super::layout;
-use crate::{ui, workspace::which};
+use crate::{
+    debian, ui,
+    workspace::{output, which},
+};
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -42,7 +45,7 @@ pub enum Containerd {
 }
 
 impl Containerd {
-    /// Its directory, and its module.
+    /// Its directory.
     fn name(self) -> &'static str {
         match self {
             Self::V1_6 => "containerd-1.6",
@@ -50,31 +53,34 @@ impl Containerd {
         }
     }
 
-    fn about(self) -> Program {
-        let packages = match self {
-            Self::V1_6 => &[
-                "github.com/containerd/containerd/cmd/containerd",
-                "github.com/containerd/containerd/cmd/containerd-shim-runc-v2",
-                "github.com/containerd/containerd/cmd/ctr",
-            ],
-            Self::V2 => &[
-                "github.com/containerd/containerd/v2/cmd/containerd",
-                "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
-                "github.com/containerd/containerd/v2/cmd/ctr",
-            ],
-        };
-        Program {
-            name: self.name(),
-            module: self.name(),
-            packages,
-            test: false,
-            about: "about two minutes the first time",
+    /// Brings what is missing: 2 from its Go module, 1.6 as Debian's package, unpacked. Built as a
+    /// module that another requires, 1.6 gets newer libraries than its own go.mod pins, and panics on
+    /// the first error that a shim answers.
+    fn ensure(self) -> Result<()> {
+        match self {
+            Self::V2 => CONTAINERD_2.ensure(),
+            Self::V1_6 => {
+                let program = self.program(CONTAINERD[0])?;
+                if !program.is_file() {
+                    debian::unpack("containerd", &layout::binaries()?.join(self.name()))?;
+                }
+                let version = output(Command::new(&program).arg("--version"))?;
+                ensure!(
+                    version.contains(" 1.6."),
+                    "this distribution's containerd is another: {version}"
+                );
+                Ok(())
+            }
         }
     }
 
     /// Path of one of [`CONTAINERD`].
     pub fn program(self, name: &str) -> Result<PathBuf> {
-        Ok(layout::binaries()?.join(self.name()).join(name))
+        let directory = layout::binaries()?.join(self.name());
+        Ok(match self {
+            Self::V1_6 => directory.join("usr/bin").join(name),
+            Self::V2 => directory.join(name),
+        })
     }
 }
 
@@ -88,6 +94,35 @@ struct Program {
     test: bool,
     about: &'static str,
 }
+
+impl Program {
+    fn ensure(&self) -> Result<()> {
+        let directory = layout::binaries()?;
+        let stamp = directory.join(format!("{}.stamp", self.name));
+        let key = key(&layout::sources().join(self.module), self)?;
+        let built = directory.join(self.name);
+        if built.exists() && fs::read_to_string(&stamp).is_ok_and(|found| found == key) {
+            return Ok(());
+        }
+        let step = ui::step(format!("building {} ({})", self.name, self.about));
+        build(self, &built)?;
+        fs::write(&stamp, key)?;
+        step.done_in_time();
+        Ok(())
+    }
+}
+
+const CONTAINERD_2: Program = Program {
+    name: "containerd-2",
+    module: "containerd-2",
+    packages: &[
+        "github.com/containerd/containerd/v2/cmd/containerd",
+        "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+        "github.com/containerd/containerd/v2/cmd/ctr",
+    ],
+    test: false,
+    about: "about two minutes the first time",
+};
 
 const fn program(
     name: &'static str,
@@ -149,18 +184,8 @@ pub fn ensure(containerd: Containerd) -> Result<()> {
     let directory = layout::binaries()?;
     fs::create_dir_all(&directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
-    for program in PROGRAMS.iter().chain([&containerd.about()]) {
-        let stamp = directory.join(format!("{}.stamp", program.name));
-        let key = key(&layout::sources().join(program.module), program)?;
-        let built = directory.join(program.name);
-        if built.exists() && fs::read_to_string(&stamp).is_ok_and(|found| found == key) {
-            continue;
-        }
-        let step = ui::step(format!("building {} ({})", program.name, program.about));
-        build(program, &built)?;
-        fs::write(&stamp, key)?;
-        step.done_in_time();
-    }
+    PROGRAMS.iter().try_for_each(Program::ensure)?;
+    containerd.ensure()?;
     for name in COMPONENTS {
         let link = directory.join(name);
         if fs::read_link(&link).is_err() {
