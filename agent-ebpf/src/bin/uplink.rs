@@ -10,7 +10,10 @@
 //!
 //! A program has 512 bytes of stack. The parts are functions of their own, one after another, so
 //! that each has what the others left: the verifier counts the deepest chain of calls. Such a
-//! function takes and returns what fits a register.
+//! function takes and returns what fits a register. Masquerading, with its loop over ports, is part
+//! of the program itself: through a call the verifier before Linux 6.4 cannot follow which values
+//! matter (kernel commit fde2a3882bd0), takes all of them to, and walks the loop's states without
+//! end.
 #![no_std]
 #![no_main]
 
@@ -77,14 +80,19 @@ pub fn uplink_in(ctx: TcContext) -> i32 {
     }
 }
 
-/// Reads the headers; false if they are none of ours.
+/// Reads the headers; false if they are none of ours, or malformed: that is the stack's to judge.
 #[inline(always)]
 fn read(skb: *mut __sk_buff, packet: &mut MaybeUninit<Packet>) -> bool {
     let to = packet.as_mut_ptr();
     // SAFETY: each part is written before it is read, and nothing else refers to it.
     unsafe {
         let ip = &raw mut (*to).ip;
-        if !read_ip(skb, ip) {
+        let is_read = match family(skb) {
+            4 => read_ip4(skb, ip),
+            6 => read_ip6(skb, ip),
+            _ => false,
+        };
+        if !is_read {
             return false;
         }
         (&raw mut (*to).well_formed).write(read_l4(skb, ip, &raw mut (*to).l4));
@@ -92,20 +100,15 @@ fn read(skb: *mut __sk_buff, packet: &mut MaybeUninit<Packet>) -> bool {
     true
 }
 
-/// False if there is none; what is malformed is the stack's to judge.
+/// IP version of the packet, zero if it is none or of a VLAN.
 #[inline(never)]
-fn read_ip(skb: *mut __sk_buff, to: *mut Ip) -> bool {
+fn family(skb: *mut __sk_buff) -> u32 {
     let ctx = TcContext::new(skb);
-    let Some(eth) = eth::read(&ctx) else {
-        return false;
-    };
-    if eth::is_of_vlan(&ctx) {
-        return false;
-    }
-    match eth.kind {
-        eth::IP4 => read_ip4(skb, to),
-        eth::IP6 => read_ip6(skb, to),
-        _ => false,
+    match eth::read(&ctx) {
+        Some(_) if eth::is_of_vlan(&ctx) => 0,
+        Some(eth) if eth.kind == eth::IP4 => 4,
+        Some(eth) if eth.kind == eth::IP6 => 6,
+        _ => 0,
     }
 }
 
@@ -121,12 +124,9 @@ fn read_ip4(skb: *mut __sk_buff, to: *mut Ip) -> bool {
 
 #[inline(never)]
 fn read_ip6(skb: *mut __sk_buff, to: *mut Ip) -> bool {
-    let Some(ip) = ip6::read(&TcContext::new(skb)) else {
-        return false;
-    };
-    // SAFETY: as in `read_ip4`.
-    unsafe { to.write(ip) };
-    true
+    // SAFETY: as in `read_ip4`; it need not be one yet.
+    let to = unsafe { &mut *to.cast::<MaybeUninit<Ip>>() };
+    ip6::read_into(&TcContext::new(skb), to)
 }
 
 #[inline(never)]
@@ -152,7 +152,7 @@ fn keep_tunnels(skb: *mut __sk_buff, packet: &Packet) -> i32 {
     finish(&ctx, CONFIG.get(0).map_or(Ok(PASS), leave))
 }
 
-#[inline(never)]
+#[inline(always)]
 fn masquerade(skb: *mut __sk_buff, packet: &Packet) -> i32 {
     let ctx = TcContext::new(skb);
     let Some(config) = masquerading(&packet.ip) else {

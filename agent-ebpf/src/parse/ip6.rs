@@ -4,21 +4,31 @@
 //! of the next extension header, which has no ports and so goes to the stack.
 
 use super::{Fragment, Ip, Packet, eth, proto};
+use core::mem::MaybeUninit;
 use sinabro_common::abi::Addr;
 
 /// Offset from the start of the frame.
 pub const HOP_LIMIT: u32 = eth::LEN + 7;
 
 const HEADER_LEN: u32 = 40;
+const SRC: u32 = 8;
+const DST: u32 = 24;
 const MAX_EXTENSIONS: u32 = 6;
 
+/// What stands before the addresses.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Header {
+struct Start {
     version: [u8; 4],
     payload_len: [u8; 2],
     next: u8,
     hop_limit: u8,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Header {
+    start: Start,
     src: [u8; 16],
     dst: [u8; 16],
 }
@@ -37,31 +47,114 @@ struct Extension {
 unsafe impl super::Header for Header {}
 
 // SAFETY: bytes alone.
+unsafe impl super::Header for Start {}
+
+// SAFETY: bytes alone.
 unsafe impl super::Header for Extension {}
 
 #[inline(always)]
 pub fn read(ctx: &impl Packet) -> Option<Ip> {
     let header: Header = ctx.load(eth::LEN)?;
-    if header.version[0] >> 4 != 6 {
-        return None;
-    }
+    let fixed = header.start.fixed(ctx)?;
     let (src, dst) = (Addr::v6(header.src), Addr::v6(header.dst));
     if src.as_v4().is_some() || dst.as_v4().is_some() {
         // In every map this is an IPv4 address; on the wire it is none at all
         // (draft-itojun-v6ops-v4mapped-harmful).
         return None;
     }
-    let there = ctx.len().wrapping_sub(eth::LEN + HEADER_LEN);
-    let mut left = u16::from_be_bytes(header.payload_len) as u32;
-    if left == 0 && there > u16::MAX as u32 {
-        // A segmentation offload packet too large for the field ("BIG TCP", Linux 5.19).
-        left = there;
-    }
-    if left > there {
-        return None;
-    }
+    let rest = rest(ctx, fixed)?;
+    Some(Ip {
+        src,
+        dst,
+        l4: rest.offset,
+        l4_len: rest.left,
+        proto: rest.next,
+        ttl: fixed.hop_limit,
+        v6: true,
+        options: rest.options,
+        fragment: rest.fragment,
+    })
+}
 
-    let mut next = header.next;
+/// As [`read`], into a place of the caller's and with as little stack as can be: no header but the
+/// first eight bytes is ever on it. Nothing can be said of the place if it returns false.
+#[inline(always)]
+pub fn read_into(ctx: &impl Packet, to: &mut MaybeUninit<Ip>) -> bool {
+    let to = to.as_mut_ptr();
+    let Some(start) = ctx.load::<Start>(eth::LEN) else {
+        return false;
+    };
+    let Some(fixed) = start.fixed(ctx) else {
+        return false;
+    };
+    // SAFETY: fields of the caller's place. Each is written before it is read, and all are before
+    // the place counts as an Ip.
+    unsafe {
+        let (src, dst) = (&raw mut (*to).src, &raw mut (*to).dst);
+        if !ctx.load_into(eth::LEN + SRC, src) || !ctx.load_into(eth::LEN + DST, dst) {
+            return false;
+        }
+        if (*src).as_v4().is_some() || (*dst).as_v4().is_some() {
+            return false;
+        }
+        let Some(rest) = rest(ctx, fixed) else {
+            return false;
+        };
+        (&raw mut (*to).ttl).write(fixed.hop_limit);
+        (&raw mut (*to).v6).write(true);
+        (&raw mut (*to).l4).write(rest.offset);
+        (&raw mut (*to).l4_len).write(rest.left);
+        (&raw mut (*to).proto).write(rest.next);
+        (&raw mut (*to).options).write(rest.options);
+        (&raw mut (*to).fragment).write(rest.fragment);
+    }
+    true
+}
+
+/// What is needed of the fixed header beside the addresses.
+#[derive(Clone, Copy)]
+struct Fixed {
+    /// Length of all behind it.
+    left: u32,
+    next: u8,
+    hop_limit: u8,
+}
+
+/// What the extension headers lead to.
+struct Rest {
+    offset: u32,
+    left: u32,
+    next: u8,
+    options: bool,
+    fragment: Fragment,
+}
+
+impl Start {
+    #[inline(always)]
+    fn fixed(&self, ctx: &impl Packet) -> Option<Fixed> {
+        if self.version[0] >> 4 != 6 {
+            return None;
+        }
+        let there = ctx.len().wrapping_sub(eth::LEN + HEADER_LEN);
+        let mut left = u16::from_be_bytes(self.payload_len) as u32;
+        if left == 0 && there > u16::MAX as u32 {
+            // A segmentation offload packet too large for the field ("BIG TCP", Linux 5.19).
+            left = there;
+        }
+        (left <= there).then_some(Fixed {
+            left,
+            next: self.next,
+            hop_limit: self.hop_limit,
+        })
+    }
+}
+
+/// Follows the extension headers.
+#[inline(always)]
+fn rest(ctx: &impl Packet, fixed: Fixed) -> Option<Rest> {
+    let Fixed {
+        mut left, mut next, ..
+    } = fixed;
     let mut offset = eth::LEN + HEADER_LEN;
     let mut options = false;
     let mut fragment = Fragment::No;
@@ -104,14 +197,10 @@ pub fn read(ctx: &impl Packet) -> Option<Ip> {
         next = extension.next;
         followed += 1;
     }
-    Some(Ip {
-        src,
-        dst,
-        l4: offset,
-        l4_len: left,
-        proto: next,
-        ttl: header.hop_limit,
-        v6: true,
+    Some(Rest {
+        offset,
+        left,
+        next,
         options,
         fragment,
     })

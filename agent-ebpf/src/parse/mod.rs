@@ -10,7 +10,7 @@ pub mod ip4;
 pub mod ip6;
 pub mod l4;
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{helpers::bpf_skb_load_bytes, programs::TcContext};
 use sinabro_common::abi::Addr;
 
 /// Where headers are read from.
@@ -21,6 +21,12 @@ pub trait Packet {
 
     /// The header at an offset; `None` if not all of it is there.
     fn load<T: Header>(&self, offset: u32) -> Option<T>;
+
+    /// The same into a place of the caller's; false if not all of it is there.
+    ///
+    /// # Safety
+    /// `to` may be written to. Only if this returns true is there a value.
+    unsafe fn load_into<T: Header>(&self, offset: u32, to: *mut T) -> bool;
 }
 
 /// A header as it is on the wire.
@@ -28,6 +34,9 @@ pub trait Packet {
 /// # Safety
 /// Whatever its bytes are, they are a value of the type: it consists of bytes alone.
 pub unsafe trait Header: Copy {}
+
+// SAFETY: bytes alone.
+unsafe impl Header for Addr {}
 
 impl Packet for TcContext {
     #[inline(always)]
@@ -38,6 +47,13 @@ impl Packet for TcContext {
     #[inline(always)]
     fn load<T: Header>(&self, offset: u32) -> Option<T> {
         self.skb.load(offset as usize).ok()
+    }
+
+    #[inline(always)]
+    unsafe fn load_into<T: Header>(&self, offset: u32, to: *mut T) -> bool {
+        let len = size_of::<T>() as u32;
+        // SAFETY: the caller's promise, and the context is valid for as long as the program runs.
+        unsafe { bpf_skb_load_bytes(self.skb.skb.cast(), offset, to.cast(), len) == 0 }
     }
 }
 

@@ -16,6 +16,15 @@ impl Packet for Frame<'_> {
         // SAFETY: as many bytes as the type has, and a `Header` may have any.
         Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
     }
+
+    unsafe fn load_into<T: Header>(&self, offset: u32, to: *mut T) -> bool {
+        let loaded = self.load(offset);
+        if let Some(header) = loaded {
+            // SAFETY: the caller's promise.
+            unsafe { to.write(header) };
+        }
+        loaded.is_some()
+    }
 }
 
 pub fn run(bytes: &[u8]) -> bool {
