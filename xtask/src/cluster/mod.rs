@@ -566,6 +566,11 @@ impl Cluster {
         Ok(command)
     }
 
+    /// A program of this machine where the API server is reached.
+    pub fn in_control_network(&self, program: &str) -> Result<Command> {
+        control::machine().network_command(program)
+    }
+
     pub fn nodes(&self) -> Vec<String> {
         self.nodes.clone()
     }

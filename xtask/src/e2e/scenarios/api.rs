@@ -9,7 +9,7 @@ use crate::{
 };
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use std::{collections::BTreeSet, process::Command, thread, time::Instant};
+use std::{collections::BTreeSet, thread, time::Instant};
 
 /// Asks as each agent would, with a token like the one in its pod.
 pub fn rights(world: &mut World) -> Result<String> {
@@ -52,14 +52,15 @@ pub fn rights(world: &mut World) -> Result<String> {
 }
 
 /// Requests with a token, as they are: kubectl reads an object before it changes it.
-struct Asker {
+struct Asker<'a> {
+    world: &'a World,
     server: String,
     authority: String,
     token: String,
 }
 
-impl Asker {
-    fn new(world: &World, token: &str) -> Result<Self> {
+impl<'a> Asker<'a> {
+    fn new(world: &'a World, token: &str) -> Result<Self> {
         let kubectl = world.cluster.kubectl_as_nobody()?;
         let flag = |name: &str| {
             let mut arguments = kubectl.get_args().filter_map(|text| text.to_str());
@@ -69,6 +70,7 @@ impl Asker {
                 .with_context(|| format!("no {name}"))
         };
         Ok(Self {
+            world,
             server: flag("--server=")?,
             authority: flag("--certificate-authority=")?,
             token: token.to_owned(),
@@ -77,7 +79,10 @@ impl Asker {
 
     /// The status of the answer, and the answer.
     fn send(&self, method: &str, kind: &str, path: &str, body: &Value) -> Result<(u16, String)> {
-        let answer = output(Command::new("curl").args([
+        let mut curl = self.world.cluster.in_control_network("curl")?;
+        let answer = output(curl.args([
+            "--noproxy",
+            "*",
             "--silent",
             "--show-error",
             "--cacert",
@@ -134,7 +139,7 @@ fn event(node: &str, more: Value) -> Value {
     event
 }
 
-fn may_write(world: &World, agent: &Asker, own: &str) -> Result<usize> {
+fn may_write(world: &World, agent: &Asker<'_>, own: &str) -> Result<usize> {
     let taints = world.get(&["node", own])?["spec"]["taints"].clone();
     let mut more = taints.as_array().cloned().unwrap_or_default();
     more.push(json!({"key": "sinabro.io/e2e", "effect": "PreferNoSchedule"}));
@@ -155,7 +160,7 @@ fn may_write(world: &World, agent: &Asker, own: &str) -> Result<usize> {
     Ok(answers.len())
 }
 
-fn may_not_write(world: &World, agent: &Asker, own: &str, other: &str) -> Result<usize> {
+fn may_not_write(world: &World, agent: &Asker<'_>, own: &str, other: &str) -> Result<usize> {
     let node = world.get(&["node", own])?;
     let mut taints = node["spec"]["taints"]
         .as_array()

@@ -143,8 +143,14 @@ fn writes_where_it_may(container: &Value, mountinfo: &str) -> Result<()> {
             None => {
                 let known = OF_THE_RUNTIME.iter().any(|of| below(of));
                 ensure!(known, "{path} is mounted, the manifest has no such mount");
-                let writable = path.starts_with("/proc/sys") || path.starts_with("/sys");
-                ensure!(!writable || is_read_only, "{path} is mounted {options}");
+                // With cgroup v1 runc leaves the directory of the hierarchies writable, a tmpfs that
+                // holds nothing but them.
+                let holds_cgroups = path == "/sys/fs/cgroup" && line.contains(" - tmpfs ");
+                let guarded = path.starts_with("/proc/sys") || path.starts_with("/sys");
+                ensure!(
+                    !guarded || is_read_only || holds_cgroups,
+                    "{path} is mounted {options}"
+                );
             }
         }
     }
@@ -185,6 +191,8 @@ mod tests {
             line("/proc", "rw"),
             line("/proc/sys", "ro"),
             line("/sys", "ro"),
+            "701 600 0:51 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755\n".to_owned(),
+            line("/sys/fs/cgroup/memory", "ro"),
             line("/dev/pts", "rw"),
             line("/etc/hosts", "rw"),
             line("/var/run/secrets/kubernetes.io/serviceaccount", "ro"),
