@@ -77,7 +77,8 @@ fn tunnels_are_taken_from_whom_they_lead_to() {
     let peer = node("peer", &["192.168.0.2", "fd00::2"], &["10.244.2.0/24"]);
     // Only in the other family: no tunnel leads there, so none comes from there.
     let other = node("other", &["fd00::3"], &["10.244.3.0/24"]);
-    let plan = plan([own(), peer, other]);
+    let first = registered(own(), 1, true);
+    let plan = plan([first, registered(peer, 2, true), registered(other, 3, true)]);
     let nodes: Vec<_> = plan.nodes.iter().map(|(a, t)| format!("{a} {t}")).collect();
     assert_eq!(
         nodes,
@@ -495,7 +496,9 @@ proptest! {
         for cidr in &left.pod_cidrs {
             expected.routes.remove(cidr).unwrap();
             expected.neighbours.remove(&first_host(*cidr)).unwrap();
+            expected.ranges.remove(cidr).unwrap();
         }
+        expected.nodes.remove(&left.addresses[0]).unwrap();
         expected.fdb.remove(&Mac(names::vxlan_mac(left.addresses[0]))).unwrap();
         prop_assert_eq!(after, expected);
     }
