@@ -19,7 +19,7 @@ use std::{
 /// Where nodes without a registry's mirror get it; also what deploy/ names.
 pub const NAME: &str = concat!("ghcr.io/wqld/sinabro:", env!("CARGO_PKG_VERSION"));
 /// It is fetched by every node, also over slow lines.
-const LIMIT: u64 = 15_000_000;
+pub const LIMIT: u64 = 15_000_000;
 
 #[derive(clap::Args)]
 pub struct Options {

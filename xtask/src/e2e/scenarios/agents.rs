@@ -9,21 +9,33 @@ use crate::{
     image,
 };
 use anyhow::{Context as _, Result, ensure};
+use sinabro_common::fail_point;
 use std::fs;
 
 /// Half as much again as they have: what doubles is seen.
-const IMAGE_LIMIT: u64 = 16 << 20;
 const MEMORY_LIMIT: u64 = 14 << 20;
 
 pub fn size(world: &mut World) -> Result<String> {
     let archive = image::archive()?;
-    let bytes = fs::metadata(&archive)
-        .with_context(|| format!("cannot read {}", archive.display()))?
-        .len();
+    // Layers are stored as they are, so what a program contains is found in the archive.
+    let content =
+        fs::read(&archive).with_context(|| format!("cannot read {}", archive.display()))?;
+    let contains = |text: &str| {
+        content
+            .windows(text.len())
+            .any(|part| part == text.as_bytes())
+    };
     ensure!(
-        bytes < IMAGE_LIMIT,
-        "{} has {bytes} bytes, the limit is {IMAGE_LIMIT}",
+        contains("SINABRO_STATE_DIR") && !contains(fail_point::VARIABLE),
+        "{} has fail-points",
         archive.display()
+    );
+    let bytes = content.len() as u64;
+    ensure!(
+        bytes < image::LIMIT,
+        "{} has {bytes} bytes, the limit is {}",
+        archive.display(),
+        image::LIMIT
     );
     let mut resident = Vec::new();
     for node in world.nodes() {
