@@ -19,6 +19,8 @@ use std::{
 };
 
 const BIN_DIR: &str = "/run/lab/cni/bin";
+/// The same directory by another path.
+const WRITABLE: &str = "/run/lab/cni/writable";
 const CONF_DIR: &str = "/run/lab/cni/net.d";
 
 fn lab() -> Lab {
@@ -117,32 +119,24 @@ fn a_full_disk_is_told_and_waited_for() {
     assert!(conflist(node).exists() && plugin(node).exists());
 }
 
-/// The plugin's directory as an agent in Kubernetes has it.
+/// The plugin's directory as an agent in Kubernetes has it; others write to it by another path.
 fn read_only(node: &Node) {
     let bind = || {
-        let dir = Some(BIN_DIR);
         let none = None::<&str>;
-        fs::create_dir_all(BIN_DIR)?;
-        mount(dir, BIN_DIR, none, MsFlags::MS_BIND, none)?;
+        for dir in [BIN_DIR, WRITABLE] {
+            fs::create_dir_all(dir)?;
+        }
+        mount(Some(BIN_DIR), WRITABLE, none, MsFlags::MS_BIND, none)?;
+        mount(Some(BIN_DIR), BIN_DIR, none, MsFlags::MS_BIND, none)?;
         let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
         Ok(mount(none, BIN_DIR, none, flags, none)?)
     };
     node.namespace().run(bind).unwrap();
 }
 
-fn writable(node: &Node) {
-    let unmount = || {
-        Ok(nix::mount::umount2(
-            BIN_DIR,
-            nix::mount::MntFlags::MNT_DETACH,
-        )?)
-    };
-    node.namespace().run(unmount).unwrap();
-}
-
 fn prepare(node: &Node, source: &Path) -> String {
     let source = format!("--cni-source={}", source.display());
-    let dir = format!("--cni-bin-dir={BIN_DIR}");
+    let dir = format!("--cni-bin-dir={WRITABLE}");
     let output = node.ctl(&["prepare", &source, &dir]).unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -162,26 +156,22 @@ fn an_agent_that_may_not_write_plugins_says_who_installs_them() {
     assert!(!conflist(node).exists());
 
     // What `prepare` does, in a container that has the directory writable.
-    writable(node);
     let source = node.binaries().plugin();
-    assert!(prepare(node, &source).contains("installed /run/lab/cni/bin/sinabro"));
+    let written = Path::new(WRITABLE).join(names::CNI_PLUGIN);
+    let written = node.namespace().path(written);
+    assert!(prepare(node, &source).contains("installed /run/lab/cni/writable/sinabro"));
     assert!(!prepare(node, &source).contains("installed"));
-    read_only(node);
     node.wait_ready().unwrap();
     assert!(conflist(node).exists());
 
     // Of another release: pods can be added, and it is said.
-    writable(node);
     let other = [fs::read(&source).unwrap(), b"other".to_vec()].concat();
-    fs::write(plugin(node), other).unwrap();
-    read_only(node);
+    fs::write(&written, other).unwrap();
     eventually_some("it is of another release", || {
         condition(node).filter(|c| c.ok && c.detail.contains("of another version"))
     });
     // Gone, as when somebody cleans up.
-    writable(node);
-    fs::remove_file(plugin(node)).unwrap();
-    read_only(node);
+    fs::remove_file(written).unwrap();
     eventually_some("it is gone", || {
         condition(node).filter(|c| !c.ok && c.detail.contains("sinabroctl prepare"))
     });
