@@ -226,7 +226,9 @@ fn a_vxlan_device_reads_back_as_it_was_made() {
             assert_eq!(link.vxlan.as_ref(), Some(&settings));
             assert_eq!((link.mac, link.mtu), (Some(MAC_B), 1400));
             assert_eq!(link.kind.as_deref(), Some("vxlan"));
-            assert!(link.up);
+            assert!(!link.up);
+            conn.execute(link::set_up(link.index)).unwrap();
+            assert!(conn.link_by_name("vx").unwrap().up);
 
             // Another with the same VNI and port cannot be.
             let twin = Vxlan {
@@ -269,9 +271,12 @@ fn a_taken_udp_port_is_busy() {
             mtu: 1400,
             settings,
         };
-        let error = conn.execute(vxlan.create()).unwrap_err();
+        // It opens its socket only when it is raised.
+        conn.execute(vxlan.create()).unwrap();
+        let raised = conn.execute(link::set_up_by_name("vx"));
+        let error = raised.unwrap_err();
         assert!(matches!(error, Error::Busy(_)), "{error}");
-        assert!(conn.link_by_name("vx").unwrap_err().is_not_found());
+        assert!(!conn.link_by_name("vx").unwrap().up);
     });
 }
 
