@@ -97,8 +97,10 @@ fn show(options: &Options, programs: PathBuf) -> Result<ExitCode> {
             std::mem::forget(lab);
         }
         lab => {
-            if let Err(error) = lab {
-                note(&mut report, "run", "the demo ran to its end", Err(error));
+            match lab {
+                // It holds the nodes' mount namespaces, and they the file systems of the pins.
+                Ok(lab) => drop(lab),
+                Err(error) => note(&mut report, "run", "the demo ran to its end", Err(error)),
             }
             holder::end_all();
             let left = left_since(&before).and_then(|left| {
