@@ -266,7 +266,8 @@ impl Connection {
                 ..
             } => {
                 let n = state.next;
-                state.next += 1;
+                // Round again: no test has so many pods at a time.
+                state.next = if n == 250 { 4 } else { n + 1 };
                 let mut addresses = state.addresses.clone().unwrap_or_else(|| {
                     let mut both = vec![
                         format!("10.77.0.{n}").parse().unwrap(),
