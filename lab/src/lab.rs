@@ -7,7 +7,7 @@ use crate::{
 };
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
-use sinabro_netlink::{Conn, addr::Addr, bridge, link, route::Route, sysctl, veth::Veth};
+use sinabro_netlink::{Conn, Family, bridge, route::Route, sysctl};
 use std::{
     env,
     net::IpAddr,
@@ -125,10 +125,7 @@ impl Lab {
             let namespace = machine(&name, self.lifetime)?;
             let port = format!("to-{name}");
             connect(&self.router, &port, &namespace, &node_nets(number)?)?;
-            let mut conn = Conn::in_netns(self.router.place().net())?;
-            let bridge = conn.link_by_name("br0")?.index;
-            let port = conn.link_by_name(&port)?.index;
-            conn.execute(link::set_master(port, Some(bridge)))?;
+            self.router.place().plug(&port, "br0")?;
             for router in nets(&UNDERLAY_ROUTER)? {
                 default_route(&namespace, router.addr())?;
             }
@@ -192,10 +189,9 @@ fn machine(name: &str, lifetime: Lifetime) -> Result<Namespace> {
         for conf in ["all", "default"] {
             sysctl::write(&["net", "ipv6", "conf", conf, "accept_dad"], "0")?;
         }
-        let mut conn = Conn::new()?;
-        let lo = conn.link_by_name("lo")?.index;
-        Ok(conn.execute(link::set_up(lo))?)
+        Ok(())
     })?;
+    namespace.place().set_up("lo", &[])?;
     Ok(namespace)
 }
 
@@ -205,20 +201,16 @@ fn underlay(lifetime: Lifetime) -> Result<(Namespace, Namespace)> {
     router.run(|| {
         sysctl::write(&["net", "ipv4", "ip_forward"], "1")?;
         sysctl::write(&["net", "ipv6", "conf", "all", "forwarding"], "1")?;
-        let mut conn = Conn::new()?;
-        conn.execute(bridge::create("br0"))?;
-        add_addresses(&mut conn, "br0", &nets(&UNDERLAY_ROUTER)?)
+        Ok(Conn::new()?.execute(bridge::create("br0"))?)
     })?;
+    router.place().set_up("br0", &nets(&UNDERLAY_ROUTER)?)?;
     connect(&router, "out0", &outside, &nets(&OUTSIDE)?)?;
-    router.run(|| add_addresses(&mut Conn::new()?, "out0", &nets(&OUTSIDE_ROUTER)?))?;
-    outside.run(|| {
-        let mut conn = Conn::new()?;
-        let eth0 = conn.link_by_name("eth0")?.index;
-        for (underlay, via) in nets(&UNDERLAY_ROUTER)?.iter().zip(nets(&OUTSIDE_ROUTER)?) {
-            conn.execute(Route::to(underlay.trunc()).via(via.addr()).dev(eth0).add())?;
-        }
-        Ok(())
-    })?;
+    router.place().set_up("out0", &nets(&OUTSIDE_ROUTER)?)?;
+    let mut conn = outside.place().conn()?;
+    let eth0 = outside.place().index("eth0")?;
+    for (underlay, via) in nets(&UNDERLAY_ROUTER)?.iter().zip(nets(&OUTSIDE_ROUTER)?) {
+        conn.execute(Route::to(underlay.trunc()).via(via.addr()).dev(eth0).add())?;
+    }
     Ok((router, outside))
 }
 
@@ -229,33 +221,18 @@ fn connect(router: &Namespace, port: &str, machine: &Namespace, nets: &[IpNet]) 
         IpAddr::V4(address) => address.octets()[3],
         IpAddr::V6(address) => address.octets()[15],
     };
-    Conn::in_netns(router.place().net())?.create_veth(&Veth {
-        name: port,
-        mac: [0x02, 0x1a, 0xb0, 0, 0, last],
-        mtu: UNDERLAY_MTU,
-        peer_name: "eth0",
-        peer_mac: [0x02, 0x1a, 0xb0, 0, 1, last],
-        peer_netns: Some(machine.place().net()),
-    })?;
-    let mut conn = Conn::in_netns(machine.place().net())?;
-    let eth0 = conn.link_by_name("eth0")?.index;
-    conn.execute(link::set_up(eth0))?;
-    add_addresses(&mut conn, "eth0", nets)
-}
-
-fn add_addresses(conn: &mut Conn, link: &str, nets: &[IpNet]) -> Result<()> {
-    let index = conn.link_by_name(link)?.index;
-    let requests = nets.iter().map(|net| Addr::new(index, *net).nodad().add());
-    Ok(conn.execute_all(requests)?)
+    let port = (port, [0x02, 0x1a, 0xb0, 0, 0, last]);
+    let eth0 = ("eth0", [0x02, 0x1a, 0xb0, 0, 1, last]);
+    let (router, machine) = (router.place(), machine.place());
+    router.cable(port, UNDERLAY_MTU, machine, eth0)?;
+    machine.set_up("eth0", nets)?;
+    Ok(())
 }
 
 fn default_route(machine: &Namespace, via: IpAddr) -> Result<()> {
-    let mut conn = Conn::in_netns(machine.place().net())?;
-    let eth0 = conn.link_by_name("eth0")?.index;
-    let route = Route::default_of(sinabro_netlink::Family::of(via))
-        .via(via)
-        .dev(eth0);
-    Ok(conn.execute(route.add())?)
+    let eth0 = machine.place().index("eth0")?;
+    let route = Route::default_of(Family::of(via)).via(via).dev(eth0);
+    Ok(machine.place().conn()?.execute(route.add())?)
 }
 
 fn node_nets(number: u8) -> Result<Vec<IpNet>> {

@@ -8,6 +8,7 @@
 //! ```
 //!
 //! - [`namespace`], [`holder`]: a machine, and ways to run things inside;
+//! - [`place`]: its network alone, or a pod's, and cables between networks;
 //! - [`lab`]: the drawing above; [`node`], [`agent`], [`pod`], [`cni`]: what is on a node;
 //! - [`program`]: other programs, in a pod and on a CPU;
 //! - [`confinement`]: programs that may do no more than in an unprivileged container;
@@ -28,6 +29,7 @@ pub mod lab;
 pub mod measures;
 pub mod namespace;
 pub mod node;
+pub mod place;
 pub mod pod;
 pub mod program;
 pub mod residue;
@@ -36,7 +38,8 @@ pub mod wait;
 
 pub use holder::Lifetime;
 pub use lab::{Binaries, Lab};
-pub use namespace::{Namespace, Place};
+pub use namespace::Namespace;
 pub use node::{Node, NodeEntry};
+pub use place::Place;
 pub use pod::Pod;
 pub use program::Program;

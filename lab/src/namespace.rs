@@ -4,7 +4,10 @@
 //! [`Place::run`]); programs are started by one worker thread per namespace, because the kernel
 //! ties a child's life to the thread that made it.
 
-use crate::holder::{self, Holder, Lifetime};
+use crate::{
+    holder::{self, Holder, Lifetime},
+    place::{Place, on_thread},
+};
 use anyhow::{Context as _, Result, anyhow};
 use nix::{
     sched::{CloneFlags, setns, unshare},
@@ -29,59 +32,11 @@ use std::{
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A network namespace where sockets are made: a pod's, a node's, the outside host's.
-#[derive(Clone, Debug)]
-pub struct Place {
-    name: Arc<str>,
-    net: NetNs,
-}
-
-impl Place {
-    pub fn new(name: &str, net: NetNs) -> Self {
-        Self {
-            name: name.into(),
-            net,
-        }
-    }
-
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub fn net(&self) -> &NetNs {
-        &self.net
-    }
-
-    /// Runs `f` on a thread inside this network namespace. Sockets made there stay there and
-    /// may be used from any thread afterwards.
-    pub fn run<T: Send>(&self, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        on_thread(&self.name, || {
-            setns(&self.net, CloneFlags::CLONE_NEWNET)
-                .with_context(|| format!("cannot enter the network namespace of {}", self.name))?;
-            f()
-        })
-    }
-}
-
-/// Runs `f` on a thread of its own, so that what it does to its namespaces ends with it.
-pub(crate) fn on_thread<T: Send>(name: &str, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    thread::scope(|scope| {
-        let thread = thread::Builder::new()
-            .name(name.to_string())
-            .spawn_scoped(scope, f)
-            .context("cannot start a thread")?;
-        match thread.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    })
-}
-
 /// A holder process and what is known of its namespaces. Dropping it ends the holder, unless
 /// the lab is kept.
 pub struct Namespace {
     place: Place,
-    mnt: OwnedFd,
+    mnt: Arc<OwnedFd>,
     pid: Pid,
     jobs: Option<Sender<Job>>,
     worker: Option<thread::JoinHandle<()>>,
@@ -118,7 +73,7 @@ impl Namespace {
             .with_context(|| format!("cannot make the namespaces of {name}"))?;
         Ok(Self {
             place: Place::new(name, net),
-            mnt,
+            mnt: mnt.into(),
             pid,
             jobs: Some(jobs),
             worker: Some(worker),
@@ -154,6 +109,20 @@ impl Namespace {
             enter(self.place.net(), &self.mnt)?;
             f()
         })
+    }
+
+    /// Has a program start inside both namespaces, as a child of the thread that starts it and
+    /// ended with that. [`Namespace::spawn`] is for programs that outlive their starter.
+    pub fn put(&self, command: &mut Command) {
+        let (net, mnt) = (self.place.net().clone(), self.mnt.clone());
+        // SAFETY: only system calls, on descriptors that were opened before the fork.
+        unsafe {
+            command.pre_exec(move || {
+                setns(&net, CloneFlags::CLONE_NEWNET)?;
+                setns(&*mnt, CloneFlags::CLONE_NEWNS)?;
+                Ok(prctl::set_pdeathsig(Signal::SIGKILL)?)
+            });
+        }
     }
 
     /// Starts a program inside that lives as long as the lab. Who waits for its end tells

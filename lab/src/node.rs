@@ -3,7 +3,8 @@
 use crate::{
     agent::{Agent, Start},
     lab::Binaries,
-    namespace::{Namespace, Place},
+    namespace::Namespace,
+    place::Place,
 };
 use anyhow::{Context as _, Result, bail};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -13,7 +14,7 @@ use sinabro_common::{
     atomic_file::AtomicFile,
     names,
 };
-use sinabro_netlink::{Conn, NetNs, link};
+use sinabro_netlink::{Conn, NetNs};
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -260,10 +261,9 @@ impl Node {
         self.namespace
             .run(|| {
                 let netns = NetNs::create_at(netns_path(id))?;
-                let mut conn = Conn::in_netns(&netns)?;
-                let lo = conn.link_by_name("lo")?.index;
-                conn.execute(link::set_up(lo))?;
-                Ok(Place::new(&format!("{}/{id}", self.name()), netns))
+                let place = Place::new(&format!("{}/{id}", self.name()), netns);
+                place.set_up("lo", &[])?;
+                Ok(place)
             })
             .with_context(|| format!("cannot make sandbox {id} on {}", self.name()))
     }
@@ -278,7 +278,7 @@ impl Node {
 
     /// A netlink connection in the node's network.
     pub fn netlink(&self) -> Result<Conn> {
-        Ok(Conn::in_netns(self.place().net())?)
+        self.place().conn()
     }
 }
 

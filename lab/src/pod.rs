@@ -2,8 +2,8 @@
 
 use crate::{
     cni::{Call, IFNAME, config},
-    namespace::Place,
     node::{Node, netns_path},
+    place::Place,
 };
 use anyhow::{Context as _, Result, bail, ensure};
 use ipnet::IpNet;

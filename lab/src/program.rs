@@ -7,10 +7,7 @@ use crate::{
     traffic::seat::{Seat, cpu_set},
 };
 use anyhow::{Context as _, Result};
-use nix::{
-    sched::{CloneFlags, sched_setaffinity, setns},
-    unistd::Pid,
-};
+use nix::{sched::sched_setaffinity, unistd::Pid};
 use std::{
     os::unix::process::CommandExt as _,
     process::{Child, Command, ExitStatus, Output},
@@ -26,12 +23,11 @@ pub struct Program {
 impl Program {
     /// Starts a program in the node's mount namespace and a pod's network.
     pub fn start(node: &Node, seat: Seat<'_>, mut command: Command) -> Result<Self> {
-        let place = seat.place.clone();
+        seat.place.put(&mut command);
         let cpus = cpu_set(seat.cpu)?;
         // SAFETY: only async-signal-safe system calls, on what was made before the fork.
         unsafe {
             command.pre_exec(move || {
-                setns(place.net(), CloneFlags::CLONE_NEWNET)?;
                 sched_setaffinity(Pid::from_raw(0), &cpus)?;
                 Ok(())
             });

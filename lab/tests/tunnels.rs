@@ -9,7 +9,7 @@ use sinabro_lab::{
         spoof::{await_drops, drops},
         tunnel::{Ear, send},
     },
-    namespace::Place,
+    place::Place,
 };
 use sinabro_netlink::{Conn, addr::Addr, link, veth::Veth};
 use std::{

@@ -1,9 +1,6 @@
-//! A node for the real agent: network and mount namespaces of its own, an uplink, a state
-//! directory; and the plugin's side of the socket.
+//! A node for the real agent, with an uplink; and the plugin's side of the socket.
 
 use nix::{
-    mount::{MsFlags, mount},
-    sched::{CloneFlags, setns, unshare},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -12,14 +9,16 @@ use sinabro_common::{
         ApiError, Attachment, ErrorCode, IpamReport, Owner, PodRef, Reply, ReplyEnvelope, Request,
         RequestEnvelope, Response, StatusReport, VERSION, frame,
     },
+    atomic_file::AtomicFile,
     names,
 };
 pub use sinabro_lab::wait::eventually;
-use sinabro_netlink::{Conn, NetNs, addr::Addr, link, veth::Veth};
+use sinabro_lab::{Lifetime, Namespace, Place};
+use sinabro_netlink::{Conn, link};
 use std::{
-    fs::{self, File},
+    fs,
     io::Read,
-    os::unix::{net::UnixStream, process::CommandExt},
+    os::unix::net::UnixStream,
     path::PathBuf,
     process::{Child, Command, Stdio},
     time::Duration,
@@ -28,123 +27,76 @@ use std::{
 /// Of one exchange with the agent.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// The namespaces, held by a process that does nothing else.
+/// The nodes file, inside.
+const NODES: &str = "/run/nodes.yaml";
+
 pub struct Node {
-    dir: tempfile::TempDir,
-    holder: Child,
-    pub net: NetNs,
-    /// Namespace of all pods here: the agent never looks inside.
-    pub pods: NetNs,
     agent: Option<Child>,
+    // After the agent, which lives in it.
+    namespace: Namespace,
+    /// Network of all pods here: the agent never looks inside.
+    pods: Place,
 }
 
 impl Node {
     /// A node without an agent.
     pub fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let bpf = dir.path().join("bpf");
-        fs::create_dir(&bpf).unwrap();
-        let mut command = Command::new("sleep");
-        command.arg("infinity");
-        let enter = move || {
-            unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)?;
-            let none = None::<&str>;
-            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
-            mount(Some("bpf"), &bpf, Some("bpf"), MsFlags::empty(), none)?;
-            nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
-            Ok(())
-        };
-        // SAFETY: between fork and exec only system calls are made, and no memory is allocated
-        // that another thread's lock could guard: the paths are short enough for nix's stack
-        // buffer.
-        unsafe { command.pre_exec(enter) };
-        // exec has happened once spawn returns, so the namespaces are there.
-        let holder = command
-            .spawn()
+        let namespace = Namespace::new("n1", Lifetime::Process)
             .expect("namespaces need root: run `cargo xtask test`");
-        let net = NetNs::open(format!("/proc/{}/ns/net", holder.id())).unwrap();
         let node = Self {
-            dir,
-            holder,
-            net,
-            pods: NetNs::create().unwrap(),
             agent: None,
+            namespace,
+            pods: Place::fresh("pods").unwrap(),
         };
-        node.add_uplink();
+        let place = node.place();
+        place.set_up("lo", &[]).unwrap();
+        let ends = [("up0", [2, 0, 0, 0, 1, 1]), ("up1", [2, 0, 0, 0, 1, 2])];
+        place.cable(ends[0], 1500, place, ends[1]).unwrap();
+        place.set_up("up1", &[]).unwrap();
+        let address = "192.0.2.1/24".parse().unwrap();
+        place.set_up("up0", &[address]).unwrap();
         node.write_nodes(
             "[{name: n1, addresses: [192.0.2.1], podCIDRs: [10.9.0.0/24, 'fd09::/64']}]",
         );
         node
     }
 
-    fn add_uplink(&self) {
-        let mut conn = self.conn();
-        let lo = conn.link_by_name("lo").unwrap().index;
-        let veth = Veth {
-            name: "up0",
-            mac: [2, 0, 0, 0, 1, 1],
-            mtu: 1500,
-            peer_name: "up1",
-            peer_mac: [2, 0, 0, 0, 1, 2],
-            peer_netns: None,
-        };
-        let up = conn.create_veth(&veth).unwrap().index;
-        conn.execute_all([
-            link::set_up(lo),
-            Addr::new(up, "192.0.2.1/24".parse().unwrap()).add(),
-        ])
-        .unwrap();
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    pub fn place(&self) -> &Place {
+        self.namespace.place()
     }
 
     pub fn conn(&self) -> Conn {
-        Conn::in_netns(&self.net).unwrap()
+        self.place().conn().unwrap()
     }
 
     pub fn write_nodes(&self, text: &str) {
         // Whole at once, as an editor or a ConfigMap does.
-        fs::write(self.path("nodes.new"), text).unwrap();
-        fs::rename(self.path("nodes.new"), self.path("nodes.yaml")).unwrap();
-    }
-
-    /// A path below the test's directory.
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        let file = self.namespace.path(NODES);
+        AtomicFile::new(&file).replace(text.as_bytes()).unwrap();
     }
 
     /// A path below the state directory.
     pub fn state(&self, name: &str) -> PathBuf {
-        self.path("state").join(name)
+        self.namespace.path(names::STATE_DIR).join(name)
     }
 
-    /// A path on the node's bpffs, which only its mount namespace has.
+    /// A path below the pins.
     pub fn bpf(&self, name: &str) -> PathBuf {
-        let root = PathBuf::from(format!("/proc/{}/root", self.holder.id()));
-        let bpf = self.path("bpf").join(name);
-        root.join(bpf.strip_prefix("/").unwrap())
+        self.namespace.path(names::BPF_DIR).join(name)
     }
 
     pub fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sinabro-agent"));
-        let flag = |name: &str, value: PathBuf| format!("--{name}={}", value.display());
         command
             .env_clear()
             .env("RUST_BACKTRACE", "1")
-            .arg("--node-name=n1")
-            .arg("--metrics-address=")
-            .arg(flag("nodes", self.path("nodes.yaml")))
-            .arg(flag("state-dir", self.path("state")))
-            .arg(flag("bpf-dir", self.path("bpf/sinabro")))
+            .args(["--node-name=n1", "--metrics-address=", "--nodes", NODES])
             .stdin(Stdio::null());
-        let of = |kind: &str| File::open(format!("/proc/{}/ns/{kind}", self.holder.id())).unwrap();
-        let (net, mnt) = (of("net"), of("mnt"));
-        let enter = move || {
-            setns(&net, CloneFlags::CLONE_NEWNET)?;
-            setns(&mnt, CloneFlags::CLONE_NEWNS)?;
-            nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
-            Ok(())
-        };
-        // SAFETY: only system calls on descriptors opened before.
-        unsafe { command.pre_exec(enter) };
+        self.namespace.put(&mut command);
         command
     }
 
@@ -222,16 +174,12 @@ impl Node {
 
     /// What the plugin makes between Allocate and Activate, as far as the agent cares.
     pub fn add_link(&self, attachment: &Attachment) -> u32 {
-        let veth = Veth {
-            name: &attachment.link,
-            mac: attachment.host_mac.0,
-            mtu: attachment.mtu,
-            // All pods share a namespace here.
-            peer_name: &attachment.link.replace("snb", "pod"),
-            peer_mac: attachment.mac.0,
-            peer_netns: Some(&self.pods),
-        };
-        self.conn().create_veth(&veth).unwrap().index
+        let near = (attachment.link.as_str(), attachment.host_mac.0);
+        // All pods share a namespace here.
+        let peer = attachment.link.replace("snb", "pod");
+        let far = (peer.as_str(), attachment.mac.0);
+        let cable = self.place().cable(near, attachment.mtu, &self.pods, far);
+        cable.unwrap()
     }
 
     pub fn delete_link(&self, name: &str) {
@@ -268,7 +216,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        for child in self.agent.iter_mut().chain([&mut self.holder]) {
+        if let Some(child) = &mut self.agent {
             let _ = child.kill();
             let _ = child.wait();
         }

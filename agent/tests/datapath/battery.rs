@@ -36,7 +36,11 @@ fn between_pods(rows: &[&'static Row], at_once: usize, v6: bool) -> Vec<Outcome>
         }
         let connect = |[client, server]: &[Pod; 2]| {
             let address: IpAddr = if v6 { server.v6 } else { server.v4 };
-            let between = Between::new(client.netns.clone(), server.netns.clone(), address);
+            let between = Between::new(
+                client.place.net().clone(),
+                server.place.net().clone(),
+                address,
+            );
             // The machine may be busy with other tests.
             between.patient(Duration::from_secs(3))
         };

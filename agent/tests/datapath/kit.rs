@@ -1,10 +1,8 @@
-//! A world of its own for each test: the thread's network namespace is a node, with a bpffs of
-//! its own, and pods and an outside host are namespaces beside it. All of it goes with the thread.
+//! A world of its own for each test: the thread is inside a node of the lab, and pods and an
+//! outside host are networks beside it. All of it goes with the test.
 
-use nix::{
-    mount::{MsFlags, mount},
-    sched::{CloneFlags, unshare},
-};
+use ipnet::IpNet;
+use nix::mount::{MsFlags, mount};
 use sinabro_agent::datapath::{
     AttachMode, Datapath, DatapathConfig, DatapathError, PodAcceleration,
 };
@@ -18,10 +16,8 @@ use sinabro_common::{
     names,
 };
 pub use sinabro_lab::wait::eventually;
-use sinabro_netlink::{
-    Conn, Family, NetNs, addr::Addr as Address, link, neigh::Neigh, netns, route::Route, sysctl,
-    veth::Veth,
-};
+use sinabro_lab::{Lifetime, Namespace, Place};
+use sinabro_netlink::{Conn, Family, NetNs, neigh::Neigh, route::Route, sysctl};
 use std::{
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, TcpStream},
@@ -39,33 +35,20 @@ pub const PORT_MAX: u16 = 65535;
 
 /// Runs a test in its own world.
 pub fn fresh<T: Send>(test: impl FnOnce() -> T + Send) -> T {
-    netns::in_fresh(|| {
-        unshare(CloneFlags::CLONE_NEWNS).unwrap();
-        let none: Option<&str> = None;
-        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
-        // A mount of its own over the directory that every machine has for it.
-        let bpffs = Some("bpf");
-        mount(bpffs, "/sys/fs/bpf", bpffs, MsFlags::empty(), none).unwrap();
+    let node = Namespace::new("node", Lifetime::Process)
+        .expect("namespaces need root: run `cargo xtask test`");
+    let local = [LOCAL_V4, LOCAL_V6].map(|address| IpNet::from(address.parse::<IpAddr>().unwrap()));
+    node.place().set_up("lo", &local).unwrap();
+    let in_world = || {
         if std::env::var_os(WITHOUT_ACCELERATION).is_some() {
-            let tmpfs = Some("tmpfs");
-            mount(tmpfs, "/sys/kernel/btf", tmpfs, MsFlags::empty(), none).unwrap();
+            let (tmpfs, none) = (Some("tmpfs"), None::<&str>);
+            mount(tmpfs, "/sys/kernel/btf", tmpfs, MsFlags::empty(), none)?;
         }
-        for family in ["ipv4", "ipv6"] {
-            let (name, value) = match family {
-                "ipv4" => (["net", "ipv4", "ip_forward"].to_vec(), "1"),
-                _ => (["net", "ipv6", "conf", "all", "forwarding"].to_vec(), "1"),
-            };
-            sysctl::write(&name, value).unwrap();
-        }
-        let mut conn = Conn::new().unwrap();
-        let lo = conn.link_by_name("lo").unwrap().index;
-        for address in [LOCAL_V4, LOCAL_V6] {
-            let address: IpAddr = address.parse().unwrap();
-            conn.execute(Address::new(lo, address.into()).nodad().add())
-                .unwrap();
-        }
-        test()
-    })
+        sysctl::write(&["net", "ipv4", "ip_forward"], "1")?;
+        sysctl::write(&["net", "ipv6", "conf", "all", "forwarding"], "1")?;
+        Ok(test())
+    };
+    node.run(in_world).unwrap()
 }
 
 pub fn config() -> DatapathConfig {
@@ -144,10 +127,15 @@ pub fn skipped() -> bool {
     lacks.is_some()
 }
 
+/// The calling thread's network: in [`fresh`], the node's.
+fn this_place() -> Place {
+    Place::new("node", NetNs::current().unwrap())
+}
+
 /// A pod of the node.
 #[derive(Clone)]
 pub struct Pod {
-    pub netns: NetNs,
+    pub place: Place,
     pub link: String,
     pub ifindex: u32,
     pub mac: [u8; 6],
@@ -177,25 +165,16 @@ impl Pod {
     fn link(n: u8) -> Self {
         let v4: IpAddr = Ipv4Addr::new(10, 1, 0, n).into();
         let v6: IpAddr = format!("fd00:1::{n:x}").parse().unwrap();
-        let netns = NetNs::create().unwrap();
-        let link = names::pod_link(&format!("pod{n}"), "eth0");
+        let name = format!("pod{n}");
+        let place = Place::fresh(&name).unwrap();
+        let link = names::pod_link(&name, "eth0");
         let mac = names::pod_mac(v4);
-        let mut conn = Conn::new().unwrap();
-        let ifindex = conn
-            .create_veth(&Veth {
-                name: &link,
-                mac: names::HOST_MAC,
-                mtu: 1500,
-                peer_name: "eth0",
-                peer_mac: mac,
-                peer_netns: Some(&netns),
-            })
-            .unwrap()
-            .index;
+        let near = (link.as_str(), names::HOST_MAC);
+        let ifindex = this_place().cable(near, 1500, &place, ("eth0", mac));
         Self {
-            netns,
+            place,
+            ifindex: ifindex.unwrap(),
             link,
-            ifindex,
             mac,
             v4,
             v6,
@@ -204,19 +183,15 @@ impl Pod {
 
     fn configure(&self) {
         let mut conn = Conn::new().unwrap();
-        let mut pod = Conn::in_netns(&self.netns).unwrap();
-        for name in ["lo", "eth0"] {
-            let index = pod.link_by_name(name).unwrap().index;
-            pod.execute(link::set_up(index)).unwrap();
-        }
-        let eth0 = pod.link_by_name("eth0").unwrap().index;
+        let mut pod = self.place.conn().unwrap();
+        let addresses = [self.v4, self.v6].map(IpNet::from);
+        let eth0 = self.place.set_up("eth0", &addresses).unwrap();
         for (family, address) in [(Family::V4, self.v4), (Family::V6, self.v6)] {
             let gateway: IpAddr = match family {
                 Family::V4 => names::GATEWAY_V4.into(),
                 Family::V6 => names::GATEWAY_V6.into(),
             };
             pod.execute_all([
-                Address::new(eth0, address.into()).nodad().add(),
                 Neigh::new(eth0, gateway, names::HOST_MAC).add(),
                 Route::default_of(family)
                     .via(gateway)
@@ -302,58 +277,41 @@ impl Pod {
 
     /// Runs a closure inside.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
-        self.netns.run(f).unwrap()
+        self.place.run(|| Ok(f())).unwrap()
     }
 }
 
 /// A host beyond the node's uplink, which knows the pods' addresses only through the node's.
 pub struct Outside {
-    pub netns: NetNs,
+    pub place: Place,
     /// Of the node's uplink.
     pub uplink: u32,
 }
 
 impl Outside {
     pub fn new(datapath: &Datapath) -> Self {
-        let netns = NetNs::create().unwrap();
-        let mut conn = Conn::new().unwrap();
-        let uplink = conn
-            .create_veth(&Veth {
-                name: "uplink",
-                mac: [2, 0, 0, 0, 0, 1],
-                mtu: 1500,
-                peer_name: "eth0",
-                peer_mac: [2, 0, 0, 0, 0, 9],
-                peer_netns: Some(&netns),
-            })
-            .unwrap()
-            .index;
-        let mut outside = Conn::in_netns(&netns).unwrap();
-        for name in ["lo", "eth0"] {
-            let index = outside.link_by_name(name).unwrap().index;
-            outside.execute(link::set_up(index)).unwrap();
-        }
-        let eth0 = outside.link_by_name("eth0").unwrap().index;
+        let (node, place) = (this_place(), Place::fresh("outside").unwrap());
+        let near = ("uplink", [2, 0, 0, 0, 0, 1]);
+        let far = ("eth0", [2, 0, 0, 0, 0, 9]);
+        node.cable(near, 1500, &place, far).unwrap();
         let net = |address: Ipv4Addr| format!("{address}/24").parse().unwrap();
-        conn.execute(Address::new(uplink, net(NODE)).add()).unwrap();
-        outside
-            .execute(Address::new(eth0, net(OUTSIDE)).add())
-            .unwrap();
+        place.set_up("eth0", &[net(OUTSIDE)]).unwrap();
+        let uplink = node.set_up("uplink", &[net(NODE)]).unwrap();
         datapath.set_uplinks(&[uplink]).unwrap();
-        let outside = Self { netns, uplink };
+        let outside = Self { place, uplink };
         outside.run(|| wait_for(NODE.into()));
         outside
     }
 
     /// Lets the outside host reach pods at their own addresses too.
     pub fn route_to_pods(&self) {
-        let mut conn = Conn::in_netns(&self.netns).unwrap();
+        let mut conn = self.place.conn().unwrap();
         let route = Route::to("10.1.0.0/16".parse().unwrap()).via(NODE.into());
         conn.execute(route.add()).unwrap();
     }
 
     /// Runs a closure there.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
-        self.netns.run(f).unwrap()
+        self.place.run(|| Ok(f())).unwrap()
     }
 }

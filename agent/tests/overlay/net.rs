@@ -1,4 +1,4 @@
-//! Nodes for the tests: namespaces joined by a bridge, each with the reconciler at work.
+//! Nodes for the tests: networks joined by a bridge, each with the reconciler at work.
 
 use ipnet::IpNet;
 use sinabro_agent::{
@@ -6,9 +6,15 @@ use sinabro_agent::{
     plan::{Facts, Node},
     watch::Snapshot,
 };
-use sinabro_common::names::{VXLAN_LINK, VXLAN_PORT, VXLAN_VNI};
+use sinabro_common::names::{ROUTE_PROTOCOL, VXLAN_LINK, VXLAN_PORT, VXLAN_VNI};
+use sinabro_lab::Place;
 pub use sinabro_lab::wait::{eventually as until, eventually_some as eventually};
-use sinabro_netlink::{Conn, Link, NetNs, ResultExt, addr::Addr, bridge, link, veth::Veth};
+use sinabro_netlink::{
+    Conn, Link, ResultExt, bridge,
+    fdb::Fdb,
+    neigh::Neigh,
+    route::{Route, RouteFilter, TABLE_MAIN},
+};
 use std::{
     net::{IpAddr, UdpSocket},
     sync::Arc,
@@ -22,17 +28,17 @@ pub enum Underlay {
     V6,
 }
 
-/// A node's namespace and reconciler. Number `n` has 192.168.7.n and fd07::n on eth0, and one
+/// A node's network and reconciler. Number `n` has 192.168.7.n and fd07::n on eth0, and one
 /// pod address per range on its loopback.
 pub struct Machine {
-    pub ns: NetNs,
+    pub place: Place,
     pub overlay: Overlay,
     pub pods: watch::Sender<Vec<PodRoute>>,
 }
 
 /// The machines and what they are told.
 pub struct Net {
-    switch: NetNs,
+    switch: Place,
     pub machines: Vec<Machine>,
     facts: watch::Sender<Snapshot>,
     runtime: Runtime,
@@ -75,8 +81,8 @@ impl Net {
     }
 
     pub fn without_facts(count: u8) -> Self {
-        let switch = NetNs::create().expect("needs root: run `cargo xtask test`");
-        let mut conn = Conn::in_netns(&switch).unwrap();
+        let switch = Place::fresh("switch").unwrap();
+        let mut conn = switch.conn().unwrap();
         conn.execute(bridge::create("br0")).unwrap();
         let runtime = Runtime::new().unwrap();
         let (facts, _) = watch::channel(Snapshot::default());
@@ -93,31 +99,16 @@ impl Net {
     }
 
     fn boot(&mut self, n: u8) {
-        let ns = NetNs::create().unwrap();
-        let mut conn = Conn::in_netns(&self.switch).unwrap();
-        let bridge = conn.link_by_name("br0").unwrap().index;
-        let port = Veth {
-            name: &format!("port{n}"),
-            mac: [2, 0, 0, 0, 1, n],
-            mtu: 1500,
-            peer_name: "eth0",
-            peer_mac: [2, 0, 0, 0, 2, n],
-            peer_netns: Some(&ns),
-        };
-        let port = conn.create_veth(&port).unwrap().index;
-        conn.execute(link::set_master(port, Some(bridge))).unwrap();
-
-        let mut conn = Conn::in_netns(&ns).unwrap();
-        let (eth0, lo) = (index(&mut conn, "eth0"), index(&mut conn, "lo"));
-        conn.execute_all([link::set_up(eth0), link::set_up(lo)])
-            .unwrap();
-        for address in [format!("192.168.7.{n}/24"), format!("fd07::{n:x}/64")] {
-            let address = Addr::new(eth0, address.parse().unwrap()).nodad();
-            conn.execute(address.add()).unwrap();
-        }
-        for address in pod(n) {
-            add_address(&mut conn, lo, address);
-        }
+        let place = Place::fresh(&format!("n{n}")).unwrap();
+        let port = format!("port{n}");
+        let near = (port.as_str(), [2, 0, 0, 0, 1, n]);
+        let far = ("eth0", [2, 0, 0, 0, 2, n]);
+        self.switch.cable(near, 1500, &place, far).unwrap();
+        self.switch.plug(&port, "br0").unwrap();
+        let addresses = [format!("192.168.7.{n}/24"), format!("fd07::{n:x}/64")];
+        let addresses = addresses.map(|address| address.parse().unwrap());
+        place.set_up("eth0", &addresses).unwrap();
+        place.set_up("lo", &pod(n).map(IpNet::from)).unwrap();
         let config = OverlayConfig {
             node: format!("n{n}"),
             device: VXLAN_LINK.into(),
@@ -129,13 +120,17 @@ impl Net {
         let (pods, receiver) = watch::channel(Vec::new());
         let _context = self.runtime.enter();
         let overlay = apply::spawn_in(
-            Some(ns.clone()),
+            Some(place.net().clone()),
             None,
             config,
             self.facts.subscribe(),
             receiver,
         );
-        self.machines.push(Machine { ns, overlay, pods });
+        self.machines.push(Machine {
+            place,
+            overlay,
+            pods,
+        });
     }
 
     pub fn tell(&self, nodes: impl IntoIterator<Item = Node>) {
@@ -180,15 +175,13 @@ impl Drop for Net {
 
 impl Machine {
     pub fn conn(&self) -> Conn {
-        Conn::in_netns(&self.ns).unwrap()
+        self.place.conn().unwrap()
     }
 
     /// A socket of this machine, with a short receive timeout.
     pub fn socket(&self, address: IpAddr) -> UdpSocket {
-        let socket = self
-            .ns
-            .run(|| UdpSocket::bind((address, 0)).unwrap())
-            .unwrap();
+        let bind = || Ok(UdpSocket::bind((address, 0))?);
+        let socket = self.place.run(bind).unwrap();
         let timeout = Some(Duration::from_millis(50));
         socket.set_read_timeout(timeout).unwrap();
         socket
@@ -207,11 +200,8 @@ impl Machine {
 
     /// Gives the machine a pod address of another range.
     pub fn add_pod(&self, range: u8) {
-        let mut conn = self.conn();
-        let lo = index(&mut conn, "lo");
-        for address in pod(range) {
-            add_address(&mut conn, lo, address);
-        }
+        let addresses = pod(range).map(IpNet::from);
+        self.place.set_up("lo", &addresses).unwrap();
     }
 }
 
@@ -219,7 +209,37 @@ pub fn index(conn: &mut Conn, name: &str) -> u32 {
     conn.link_by_name(name).unwrap().index
 }
 
-fn add_address(conn: &mut Conn, link: u32, address: IpAddr) {
-    let address = Addr::new(link, IpNet::from(address)).nodad();
-    conn.execute(address.add()).unwrap();
+/// Sinabro's routes on the device, without the rest.
+pub fn routes(machine: &Machine) -> Vec<Route> {
+    let Some(device) = machine.device() else {
+        return Vec::new();
+    };
+    let filter = RouteFilter {
+        oif: Some(device.index),
+        protocol: Some(ROUTE_PROTOCOL),
+        table: Some(TABLE_MAIN),
+        ..RouteFilter::default()
+    };
+    machine.conn().routes(&filter).unwrap()
+}
+
+pub fn neighbours(machine: &Machine) -> Vec<Neigh> {
+    let Some(device) = machine.device() else {
+        return Vec::new();
+    };
+    let all = machine.conn().neighs(device.index).unwrap();
+    all.into_iter().filter(Neigh::is_permanent).collect()
+}
+
+pub fn fdb(machine: &Machine) -> Vec<Fdb> {
+    match machine.device() {
+        Some(device) => machine.conn().fdb(device.index).unwrap(),
+        None => Vec::new(),
+    }
+}
+
+pub fn peer_problem(machine: &Machine, peer: &str) -> Option<String> {
+    let status = machine.status();
+    let node = status.nodes.iter().find(|node| node.name == peer)?.clone();
+    node.problem
 }

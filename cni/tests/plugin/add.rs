@@ -242,9 +242,9 @@ fn an_interface_that_exists_is_left_alone() {
         peer_netns: None,
     };
     inside.create_veth(&foreign).unwrap();
-    let before = (snapshot(&node.netns), snapshot(&pod.netns));
+    let before = (snapshot(&node.place), snapshot(&pod.place));
     node.call("ADD", &pod).run().fails_with(103, "eth0");
-    assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+    assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
     // Asked whether it is this attachment's own, and for nothing more.
     assert_eq!(node.agent().calls(), ["check"]);
 }
@@ -284,8 +284,8 @@ fn what_an_add_that_was_cut_short_left_is_replaced() {
 #[test]
 fn ipv6_is_switched_on_where_it_is_off() {
     let (node, pod) = (Node::new(), Pod::new());
-    disable_ipv6(&node.netns);
-    disable_ipv6(&pod.netns);
+    disable_ipv6(&node.place);
+    disable_ipv6(&pod.place);
     let result = node.call("ADD", &pod).run().result();
     let [v4, v6] = addresses(&result);
     flows(&node, &pod, [&v4, &v6]);
@@ -329,9 +329,9 @@ fn cni_netns_has_to_be_another_network_namespace() {
 #[test]
 fn without_an_agent_the_runtime_is_told_to_try_again() {
     let (node, pod) = (Node::without_agent(), Pod::new());
-    let before = (snapshot(&node.netns), snapshot(&pod.netns));
+    let before = (snapshot(&node.place), snapshot(&pod.place));
     node.call("ADD", &pod).run().fails_with(11, "agent.sock");
-    assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+    assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
 
     let node = Node::new();
     node.agent()
@@ -366,7 +366,7 @@ fn fifty_at_once_all_work() {
 #[test]
 fn a_result_nobody_reads_is_taken_back() {
     let (node, pod) = (Node::new(), Pod::new());
-    let before = (snapshot(&node.netns), snapshot(&pod.netns));
+    let before = (snapshot(&node.place), snapshot(&pod.place));
     let full = fs::OpenOptions::new()
         .write(true)
         .open("/dev/full")
@@ -374,7 +374,7 @@ fn a_result_nobody_reads_is_taken_back() {
     let status = node.call("ADD", &pod).spawn(full.into()).wait().unwrap();
     assert_eq!(status.code(), Some(1));
     assert!(node.agent().state().endpoints.is_empty());
-    assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+    assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
 }
 
 #[test]

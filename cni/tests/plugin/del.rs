@@ -10,7 +10,7 @@ use std::fs;
 
 fn added() -> (Node, Pod, (String, String)) {
     let (node, pod) = (Node::new(), Pod::new());
-    let before = (snapshot(&node.netns), snapshot(&pod.netns));
+    let before = (snapshot(&node.place), snapshot(&pod.place));
     node.call("ADD", &pod).run().result();
     (node, pod, before)
 }
@@ -20,7 +20,7 @@ fn everything_goes_and_again_is_fine() {
     let (node, pod, before) = added();
     for _ in 0..3 {
         node.call("DEL", &pod).run().silent();
-        assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+        assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
         assert!(node.agent().state().endpoints.is_empty());
     }
     assert!(!node.queue_file(&pod).exists());
@@ -35,7 +35,7 @@ fn neither_namespace_nor_arguments_are_needed() {
         .conf("runtimeConfig", json!(7))
         .run()
         .silent();
-    assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+    assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn a_namespace_that_is_gone_does_not_matter() {
     let call = node.call("DEL", &pod);
     drop(pod);
     call.var("CNI_NETNS", &path).run().silent();
-    assert_eq!(snapshot(&node.netns), before.0);
+    assert_eq!(snapshot(&node.place), before.0);
     let state = node.agent().state();
     assert!(state.endpoints.is_empty(), "{id}");
 }
@@ -58,7 +58,7 @@ fn an_interface_that_is_gone_does_not_matter() {
         .execute(sinabro_netlink::link::delete(inner))
         .unwrap();
     node.call("DEL", &pod).run().silent();
-    assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+    assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
     assert!(node.agent().state().endpoints.is_empty());
 }
 
@@ -69,7 +69,7 @@ fn without_an_agent_the_delete_is_queued() {
     for _ in 0..2 {
         node.call("DEL", &pod).run().silent();
     }
-    assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+    assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
     let file = node.queue_file(&pod);
     let owner: Owner = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     assert_eq!((&*owner.container_id, &*owner.ifname), (&*pod.id, "eth0"));
@@ -89,7 +89,7 @@ fn an_agent_that_cannot_now_has_it_queued() {
         let (node, pod, before) = added();
         node.agent().script("release", act);
         node.call("DEL", &pod).run().silent();
-        assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+        assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
         assert!(node.queue_file(&pod).exists(), "{act:?}");
     }
 }
@@ -146,7 +146,7 @@ fn only_the_named_attachment_goes() {
 #[test]
 fn a_pod_with_as_many_annotations_as_kubernetes_allows_comes_and_goes() {
     let (node, pod) = (Node::new(), Pod::new());
-    let before = (snapshot(&node.netns), snapshot(&pod.netns));
+    let before = (snapshot(&node.place), snapshot(&pod.place));
     // 256 KiB (TotalAnnotationSizeLimitB), in the form in which Go writes `<` into JSON.
     let note = r"\u003c".repeat(256 << 10);
     let conf = format!(
@@ -157,5 +157,5 @@ fn a_pod_with_as_many_annotations_as_kubernetes_allows_comes_and_goes() {
     let call = |verb| node.call(verb, &pod).input(conf.as_bytes()).run();
     call("ADD").result();
     call("DEL").silent();
-    assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+    assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
 }

@@ -3,26 +3,19 @@
 //! Every socket is open before ADD begins, and every datagram is sent once: a receiver waits, a
 //! sender never tries again.
 
-use crate::node::{HOST_V4, HOST_V6, Node, Pod};
-use sinabro_netlink::NetNs;
+use crate::{
+    node::{HOST_V4, HOST_V6, Node, Pod},
+    traffic::socket,
+};
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
     sync::{
         Barrier,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 const PODS: usize = 50;
-
-fn socket(netns: &NetNs, address: IpAddr) -> UdpSocket {
-    let bind = || UdpSocket::bind((address, 0));
-    let socket = netns.run(bind).unwrap().unwrap();
-    let patience = Some(Duration::from_secs(20));
-    socket.set_read_timeout(patience).unwrap();
-    socket
-}
 
 /// A socket at each end, for each family.
 fn ends(node: &Node, pod: &Pod) -> [[UdpSocket; 2]; 2] {
@@ -31,8 +24,8 @@ fn ends(node: &Node, pod: &Pod) -> [[UdpSocket; 2]; 2] {
     std::array::from_fn(|_| {
         let (host, any) = own.next().unwrap();
         [
-            socket(&node.netns, host.parse().unwrap()),
-            socket(&pod.netns, any),
+            socket(&node.place, host.parse().unwrap()),
+            socket(&pod.place, any),
         ]
     })
 }

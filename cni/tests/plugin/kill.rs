@@ -8,12 +8,12 @@ use crate::{
 use std::{os::unix::process::ExitStatusExt as _, process::Stdio, time::Instant};
 
 fn killed_then_added_again(node: &Node, pod: &Pod, kill: impl FnOnce(&Node)) {
-    let before = (snapshot(&node.netns), snapshot(&pod.netns));
+    let before = (snapshot(&node.place), snapshot(&pod.place));
     kill(node);
     node.agent().state().script.clear();
     node.agent().settle();
     if node.agent().state().endpoints.is_empty() {
-        assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+        assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
     } else {
         // Killed after the last step: the attachment is whole.
         node.call("DEL", pod).run().silent();
@@ -22,7 +22,7 @@ fn killed_then_added_again(node: &Node, pod: &Pod, kill: impl FnOnce(&Node)) {
     let [v4, v6] = addresses(&result);
     flows(node, pod, [&v4, &v6]);
     node.call("DEL", pod).run().silent();
-    assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+    assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn at_any_moment() {
 #[test]
 fn and_its_link_if_the_agent_dies_too() {
     let (node, pod) = (Node::new(), Pod::new());
-    let before = (snapshot(&node.netns), snapshot(&pod.netns));
+    let before = (snapshot(&node.place), snapshot(&pod.place));
     node.agent().state().deletes_links = false;
     node.agent().script("activate", Act::Kill);
     node.call("ADD", &pod).spawn(Stdio::null()).wait().unwrap();
@@ -86,5 +86,5 @@ fn and_its_link_if_the_agent_dies_too() {
     let [v4, v6] = addresses(&result);
     flows(&node, &pod, [&v4, &v6]);
     node.call("DEL", &pod).run().silent();
-    assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+    assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
 }

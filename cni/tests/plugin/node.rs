@@ -1,13 +1,12 @@
-//! A node and its pods as network namespaces, and the plugin run in the node's.
+//! A node and its pods, and the plugin run in the node's network.
 
 use crate::agent::Agent;
-use nix::sched::{CloneFlags, setns};
+use nix::sched::CloneFlags;
 use serde_json::{Value, json};
+use sinabro_lab::Place;
 pub use sinabro_lab::wait::eventually;
 use sinabro_netlink::{
-    Conn, NetNs,
-    addr::Addr,
-    link,
+    Conn,
     route::{RouteFilter, TABLE_LOCAL},
     sysctl,
 };
@@ -28,26 +27,23 @@ pub const HOST_V4: &str = "192.0.2.1";
 pub const HOST_V6: &str = "2001:db8::1";
 
 pub struct Node {
-    pub netns: NetNs,
+    pub place: Place,
     pub dir: TempDir,
     agent: Option<Agent>,
 }
 
 pub struct Pod {
-    pub netns: NetNs,
+    pub place: Place,
     pub id: String,
 }
 
 impl Pod {
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
-        let netns = NetNs::create().expect("these tests make network namespaces: run them as root");
-        let mut conn = Conn::in_netns(&netns).unwrap();
-        let lo = conn.link_by_name("lo").unwrap().index;
-        conn.execute(link::set_up(lo)).unwrap();
+        let id = format!("pod-{}", NEXT.fetch_add(1, Ordering::Relaxed));
         Self {
-            netns,
-            id: format!("pod-{}", NEXT.fetch_add(1, Ordering::Relaxed)),
+            place: Place::fresh(&id).unwrap(),
+            id,
         }
     }
 
@@ -56,12 +52,12 @@ impl Pod {
         format!(
             "/proc/{}/fd/{}",
             std::process::id(),
-            self.netns.as_fd().as_raw_fd()
+            self.place.net().as_fd().as_raw_fd()
         )
     }
 
     pub fn conn(&self) -> Conn {
-        Conn::in_netns(&self.netns).unwrap()
+        self.place.conn().unwrap()
     }
 
     pub fn link(&self) -> String {
@@ -78,15 +74,12 @@ impl Node {
     }
 
     pub fn without_agent() -> Self {
-        let netns = Pod::new().netns;
-        let mut conn = Conn::in_netns(&netns).unwrap();
-        let lo = conn.link_by_name("lo").unwrap().index;
-        for address in [format!("{HOST_V4}/32"), format!("{HOST_V6}/128")] {
-            let addr = Addr::new(lo, address.parse().unwrap()).nodad();
-            conn.execute(addr.add()).unwrap();
-        }
+        let place = Place::fresh("node").unwrap();
+        let addresses = [format!("{HOST_V4}/32"), format!("{HOST_V6}/128")];
+        let addresses = addresses.map(|address| address.parse().unwrap());
+        place.set_up("lo", &addresses).unwrap();
         Self {
-            netns,
+            place,
             dir: tempfile::tempdir().unwrap(),
             agent: None,
         }
@@ -94,7 +87,7 @@ impl Node {
 
     pub fn start_agent(&mut self) {
         let path = self.dir.path().join("agent.sock");
-        self.agent = Some(Agent::start(&path, &self.netns));
+        self.agent = Some(Agent::start(&path, self.place.net()));
     }
 
     pub fn stop_agent(&mut self) {
@@ -106,7 +99,7 @@ impl Node {
     }
 
     pub fn conn(&self) -> Conn {
-        Conn::in_netns(&self.netns).unwrap()
+        self.place.conn().unwrap()
     }
 
     pub fn state_dir(&self) -> &std::path::Path {
@@ -204,17 +197,11 @@ impl Call<'_> {
             .stdin(Stdio::piped())
             .stdout(stdout)
             .stderr(Stdio::piped());
-        let netns = self.node.netns.clone();
-        let read_only = self.read_only_sysctls;
-        let enter = move || {
-            setns(netns.as_fd(), CloneFlags::CLONE_NEWNET)?;
-            if read_only {
-                hide_sysctls()?;
-            }
-            Ok(())
-        };
-        // SAFETY: between fork and exec only system calls are made, on memory made before.
-        unsafe { command.pre_exec(enter) };
+        self.node.place.put(&mut command);
+        if self.read_only_sysctls {
+            // SAFETY: only system calls on constant strings.
+            unsafe { command.pre_exec(|| Ok(hide_sysctls()?)) };
+        }
         let mut child = command.spawn().unwrap();
         let conf = self.conf.to_string().into_bytes();
         // The plugin may have ended without reading.
@@ -293,8 +280,8 @@ impl Outcome {
 }
 
 /// All links, addresses, routes and permanent neighbours of a namespace, as text to compare.
-pub fn snapshot(netns: &NetNs) -> String {
-    let mut conn = Conn::in_netns(netns).unwrap();
+pub fn snapshot(place: &Place) -> String {
+    let mut conn = place.conn().unwrap();
     let mut lines = Vec::new();
     for link in conn.links().unwrap() {
         lines.push(format!("link {} {} {}", link.name, link.up, link.mtu));
@@ -323,9 +310,7 @@ pub fn snapshot(netns: &NetNs) -> String {
 }
 
 /// Switches IPv6 off for links made from now on.
-pub fn disable_ipv6(netns: &NetNs) {
-    netns
-        .run(|| sysctl::write(&["net", "ipv6", "conf", "default", "disable_ipv6"], "1"))
-        .unwrap()
-        .unwrap();
+pub fn disable_ipv6(place: &Place) {
+    let name = ["net", "ipv6", "conf", "default", "disable_ipv6"];
+    place.run(|| Ok(sysctl::write(&name, "1")?)).unwrap();
 }

@@ -193,7 +193,7 @@ fn gc_and_status_came_with_1_1() {
 #[test]
 fn a_bad_environment_is_named_and_nothing_is_touched() {
     let (node, pod) = (Node::new(), Pod::new());
-    let before = (snapshot(&node.netns), snapshot(&pod.netns));
+    let before = (snapshot(&node.place), snapshot(&pod.place));
     for verb in ["ADD", "DEL", "CHECK"] {
         for (name, value) in [
             ("CNI_CONTAINERID", ""),
@@ -219,7 +219,7 @@ fn a_bad_environment_is_named_and_nothing_is_touched() {
     let call = node.call("ADD", &pod).unset("CNI_COMMAND");
     call.run().fails_with(4, "CNI_COMMAND");
     assert!(node.agent().calls().is_empty());
-    assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+    assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
 }
 
 #[test]

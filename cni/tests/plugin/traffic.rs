@@ -1,21 +1,14 @@
 //! Packets through the kernel: the pod and the node reach each other.
 
 use crate::node::{HOST_V4, HOST_V6, Node, Pod};
-use sinabro_netlink::NetNs;
-use std::{
-    net::{IpAddr, UdpSocket},
-    time::Duration,
-};
+use sinabro_lab::{Place, wait::PATIENCE};
+use std::net::{IpAddr, UdpSocket};
 
-fn socket(netns: &NetNs, address: &str) -> UdpSocket {
-    let address: IpAddr = address.parse().unwrap();
-    let socket = netns
-        .run(|| UdpSocket::bind((address, 0)))
-        .unwrap()
-        .unwrap();
-    socket
-        .set_read_timeout(Some(Duration::from_secs(20)))
-        .unwrap();
+/// A socket that waits for what has yet to arrive.
+pub fn socket(place: &Place, address: IpAddr) -> UdpSocket {
+    let bind = || Ok(UdpSocket::bind((address, 0))?);
+    let socket = place.run(bind).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket
 }
 
@@ -39,8 +32,8 @@ fn exchange(from: &UdpSocket, to: &UdpSocket) {
 /// Both families, begun from both ends.
 pub fn flows(node: &Node, pod: &Pod, addresses: [&str; 2]) {
     for (host, address) in [HOST_V4, HOST_V6].into_iter().zip(addresses) {
-        let outer = socket(&node.netns, host);
-        let inner = socket(&pod.netns, address);
+        let outer = socket(&node.place, host.parse().unwrap());
+        let inner = socket(&pod.place, address.parse().unwrap());
         exchange(&inner, &outer);
         exchange(&outer, &inner);
     }

@@ -12,9 +12,9 @@ fn leaves_nothing(code: u64, part: &str, sabotage: impl FnOnce(&Node)) {
     let (node, pod) = (Node::new(), Pod::new());
     node.agent().state().deletes_links = false;
     sabotage(&node);
-    let before = (snapshot(&node.netns), snapshot(&pod.netns));
+    let before = (snapshot(&node.place), snapshot(&pod.place));
     node.call("ADD", &pod).run().fails_with(code, part);
-    assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+    assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
     if code == 104 {
         // Given back before the runtime hears of it, not by the connection's end alone.
         assert_eq!(node.agent().calls(), ["allocate", "release"]);
@@ -74,11 +74,11 @@ fn when_the_pods_side_cannot_be_set_up() {
 fn when_the_hosts_side_cannot_be_set_up() {
     let (node, pod) = (Node::new(), Pod::new());
     node.agent().state().deletes_links = false;
-    disable_ipv6(&node.netns);
-    let before = (snapshot(&node.netns), snapshot(&pod.netns));
+    disable_ipv6(&node.place);
+    let before = (snapshot(&node.place), snapshot(&pod.place));
     let call = node.call("ADD", &pod).read_only_sysctls();
     call.run().fails_with(104, &pod.link());
-    assert_eq!((snapshot(&node.netns), snapshot(&pod.netns)), before);
+    assert_eq!((snapshot(&node.place), snapshot(&pod.place)), before);
     node.call("ADD", &pod).run().result();
 }
 
@@ -94,10 +94,10 @@ fn when_the_agent_does_not_activate() {
         let (node, pod) = (Node::new(), Pod::new());
         node.agent().state().deletes_links = false;
         node.agent().script("activate", act);
-        let before = (snapshot(&node.netns), snapshot(&pod.netns));
+        let before = (snapshot(&node.place), snapshot(&pod.place));
         node.call("ADD", &pod).run().fails_with(code, part);
         assert_eq!(
-            (snapshot(&node.netns), snapshot(&pod.netns)),
+            (snapshot(&node.place), snapshot(&pod.place)),
             before,
             "{act:?}"
         );

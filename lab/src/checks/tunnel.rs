@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Node, Pod,
-    namespace::Place,
+    place::Place,
     traffic::{PATIENCE, any, packet::Datagram, readable},
 };
 use anyhow::{Context as _, Result, bail, ensure};

@@ -3,7 +3,7 @@
 //! Only what a load needs: GET, Content-Length, persistent connections.
 
 use super::{PATIENCE, accept, connect, path::Path};
-use crate::namespace::Place;
+use crate::place::Place;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},

@@ -1,7 +1,7 @@
 //! ICMP echo requests through raw sockets (RFC 792, RFC 4443 §4.1).
 
 use super::readable;
-use crate::namespace::Place;
+use crate::place::Place;
 use anyhow::{Context as _, Result, bail};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::{

@@ -1,7 +1,7 @@
 //! TCP connections that stay open and busy while something happens.
 
 use super::{PATIENCE, accept, connect, tcp};
-use crate::namespace::Place;
+use crate::place::Place;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use std::{
     io::{Read as _, Write as _},

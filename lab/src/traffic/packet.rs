@@ -1,6 +1,6 @@
 //! Frames made by hand, to say what a pod may not: another's address, another's MAC.
 
-use crate::namespace::Place;
+use crate::place::Place;
 use anyhow::{Context as _, Result, bail};
 use nix::errno::Errno;
 use socket2::{Domain, Socket, Type};

@@ -1,7 +1,7 @@
 //! A way that traffic takes: from one place to an address of another, directly or through
 //! something that translates.
 
-use crate::namespace::Place;
+use crate::place::Place;
 use std::net::{IpAddr, SocketAddr};
 
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 //! An end that wanders between CPUs changes the figures more than what is measured.
 
 use super::PATIENCE;
-use crate::namespace::Place;
+use crate::place::Place;
 use anyhow::{Context as _, Result, anyhow};
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},

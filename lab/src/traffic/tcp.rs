@@ -1,7 +1,7 @@
 //! TCP transfers that prove every byte: both sides digest what they saw.
 
 use super::{PATIENCE, accept, connect};
-use crate::namespace::Place;
+use crate::place::Place;
 use anyhow::{Context as _, Result, ensure};
 use sha2::{Digest as _, Sha256};
 use std::{

@@ -1,7 +1,7 @@
 //! UDP echoes, also with packets that fill the MTU and may not be fragmented.
 
 use super::{any, readable};
-use crate::namespace::Place;
+use crate::place::Place;
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::errno::Errno;
 use std::{

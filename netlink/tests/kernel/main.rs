@@ -4,15 +4,19 @@
 
 #![allow(clippy::unwrap_used)] // also in the helpers that are no tests themselves
 
+mod addrs;
 mod conn;
 mod links;
 mod monitor;
+mod neighbours;
 mod netfilter;
 mod netns;
+mod routes;
 mod sysctl;
-mod tables;
 
+use ipnet::IpNet;
 use sinabro_netlink::{Conn, veth::Veth};
+use std::net::IpAddr;
 
 const MAC_A: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0a];
 const MAC_B: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0b];
@@ -28,4 +32,12 @@ fn pair(conn: &mut Conn) -> u32 {
         peer_netns: None,
     };
     conn.create_veth(&veth).unwrap().index
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn net(text: &str) -> IpNet {
+    text.parse().unwrap()
 }

@@ -84,7 +84,7 @@ fn an_impostor_inside_a_pod_is_not_enrolled_and_hears_nothing() {
             let before = enrolled();
             assert_eq!(before.len(), 2);
             // The third pod plays both of them.
-            let mut conn = Conn::in_netns(&c.netns).unwrap();
+            let mut conn = c.place.conn().unwrap();
             let lo = conn.link_by_name("lo").unwrap().index;
             for address in [a, b] {
                 conn.execute(Address::new(lo, address.into()).nodad().add())
@@ -113,7 +113,7 @@ fn an_impostor_inside_a_pod_is_not_enrolled_and_hears_nothing() {
 fn a_pod_that_stole_its_servers_address_talks_to_itself() {
     world(true, true, |w| {
         let real = connect(&w.b, w.b.v4, &w.a, 7000);
-        let mut conn = Conn::in_netns(&w.a.netns).unwrap();
+        let mut conn = w.a.place.conn().unwrap();
         let lo = conn.link_by_name("lo").unwrap().index;
         conn.execute(Address::new(lo, w.b.v4.into()).nodad().add())
             .unwrap();

@@ -19,7 +19,7 @@ mod series;
 pub use report::Watched;
 
 use super::path::Path;
-use crate::namespace::Place;
+use crate::place::Place;
 use anyhow::{Result, anyhow};
 use flow::Flow;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -28,7 +28,6 @@ use nix::{
     time::{ClockId, ClockNanosleepFlags, clock_nanosleep},
 };
 use series::Stamp;
-use sinabro_netlink::{Conn, NetNs, addr::Addr, link, veth::Veth};
 use std::{
     sync::{
         Arc, Mutex, PoisonError,
@@ -185,33 +184,15 @@ fn hear(flows: &[Flow], epoll: &Epoll, stop: &AtomicBool) -> Result<()> {
 
 /// Both ends of a cable that nothing else uses.
 fn control() -> Result<Path> {
-    let ends = [
-        ("control", "198.18.0.1/30"),
-        ("control-peer", "198.18.0.2/30"),
-    ];
-    let nets = [NetNs::create()?, NetNs::create()?];
-    let mut conn = Conn::in_netns(&nets[0])?;
-    conn.create_veth(&Veth {
-        name: "eth0",
-        mac: [2, 0x1a, 0xb0, 0, 2, 1],
-        mtu: 1500,
-        peer_name: "eth0",
-        peer_mac: [2, 0x1a, 0xb0, 0, 2, 2],
-        peer_netns: Some(&nets[1]),
-    })?;
-    for (net, (_, address)) in nets.iter().zip(ends) {
-        let mut conn = Conn::in_netns(net)?;
-        let eth0 = conn.link_by_name("eth0")?.index;
-        conn.execute_all([link::set_up(eth0), Addr::new(eth0, address.parse()?).add()])?;
+    let [from, to] = ["control", "control-peer"].map(Place::fresh);
+    let (from, to) = (from?, to?);
+    let ends = [1, 2].map(|number| ("eth0", [2, 0x1a, 0xb0, 0, 2, number]));
+    from.cable(ends[0], 1500, &to, ends[1])?;
+    for (place, address) in [(&from, "198.18.0.1/30"), (&to, "198.18.0.2/30")] {
+        place.set_up("eth0", &[address.parse()?])?;
     }
-    let [from, to] = nets;
-    let address = ends[1].1.parse::<ipnet::IpNet>()?.addr();
-    Ok(Path::new(
-        "a cable of its own",
-        &Place::new(ends[0].0, from),
-        &Place::new(ends[1].0, to),
-        address,
-    ))
+    let address = "198.18.0.2".parse()?;
+    Ok(Path::new("a cable of its own", &from, &to, address))
 }
 
 fn ahead_of_others() -> Result<()> {

@@ -2,41 +2,30 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use sinabro_netlink::link;
 use std::net::IpAddr;
 
 /// Two namespaces whose links meet in a third, which forwards.
 struct Bridge {
-    middle: NetNs,
+    middle: Place,
     path: Path,
 }
 
 impl Bridge {
     fn new() -> Self {
-        let middle = NetNs::create().expect("needs root: run `cargo xtask test`");
+        let middle = Place::fresh("middle").unwrap();
+        let create = sinabro_netlink::bridge::create("br0");
+        middle.conn().unwrap().execute(create).unwrap();
         let ends = [1, 2].map(|number: u8| {
-            let end = NetNs::create().unwrap();
-            let mut conn = Conn::in_netns(&middle).unwrap();
-            if conn.link_by_name("br0").is_err() {
-                conn.execute(sinabro_netlink::bridge::create("br0"))
-                    .unwrap();
-            }
-            let bridge = conn.link_by_name("br0").unwrap().index;
-            let port = conn.create_veth(&Veth {
-                name: &format!("port{number}"),
-                mac: [2, 0x1a, 0xb0, 0, 3, number],
-                mtu: 1500,
-                peer_name: "eth0",
-                peer_mac: [2, 0x1a, 0xb0, 0, 4, number],
-                peer_netns: Some(&end),
-            });
-            let port = port.unwrap().index;
-            conn.execute(link::set_master(port, Some(bridge))).unwrap();
-            let mut conn = Conn::in_netns(&end).unwrap();
-            let eth0 = conn.link_by_name("eth0").unwrap().index;
+            let end = Place::fresh(&format!("end{number}")).unwrap();
+            let port = format!("port{number}");
+            let near = (port.as_str(), [2, 0x1a, 0xb0, 0, 3, number]);
+            let far = ("eth0", [2, 0x1a, 0xb0, 0, 4, number]);
+            middle.cable(near, 1500, &end, far).unwrap();
+            middle.plug(&port, "br0").unwrap();
             let address = format!("198.18.1.{number}/24").parse().unwrap();
-            conn.execute_all([link::set_up(eth0), Addr::new(eth0, address).add()])
-                .unwrap();
-            Place::new(&format!("end{number}"), end)
+            end.set_up("eth0", &[address]).unwrap();
+            end
         });
         let to: IpAddr = "198.18.1.2".parse().unwrap();
         Self {
@@ -46,13 +35,12 @@ impl Bridge {
     }
 
     fn set(&self, up: bool) {
-        let mut conn = Conn::in_netns(&self.middle).unwrap();
-        let port = conn.link_by_name("port2").unwrap().index;
-        let request = match up {
-            true => link::set_master(port, Some(conn.link_by_name("br0").unwrap().index)),
-            false => link::set_master(port, None),
-        };
-        conn.execute(request).unwrap();
+        if up {
+            return self.middle.plug("port2", "br0").unwrap();
+        }
+        let port = self.middle.index("port2").unwrap();
+        let unplug = link::set_master(port, None);
+        self.middle.conn().unwrap().execute(unplug).unwrap();
     }
 }
 
