@@ -60,12 +60,14 @@ pub struct Settings {
     pub metrics_address: Option<SocketAddr>,
     /// Whether each pod has metrics of its own.
     pub pod_metrics: bool,
+    /// Whether peers are asked for echoes through their tunnels.
+    pub peer_probe: bool,
     /// A `tracing_subscriber::EnvFilter`.
     pub log_level: String,
     pub log_format: LogFormat,
 }
 
-/// The settings that say where on the node something of Sinabro is.
+/// The settings that say where on the node something of Sinabro is, and what it is prepared for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
     pub state_dir: PathBuf,
@@ -83,6 +85,8 @@ pub struct Places {
     pub node_name: Option<String>,
     /// None if nothing says which nodes there are.
     pub facts_from: Option<FactsFrom>,
+    /// Whether the node is to allow what the probe of peers takes.
+    pub peer_probe: bool,
 }
 
 /// Where facts about the cluster come from.
@@ -203,6 +207,7 @@ impl Settings {
             tcp_acceleration_pod_memory: layers.optional("tcpAccelerationPodMemory", memory)?,
             tcp_acceleration_node_memory: layers.optional("tcpAccelerationNodeMemory", memory)?,
             pod_metrics: layers.parse("podMetrics", boolean)?,
+            peer_probe: places.peer_probe,
             attach: layers.parse("attach", |text| match text {
                 "auto" => Ok(AttachMode::Auto),
                 "tcx" => Ok(AttachMode::Tcx),
@@ -275,6 +280,7 @@ impl Places {
                 None => None,
             },
             facts_from: layers.facts_from().ok(),
+            peer_probe: layers.parse("peerProbe", boolean)?,
             state_dir,
         })
     }

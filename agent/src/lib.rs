@@ -9,6 +9,7 @@
 //! - back to the cluster: [`announce`];
 //! - [`acceleration`]: which TCP connections go from socket to socket, and what that changes;
 //! - [`install`]: plugin and network configuration on the node;
+//! - [`probe`]: whether other nodes answer through their tunnels;
 //! - [`troubles`]: what is wrong although the agent serves, and what to do;
 //! - [`telemetry`]: metrics and health;
 //! - [`uninstall`]: takes all of it away again;
@@ -33,6 +34,7 @@ pub mod node;
 pub mod own_node;
 pub mod plan;
 pub mod prepare;
+pub mod probe;
 pub mod run;
 #[cfg(test)]
 mod stand_in;

@@ -29,6 +29,11 @@ use std::{
 
 const FORWARD_V4: [&str; 3] = ["net", "ipv4", "ip_forward"];
 const FORWARD_V6: [&str; 5] = ["net", "ipv6", "conf", "all", "forwarding"];
+const PING_GROUPS: [&str; 3] = ["net", "ipv4", "ping_group_range"];
+/// As the kernel has it where nobody set it: no group (ping_group_range in icmp(7)).
+const NO_GROUP: [&str; 2] = ["1", "0"];
+/// The group that the agent runs as, and no other.
+const AGENTS_GROUP: &str = "0 0";
 /// Of routes learnt from router advertisements (linux/rtnetlink.h).
 const RTPROT_RA: u8 = 9;
 
@@ -214,6 +219,25 @@ pub fn accept_ra(link: &str) -> Result<Option<String>, PrepareError> {
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Lets the agent's group have ping sockets, which [`crate::probe`] asks peers with. A range that
+/// somebody chose stays as it is.
+pub fn ping_sockets() -> Prepared {
+    let mut prepared = Prepared::default();
+    let is_closed = |range: String| range.split_whitespace().eq(NO_GROUP);
+    if !sysctl::read(&PING_GROUPS).is_ok_and(is_closed) {
+        return prepared;
+    }
+    match sysctl::write(&PING_GROUPS, AGENTS_GROUP) {
+        Ok(()) => {
+            let name = PING_GROUPS.join(".");
+            let change = format!("set {name} to {AGENTS_GROUP}");
+            prepared.changes.push(change);
+        }
+        Err(error) => prepared.warnings.push(Chain(&error).to_string()),
+    }
+    prepared
 }
 
 fn ensure(name: &[&str], value: &'static str) -> Result<Option<String>, PrepareError> {

@@ -27,6 +27,7 @@ use crate::{
     install::{self, InstallConfig},
     node::{self, NodeStatus},
     prepare::{self, Families},
+    probe::{self, Probe},
     state_lock,
     telemetry::{http, metrics::Metrics},
     troubles,
@@ -74,7 +75,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         }
         false => (0, 0),
     };
-    let prepared = prepare::sysctls(&settings.uplinks, Families::prepared_or_both())?;
+    let mut prepared = prepare::sysctls(&settings.uplinks, Families::prepared_or_both())?;
+    if settings.peer_probe {
+        // Where it may not, the probe says so.
+        prepared.changes.extend(prepare::ping_sockets().changes);
+    }
     for change in &prepared.changes {
         tracing::info!("{change}");
     }
@@ -139,12 +144,28 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tasks.spawn(ends("the installation", task));
         status
     });
+    let metrics = Arc::new(Metrics::default());
+    let probe = match settings.peer_probe {
+        true => {
+            let (probe, task) = probe::spawn(probe::Sources {
+                device: names::VXLAN_LINK,
+                facts: facts.clone(),
+                node: node.clone(),
+                overlay: overlay.clone(),
+                metrics: metrics.clone(),
+            });
+            tasks.spawn(ends("the probe of peers", task));
+            probe
+        }
+        false => Probe::off("the setting peerProbe is false"),
+    };
     let (troubles, task) = troubles::spawn(troubles::Sources {
         node_name: settings.node_name.clone(),
         facts: facts.clone(),
         node: node.clone(),
         endpoints: endpoints.clone(),
-        peers: None,
+        probe: probe.clone(),
+        vxlan_port: settings.vxlan_port,
         rules: troubles::Rules::default(),
         standing: standing.clone(),
     });
@@ -162,7 +183,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         install,
         troubles,
         announcer,
-        metrics: Arc::new(Metrics::default()),
+        probe,
+        metrics,
         started,
     });
     log_start(&core);

@@ -91,6 +91,7 @@ fn status(ready: bool) -> StatusReport {
         ],
         endpoints: 3,
         nodes: 2,
+        peers: None,
         source: SourceReport {
             from: "Kubernetes API at https://10.96.0.1".into(),
             connected: ready,
@@ -398,13 +399,37 @@ fn nodes_show_tunnel_or_problem() {
         pod_cidrs: vec!["10.244.2.0/24".parse().unwrap()],
         local: name == "node-a",
         tunnel: tunnel.map(|t| t.parse().unwrap()),
+        gateway: None,
+        probe: None,
         problem: problem.map(Into::into),
     };
-    let report = vec![
+    let mut report = vec![
         node("node-a", None, None),
         node("node-b", Some("192.168.0.2"), None),
         node("node-c", None, Some("it has no address")),
     ];
+    let answers = |name: &str, probe| NodeReport {
+        probe: Some(probe),
+        ..node(name, Some("192.168.0.9"), None)
+    };
+    let took = 312;
+    report.extend([
+        answers(
+            "node-d",
+            PeerProbe::Answers {
+                round_trip_microseconds: took,
+            },
+        ),
+        answers("node-e", PeerProbe::Silent { seconds: 125 }),
+        answers(
+            "node-f",
+            PeerProbe::SmallOnly {
+                round_trip_microseconds: took,
+                largest: Some(1352),
+            },
+        ),
+        answers("node-g", PeerProbe::Unknown),
+    ]);
     let output = ask(
         Request::Nodes { after: None },
         Response::Nodes(report),
@@ -414,6 +439,15 @@ fn nodes_show_tunnel_or_problem() {
     let lines: Vec<_> = text(&output.stdout).lines().collect();
     assert!(lines[1].contains("this node"));
     assert!(lines[2].contains("192.168.0.2"));
+    let shown = [
+        "0.31 ms",
+        "silent 2m5s",
+        "up to 1352 bytes",
+        "not known yet",
+    ];
+    for (line, shown) in lines[4..].iter().zip(shown) {
+        assert!(line.contains(shown), "{line}");
+    }
     assert!(lines[3].contains("none") && lines[3].ends_with("it has no address"));
 }
 

@@ -11,6 +11,7 @@ use crate::{
     install::InstallStatus,
     node::NodeStatus,
     plan::overlay::node_reports,
+    probe::Probe,
     telemetry::{Provider, Reports, metrics::Metrics, recent_log::RECENT},
     watch::Snapshot,
 };
@@ -47,6 +48,8 @@ pub struct Core {
     pub overlay: watch::Receiver<OverlayStatus>,
     /// How plugin and configuration are on the node, if they are this agent's business.
     pub install: Option<watch::Receiver<InstallStatus>>,
+    /// Whether other nodes answer.
+    pub probe: Arc<Probe>,
     /// What is wrong although the node serves.
     pub troubles: watch::Receiver<Vec<Trouble>>,
     /// Tells the cluster what was refused.
@@ -132,6 +135,7 @@ impl Core {
                 .facts
                 .as_ref()
                 .map_or(0, |f| f.nodes.len()),
+            peers: Some(self.probe.report()),
             source: self.source_report(),
             uptime_seconds: self.started.elapsed().as_secs(),
             adds: Some(self.adds()),
@@ -272,7 +276,9 @@ impl Core {
             all.partition_point(|node| node.name.as_str() <= after)
         });
         let end = all.len().min(begin + NODES_OF_A_PAGE);
-        all[begin..end].to_vec()
+        let mut page = all[begin..end].to_vec();
+        self.probe.complete(&mut page);
+        page
     }
 
     fn node_reports(&self) -> Arc<Vec<NodeReport>> {
@@ -314,6 +320,7 @@ impl Core {
             nodes: self.node_reports(),
             metrics: self.metrics_report()?,
             overlay: self.overlay.borrow().clone(),
+            named_peers: self.probe.named_peers(),
             per_pod: self.settings.pod_metrics,
         })
     }

@@ -195,6 +195,17 @@ pub struct Options {
     )]
     pod_metrics: Option<String>,
 
+    /// Whether the other nodes are asked for an echo through their tunnels, ten a second at most: who
+    /// is silent, or loses large packets, is named. It takes a net.ipv4.ping_group_range that has
+    /// the agent's group.
+    #[arg(
+        long,
+        env = "SINABRO_PEER_PROBE",
+        value_name = "BOOL",
+        default_value = "true"
+    )]
+    peer_probe: Option<String>,
+
     /// What is logged: error, warn, info, debug or trace, also per module
     /// (info,sinabro_agent::ipam=debug).
     #[arg(

@@ -41,7 +41,8 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.vxlan_vni, names::VXLAN_VNI);
     assert_eq!(settings.mtu, None);
     assert!(settings.masquerade && !settings.tcp_acceleration_loopback);
-    assert!(settings.pod_metrics && settings.tcp_acceleration_pod_memory.is_none());
+    assert!(settings.pod_metrics && settings.peer_probe);
+    assert!(settings.tcp_acceleration_pod_memory.is_none());
     assert_eq!(settings.tcp_acceleration, Mode::Auto);
     assert_eq!(settings.attach, AttachMode::Auto);
     assert_eq!(
@@ -128,6 +129,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         attach: clsact
         metricsAddress: ''
         podMetrics: false
+        peerProbe: false
         logLevel: debug
         logFormat: json";
     let settings = load_file(text, &["--mtu=1400", "--uplinks=a,b"]).unwrap();
@@ -155,6 +157,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         attach: AttachMode::Clsact,
         metrics_address: None,
         pod_metrics: false,
+        peer_probe: false,
         log_level: "debug".into(),
         log_format: LogFormat::Json,
     };
@@ -226,6 +229,7 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("tcpAccelerationNodeMemory", "+1"),
         ("tcpAccelerationNodeMemory", "17179869184Gi"),
         ("podMetrics", "1"),
+        ("peerProbe", "0"),
         ("attach", "xdp"),
         ("metricsAddress", "localhost"),
         ("logLevel", "a=b=c"),

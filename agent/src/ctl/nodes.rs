@@ -2,9 +2,9 @@
 
 use crate::ctl::{
     Common, Exit, client, print,
-    table::{Table, join},
+    table::{Table, age, join},
 };
-use sinabro_common::api::{NODES_OF_A_PAGE, NodeReport, Request, Response};
+use sinabro_common::api::{NODES_OF_A_PAGE, NodeReport, PeerProbe, Request, Response};
 
 /// All nodes, asked for page by page.
 pub fn all(common: &Common) -> Result<Vec<NodeReport>, client::Error> {
@@ -34,7 +34,14 @@ pub fn show(common: &Common) -> Result<Exit, client::Error> {
 }
 
 fn table(nodes: &[NodeReport]) -> String {
-    let mut table = Table::new(["NODE", "ADDRESSES", "POD CIDRS", "TUNNEL", "PROBLEM"]);
+    let mut table = Table::new([
+        "NODE",
+        "ADDRESSES",
+        "POD CIDRS",
+        "TUNNEL",
+        "ANSWERS",
+        "PROBLEM",
+    ]);
     for node in nodes {
         let tunnel = match node.tunnel {
             Some(tunnel) => tunnel.to_string(),
@@ -46,8 +53,33 @@ fn table(nodes: &[NodeReport]) -> String {
             join(&node.addresses),
             join(&node.pod_cidrs),
             tunnel,
+            node.probe.as_ref().map(answers).unwrap_or_default(),
             node.problem.clone().unwrap_or_default(),
         ]);
     }
     table.render()
+}
+
+/// What a node's answers through the tunnel say.
+fn answers(probe: &PeerProbe) -> String {
+    match *probe {
+        PeerProbe::Unknown => "not known yet".into(),
+        PeerProbe::Answers {
+            round_trip_microseconds,
+        } => milliseconds(round_trip_microseconds),
+        PeerProbe::SmallOnly { largest: None, .. } => "to small packets only".into(),
+        PeerProbe::SmallOnly {
+            largest: Some(largest),
+            ..
+        } => format!("up to {largest} bytes"),
+        PeerProbe::Silent { seconds } => format!("silent {}", age(seconds)),
+    }
+}
+
+/// `0.31 ms`, `12 ms`.
+fn milliseconds(microseconds: u64) -> String {
+    match microseconds {
+        0..10_000 => format!("{:.2} ms", microseconds as f64 / 1000.0),
+        _ => format!("{} ms", microseconds / 1000),
+    }
 }

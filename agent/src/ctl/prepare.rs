@@ -36,6 +36,9 @@ fn steps(places: &Places, prepared: &mut Prepared) -> anyhow::Result<()> {
         }
     };
     prepared.add(prepare::sysctls(&places.uplinks, families)?);
+    if places.peer_probe {
+        prepared.add(prepare::ping_sockets());
+    }
     prepared.add(prepare::self_test(places));
     Ok(())
 }

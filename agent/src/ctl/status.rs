@@ -4,7 +4,7 @@ use crate::ctl::{
     Common, Exit, client, print, self_test,
     table::{Table, age, join, yes_no},
 };
-use sinabro_common::api::{Request, Response, SourceReport, StatusReport, Trouble};
+use sinabro_common::api::{PeersReport, Request, Response, SourceReport, StatusReport, Trouble};
 
 pub fn show(common: &Common, verbose: bool) -> Result<Exit, client::Error> {
     let report = client::ask(common, Request::Status, |response| match response {
@@ -32,6 +32,9 @@ fn table(report: &StatusReport, verbose: bool) -> String {
     fact("Pod MTU:", report.mtu.to_string());
     fact("Pods:", report.endpoints.to_string());
     fact("Known nodes:", report.nodes.to_string());
+    if let Some(report) = &report.peers {
+        fact("Peers:", peers(report));
+    }
     fact("Nodes from:", source(&report.source));
     for (name, mode) in &report.modes {
         fact(&format!("Mode {name}:"), mode.clone());
@@ -76,6 +79,29 @@ fn troubles(troubles: &[Trouble]) -> String {
         table.row([trouble.reason.clone(), trouble.text.clone()]);
     }
     format!("\n{}", table.render())
+}
+
+/// Whether the other nodes answer through their tunnels; those of which nothing is to be said are
+/// left out.
+fn peers(report: &PeersReport) -> String {
+    if let Some(problem) = &report.problem {
+        return format!("not probed: {problem}");
+    }
+    let PeersReport {
+        answering,
+        small_only,
+        silent,
+        unknown,
+        ..
+    } = *report;
+    let other = [
+        (small_only, "to small packets only"),
+        (silent, "silent"),
+        (unknown, "not known yet"),
+    ];
+    let other = other.iter().filter(|(count, _)| *count > 0);
+    let other = other.map(|(count, what)| format!(", {count} {what}"));
+    format!("{answering} answer{}", other.collect::<String>())
 }
 
 fn source(source: &SourceReport) -> String {

@@ -68,6 +68,8 @@ pub struct RouteSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
     pub tunnel: Option<IpAddr>,
+    /// Its own address inside the overlay, of the first family that both nodes have pods of.
+    pub gateway: Option<IpAddr>,
     pub problems: Vec<NodeProblem>,
 }
 
@@ -163,11 +165,12 @@ impl OverlayPlan {
         for peer in usable.nodes.iter().filter(|node| node.name != *name) {
             let mut entry = Peer {
                 tunnel: None,
+                gateway: None,
                 problems: problems.remove(&peer.name).unwrap_or_default(),
             };
             match tunnel(peer, local, &mut macs) {
                 Ok(remote) => {
-                    plan.add(own, peer, remote);
+                    entry.gateway = plan.add(own, peer, remote);
                     entry.tunnel = Some(remote);
                 }
                 Err(problem) => entry.problems.push(problem),
@@ -175,8 +178,11 @@ impl OverlayPlan {
             plan.peers.insert(peer.name.clone(), entry);
         }
         let others = problems.into_iter().map(|(peer, problems)| {
-            let tunnel = None;
-            (peer, Peer { tunnel, problems })
+            let peer_alone = Peer {
+                problems,
+                ..Peer::default()
+            };
+            (peer, peer_alone)
         });
         plan.peers.extend(others);
         Ok(plan)
@@ -189,7 +195,9 @@ impl OverlayPlan {
             .extend(node.pod_cidrs.iter().map(|&cidr| (cidr, tunnel)));
     }
 
-    fn add(&mut self, own: &Node, peer: &Node, remote: IpAddr) {
+    /// Adds the way to a peer; its first gateway.
+    fn add(&mut self, own: &Node, peer: &Node, remote: IpAddr) -> Option<IpAddr> {
+        let mut first = None;
         let mac = Mac(names::vxlan_mac(remote));
         self.fdb.insert(mac, remote);
         self.knows(peer, remote);
@@ -202,7 +210,9 @@ impl OverlayPlan {
             let source = first_host(source);
             self.neighbours.insert(gateway, mac);
             self.routes.insert(cidr, RouteSpec { gateway, source });
+            first = first.or(Some(gateway));
         }
+        first
     }
 }
 
@@ -273,6 +283,8 @@ pub fn node_reports(facts: &Facts, own: &str, plan: Option<&OverlayPlan>) -> Vec
             pod_cidrs: node.pod_cidrs.clone(),
             local: node.name == own,
             tunnel: peer.and_then(|peer| peer.tunnel),
+            gateway: peer.and_then(|peer| peer.gateway),
+            probe: None,
             problem: peer.and_then(Peer::problem),
         }
     };
@@ -282,6 +294,8 @@ pub fn node_reports(facts: &Facts, own: &str, plan: Option<&OverlayPlan>) -> Vec
         pod_cidrs: Vec::new(),
         local: name == own,
         tunnel: None,
+        gateway: None,
+        probe: None,
         problem: Some(why.clone()),
     };
     let readable = facts.nodes.values().map(report);

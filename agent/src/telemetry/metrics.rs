@@ -21,6 +21,11 @@
 //! | `sinabro_ipam_addresses_leased`, `…_limit` | cidr | leases, room for them |
 //! | `sinabro_nodes` | | known nodes |
 //! | `sinabro_peers_with_problems` | | nodes that are not reached as they should be |
+//! | `sinabro_peers` | state | peers that answer through their tunnels, lose large packets, are silent, unknown |
+//! | `sinabro_peer_silent`, `sinabro_peer_loses_large_packets` | peer | 1, for those alone and a few of them |
+//! | `sinabro_peer_probes_answered_total`, `…_lost_total` | | echo requests to peers |
+//! | `sinabro_peer_round_trip_seconds` | | how long answers took, a histogram |
+//! | `sinabro_trouble` | reason | how many troubles of this kind the node has; see docs/troubleshooting.md |
 //! | `sinabro_overlay_passes_total`, `sinabro_overlay_failed_passes_total` | | reconciliations |
 //! | `sinabro_overlay_pass_duration_seconds_total` | | time spent in them |
 //! | `sinabro_overlay_last_success_time_seconds` | | when all was as planned, Unix time |
@@ -39,6 +44,7 @@ use prometheus_client::{
 };
 use sinabro_common::api::{AccelerationCount, EndpointReport, MessageCount};
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::atomic::AtomicU64,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -54,12 +60,21 @@ const BUCKETS: [f64; 12] = [
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0,
 ];
 
+/// The same of round trips between nodes: in a rack some ten microseconds, between continents
+/// some hundred milliseconds.
+const ROUND_TRIPS: [f64; 10] = [
+    0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0,
+];
+
 /// Counters that are fed as things happen. Everything else is asked for on scrape.
 #[derive(Debug)]
 pub struct Metrics {
     started: SystemTime,
     requests: Counters,
     latency: Family<Labels, Histogram, fn() -> Histogram>,
+    probes_answered: Counter<u64, AtomicU64>,
+    probes_lost: Counter<u64, AtomicU64>,
+    round_trips: Histogram,
 }
 
 impl Default for Metrics {
@@ -69,6 +84,9 @@ impl Default for Metrics {
             started: SystemTime::now(),
             requests: Counters::default(),
             latency: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            probes_answered: Counter::default(),
+            probes_lost: Counter::default(),
+            round_trips: Histogram::new(ROUND_TRIPS),
         }
     }
 }
@@ -82,6 +100,17 @@ impl Metrics {
         self.latency
             .get_or_create(&labels)
             .observe(took.as_secs_f64());
+    }
+
+    /// Counts an answer of a peer.
+    pub fn peer_probe_answered(&self, took: Duration) {
+        self.probes_answered.inc();
+        self.round_trips.observe(took.as_secs_f64());
+    }
+
+    /// Counts requests to peers that were not answered.
+    pub fn peer_probes_lost(&self, count: usize) {
+        self.probes_lost.inc_by(count as u64);
     }
 
     /// The text of a scrape.
@@ -99,9 +128,54 @@ impl Metrics {
         data_path(&mut page, reports);
         addresses(&mut page, reports);
         overlay(&mut page, reports);
+        self.peers(&mut page, reports);
         let mut text = String::new();
         encode(&mut text, &page.0)?;
         Ok(text)
+    }
+
+    fn peers(&self, page: &mut Page, reports: &Reports) {
+        let counts = reports.status.peers.clone().unwrap_or_default();
+        if counts.problem.is_none() {
+            let states = [
+                ("answering", counts.answering),
+                ("losing_large_packets", counts.small_only),
+                ("silent", counts.silent),
+                ("unknown", counts.unknown),
+            ];
+            let rows = states.map(|(state, n)| (vec![("state", state.into())], n as f64));
+            page.gauges("peers", "Peers by what their answers say", rows);
+        }
+        let named = |names: &[String]| -> Vec<(Labels, f64)> {
+            let label = |name: &String| (vec![("peer", name.clone())], 1.0);
+            names.iter().map(label).collect()
+        };
+        let named_peers = &reports.named_peers;
+        page.gauges(
+            "peer_silent",
+            "Peers that do not answer through their tunnels, the first of them",
+            named(&named_peers.silent),
+        );
+        page.gauges(
+            "peer_loses_large_packets",
+            "Peers that packets of the overlay's MTU do not reach, the first of them",
+            named(&named_peers.narrow),
+        );
+        page.0.register(
+            "peer_probes_answered",
+            "Echo requests that peers answered",
+            self.probes_answered.clone(),
+        );
+        page.0.register(
+            "peer_probes_lost",
+            "Echo requests that peers did not answer in time",
+            self.probes_lost.clone(),
+        );
+        page.0.register(
+            "peer_round_trip_seconds",
+            "Time that answers of peers took",
+            self.round_trips.clone(),
+        );
     }
 
     fn agent(&self, page: &mut Page, reports: &Reports) {
@@ -120,6 +194,17 @@ impl Metrics {
             "condition",
             "Whether a condition of readiness holds",
             conditions,
+        );
+        let mut troubles: BTreeMap<&str, f64> = BTreeMap::new();
+        for trouble in &status.troubles {
+            *troubles.entry(&trouble.reason).or_default() += 1.0;
+        }
+        let troubles = troubles.into_iter();
+        let troubles = troubles.map(|(reason, n)| (vec![("reason", reason.to_owned())], n));
+        page.gauges(
+            "trouble",
+            "What is wrong although the node may serve",
+            troubles,
         );
         page.gauge(
             "source_connected",

@@ -10,7 +10,7 @@ pub mod recent_log;
 #[cfg(test)]
 mod tests;
 
-use crate::apply::OverlayStatus;
+use crate::{apply::OverlayStatus, probe::NamedPeers};
 use sinabro_common::api::{
     Condition, EndpointReport, IpamReport, MetricsReport, NodeReport, StatusReport,
 };
@@ -25,6 +25,8 @@ pub struct Reports {
     pub nodes: Arc<Vec<NodeReport>>,
     pub metrics: MetricsReport,
     pub overlay: OverlayStatus,
+    /// The peers that have series of their own.
+    pub named_peers: NamedPeers,
     /// Whether each pod has series of its own.
     pub per_pod: bool,
 }

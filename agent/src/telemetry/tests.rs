@@ -71,6 +71,7 @@ fn reports() -> Reports {
             pod_cidrs: vec![],
             endpoints: 2,
             nodes: 2,
+            peers: None,
             source: SourceReport {
                 connected: true,
                 ..SourceReport::default()
@@ -95,6 +96,8 @@ fn reports() -> Reports {
                 pod_cidrs: vec![],
                 local: name == "node-a",
                 tunnel: None,
+                gateway: None,
+                probe: None,
                 problem: (name == "node-b").then(|| "it has no address".into()),
             })
             .to_vec()
@@ -124,6 +127,7 @@ fn reports() -> Reports {
             last_success: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000)),
             ..OverlayStatus::default()
         },
+        named_peers: Default::default(),
         per_pod: true,
     }
 }

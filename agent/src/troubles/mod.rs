@@ -5,13 +5,15 @@
 //!
 //! - [`forwarding`]: the kernel's switches for forwarding, which others turn off;
 //! - [`firewall`]: other people's rules that drop what is forwarded;
-//! - [`addresses`]: addresses that two nodes claim, ranges that are full, pods outside of them.
+//! - [`addresses`]: addresses that two nodes claim, ranges that are full, pods outside of them;
+//! - [`peers`]: nodes that do not answer through their tunnels, or not to large packets.
 
 pub mod addresses;
 pub mod firewall;
 pub mod forwarding;
+pub mod peers;
 
-use crate::{endpoint::Endpoints, node::NodeStatus, watch::Snapshot};
+use crate::{endpoint::Endpoints, node::NodeStatus, probe::Probe, watch::Snapshot};
 use sinabro_common::api::Trouble;
 use std::{
     collections::BTreeSet,
@@ -47,8 +49,9 @@ pub struct Sources {
     pub facts: watch::Receiver<Snapshot>,
     pub node: watch::Receiver<NodeStatus>,
     pub endpoints: Arc<Endpoints>,
-    /// What peers' silence says, if they are probed.
-    pub peers: Option<watch::Receiver<Vec<Trouble>>>,
+    pub probe: Arc<Probe>,
+    /// UDP port of the tunnels.
+    pub vxlan_port: u16,
     pub rules: Rules,
     /// What other parts of the agent say.
     pub standing: Standing,
@@ -101,9 +104,7 @@ impl Sources {
             found.extend(addresses::contested(&facts, &self.node_name));
         }
         found.extend(addresses::nearly_full(&self.endpoints));
-        if let Some(peers) = &self.peers {
-            found.extend(peers.borrow().iter().cloned());
-        }
+        found.extend(peers::find(&self.probe, self.vxlan_port));
         found
     }
 }

@@ -155,6 +155,7 @@ pub fn status() -> StatusReport {
         pod_cidrs: Vec::new(),
         endpoints: 0,
         nodes: 1,
+        peers: None,
         source: Default::default(),
         uptime_seconds: 1,
         adds: Some(Adds::Possible),

@@ -29,6 +29,9 @@ pub struct StatusReport {
     pub pod_cidrs: Vec<IpNet>,
     pub endpoints: usize,
     pub nodes: usize,
+    /// Whether other nodes answer through their tunnels; none from an agent that does not say.
+    #[serde(default)]
+    pub peers: Option<PeersReport>,
     /// Where the nodes are known from.
     #[serde(default)]
     pub source: SourceReport,
@@ -147,7 +150,49 @@ pub struct NodeReport {
     pub local: bool,
     /// Tunnel endpoint in use for it; none for the node itself.
     pub tunnel: Option<IpAddr>,
+    /// Its own address inside the overlay, which is asked for an echo.
+    #[serde(default)]
+    pub gateway: Option<IpAddr>,
+    /// Whether it answers through the tunnel; none if it is not asked.
+    #[serde(default)]
+    pub probe: Option<PeerProbe>,
     /// What is wrong with its entry, if anything.
+    pub problem: Option<String>,
+}
+
+/// What a peer's answers to echo requests inside the tunnel say.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    tag = "state",
+    rename_all = "camelCase",
+    rename_all_fields = "camelCase"
+)]
+pub enum PeerProbe {
+    /// Not asked often enough yet to say.
+    Unknown,
+    Answers {
+        round_trip_microseconds: u64,
+    },
+    /// Packets as large as the overlay's MTU are lost on the way to it or back.
+    SmallOnly {
+        round_trip_microseconds: u64,
+        /// The largest that are not; none while that is being tried.
+        largest: Option<u32>,
+    },
+    Silent {
+        seconds: u64,
+    },
+}
+
+/// The peers, counted by what their answers say.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PeersReport {
+    pub answering: usize,
+    pub small_only: usize,
+    pub silent: usize,
+    pub unknown: usize,
+    /// Why none is asked, if none is.
     pub problem: Option<String>,
 }
 

@@ -1,0 +1,358 @@
+//! Whether other nodes answer through their tunnels.
+//!
+//! Echo requests go from this node's address inside the overlay to that of each peer, and the peer's
+//! kernel answers: whether its agent runs, and of which release it is, does not matter
+//! (docs/adr/0015-peers-are-probed-by-echo-requests.md).
+//!
+//! - [`wire`]: requests and answers as bytes; [`echo`]: the socket;
+//! - [`table`]: what is known of each peer, and who is asked next; [`path`]: how large packets may
+//!   be; [`schedule`]: how often;
+//! - here: the task, and what it says of itself.
+//!
+//! Nothing depends on it: no peer's silence changes what the agent does.
+
+pub mod echo;
+pub mod path;
+pub mod schedule;
+pub mod table;
+pub mod wire;
+
+use crate::{
+    apply::OverlayStatus, node::NodeStatus, plan::facts::first_host, telemetry::metrics::Metrics,
+    watch::Snapshot,
+};
+use echo::{Echo, NotSent};
+use schedule::APART;
+use sinabro_common::api::{NodeReport, PeersReport};
+use std::{
+    collections::BTreeMap,
+    future::pending,
+    io,
+    mem::MaybeUninit,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use table::{Ask, Name, Peer, Table, Target};
+use tokio::{sync::watch, task::JoinHandle, time::sleep_until};
+use tracing::warn;
+use wire::Nonce;
+
+/// The largest datagram there is.
+const LARGEST: usize = 65_536;
+/// How soon more is read of what comes faster than it is read.
+const FLOODED: Duration = Duration::from_millis(10);
+/// How soon a socket that could not be opened is tried again.
+const OPEN_AGAIN: Duration = Duration::from_secs(10);
+
+/// What the probe knows, for those who report it.
+#[derive(Debug, Default)]
+pub struct Probe {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+pub struct State {
+    pub table: Table,
+    /// Why nobody is asked.
+    pub problem: Option<String>,
+    /// What this node's kernel said when it refused to send.
+    pub refusal: Option<String>,
+}
+
+impl Probe {
+    /// One that asks nobody.
+    pub fn off(why: &str) -> Arc<Self> {
+        let probe = Self::default();
+        probe.state().problem = Some(why.to_owned());
+        Arc::new(probe)
+    }
+
+    /// What is known now. Not to be held for long.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn report(&self) -> PeersReport {
+        let state = self.state();
+        PeersReport {
+            problem: state.problem.clone(),
+            ..state.table.counts()
+        }
+    }
+
+    /// The first of the peers that have something wrong. Not all: each of thousands of agents may
+    /// have lost thousands.
+    pub fn named_peers(&self) -> NamedPeers {
+        let state = self.state();
+        if state.problem.is_some() {
+            return NamedPeers::default();
+        }
+        let of = |wrong: fn(&Peer) -> bool| {
+            let peers = state.table.peers().filter(|(_, peer)| wrong(peer));
+            let names = peers.map(|(name, _)| name.to_string());
+            names.take(NamedPeers::MOST).collect()
+        };
+        NamedPeers {
+            silent: of(|peer| peer.silent_since.is_some()),
+            narrow: of(|peer| peer.path.is_narrow()),
+        }
+    }
+
+    /// Adds to each node what its answers say.
+    pub fn complete(&self, nodes: &mut [NodeReport]) {
+        let (state, now) = (self.state(), Instant::now());
+        if state.problem.is_some() {
+            return;
+        }
+        for node in nodes {
+            let peer = state.table.peer(&node.name);
+            node.probe = peer.map(|peer| peer.report(now));
+        }
+    }
+}
+
+/// Peers that have metrics of their own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamedPeers {
+    pub silent: Vec<String>,
+    /// They lose packets of the overlay's MTU.
+    pub narrow: Vec<String>,
+}
+
+impl NamedPeers {
+    pub const MOST: usize = 20;
+}
+
+/// What the probe follows.
+pub struct Sources {
+    /// The VXLAN device.
+    pub device: &'static str,
+    pub facts: watch::Receiver<Snapshot>,
+    pub node: watch::Receiver<NodeStatus>,
+    pub overlay: watch::Receiver<OverlayStatus>,
+    pub metrics: Arc<Metrics>,
+}
+
+/// Asks peers for ever; the task ends with the overlay.
+pub fn spawn(sources: Sources) -> (Arc<Probe>, JoinHandle<()>) {
+    let probe = Arc::new(Probe::default());
+    let mut prober = Prober {
+        sources,
+        probe: probe.clone(),
+        nonce: Nonce::random(),
+        nodes: Arc::default(),
+        own: Vec::new(),
+        sockets: [Family::default(), Family::default()],
+        buffer: vec![MaybeUninit::uninit(); LARGEST].into(),
+        not_before: Instant::now(),
+    };
+    let task = tokio::spawn(async move { prober.run().await });
+    (probe, task)
+}
+
+/// The socket of one family, and when it is opened again if there is none.
+#[derive(Debug, Default)]
+struct Family {
+    echo: Option<Echo>,
+    again: Option<Instant>,
+}
+
+struct Prober {
+    sources: Sources,
+    probe: Arc<Probe>,
+    nonce: Nonce,
+    /// The nodes that the table was made of.
+    nodes: Arc<Vec<NodeReport>>,
+    /// This node's addresses inside the overlay.
+    own: Vec<IpAddr>,
+    /// IPv4, IPv6.
+    sockets: [Family; 2],
+    buffer: Box<[MaybeUninit<u8>]>,
+    /// When the next request may be made.
+    not_before: Instant,
+}
+
+impl Prober {
+    async fn run(&mut self) {
+        self.follow();
+        loop {
+            // What came while this task waited for its turn is not lost, however late it is read.
+            let flooded = self.take_answers();
+            let now = Instant::now();
+            let lost = self.probe.state().table.give_up(now);
+            self.sources.metrics.peer_probes_lost(lost);
+            if self.not_before <= now {
+                let ask = self.probe.state().table.ask(now);
+                if let Some(ask) = ask {
+                    self.ask(&ask);
+                    self.not_before = now + APART;
+                }
+            }
+            let wake = self.wake(flooded);
+            let [v4, v6] = &self.sockets;
+            tokio::select! {
+                () = sleep_until(wake.into()) => {}
+                () = readable(v4, flooded) => {}
+                () = readable(v6, flooded) => {}
+                changed = self.sources.overlay.changed() => match changed {
+                    Ok(()) => self.follow(),
+                    Err(_) => return,
+                },
+                changed = self.sources.facts.changed() => match changed {
+                    Ok(()) => self.follow_facts(),
+                    Err(_) => return,
+                },
+            }
+        }
+    }
+
+    /// When there is something to do although nothing happens.
+    fn wake(&self, flooded: bool) -> Instant {
+        let now = Instant::now();
+        if flooded {
+            return now + FLOODED;
+        }
+        let state = self.probe.state();
+        let ask = state.table.next_ask();
+        let ask = ask.map(|at| at.max(self.not_before));
+        let next = ask.into_iter().chain(state.table.next_loss()).min();
+        // Nobody to ask: only a change brings somebody.
+        next.unwrap_or(now + OPEN_AGAIN)
+    }
+
+    /// Takes over the overlay's peers, if they are others than before.
+    fn follow(&mut self) {
+        let nodes = self.sources.overlay.borrow_and_update().nodes.clone();
+        if !Arc::ptr_eq(&nodes, &self.nodes) {
+            self.nodes = nodes;
+            self.follow_facts();
+        }
+    }
+
+    fn follow_facts(&mut self) {
+        let facts = self.sources.facts.borrow_and_update().facts.clone();
+        let state = self.sources.node.borrow().state.clone();
+        let mtu = state.map_or(0, |state| state.mtu);
+        let own = self.nodes.iter().find(|node| node.local);
+        self.own = own.map_or(Vec::new(), |own| {
+            own.pod_cidrs.iter().copied().map(first_host).collect()
+        });
+        let ready = |name: &str| {
+            let node = facts.as_ref()?.nodes.get(name)?;
+            // A list that was written by hand says nothing of kubelets.
+            (node.registered != 0).then_some(node.ready)
+        };
+        let target = |node: &NodeReport| -> Option<(Name, Target)> {
+            let target = Target {
+                gateway: node.gateway?,
+                tunnel: node.tunnel?,
+                ready: ready(&node.name),
+            };
+            Some((node.name.as_str().into(), target))
+        };
+        let targets: BTreeMap<_, _> = self.nodes.iter().filter_map(target).collect();
+        let mut state = self.probe.state();
+        state.table.follow(Instant::now(), mtu, targets);
+    }
+
+    fn take_answers(&mut self) -> bool {
+        let mut more = false;
+        for family in &self.sockets {
+            let Some(echo) = &family.echo else {
+                continue;
+            };
+            let mut state = self.probe.state();
+            let metrics = &self.sources.metrics;
+            more |= echo.drain(&mut self.buffer, |from, number, length| {
+                let now = Instant::now();
+                if let Some(took) = state.table.answered(now, from, number, length) {
+                    metrics.peer_probe_answered(took);
+                }
+            });
+        }
+        more
+    }
+
+    fn ask(&mut self, ask: &Ask) {
+        let now = Instant::now();
+        let sent = match self.socket(now, ask.gateway) {
+            Some(echo) => {
+                let length = ask.packet.map_or(wire::LEAST, |packet| echo.length(packet));
+                echo.ask(ask.gateway, ask.number, length).map(|()| length)
+            }
+            None => Err(NotSent::Later),
+        };
+        let mut state = self.probe.state();
+        match sent {
+            Ok(length) => {
+                state.table.sent(ask, length);
+                state.refusal = None;
+            }
+            Err(NotSent::Later | NotSent::TooLarge) => state.table.withdraw(now, ask),
+            // It counts as lost when its time is over: nothing gets to the peer from here.
+            Err(NotSent::Refused(error)) => {
+                state.refusal = Some(error.to_string());
+                drop(state);
+                *self.family(ask.gateway) = Family::default();
+            }
+        }
+    }
+
+    fn family(&mut self, of: IpAddr) -> &mut Family {
+        &mut self.sockets[usize::from(of.is_ipv6())]
+    }
+
+    /// The socket for a peer's family, opened if need be.
+    fn socket(&mut self, now: Instant, peer: IpAddr) -> Option<&Echo> {
+        let same_family = |own: &&IpAddr| own.is_ipv4() == peer.is_ipv4();
+        let source = *self.own.iter().find(same_family)?;
+        let (device, nonce) = (self.sources.device, self.nonce);
+        let family = self.family(peer);
+        let is_usable = family.echo.as_ref().is_some_and(|e| e.source() == source);
+        if !is_usable {
+            if family.again.is_some_and(|again| now < again) {
+                return None;
+            }
+            *family = Family {
+                echo: None,
+                again: Some(now + OPEN_AGAIN),
+            };
+            match Echo::open(source, device, nonce) {
+                Ok(echo) => {
+                    family.echo = Some(echo);
+                    self.opened(None);
+                }
+                Err(error) => self.opened(Some(not_opened(&error, source))),
+            }
+        }
+        self.family(peer).echo.as_ref()
+    }
+
+    fn opened(&self, problem: Option<String>) {
+        let mut state = self.probe.state();
+        if let Some(problem) = &problem
+            && state.problem.as_ref() != Some(problem)
+        {
+            warn!("other nodes are not asked whether they answer: {problem}");
+        }
+        state.problem = problem;
+    }
+}
+
+fn not_opened(error: &io::Error, source: IpAddr) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "net.ipv4.ping_group_range has no group of the agent: run `sinabroctl prepare` as root, or add group 0 to it".into()
+        }
+        _ => format!("no echo can be asked for from {source}: {error}"),
+    }
+}
+
+/// Waits until there may be something to read; for ever if there is no socket, or too much to read.
+async fn readable(family: &Family, flooded: bool) {
+    match &family.echo {
+        Some(echo) if !flooded => echo.readable().await,
+        _ => pending().await,
+    }
+}
