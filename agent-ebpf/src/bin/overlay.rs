@@ -5,7 +5,7 @@
 #![no_main]
 
 use aya_ebpf::{macros::classifier, programs::TcContext};
-use sinabro_common::abi::drop::DropReason;
+use sinabro_common::abi::{config::FLAG_STAMPED, drop::DropReason};
 use sinabro_ebpf::{
     PASS,
     maps::CONFIG,
@@ -23,7 +23,10 @@ pub fn overlay_in(ctx: TcContext) -> i32 {
 
 #[inline(always)]
 fn arrive(ctx: &TcContext) -> Action {
-    let Some(overlay) = CONFIG.get(0).and_then(tunnel::overlay) else {
+    let stamped = CONFIG
+        .get(0)
+        .filter(|config| config.flags & FLAG_STAMPED != 0);
+    let Some(overlay) = stamped.and_then(tunnel::overlay) else {
         return Ok(PASS);
     };
     let eth = eth::read(ctx).ok_or(DropReason::Malformed)?;

@@ -228,10 +228,6 @@ fn check_tunnels(
         nodes: &plan.nodes,
         ranges: &plan.ranges,
     })?;
-    // What the uplinks let in a moment ago has no stamp: it must be out of the kernel's queues before
-    // the device asks for one. Once, later the program is there.
-    static UNSTAMPED: std::sync::Once = std::sync::Once::new();
-    UNSTAMPED.call_once(|| std::thread::sleep(std::time::Duration::from_millis(20)));
     datapath.attach_overlay(device)
 }
 

@@ -356,10 +356,12 @@ impl Datapath {
         self.maps.nodes.set(tunnels)
     }
 
-    /// Attaches to the VXLAN device. Idempotent. After [`Self::set_tunnels`], so that what comes
-    /// by the uplinks has its stamp by then.
+    /// Attaches to the VXLAN device, which asks for the uplinks' stamp from then on. Idempotent.
+    /// After [`Self::set_uplinks`] and [`Self::set_tunnels`], with which stamping begins; the
+    /// first time it waits until all that has no stamp has arrived.
     pub fn attach_overlay(&self, ifindex: u32) -> Result<(), DatapathError> {
-        self.classifiers.attach_overlay(ifindex)
+        self.classifiers.attach_overlay(ifindex)?;
+        self.maps.config.ask_for_stamps()
     }
 
     /// Counters of the pod at a host-side interface, summed over CPUs; none if it is not attached.

@@ -9,7 +9,7 @@ use sinabro_agent::datapath::{
 use sinabro_common::{
     abi::{
         Addr,
-        config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_TUNNELS, NodeConfig},
+        config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_STAMPED, FLAG_TUNNELS, NodeConfig},
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
     },
@@ -87,7 +87,7 @@ pub fn node_config() -> NodeConfig {
         masquerade_v6: Addr::UNSPECIFIED,
         nat_port_min: PORT_MIN,
         nat_port_max: PORT_MAX,
-        flags: FLAG_MASQUERADE | FLAG_REDIRECT_PEER | FLAG_TUNNELS,
+        flags: FLAG_MASQUERADE | FLAG_REDIRECT_PEER | FLAG_TUNNELS | FLAG_STAMPED,
     }
 }
 

@@ -7,7 +7,10 @@ use crate::{
 };
 use sinabro_agent::datapath::{Datapath, Tunnels};
 use sinabro_common::{
-    abi::drop::DropReason::{self, *},
+    abi::{
+        config::{FLAG_STAMPED, FLAG_TUNNELS},
+        drop::DropReason::{self, *},
+    },
     names::{HOST_MAC, VXLAN_PORT, VXLAN_VNI, vxlan_mac},
 };
 use std::{collections::BTreeMap, net::IpAddr};
@@ -477,7 +480,7 @@ fn an_agent_that_knows_no_tunnels_does_not_stop_them() {
     both(|w| {
         let before = w.outer(&w.inner(&from_to(ip("10.9.0.7"), w.a.v4)));
         let mut config = kit::node_config();
-        config.flags &= !sinabro_common::abi::config::FLAG_TUNNELS;
+        config.flags &= !(FLAG_TUNNELS | FLAG_STAMPED);
         w.datapath.set_node_config(config).unwrap();
         w.passes(
             "uplink_in",
@@ -486,5 +489,29 @@ fn an_agent_that_knows_no_tunnels_does_not_stop_them() {
         );
         let out = w.inner(&from_to(ip("10.9.0.7"), ip("203.0.113.7")));
         w.passes("overlay_in", &out, "the same");
+    });
+}
+
+/// As when an agent follows one of the first version, and finds the VXLAN device's program there
+/// from before that one.
+#[test]
+fn what_came_in_before_stamping_arrives() {
+    both(|w| {
+        let mut config = kit::node_config();
+        config.flags &= !(FLAG_TUNNELS | FLAG_STAMPED);
+        w.datapath.set_node_config(config).unwrap();
+        config.flags |= FLAG_TUNNELS;
+        w.datapath.set_node_config(config).unwrap();
+        let unstamped = w.inner(&from_to(ip("10.2.0.7"), w.a.v4));
+        w.passes("overlay_in", &unstamped, "nobody asks for a stamp yet");
+        let tunnel = frame(&w.outer(&unstamped));
+        let (action, stamped) = w.run("uplink_in", 0, &tunnel);
+        assert_eq!(action, PASS);
+        assert_ne!(stamped, tunnel, "it is stamped");
+        w.datapath.attach_overlay(w.a.ifindex).unwrap();
+        w.dropped("overlay_in", &unstamped, TunnelUnchecked, "asked for");
+        // The node's settings change: checks go on.
+        w.datapath.set_node_config(config).unwrap();
+        w.dropped("overlay_in", &unstamped, TunnelUnchecked, "still asked for");
     });
 }

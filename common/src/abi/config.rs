@@ -14,6 +14,9 @@ pub const FLAG_REDIRECT_PEER: u32 = 1 << 1;
 /// The agent keeps `NODES`, `POD_RANGES` and `OVERLAY`: tunnels are checked. An agent of the first
 /// version does not set it, so programs of a later one that it finds attached let tunnels pass.
 pub const FLAG_TUNNELS: u32 = 1 << 2;
+/// The VXLAN device takes only what has the stamp. It follows [`FLAG_TUNNELS`], with which the
+/// uplinks begin to stamp: what they let in before has none, and is on its way to the device.
+pub const FLAG_STAMPED: u32 = 1 << 3;
 
 /// Entries of `NON_MASQUERADE`: pod ranges of all nodes and what the user listed.
 pub const MAX_NON_MASQUERADE: u32 = 16384;

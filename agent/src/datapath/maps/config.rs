@@ -4,11 +4,18 @@ use super::{error, lock, prefix, removed};
 use crate::datapath::DatapathError;
 use aya::maps::{Array, LpmTrie, Map, MapData, lpm_trie::Key};
 use ipnet::IpNet;
-use sinabro_common::abi::{Addr, config::NodeConfig};
-use std::{collections::HashSet, sync::Mutex};
+use sinabro_common::abi::{
+    Addr,
+    config::{FLAG_STAMPED, FLAG_TUNNELS, NodeConfig},
+};
+use std::{collections::HashSet, sync::Mutex, thread, time::Duration};
 
 const CONFIG: &str = "CONFIG";
 const NON_MASQUERADE: &str = "NON_MASQUERADE";
+
+/// How long a packet may be on its way from an uplink to the VXLAN device: through the queues of
+/// receive packet steering and of GRO, by which time the kernel says nothing of it.
+const IN_FLIGHT: Duration = Duration::from_millis(20);
 
 pub struct Config(Mutex<Array<MapData, NodeConfig>>);
 
@@ -18,17 +25,46 @@ impl Config {
         Ok(Self(Mutex::new(map)))
     }
 
+    /// Whether stamps are asked for stays as it is while tunnels are checked.
     pub fn set(&self, config: NodeConfig) -> Result<(), DatapathError> {
-        lock(&self.0)
-            .set(0, config, 0)
-            .map_err(error(CONFIG, "writing to"))
+        let mut map = lock(&self.0);
+        let mut config = config;
+        if config.flags & FLAG_TUNNELS != 0 {
+            config.flags |= read(&map)?.flags & FLAG_STAMPED;
+        }
+        write(&mut map, config)
+    }
+
+    /// Has the VXLAN device ask for stamps, once tunnels have been stamped for [`IN_FLIGHT`].
+    pub fn ask_for_stamps(&self) -> Result<(), DatapathError> {
+        if !lacks_stamps(&self.get()?) {
+            return Ok(());
+        }
+        thread::sleep(IN_FLIGHT);
+        let mut map = lock(&self.0);
+        let mut config = read(&map)?;
+        if lacks_stamps(&config) {
+            config.flags |= FLAG_STAMPED;
+            write(&mut map, config)?;
+        }
+        Ok(())
     }
 
     pub fn get(&self) -> Result<NodeConfig, DatapathError> {
-        lock(&self.0)
-            .get(&0, 0)
-            .map_err(error(CONFIG, "reading from"))
+        read(&lock(&self.0))
     }
+}
+
+fn lacks_stamps(config: &NodeConfig) -> bool {
+    config.flags & (FLAG_TUNNELS | FLAG_STAMPED) == FLAG_TUNNELS
+}
+
+fn read(map: &Array<MapData, NodeConfig>) -> Result<NodeConfig, DatapathError> {
+    map.get(&0, 0).map_err(error(CONFIG, "reading from"))
+}
+
+fn write(map: &mut Array<MapData, NodeConfig>, config: NodeConfig) -> Result<(), DatapathError> {
+    map.set(0, config, 0).map_err(error(CONFIG, "writing to"))
 }
 
 pub struct NonMasquerade(Mutex<LpmTrie<MapData, Addr, u8>>);
