@@ -97,6 +97,15 @@ pub static ROWS: &[Row] = &[
         run: end_wakes_reader,
     },
     Row {
+        id: "end-while-reading",
+        title: "shutdown(WR) while another thread waits for the answer",
+        meaning: "blocking reads may fail with EAGAIN in programs that end their side and wait for the \
+                  answer",
+        class: Class::Behaviour,
+        quick: true,
+        run: end_while_reading,
+    },
+    Row {
         id: "shutdown-wakes-reader",
         title: "shutdown while another thread waits in a read",
         meaning: "programs that end their threads' reads by shutdown(2) wait for ever, or see an error",
@@ -296,6 +305,19 @@ fn end_wakes_reader(connect: &dyn Connect) -> Result<String, Failed> {
         drop(from);
         seen.push(reading.done(connect).map_or_else(|| LATE.into(), heard));
         seen.push(to.hear(connect, 9, 0)?);
+        Ok(seen.join(", "))
+    })
+}
+
+/// Of one thread alone it depends on how soon the end is acknowledged.
+fn end_while_reading(connect: &dyn Connect) -> Result<String, Failed> {
+    each_way(connect, |from, to| {
+        let (mut seen, mut reading) = waiting_reader(connect, &from, &to)?;
+        seen.push(said(to.shutdown(libc::SHUT_WR).map(|()| "shut")));
+        seen.push(from.hear(connect, 9, 0)?);
+        seen.push(format!("waits on: {}", reading.goes_on()));
+        from.say(b"answer")?;
+        seen.push(reading.done(connect).map_or_else(|| LATE.into(), heard));
         Ok(seen.join(", "))
     })
 }

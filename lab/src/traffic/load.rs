@@ -1,11 +1,11 @@
 //! TCP connections that stay open and busy while something happens.
 
-use super::{PATIENCE, accept, connect, tcp};
+use super::{PATIENCE, accept, connect, end, tcp};
 use crate::place::Place;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use std::{
     io::{Read as _, Write as _},
-    net::{IpAddr, Shutdown, TcpListener},
+    net::{IpAddr, TcpListener},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -47,11 +47,9 @@ impl Stream {
                     thread::sleep(pause);
                 }
                 let sent = text.position;
-                client.shutdown(Shutdown::Write)?;
                 // The receiver closes once it has read everything.
-                let rest = client
-                    .read(&mut [0])
-                    .context("waiting for the end failed")?;
+                end(&client)?;
+                let rest = client.read(&mut [0]).context("no end came")?;
                 ensure!(rest == 0, "unexpected bytes came back");
                 Ok(sent)
             })

@@ -20,11 +20,11 @@ pub mod tcp;
 pub mod udp;
 pub mod unbroken;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
     time::{Duration, Instant},
 };
@@ -72,6 +72,19 @@ pub fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
     patient(&stream)?;
     Ok(stream)
+}
+
+/// Says that nothing more comes, and waits until the other end has something to say or ends, too.
+///
+/// Not in a read: where the kernel hands bytes from socket to socket, one that waits may fail with
+/// EAGAIN when the end is acknowledged (`sinabro_battery`, row `end-while-reading`).
+pub fn end(stream: &TcpStream) -> Result<()> {
+    stream.shutdown(Shutdown::Write)?;
+    ensure!(
+        readable(stream, Instant::now() + PATIENCE)?,
+        "no answer and no end after ours"
+    );
+    Ok(())
 }
 
 fn patient(stream: &TcpStream) -> io::Result<()> {

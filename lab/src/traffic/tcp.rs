@@ -1,6 +1,6 @@
 //! TCP transfers that prove every byte: both sides digest what they saw.
 
-use super::{PATIENCE, accept, connect};
+use super::{PATIENCE, accept, connect, end};
 use crate::place::Place;
 use anyhow::{Context as _, Result, ensure};
 use sha2::{Digest as _, Sha256};
@@ -75,7 +75,7 @@ fn send(target: SocketAddr, bytes: u64) -> Result<(String, String)> {
         digest.update(&block[..len]);
         left -= len as u64;
     }
-    stream.shutdown(std::net::Shutdown::Write)?;
+    end(&stream)?;
     let mut back = String::new();
     stream
         .read_to_string(&mut back)
