@@ -5,7 +5,7 @@
 
 use super::layout;
 use crate::{
-    debian, ui,
+    debian, setup, ui,
     workspace::{output, which},
 };
 use anyhow::{Context as _, Result, bail, ensure};
@@ -58,7 +58,10 @@ impl Containerd {
     /// the first error that a shim answers.
     fn ensure(self) -> Result<()> {
         match self {
-            Self::V2 => CONTAINERD_2.ensure(),
+            Self::V2 => {
+                CONTAINERD_2.ensure()?;
+                PLUGINS.ensure()
+            }
             Self::V1_6 => {
                 let program = self.program(CONTAINERD[0])?;
                 if !program.is_file() {
@@ -81,6 +84,17 @@ impl Containerd {
             Self::V1_6 => directory.join("usr/bin").join(name),
             Self::V2 => directory.join(name),
         })
+    }
+
+    /// Directory of the reference plugins that nodes with this version have: of the age of the
+    /// version. Debian's know no more than CNI 1.0.0, which keeps a whole list of plugins from STATUS;
+    /// with the newest ones containerd 2 asks for it.
+    pub fn plugins(self) -> Result<PathBuf> {
+        match self {
+            Self::V1_6 => setup::reference_plugins()
+                .context("there are no reference plugins: run `cargo xtask setup`"),
+            Self::V2 => path(PLUGINS.name),
+        }
     }
 }
 
@@ -122,6 +136,18 @@ const CONTAINERD_2: Program = Program {
     ],
     test: false,
     about: "about two minutes the first time",
+};
+
+/// containernetworking/plugins.
+const PLUGINS: Program = Program {
+    name: "plugins",
+    module: "plugins",
+    packages: &[
+        "github.com/containernetworking/plugins/plugins/main/loopback",
+        "github.com/containernetworking/plugins/plugins/meta/portmap",
+    ],
+    test: false,
+    about: "the reference CNI plugins",
 };
 
 const fn program(

@@ -37,8 +37,7 @@ fn own(words: &[&str]) -> Vec<String> {
 
 /// containerd and a node's sysctls; images are imported if the disk has none yet.
 pub fn start_containerd(node: &Machine, version: Containerd, archives: &[PathBuf]) -> Result<()> {
-    let plugins = setup::reference_plugins()
-        .context("there are no reference plugins: run `cargo xtask setup`")?;
+    let plugins = version.plugins()?;
     for plugin in PLUGINS {
         let to = node.path("/opt/cni/bin")?.join(plugin);
         fs::copy(plugins.join(plugin), &to)

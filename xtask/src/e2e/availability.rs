@@ -14,15 +14,20 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-/// Asks until [`STOP`] is there; a line per answer, and what a refusal says.
+/// Asks once; a line that says [`READY`], or what the refusal says.
 const ASK: &str = r#"
-while [ ! -e /run/sinabro-e2e-stop ]; do
     said=$(printf '{"cniVersion":"1.1.0","name":"sinabro","type":"sinabro"}' |
         CNI_COMMAND=STATUS CNI_PATH=/opt/cni/bin /opt/cni/bin/sinabro 2>&1)
     if [ $? = 0 ]; then echo ready; else echo "refused $said" | tr '\n' ' '; echo; fi
-    sleep 0.1
-done"#;
+"#;
+pub const READY: &str = "ready";
+/// Ends the watch of a node once it is there.
 const STOP: &str = "/run/sinabro-e2e-stop";
+
+/// Asks a node's plugin for STATUS once: [`READY`], or what it says.
+pub fn ask(world: &World, node: &str) -> Result<String> {
+    world.on_node(node, "sh", &["-c", ASK])
+}
 
 pub struct Availability {
     stops: Vec<PathBuf>,
@@ -42,7 +47,8 @@ impl Availability {
             let _ = fs::remove_file(&stop);
             watch.stops.push(stop);
             let mut ask = world.cluster.in_node(&node, "sh")?;
-            ask.args(["-c", ASK]);
+            let watch_it = format!("while [ ! -e {STOP} ]; do {ASK} sleep 0.1; done");
+            ask.args(["-c", &watch_it]);
             watch.start(&format!("STATUS of {node}"), ask)?;
         }
         let mut conditions = world.cluster.kubectl();
@@ -83,7 +89,7 @@ impl Availability {
             let lines = self.lines(name)?;
             let is_status = name.starts_with("STATUS");
             let ready = |line: &&String| match is_status {
-                true => *line == "ready",
+                true => *line == READY,
                 false => line.ends_with(" True"),
             };
             let refused: Vec<&String> = lines.iter().filter(|line| !ready(line)).collect();

@@ -106,6 +106,7 @@ struct Conformance {
     skipped: Vec<String>,
     /// Failures, and tests that should have run.
     faults: Vec<String>,
+    seconds: f64,
 }
 
 impl Report {
@@ -140,6 +141,7 @@ struct Row {
     name: String,
     ok: bool,
     detail: String,
+    seconds: f64,
 }
 
 pub fn run(options: &Options) -> Result<ExitCode> {
@@ -225,12 +227,13 @@ fn play(options: &Options, cluster: &cluster::Options, report: &mut Report) -> R
     let cluster = Cluster::up(cluster)?;
     if options.wants("conformance") {
         println!("\n{}", ui::bold("Kubernetes' own tests of the network"));
-        let options = conformance::Options::default();
+        let (options, start) = (conformance::Options::default(), Instant::now());
         let outcome = conformance::run(&cluster, &options)?;
         report.conformance = Conformance {
             faults: outcome.faults(&options),
             skipped: outcome.skipped.into_iter().map(|s| s.name).collect(),
             passed: outcome.passed,
+            seconds: start.elapsed().as_secs_f64(),
         };
     }
     println!("\n{}", ui::bold("What happens to a cluster"));
@@ -276,6 +279,7 @@ fn note(report: &mut Report, name: &str, outcome: Result<String>, start: Instant
         name: name.into(),
         ok,
         detail,
+        seconds,
     });
 }
 

@@ -12,7 +12,8 @@ use sinabro_common::{
 };
 use std::net::SocketAddr;
 
-/// Requests on one connection, of which there is one for each family.
+/// Requests on one connection, of which there is one for each family. Each is a packet of the
+/// client's at least.
 const REQUESTS: u64 = 500;
 const PORT: u16 = 8080;
 /// Packets of the handshakes and ends of two connections, and more.
@@ -62,8 +63,9 @@ pub fn annotated(world: &mut World) -> Result<String> {
         "{past} packets on the link of an accelerated pod"
     );
     let through = packets(world, node, [&slow, &other])?;
+    let requests = REQUESTS * world.families().len() as u64;
     ensure!(
-        through >= 2 * REQUESTS,
+        through >= requests,
         "only {through} packets on the link of a pod that wishes no acceleration"
     );
     world.wait(
@@ -81,12 +83,11 @@ pub fn annotated(world: &mut World) -> Result<String> {
     let names = pods.map(|(name, _)| name);
     world.kubectl(&[&["-n", NAMESPACE, "delete", "pods"], &names[..]].concat())?;
     Ok(format!(
-        "{past} packets instead of {through} for {} requests; {mode}",
-        2 * REQUESTS
+        "{past} packets instead of {through} for {requests} requests; {mode}"
     ))
 }
 
-/// How many packets a pod sends on its link for requests to another, by both families.
+/// How many packets a pod sends on its link for requests to another, by each family.
 ///
 /// Both ends are programs in the pods: one of this process would be in no cgroup of the node.
 fn packets(world: &World, node: &str, [from, to]: [&KubePod; 2]) -> Result<u64> {

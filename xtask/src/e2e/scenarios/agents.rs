@@ -1,15 +1,18 @@
 //! Agents that are replaced or die.
 
+use super::upgrade::State;
 use crate::{
+    cluster::Containerd,
     e2e::{
-        availability::Availability,
+        availability::{self, Availability},
         load::{reaches, traffic},
         world::{DAEMON_SET, SYSTEM, World},
     },
     image,
 };
 use anyhow::{Context as _, Result, ensure};
-use sinabro_common::fail_point;
+use serde_json::{Value, json};
+use sinabro_common::{fail_point, names};
 use std::fs;
 
 /// Half as much again as they have: what doubles is seen.
@@ -67,8 +70,20 @@ pub fn size(world: &mut World) -> Result<String> {
     ))
 }
 
-/// All agents are replaced in turn by ones of the same image, and nobody takes a node for not ready.
+/// Upgraded to other programs and back: nobody takes a node for not ready meanwhile.
 pub fn replaced(world: &mut World) -> Result<String> {
+    let steps = [
+        State::other("the upgrade", world)?,
+        State::present("the way back")?,
+    ];
+    let outcome = watched(world, &steps);
+    if outcome.is_err() {
+        steps[1].apply(world)?;
+    }
+    outcome
+}
+
+fn watched(world: &World, steps: &[State]) -> Result<String> {
     let nodes = world.nodes();
     let pods = world.run_pods(&[
         ("roll-a", &nodes[0]),
@@ -77,25 +92,98 @@ pub fn replaced(world: &mut World) -> Result<String> {
     ])?;
     let traffic = traffic(world, [&pods[0], &pods[1], &pods[2]])?;
     let availability = Availability::watch(world)?;
-    let agents = |world: &World| -> Result<Vec<Vec<String>>> {
-        nodes.iter().map(|node| world.agents(node)).collect()
+    let plugins = || -> Result<Vec<Vec<u8>>> {
+        let read = |node: &String| Ok(fs::read(world.path(node, "/opt/cni/bin/sinabro")?)?);
+        nodes.iter().map(read).collect()
     };
-    let before = agents(world)?;
-    traffic.event("the agents were being replaced")?;
-    world.kubectl(&["-n", SYSTEM, "rollout", "restart", DAEMON_SET])?;
-    let rollout = ["rollout", "status", DAEMON_SET, "--timeout=300s"];
-    world.kubectl(&[&["-n", SYSTEM], &rollout[..]].concat())?;
-    world.healthy()?;
-    let now = agents(world)?;
-    ensure!(
-        before
-            .iter()
-            .flatten()
-            .all(|pid| !now.iter().flatten().any(|new| new == pid)),
-        "an agent was not replaced: {before:?}, {now:?}"
-    );
+    for step in steps {
+        let before = plugins()?;
+        traffic.event(step.step)?;
+        step.apply(world)?;
+        world.healthy()?;
+        let now = plugins()?;
+        ensure!(
+            before.iter().zip(&now).all(|(before, now)| before != now),
+            "{}: a plugin was not replaced",
+            step.step
+        );
+    }
     let ready = availability.finish().context("a node was not ready")?;
     Ok(format!("{ready}; {}", traffic.finish()?))
+}
+
+/// No agent comes back. The runtime asks each plugin of the list for STATUS, so that is where the
+/// cluster hears of it, and not before it has lasted: what the other scenarios see of STATUS counts.
+pub fn stay_away(world: &mut World) -> Result<String> {
+    let nodes = world.nodes();
+    let pods = world.run_pods(&[("alone-a", &nodes[0]), ("alone-b", &nodes[1])])?;
+    let asks = world.cluster.variant().containerd != Containerd::V1_6;
+    for node in &nodes {
+        let list = world.path(node, "/etc/cni/net.d/00-sinabro.conflist")?;
+        let list: Value = serde_json::from_slice(&fs::read(list)?)?;
+        let versions = list["cniVersions"].as_array().context("no cniVersions")?;
+        ensure!(
+            versions.contains(&json!("1.1.0")) == asks,
+            "with this runtime's plugins the list of {node} offers {versions:?}"
+        );
+    }
+    select(world, json!("none"))?;
+    let outcome = (|| {
+        world.wait("the agents to be gone", || {
+            let mut left = nodes.iter().map(|node| world.agents(node));
+            let none = left.all(|pids| pids.is_ok_and(|pids| pids.is_empty()));
+            Ok(none.then_some(()))
+        })?;
+        for node in &nodes {
+            let said = availability::ask(world, node)?;
+            ensure!(
+                said == availability::READY,
+                "{node} just after its agent ended: {said}"
+            );
+            // As if more time had passed than an agent may take.
+            fs::remove_file(
+                world
+                    .path(node, "/run/sinabro")?
+                    .join(names::LAST_POSSIBLE_FILE),
+            )?;
+            let said = availability::ask(world, node)?;
+            ensure!(said.starts_with("refused"), "{node} without agent: {said}");
+        }
+        reaches(&pods[0].place, &pods[1])?;
+        if !asks {
+            return Ok("Debian's plugins keep the list at CNI 1.0.0, without STATUS".to_owned());
+        }
+        let mut why = String::new();
+        for node in &nodes {
+            why = world.wait(&format!("{node} to be NotReady"), || {
+                let node = world.get(&["node", node])?;
+                let all = node["status"]["conditions"].as_array();
+                let ready = all.and_then(|all| all.iter().find(|one| one["type"] == "Ready"));
+                let ready = ready.context("no condition Ready")?;
+                let message = ready["message"].as_str().unwrap_or_default();
+                Ok((ready["status"] == "False").then(|| message.to_owned()))
+            })?;
+            ensure!(
+                why.contains("NetworkPluginNotReady") && why.contains("sinabro"),
+                "{node} is NotReady for another reason: {why}"
+            );
+        }
+        reaches(&pods[1].place, &pods[0])?;
+        let words = why.find("NetworkPluginNotReady").unwrap_or_default();
+        Ok(format!("NotReady, pods still connected: {}", &why[words..]))
+    })();
+    select(world, Value::Null)?;
+    let seen = outcome?;
+    world.healthy()?;
+    Ok(seen)
+}
+
+/// Has agents run only on nodes that have a label with this value; null: on all.
+fn select(world: &World, value: Value) -> Result<()> {
+    let label = json!({"sinabro-e2e": value});
+    let patch = json!({"spec": {"template": {"spec": {"nodeSelector": label}}}}).to_string();
+    world.kubectl(&["-n", SYSTEM, "patch", DAEMON_SET, "--patch", &patch])?;
+    Ok(())
 }
 
 pub fn killed(world: &mut World) -> Result<String> {

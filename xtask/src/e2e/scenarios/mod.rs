@@ -64,13 +64,18 @@ pub const ALL: &[Scenario] = &[
     ),
     scenario(
         "agents-replaced",
-        "no node is taken for not ready while agents are replaced under load",
+        "no node is taken for not ready while agents are upgraded under load",
         agents::replaced,
     ),
     scenario(
         "agent-killed",
         "agents are killed on every node under load",
         agents::killed,
+    ),
+    scenario(
+        "agents-stay-away",
+        "a runtime that asks for STATUS hears of agents that do not come back",
+        agents::stay_away,
     ),
     scenario(
         "kubelet-restart",

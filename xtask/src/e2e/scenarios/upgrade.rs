@@ -2,7 +2,8 @@
 //! manifest of each.
 
 use crate::{
-    cluster::{Containerd, layout},
+    arch::Arch,
+    cluster::layout,
     e2e::{
         inside::Whole,
         load::{reaches, traffic_and},
@@ -16,46 +17,99 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use sinabro_common::names::ACCELERATION_ANNOTATION;
 use sinabro_lab::traffic::path::Path;
-use std::fs;
+use std::{fs, io::Write as _};
 
 /// A state of the project on a cluster: the manifest that users apply, with the image's name.
-struct State {
-    step: &'static str,
-    /// Whether pods can be added and deleted in this cluster.
-    adds: bool,
+pub struct State {
+    pub step: &'static str,
     manifest: String,
     image: String,
+}
+
+impl State {
+    /// The one that is tested.
+    pub fn present(step: &'static str) -> Result<Self> {
+        Ok(Self {
+            step,
+            manifest: read(&workspace::root().join("deploy/sinabro.yaml"))?,
+            image: image::NAME.into(),
+        })
+    }
+
+    pub fn earlier(step: &'static str, earlier: &Earlier) -> Result<Self> {
+        Ok(Self {
+            step,
+            manifest: with_image(
+                &read(&earlier.file("deploy/sinabro.yaml"))?,
+                &earlier.image(),
+            ),
+            image: earlier.image(),
+        })
+    }
+
+    /// The present one with programs that do the same and are others: their files are longer. Its
+    /// image is imported on all nodes.
+    pub fn other(step: &'static str, world: &World) -> Result<Self> {
+        let image = format!("{}-other", image::NAME);
+        let dir = tempfile::tempdir()?;
+        for program in ["sinabro", "sinabro-agent"] {
+            let copy = dir.path().join(program);
+            fs::copy(workspace::dist().join(program), &copy)
+                .with_context(|| format!("cannot copy {program}"))?;
+            fs::OpenOptions::new()
+                .append(true)
+                .open(&copy)?
+                .write_all(b"other")?;
+        }
+        let archive = dir.path().join("other.tar");
+        image::write_named(&image, Arch::host()?, dir.path(), &archive)?;
+        world.cluster.import_image(&archive)?;
+        Ok(Self {
+            step,
+            manifest: with_image(&Self::present(step)?.manifest, &image),
+            image,
+        })
+    }
+
+    /// Applies the manifest and waits until every agent is one of its image.
+    pub fn apply(&self, world: &World) -> Result<()> {
+        world.cluster.apply(&self.manifest)?;
+        let rollout = ["rollout", "status", DAEMON_SET, "--timeout=300s"];
+        world.kubectl(&[&["-n", SYSTEM], &rollout[..]].concat())?;
+        let label = "app.kubernetes.io/name=sinabro";
+        let pods = world.get(&["-n", SYSTEM, "pods", "-l", label])?;
+        let pods = pods["items"].as_array().context("no list of pods")?;
+        // Those that are going do not count.
+        let pods = pods
+            .iter()
+            .filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+        let images: Vec<&Value> = pods
+            .map(|pod| &pod["spec"]["containers"][0]["image"])
+            .collect();
+        ensure!(
+            images.len() == world.nodes().len()
+                && images.iter().all(|image| **image == *self.image),
+            "{}: the agents' images are {images:?}",
+            self.step
+        );
+        Ok(())
+    }
+}
+
+fn read(path: &std::path::Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// The cluster runs the present state: it is taken back to the earlier one, and upgraded.
 pub fn upgrade(world: &mut World) -> Result<String> {
     let earlier = Earlier::released()?;
-    let read = |path: &std::path::Path| {
-        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
-    };
-    let present = State {
-        step: "the upgrade",
-        adds: true,
-        manifest: read(&workspace::root().join("deploy/sinabro.yaml"))?,
-        image: image::NAME.into(),
-    };
-    let before = State {
-        step: "going back",
-        // Its configuration is of a version that containerd 2 then speaks to Debian's portmap, too,
-        // which does not know it.
-        adds: earlier.short() != "e7ff906"
-            || world.cluster.variant().containerd == Containerd::V1_6,
-        manifest: with_image(
-            &read(&earlier.file("deploy/sinabro.yaml"))?,
-            &earlier.image(),
-        ),
-        image: earlier.image(),
-    };
+    let present = State::present("the upgrade")?;
+    let before = State::earlier("going back", &earlier)?;
     world.cluster.import_image(&earlier.archive())?;
     let outcome = there_and_back(world, &before, &present);
     if outcome.is_err() {
         // The next scenario is about the present state.
-        apply(world, &present)?;
+        present.apply(world)?;
     }
     Ok(format!("{} and back: {}", earlier.short(), outcome?))
 }
@@ -92,18 +146,13 @@ fn there_and_back(world: &World, before: &State, present: &State) -> Result<Stri
     for (state, comes) in [(before, "up-came-back"), (present, "up-came-up")] {
         let leases_before = leases(world)?;
         traffic.event(state.step)?;
-        if state.adds {
-            // A pod comes while agents go and come.
-            world.apply_all(vec![manifest(comes, &nodes[1], IMAGE)])?;
-        }
-        apply(world, state)?;
+        // A pod comes while agents go and come.
+        world.apply_all(vec![manifest(comes, &nodes[1], IMAGE)])?;
+        state.apply(world)?;
         traffic.must_flow(&format!("after {}", state.step))?;
         let now = leases(world)?;
         let lost = leases_before.iter().find(|lease| !now.contains(lease));
         ensure!(lost.is_none(), "{}: a lease is lost: {lost:?}", state.step);
-        if !state.adds {
-            continue;
-        }
         reaches(&pods[0].place, &world.running(comes)?)?;
         // One that came with the other agent goes.
         world.kubectl(&["-n", NAMESPACE, "delete", "pod", &leaves, "--wait=true"])?;
@@ -128,29 +177,6 @@ fn leases(world: &World) -> Result<Vec<(std::net::IpAddr, String)>> {
         all.extend(leases.map(|lease| (lease.address, lease.pod.name)));
     }
     Ok(all)
-}
-
-/// Applies a manifest and waits until every agent is one of its image.
-fn apply(world: &World, state: &State) -> Result<()> {
-    world.cluster.apply(&state.manifest)?;
-    let rollout = ["rollout", "status", DAEMON_SET, "--timeout=300s"];
-    world.kubectl(&[&["-n", SYSTEM], &rollout[..]].concat())?;
-    let label = "app.kubernetes.io/name=sinabro";
-    let pods = world.get(&["-n", SYSTEM, "pods", "-l", label])?;
-    let pods = pods["items"].as_array().context("no list of pods")?;
-    // Those that are going do not count.
-    let pods = pods
-        .iter()
-        .filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
-    let images: Vec<&Value> = pods
-        .map(|pod| &pod["spec"]["containers"][0]["image"])
-        .collect();
-    ensure!(
-        images.len() == world.nodes().len() && images.iter().all(|image| **image == *state.image),
-        "{}: the agents' images are {images:?}",
-        state.step
-    );
-    Ok(())
 }
 
 /// A manifest whose containers run another image.
