@@ -134,8 +134,17 @@ impl Families {
 
     /// For an agent that does not know its node yet: what was prepared, if anything was.
     pub fn prepared_or_both() -> Self {
-        let on = |name: &[&str]| sysctl::read(name).is_ok_and(|value| value == "1");
-        match on(&FORWARD_V4) || on(&FORWARD_V6) {
+        let (v4, v6) = (
+            Self {
+                v4: true,
+                v6: false,
+            },
+            Self {
+                v4: false,
+                v6: true,
+            },
+        );
+        match is_forwarding(v4) || is_forwarding(v6) {
             true => Self {
                 v4: false,
                 v6: false,
@@ -149,7 +158,7 @@ impl Families {
 ///
 /// # Errors
 /// If forwarding is off and cannot be turned on.
-pub fn sysctls(uplinks: &[String], families: Families) -> Result<Prepared, PrepareError> {
+pub fn forwarding(uplinks: &[String], families: Families) -> Result<Prepared, PrepareError> {
     let mut prepared = Prepared::default();
     if families.v4 {
         prepared.changes.extend(ensure(&FORWARD_V4, "1")?);
@@ -171,7 +180,22 @@ pub fn sysctls(uplinks: &[String], families: Families) -> Result<Prepared, Prepa
             .push("the kernel has no IPv6, pods get IPv4 only".into()),
         other => prepared.changes.extend(other?),
     }
-    // Those of pods that an agent before these settings made, or that somebody changed.
+    Ok(prepared)
+}
+
+/// Whether it does, as far as it can be read.
+pub fn is_forwarding(families: Families) -> bool {
+    let on = |name: &[&str]| sysctl::read(name).is_ok_and(|value| value == "1");
+    (!families.v4 || on(&FORWARD_V4)) && (!families.v6 || on(&FORWARD_V6))
+}
+
+/// Keeps the node from listening to routers behind links of pods that an agent before these
+/// settings made, or that somebody changed.
+///
+/// # Errors
+/// If the links cannot be listed.
+pub fn pod_links() -> Result<Prepared, PrepareError> {
+    let mut prepared = Prepared::default();
     for link in Conn::new()?.links()? {
         if !names::is_pod_link(&link.name) && link.name != names::VXLAN_LINK {
             continue;

@@ -75,7 +75,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         }
         false => (0, 0),
     };
-    let mut prepared = prepare::sysctls(&settings.uplinks, Families::prepared_or_both())?;
+    let mut prepared = prepare::forwarding(&settings.uplinks, Families::prepared_or_both())?;
     if settings.peer_probe {
         // Where it may not, the probe says so.
         prepared.changes.extend(prepare::ping_sockets().changes);

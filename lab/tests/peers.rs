@@ -3,12 +3,23 @@
 #![allow(clippy::unwrap_used)]
 
 use ipnet::IpNet;
-use sinabro_common::api::{NodeReport, PeerProbe, PeersReport, Request, Response, StatusReport};
+use nix::errno::Errno;
+use sinabro_common::{
+    abi::drop::DropReason,
+    api::{NodeReport, PeerProbe, PeersReport, Request, Response, StatusReport},
+    names,
+};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, NodeEntry,
+    checks::spoof::drops,
+    cni::IFNAME,
+    confinement,
+    traffic::packet::{checksum, inject, interface},
     wait::{eventually, eventually_some},
 };
-use std::process::Command;
+use sinabro_netlink::{Conn, link, sysctl};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::{io::Read as _, os::fd::AsRawFd as _, process::Command, time::Duration};
 
 fn lab(nodes: usize) -> Lab {
     Lab::new(Binaries::find().unwrap(), nodes, Lifetime::Process).unwrap()
@@ -160,4 +171,235 @@ fn the_same_where_pods_have_ipv6_alone() {
     }
     lab.publish().unwrap();
     a_cut_tunnel_is_named(&lab);
+}
+
+#[test]
+fn a_link_on_the_way_that_takes_less_is_named_with_what_it_takes() {
+    let lab = lab(3);
+    start(&lab);
+    all_answer(&lab);
+    let (n1, n2, n3) = (lab.node(1), lab.node(2), lab.node(3));
+    // A bridge drops what is too large for a port, and says nothing.
+    let set = |mtu| {
+        let mut conn = Conn::in_netns(lab.router().place().net()).unwrap();
+        let port = conn.link_by_name("to-n2").unwrap().index;
+        conn.execute(link::set_mtu(port, mtu)).unwrap();
+    };
+    set(1400);
+    // At the next look at full size, which every start begins with.
+    for node in [n1, n2, n3] {
+        node.kill_agent().unwrap();
+        node.start_agent().unwrap();
+        node.wait_ready().unwrap();
+    }
+    eventually("the size that passes", || {
+        let narrow = seen_by(n1, n2).probe;
+        matches!(
+            narrow,
+            Some(PeerProbe::SmallOnly {
+                largest: Some(1343..=1350),
+                ..
+            })
+        )
+    });
+    let text = told(n1, "PeerPathMtu");
+    assert!(text.contains("packets of 1450 bytes"), "{text}");
+    assert!(
+        text.contains("n2 (172.30.0.12)") && !text.contains("n3"),
+        "{text}"
+    );
+    assert!(
+        text.contains("`mtu: 134") || text.contains("`mtu: 1350"),
+        "{text}"
+    );
+    assert!(shown(n1, &["nodes"]).contains("up to 13"));
+    eventually("n2 names n1", || {
+        trouble(n2, "PeerPathMtu").is_some_and(|text| text.contains("n1"))
+    });
+    assert_eq!(trouble(n1, "PeerSilent"), None);
+    set(1500);
+    over(n1, "PeerPathMtu");
+    over(n2, "PeerPathMtu");
+}
+
+/// The number of answers that the agent counted.
+fn answered(node: &Node) -> u64 {
+    let text = node
+        .place()
+        .run(|| {
+            let mut stream = std::net::TcpStream::connect(names::METRICS_ADDR)?;
+            std::io::Write::write_all(
+                &mut stream,
+                b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+            )?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text)?;
+            Ok(text)
+        })
+        .unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("sinabro_peer_probes_answered_total "));
+    line.unwrap().parse().unwrap()
+}
+
+#[test]
+fn an_agent_that_is_away_is_no_silence() {
+    let lab = lab(2);
+    start(&lab);
+    all_answer(&lab);
+    let (n1, n2) = (lab.node(1), lab.node(2));
+    n2.kill_agent().unwrap();
+    let before = answered(n1);
+    eventually("further answers", || answered(n1) >= before + 3);
+    assert!(matches!(
+        seen_by(n1, n2).probe,
+        Some(PeerProbe::Answers { .. })
+    ));
+    assert_eq!(trouble(n1, "PeerSilent"), None);
+}
+
+/// The next IPv4 echo request that leaves by a link of the node, Ethernet header included.
+fn overhear(node: &Node, name: &str) -> Vec<u8> {
+    let index = interface(node.place(), name).unwrap().index;
+    let mut socket = node
+        .place()
+        .run(|| {
+            let all = i32::from((libc::ETH_P_ALL as u16).to_be());
+            let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(all)))?;
+            let address = libc::sockaddr_ll {
+                sll_family: libc::AF_PACKET as u16,
+                sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+                sll_ifindex: index as i32,
+                sll_hatype: 0,
+                sll_pkttype: 0,
+                sll_halen: 0,
+                sll_addr: [0; 8],
+            };
+            // SAFETY: the address is a sockaddr_ll of the size given.
+            Errno::result(unsafe {
+                libc::bind(
+                    socket.as_raw_fd(),
+                    (&raw const address).cast(),
+                    size_of_val(&address) as libc::socklen_t,
+                )
+            })?;
+            socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+            Ok(socket)
+        })
+        .unwrap();
+    let mut frame = [0; 2048];
+    loop {
+        let length = socket.read(&mut frame).unwrap();
+        // IPv4 without options, ICMP, echo request.
+        if length >= 42 && frame[14] == 0x45 && frame[23] == 1 && frame[34] == 8 {
+            return frame[..length].to_vec();
+        }
+    }
+}
+
+/// The answer to an echo request, from this MAC address to that.
+fn answer(request: &[u8], from: [u8; 6], to: [u8; 6]) -> Vec<u8> {
+    let mut frame = request.to_vec();
+    frame[..6].copy_from_slice(&to);
+    frame[6..12].copy_from_slice(&from);
+    frame[26..30].copy_from_slice(&request[30..34]);
+    frame[30..34].copy_from_slice(&request[26..30]);
+    frame[34] = 0;
+    frame[36..38].fill(0);
+    let sum = checksum(&[&frame[34..]]);
+    frame[36..38].copy_from_slice(&sum.to_be_bytes());
+    frame
+}
+
+/// The pod even knows the request, as nobody can who does not listen on the node itself.
+#[test]
+fn a_pod_cannot_answer_for_a_node() {
+    let lab = lab(2);
+    start(&lab);
+    all_answer(&lab);
+    let (n1, n2) = (lab.node(1), lab.node(2));
+    let pod = n1.add_pod("liar").unwrap();
+    let eth0 = interface(pod.place(), IFNAME).unwrap();
+    cut_tunnels(n2);
+    told(n1, "PeerSilent");
+    let before = drops(n1, DropReason::SourceAddr).unwrap();
+    for _ in 0..3 {
+        let request = overhear(n1, names::VXLAN_LINK);
+        let forged = answer(&request, eth0.mac, names::HOST_MAC);
+        inject(pod.place(), eth0, &[forged]).unwrap();
+    }
+    eventually("forged answers are dropped", || {
+        drops(n1, DropReason::SourceAddr).unwrap() >= before + 3
+    });
+    assert!(matches!(
+        seen_by(n1, n2).probe,
+        Some(PeerProbe::Silent { .. })
+    ));
+
+    // The same bytes count if they come from where they should.
+    let [vxlan1, vxlan2] = [n1, n2].map(|node| interface(node.place(), names::VXLAN_LINK).unwrap());
+    eventually("the node's own answer counts", || {
+        let request = overhear(n1, names::VXLAN_LINK);
+        let honest = answer(&request, vxlan2.mac, vxlan1.mac);
+        inject(n2.place(), vxlan2, &[honest]).unwrap();
+        // Taken at once, if at all; with the next loss it is not over yet.
+        (0..50).any(|_| matches!(seen_by(n1, n2).probe, Some(PeerProbe::Answers { .. })))
+    });
+}
+
+const PING_GROUPS: [&str; 3] = ["net", "ipv4", "ping_group_range"];
+
+fn ping_groups(node: &Node) -> String {
+    let read = || Ok(sysctl::read(&PING_GROUPS)?);
+    let text = node.place().run(read).unwrap();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn where_ping_sockets_are_forbidden_status_says_so_until_they_are_not() {
+    let lab = lab(2);
+    for node in lab.nodes() {
+        assert_eq!(ping_groups(node), "1 0");
+        assert!(node.ctl(&["prepare"]).unwrap().status.success());
+        assert_eq!(ping_groups(node), "0 0");
+    }
+    let (n1, n2) = (lab.node(1), lab.node(2));
+    let set = |value: &'static str| {
+        let write = || Ok(sysctl::write(&PING_GROUPS, value)?);
+        n1.place().run(write).unwrap();
+    };
+    // Somebody's decision, which stays.
+    set("1000 2000");
+    assert!(n1.ctl(&["prepare"]).unwrap().status.success());
+    assert_eq!(ping_groups(n1), "1000 2000");
+    for node in [n1, n2] {
+        node.start_confined_agent(&[], &confinement::AGENT).unwrap();
+        node.wait_ready().unwrap();
+    }
+    eventually("the reason", || {
+        let problem = peers(n1).problem;
+        problem.is_some_and(|why| why.contains("ping_group_range"))
+    });
+    assert!(shown(n1, &["status"]).contains("not probed: net.ipv4.ping_group_range"));
+    assert_eq!(seen_by(n1, n2).probe, None);
+    eventually("n1 answers n2", || peers(n2).answering == 1);
+    set("0 2000");
+    eventually("n2 answers n1", || peers(n1).answering == 1);
+    assert_eq!(peers(n1).problem, None);
+}
+
+#[test]
+fn nobody_is_asked_if_that_is_off() {
+    let lab = lab(2);
+    for node in lab.nodes() {
+        node.start_agent_with(&["--peer-probe", "false"]).unwrap();
+    }
+    for node in lab.nodes() {
+        node.wait_ready().unwrap();
+        assert_eq!(ping_groups(node), "1 0");
+        let why = peers(node).problem.unwrap();
+        assert!(why.contains("peerProbe"), "{why}");
+    }
+    assert_eq!(seen_by(lab.node(1), lab.node(2)).probe, None);
 }

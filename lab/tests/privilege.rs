@@ -20,6 +20,10 @@ use std::fs;
 fn start(node: &Node, flags: &[&str]) {
     node.start_confined_agent(flags, &confinement::AGENT)
         .unwrap();
+    is_confined(node);
+}
+
+fn is_confined(node: &Node) {
     node.wait_ready().unwrap();
     let pid = node.agent_pid().unwrap();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -45,7 +49,12 @@ fn works_with(flags: &[&str]) {
     let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
     for node in lab.nodes() {
         prepare(node);
-        start(node, flags);
+        // All at once: whoever waits long for another's tunnel says so.
+        node.start_confined_agent(flags, &confinement::AGENT)
+            .unwrap();
+    }
+    for node in lab.nodes() {
+        is_confined(node);
     }
     let far = lab.node(2).add_pod("far").unwrap();
     let node = lab.node(1);

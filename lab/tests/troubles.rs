@@ -90,8 +90,7 @@ fn forwarding_that_is_turned_off_comes_on_again_or_is_named() {
 }
 
 /// As Docker leaves it. The rule that is named is the one that cures it.
-#[test]
-fn a_forward_policy_of_drop_is_named_with_the_rule_that_cures_it() {
+fn a_forward_policy_of_drop_is_named(drop: &[&[&str]], named: &str, program: &str) {
     let lab = lab(2);
     for node in lab.nodes() {
         node.start_agent().unwrap();
@@ -102,22 +101,31 @@ fn a_forward_policy_of_drop_is_named_with_the_rule_that_cures_it() {
     let pods = [1, 2].map(|number| lab.node(number).add_pod("p").unwrap());
     icmp::ping(pods[0].place(), pods[1].v4(), PATIENCE).unwrap();
     let node = lab.node(1);
-    let chain = "{ type filter hook forward priority 0; policy drop; }";
-    run(node, &["nft", "add", "table", "ip", "filter"]);
-    run(
-        node,
-        &["nft", "add", "chain", "ip", "filter", "FORWARD", chain],
-    );
+    for command in drop {
+        run(node, command);
+    }
     icmp::ping(pods[0].place(), pods[1].v4(), Duration::from_millis(300)).unwrap_err();
     let text = told(node, "FirewallDropsForwarded");
     let rules = text.split('`').nth(1).unwrap();
-    assert!(rules.starts_with("iptables -I FORWARD"), "{text}");
-    run(
-        node,
-        &["sh", "-c", &rules.replace("iptables", "iptables-nft")],
-    );
+    assert!(rules.starts_with(&format!("{named} -I FORWARD")), "{text}");
+    run(node, &["sh", "-c", &rules.replace(named, program)]);
     icmp::ping(pods[0].place(), pods[1].v4(), PATIENCE).unwrap();
     over(node, "FirewallDropsForwarded");
+}
+
+#[test]
+fn a_forward_policy_of_drop_is_named_with_the_rule_that_cures_it() {
+    let chain = "{ type filter hook forward priority 0; policy drop; }";
+    let table: &[&str] = &["nft", "add", "table", "ip", "filter"];
+    let chain: &[&str] = &["nft", "add", "chain", "ip", "filter", "FORWARD", chain];
+    a_forward_policy_of_drop_is_named(&[table, chain], "iptables", "iptables-nft");
+}
+
+#[test]
+fn the_same_in_a_table_of_iptables_legacy() {
+    let program = "iptables-legacy";
+    let drop: &[&str] = &[program, "-P", "FORWARD", "DROP"];
+    a_forward_policy_of_drop_is_named(&[drop], program, program);
 }
 
 #[test]

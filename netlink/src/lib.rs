@@ -4,7 +4,7 @@
 //! - [`error`]: kernel refusals as variants, decided by errno alone;
 //! - [`link`], [`veth`], [`vxlan`], [`bridge`]: interfaces;
 //! - [`addr`], [`route`], [`rule`], [`neigh`], [`fdb`]: what hangs on them;
-//! - [`nft`], [`tc`]: firewalls and filters, anybody's, to be looked at;
+//! - [`nft`], [`xtables`], [`tc`]: firewalls and filters, anybody's, to be looked at;
 //! - [`monitor`]: what the kernel says has changed;
 //! - [`netns`]: network namespaces, entered on threads of their own;
 //! - [`sysctl`]: settings below /proc/sys.
@@ -43,6 +43,7 @@ pub mod tc;
 pub mod veth;
 pub mod vxlan;
 mod wire;
+pub mod xtables;
 
 pub use conn::{Conn, Request};
 pub use error::{Error, Result, ResultExt};

@@ -35,7 +35,10 @@ fn steps(places: &Places, prepared: &mut Prepared) -> anyhow::Result<()> {
             Families::BOTH
         }
     };
-    prepared.add(prepare::sysctls(&places.uplinks, families)?);
+    prepared.add(prepare::forwarding(&places.uplinks, families)?);
+    if families.v6 {
+        prepared.add(prepare::pod_links()?);
+    }
     if places.peer_probe {
         prepared.add(prepare::ping_sockets());
     }

@@ -146,3 +146,128 @@ fn never_fragment(socket: &impl AsFd, ip: IpAddr) -> io::Result<()> {
     Errno::result(set)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinabro_lab::wait::eventually_some;
+    use sinabro_netlink::{Conn, link, netns::in_fresh, sysctl};
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    const PING_GROUPS: [&str; 3] = ["net", "ipv4", "ping_group_range"];
+    const BOTH: [IpAddr; 2] = [
+        IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(Ipv6Addr::LOCALHOST),
+    ];
+
+    /// In a namespace whose loopback is up, with a runtime for its sockets.
+    fn with_loopback<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
+        in_fresh(|| {
+            let mut conn = Conn::new().unwrap();
+            let lo = conn.link_by_name("lo").unwrap().index;
+            conn.execute(link::set_up(lo)).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = { runtime }.enable_io().build().unwrap();
+            runtime.block_on(async { test() })
+        })
+    }
+
+    fn next(echo: &Echo) -> Option<(IpAddr, u64, usize)> {
+        let mut buffer = vec![MaybeUninit::uninit(); 65_536];
+        let mut first = None;
+        echo.drain(&mut buffer, |from, number, length| {
+            first.get_or_insert((from, number, length));
+        });
+        first
+    }
+
+    fn raw(ip: IpAddr) -> Socket {
+        let (domain, protocol) = match ip {
+            IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
+            IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6),
+        };
+        Socket::new(domain, Type::RAW, Some(protocol)).unwrap()
+    }
+
+    #[test]
+    fn the_kernel_answers_small_and_large_requests() {
+        with_loopback(|| {
+            sysctl::write(&PING_GROUPS, "0 0").unwrap();
+            for ip in BOTH {
+                let echo = Echo::open(ip, "lo", Nonce::random()).unwrap();
+                for (number, packet) in [(1, 0), (2, 1450), (3, 9000)] {
+                    let length = echo.length(packet).max(wire::LEAST);
+                    echo.ask(ip, number, length).unwrap();
+                    let answer = eventually_some("an answer", || next(&echo));
+                    assert_eq!(answer, (ip, number, length));
+                }
+                assert_eq!(next(&echo), None);
+            }
+        });
+    }
+
+    #[test]
+    fn what_is_larger_than_the_device_is_refused_and_not_fragmented() {
+        with_loopback(|| {
+            sysctl::write(&PING_GROUPS, "0 0").unwrap();
+            let mut conn = Conn::new().unwrap();
+            let lo = conn.link_by_name("lo").unwrap().index;
+            conn.execute(link::set_mtu(lo, 1450)).unwrap();
+            for ip in BOTH {
+                let echo = Echo::open(ip, "lo", Nonce::random()).unwrap();
+                let (fits, larger) = (echo.length(1450), echo.length(1451));
+                assert!(matches!(echo.ask(ip, 1, larger), Err(NotSent::TooLarge)));
+                echo.ask(ip, 2, fits).unwrap();
+                let answer = eventually_some("an answer", || next(&echo));
+                assert_eq!(answer, (ip, 2, fits));
+            }
+        });
+    }
+
+    /// Identifier, checksum and source right: whoever floods gets as far as the filter.
+    #[test]
+    fn what_has_not_the_nonce_does_not_wake_the_agent() {
+        with_loopback(|| {
+            sysctl::write(&PING_GROUPS, "0 0").unwrap();
+            let ip = BOTH[0];
+            let (ours, others) = (Nonce([1; 8]), Nonce([2; 8]));
+            let echo = Echo::open(ip, "lo", ours).unwrap();
+            let bound = echo.socket.get_ref().local_addr().unwrap();
+            let id = bound.as_socket().unwrap().port();
+            let forge = |nonce, number| {
+                let mut packet = wire::request(ip, nonce, number, 100);
+                packet[0] = 0;
+                packet[4..6].copy_from_slice(&id.to_be_bytes());
+                packet[2..4].fill(0);
+                let sum = sinabro_lab::traffic::packet::checksum(&[&packet]);
+                packet[2..4].copy_from_slice(&sum.to_be_bytes());
+                let to = SockAddr::from(SocketAddr::new(ip, 0));
+                raw(ip).send_to(&packet, &to).unwrap();
+            };
+            for number in 0..10 {
+                forge(others, number);
+            }
+            forge(ours, 77);
+            // Behind them all; so they would have been there, too.
+            let mut buffer = [MaybeUninit::uninit(); 200];
+            let (length, _) = echo.socket.get_ref().recv_from(&mut buffer).unwrap();
+            assert_eq!(length, 100);
+            // SAFETY: the kernel wrote so many bytes of the buffer.
+            let first = unsafe { buffer[..length].assume_init_ref() };
+            assert_eq!(wire::answered(ip, ours, first), Some(77));
+        });
+    }
+
+    #[test]
+    fn a_group_that_may_not_is_said() {
+        with_loopback(|| {
+            let error = Echo::open(BOTH[0], "lo", Nonce::random()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+            sysctl::write(&PING_GROUPS, "0 0").unwrap();
+            let foreign = "192.0.2.1".parse().unwrap();
+            let error = Echo::open(foreign, "lo", Nonce::random()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+            Echo::open(BOTH[0], "no-such-link", Nonce::random()).unwrap_err();
+        });
+    }
+}

@@ -3,7 +3,7 @@
 /// A search is over when it is known to so many bytes.
 const EXACT: u32 = 8;
 /// Requests of one size that are lost before it counts as too large.
-const TRIES: u32 = 2;
+const TRIES: u32 = 3;
 /// Every path takes these: less than the least an IPv4 host must take whole, RFC 791 section 3.1.
 const SMALL: u32 = 500;
 

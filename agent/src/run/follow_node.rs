@@ -8,7 +8,7 @@ use crate::{
     datapath::Datapath,
     endpoint::Endpoints,
     node::{NodeState, NodeStatus},
-    prepare::{self, Families},
+    prepare,
     watch::Snapshot,
 };
 use anyhow::{Context as _, bail};
@@ -168,15 +168,15 @@ fn apply_node(
             Err(error) => tracing::warn!("{}", Chain(&error)),
         }
     }
-    // Turned on where it may be; elsewhere `prepare` has done it.
-    let uplinks: Vec<_> = state.uplinks.iter().map(|u| u.name.clone()).collect();
-    match prepare::sysctls(&uplinks, Families::of(&state.pod_cidrs)) {
-        Ok(prepared) => {
-            for change in &prepared.changes {
-                tracing::info!("{change}");
-            }
+    if state.pod_cidrs.iter().any(|cidr| cidr.addr().is_ipv6()) {
+        // What it may not write, `prepare` has written.
+        match prepare::pod_links() {
+            Ok(prepared) => prepared
+                .changes
+                .iter()
+                .for_each(|change| tracing::info!("{change}")),
+            Err(error) => tracing::warn!("{}", Chain(&error)),
         }
-        Err(error) => tracing::warn!("{}", Chain(&error)),
     }
     endpoints.ipam.set_ranges(&state.pod_cidrs)?;
     // What is not to be translated is known before anything is.

@@ -1,7 +1,7 @@
 use super::{metrics::Metrics, *};
 use sinabro_common::api::{
-    AccelerationCount, DropReport, MemoryReport, MessageCount, Owner, PodRef, RangeReport,
-    SourceReport,
+    AccelerationCount, DropReport, MemoryReport, MessageCount, Owner, PeersReport, PodRef,
+    RangeReport, SourceReport,
 };
 use std::{
     collections::BTreeMap,
@@ -61,7 +61,9 @@ fn reports() -> Reports {
             version: "0.1.0".into(),
             node: "node-a".into(),
             ready: false,
-            troubles: vec![],
+            troubles: ["PeerSilent", "AddressContested", "AddressContested"]
+                .map(|reason| crate::troubles::trouble(reason, "…"))
+                .into(),
             conditions: conditions(),
             modes: BTreeMap::new(),
             tcp_self_test: None,
@@ -71,7 +73,13 @@ fn reports() -> Reports {
             pod_cidrs: vec![],
             endpoints: 2,
             nodes: 2,
-            peers: None,
+            peers: Some(PeersReport {
+                answering: 4,
+                small_only: 3,
+                silent: 2,
+                unknown: 1,
+                problem: None,
+            }),
             source: SourceReport {
                 connected: true,
                 ..SourceReport::default()
@@ -127,7 +135,10 @@ fn reports() -> Reports {
             last_success: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000)),
             ..OverlayStatus::default()
         },
-        named_peers: Default::default(),
+        named_peers: NamedPeers {
+            silent: vec!["node-c".into()],
+            narrow: vec!["node-d".into()],
+        },
         per_pod: true,
     }
 }
@@ -152,6 +163,9 @@ fn every_report_is_in_the_scrape() {
     let metrics = Metrics::default();
     metrics.api_request("allocate", "ok", Duration::from_millis(3));
     metrics.api_request("allocate", "rangeFull", Duration::from_millis(30));
+    metrics.peer_probe_answered(Duration::from_millis(3));
+    metrics.peer_probe_answered(Duration::from_micros(300));
+    metrics.peer_probes_lost(5);
     let text = metrics.render(&reports()).unwrap();
     for line in [
         r#"sinabro_build_info{version="0.1.0"} 1.0"#,
@@ -181,6 +195,18 @@ fn every_report_is_in_the_scrape() {
         r#"sinabro_ipam_addresses_limit{cidr="10.244.1.0/24"} 253.0"#,
         "sinabro_nodes 2.0",
         "sinabro_peers_with_problems 1.0",
+        r#"sinabro_peers{state="answering"} 4.0"#,
+        r#"sinabro_peers{state="losing_large_packets"} 3.0"#,
+        r#"sinabro_peers{state="silent"} 2.0"#,
+        r#"sinabro_peers{state="unknown"} 1.0"#,
+        r#"sinabro_peer_silent{peer="node-c"} 1.0"#,
+        r#"sinabro_peer_loses_large_packets{peer="node-d"} 1.0"#,
+        "sinabro_peer_probes_answered_total 2",
+        "sinabro_peer_probes_lost_total 5",
+        "sinabro_peer_round_trip_seconds_count 2",
+        r#"sinabro_peer_round_trip_seconds_bucket{le="0.0005"} 1"#,
+        r#"sinabro_trouble{reason="PeerSilent"} 1.0"#,
+        r#"sinabro_trouble{reason="AddressContested"} 2.0"#,
         "sinabro_overlay_passes_total 6",
         "sinabro_overlay_failed_passes_total 1",
         "sinabro_overlay_pass_duration_seconds_total 1.5",

@@ -3,12 +3,15 @@
 //! Docker, ufw and many a hardening guide set the policy of the FORWARD hook to drop; firewalld
 //! rejects what belongs to no zone. Every packet of a pod is forwarded. The agent changes no
 //! firewall: it names the rule that is missing, and is silent as soon as a rule speaks of pods'
-//! links.
+//! links. Tables of iptables-legacy, which nf_tables knows nothing of, are looked at as well.
 
 use super::trouble;
 use crate::chain::Chain;
 use sinabro_common::api::Trouble;
-use sinabro_netlink::nft::{self, Family, Nft};
+use sinabro_netlink::{
+    nft::{self, Family, Nft},
+    xtables,
+};
 use tracing::debug;
 
 /// What names of pods' links begin with.
@@ -18,16 +21,42 @@ const IPV6: Family = Family(10);
 /// A zone of firewalld is in force if it has chains.
 const TRUSTED: &str = "trusted";
 
-/// What stands in the way of pods' packets, as far as nftables and iptables-nft have it.
+/// What stands in the way of pods' packets, as far as nftables and both kinds of iptables have it.
 pub fn find() -> Vec<Trouble> {
-    match look() {
-        Ok(found) => found,
-        Err(error) => {
-            // A kernel without nftables has none of it.
-            debug!("cannot look at nftables: {}", Chain(&error));
-            Vec::new()
+    let mut found = look().unwrap_or_else(|error| {
+        // A kernel without nftables has none of it.
+        debug!("cannot look at nftables: {}", Chain(&error));
+        Vec::new()
+    });
+    for (family, program) in [
+        (sinabro_netlink::Family::V4, "iptables-legacy"),
+        (sinabro_netlink::Family::V6, "ip6tables-legacy"),
+    ] {
+        match xtables::filter(family) {
+            Ok(filter) => found.extend(filter.and_then(|filter| of_legacy(&filter, program))),
+            Err(error) => debug!("{}", Chain(&error)),
         }
     }
+    found
+}
+
+fn of_legacy(filter: &xtables::Filter, program: &str) -> Option<Trouble> {
+    let mut interfaces = filter.interfaces.iter();
+    if !filter.drops_forwarded || interfaces.any(|name| name.starts_with(POD_LINKS)) {
+        return None;
+    }
+    Some(trouble(
+        "FirewallDropsForwarded",
+        format!(
+            "chain FORWARD of {program} drops what is forwarded unless a rule accepts it, and none speaks of pods' links: run `{}`, and have it kept over restarts",
+            accept(program)
+        ),
+    ))
+}
+
+/// Has iptables accept what pods send and receive.
+fn accept(program: &str) -> String {
+    format!("{program} -I FORWARD -i snb+ -j ACCEPT; {program} -I FORWARD -o snb+ -j ACCEPT")
 }
 
 fn look() -> sinabro_netlink::Result<Vec<Trouble>> {
@@ -69,9 +98,7 @@ fn of_policy(chain: &nft::Chain) -> Trouble {
         _ => None,
     };
     let next = match iptables {
-        Some(program) => format!(
-            "{program} -I FORWARD -i snb+ -j ACCEPT; {program} -I FORWARD -o snb+ -j ACCEPT"
-        ),
+        Some(program) => accept(program),
         None => {
             let rule = format!("nft insert rule {family} {table} {name}");
             format!("{rule} iifname \"snb*\" accept; {rule} oifname \"snb*\" accept")

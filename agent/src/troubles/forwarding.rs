@@ -1,43 +1,57 @@
 //! The kernel's switches for forwarding.
 //!
-//! `prepare` turns them on; a `sysctl --system` of another package, or a hardening tool, turns
-//! them off again later, and every pod is cut off while all seems well. Where /proc/sys can be
-//! written they are turned on again; elsewhere it is said.
+//! `prepare` turns them on, for the families that it finds pods to have; a `sysctl --system` of
+//! another package, or a hardening tool, turns them off again later, and every pod is cut off while
+//! all seems well. Where /proc/sys can be written they are turned on again; elsewhere it is said.
 
 use super::trouble;
-use ipnet::IpNet;
+use crate::{
+    chain::Chain,
+    node::NodeState,
+    prepare::{self, Families},
+};
 use sinabro_common::api::Trouble;
-use sinabro_netlink::sysctl;
 use tracing::warn;
 
-const V4: &[&str] = &["net", "ipv4", "ip_forward"];
-const V6: &[&str] = &["net", "ipv6", "conf", "all", "forwarding"];
-
 /// Turns forwarding on where it is off; what could not be.
-pub fn keep(pod_cidrs: &[IpNet]) -> Vec<Trouble> {
-    let v4 = pod_cidrs.iter().any(|cidr| cidr.addr().is_ipv4());
-    let v6 = pod_cidrs.iter().any(|cidr| cidr.addr().is_ipv6());
-    let wanted = [(v4, V4), (v6, V6)];
-    let wanted = wanted.into_iter().filter(|(wanted, _)| *wanted);
-    wanted.filter_map(|(_, name)| keep_one(name)).collect()
+pub fn keep(node: &NodeState) -> Vec<Trouble> {
+    let wanted = Families::of(&node.pod_cidrs);
+    let v4 = Families {
+        v6: false,
+        ..wanted
+    };
+    let v6 = Families {
+        v4: false,
+        ..wanted
+    };
+    let one = |(families, name)| keep_one(node, families, name);
+    let families = [
+        (v4, "net.ipv4.ip_forward"),
+        (v6, "net.ipv6.conf.all.forwarding"),
+    ];
+    families.into_iter().filter_map(one).collect()
 }
 
-fn keep_one(name: &[&str]) -> Option<Trouble> {
-    let shown = name.join(".");
-    let why = match sysctl::ensure(name, "1") {
-        Ok(false) => return None,
-        Ok(true) => {
-            warn!(
-                "{shown} was turned off and is on again: find what does that (grep -r forward /etc/sysctl.d)"
-            );
-            return None;
+fn keep_one(node: &NodeState, families: Families, name: &str) -> Option<Trouble> {
+    if prepare::is_forwarding(families) {
+        return None;
+    }
+    let uplinks: Vec<_> = node.uplinks.iter().map(|link| link.name.clone()).collect();
+    match prepare::forwarding(&uplinks, families) {
+        Ok(prepared) => {
+            for change in &prepared.changes {
+                warn!(
+                    "{change}, for pods need it: if something turns it off, find what (grep -r forward /etc/sysctl.d)"
+                );
+            }
+            None
         }
-        Err(error) => error,
-    };
-    Some(trouble(
-        "ForwardingOff",
-        format!(
-            "{shown} is 0, so pods reach nothing beyond this node: run `sysctl -w {shown}=1`, and find what turned it off (grep -r forward /etc/sysctl.d): {why}"
-        ),
-    ))
+        Err(error) => Some(trouble(
+            "ForwardingOff",
+            format!(
+                "{name} is 0, so pods reach nothing beyond this node: run `sysctl -w {name}=1`, and find what turned it off (grep -r forward /etc/sysctl.d): {}",
+                Chain(&error)
+            ),
+        )),
+    }
 }

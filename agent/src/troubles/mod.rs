@@ -96,7 +96,7 @@ impl Sources {
         let facts = self.facts.borrow().facts.clone();
         if let Some(state) = &state {
             found.extend(state.warnings.iter().cloned());
-            found.extend(forwarding::keep(&state.pod_cidrs));
+            found.extend(forwarding::keep(state));
             found.extend(self.firewall());
             found.extend(addresses::outside(&self.endpoints, &state.pod_cidrs));
         }
@@ -113,11 +113,17 @@ impl Sources {
 pub fn spawn(sources: Sources) -> (watch::Receiver<Vec<Trouble>>, tokio::task::JoinHandle<()>) {
     let (sender, receiver) = watch::channel(Vec::new());
     let sources = Arc::new(sources);
+    let mut node = sources.node.clone();
     let task = tokio::spawn(async move {
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !sender.is_closed() {
-            looks.tick().await;
+            let unknown = node.borrow_and_update().state.is_none();
+            tokio::select! {
+                _ = looks.tick() => {}
+                // Its pods' families may not be forwarded yet.
+                Ok(()) = node.changed(), if unknown => {}
+            }
             let sources = sources.clone();
             let found = spawn_blocking(move || sources.find()).await;
             let found = found.unwrap_or_else(|error| {

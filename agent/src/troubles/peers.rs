@@ -7,9 +7,13 @@
 //! have it at once.
 
 use super::trouble;
-use crate::probe::{
-    Probe, State,
-    table::{Name, Peer},
+use crate::{
+    config::MIN_MTU,
+    probe::{
+        Probe, State,
+        path::Path,
+        table::{Name, Peer, Verdicts},
+    },
 };
 use sinabro_common::api::Trouble;
 use std::time::{Duration, Instant};
@@ -17,6 +21,8 @@ use std::time::{Duration, Instant};
 /// More than kube-controller-manager takes to notice that a node is gone
 /// (--node-monitor-grace-period: 40 seconds, 50 from Kubernetes 1.32 on).
 const GRACE: Duration = Duration::from_secs(60);
+/// Where nobody says whether nodes are ready they may just be starting.
+const GRACE_TO_START: Duration = Duration::from_secs(20);
 /// Peers named in one text.
 const NAMED: usize = 5;
 /// If so many of a hundred peers that were last heard of, or not, are silent, it is this node.
@@ -24,7 +30,11 @@ const MOST: usize = 80;
 
 /// What peers' answers, and their silence, say.
 pub fn find(probe: &Probe, port: u16) -> Vec<Trouble> {
-    let (state, now) = (probe.state(), Instant::now());
+    find_at(probe, port, Instant::now())
+}
+
+fn find_at(probe: &Probe, port: u16, now: Instant) -> Vec<Trouble> {
+    let state = probe.state();
     if state.problem.is_some() {
         return Vec::new();
     }
@@ -51,10 +61,11 @@ fn is_named(peer: &Peer, now: Instant) -> bool {
     let Some(since) = peer.silent_since else {
         return false;
     };
+    let lasts = |since, grace| now.saturating_duration_since(since) >= grace;
     match peer.target.ready {
-        None => true,
+        None => lasts(since, GRACE_TO_START),
         Some(false) => false,
-        Some(true) => now.saturating_duration_since(since.max(peer.ready_since)) >= GRACE,
+        Some(true) => lasts(since.max(peer.ready_since), GRACE),
     }
 }
 
@@ -78,9 +89,7 @@ fn is_alone(state: &State, now: Instant) -> bool {
         })
         .collect();
     let silent = heard.iter().filter(|silent| **silent).count();
-    up >= 2
-        && heard.len() >= up.min(crate::probe::table::Verdicts::KEPT)
-        && silent * 100 >= heard.len() * MOST
+    up >= 2 && heard.len() >= up.min(Verdicts::KEPT) && silent * 100 >= heard.len() * MOST
 }
 
 fn alone(port: u16) -> Trouble {
@@ -104,23 +113,29 @@ fn of_silent(silent: &[(&Name, &Peer)], port: u16) -> Trouble {
 
 fn of_narrow(state: &State) -> Option<Trouble> {
     let peers = state.table.peers();
-    let narrow: Vec<_> = peers.filter(|(_, peer)| peer.path.is_narrow()).collect();
+    // Once it is known what passes, so that there is one text and not two.
+    let narrow: Vec<_> = peers
+        .filter(|(_, peer)| matches!(peer.path, Path::Narrow(_)))
+        .collect();
     if narrow.is_empty() {
         return None;
     }
     let (mtu, names) = (state.table.mtu(), names(&narrow));
     let largest = narrow.iter().filter_map(|(_, p)| p.path.largest()).min();
-    let (found, value) = match largest {
-        Some(largest) => (
-            format!(", those of {largest} are not"),
-            format!("`mtu: {largest}`"),
+    let found = largest.map(|largest| format!(", those of {largest} are not"));
+    let set = match largest {
+        Some(largest) if largest >= MIN_MTU => format!(
+            "set `mtu: {largest}` on all nodes and start their pods again, or correct the link"
         ),
-        None => (String::new(), "a smaller `mtu`".into()),
+        Some(_) => format!("correct it, {MIN_MTU} is the least that `mtu` may be"),
+        None => "set a smaller `mtu` on all nodes and start their pods again, or correct the link"
+            .into(),
     };
     Some(trouble(
         "PeerPathMtu",
         format!(
-            "packets of {mtu} bytes, the overlay's MTU, are lost on the way to {names} or back{found}: a link between the nodes takes less than this node's uplink; set {value} on all nodes and start their pods again, or correct the link"
+            "packets of {mtu} bytes, the overlay's MTU, are lost on the way to {names} or back{}: a link between the nodes takes less than this node's uplink; {set}",
+            found.unwrap_or_default()
         ),
     ))
 }
@@ -136,4 +151,146 @@ fn names(peers: &[(&Name, &Peer)]) -> String {
         false => "",
     };
     format!("{}{more}", named.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probe::table::{PATIENCE, Target};
+    use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn address(prefix: &str, n: usize) -> IpAddr {
+        format!("{prefix}.{}.{}", n / 256, n % 256).parse().unwrap()
+    }
+
+    fn targets(count: usize, ready: impl Fn(usize) -> Option<bool>) -> BTreeMap<Name, Target> {
+        let target = |n: usize| {
+            let target = Target {
+                gateway: address("10.244", n),
+                tunnel: address("172.30", n),
+                ready: ready(n),
+            };
+            (Name::from(format!("n{n:04}")), target)
+        };
+        (1..=count).map(target).collect()
+    }
+
+    /// A probe that has run for so long since `began`; those answer who are said to.
+    fn run(
+        probe: &Probe,
+        began: Instant,
+        time: Duration,
+        answers: impl Fn(IpAddr) -> bool,
+    ) -> Instant {
+        let mut state = probe.state();
+        let (mut now, end) = (began, began + time);
+        while now < end {
+            state.table.give_up(now);
+            while let Some(ask) = state.table.ask(now) {
+                state.table.sent(&ask, 24);
+                if answers(ask.gateway) {
+                    state.table.answered(now, ask.gateway, ask.number, 24);
+                }
+            }
+            now += PATIENCE / 4;
+        }
+        now
+    }
+
+    fn reasons(probe: &Probe, now: Instant) -> Vec<String> {
+        let found = find_at(probe, 8472, now).into_iter();
+        found.map(|trouble| trouble.reason).collect()
+    }
+
+    fn probe(targets: BTreeMap<Name, Target>, now: Instant) -> Arc<Probe> {
+        let probe = Arc::new(Probe::default());
+        probe.state().table.follow(now, 1450, targets);
+        probe
+    }
+
+    #[test]
+    fn a_node_that_is_started_again_is_not_named() {
+        let began = Instant::now();
+        let probe = probe(targets(5, |_| Some(true)), began);
+        let others = |gateway| gateway != address("10.244", 3);
+        let now = run(&probe, began, SECOND * 20, |_| true);
+        assert_eq!(reasons(&probe, now), [""; 0]);
+        // Gone; the cluster notices after forty seconds.
+        let now = run(&probe, now, SECOND * 50, others);
+        assert_eq!(probe.report().silent, 1);
+        assert_eq!(reasons(&probe, now), [""; 0]);
+        let not_ready = |n| Some(n != 3);
+        probe.state().table.follow(now, 1450, targets(5, not_ready));
+        let now = run(&probe, now, SECOND * 600, others);
+        assert_eq!(reasons(&probe, now), [""; 0]);
+        // Its kubelet is there before its tunnels are.
+        probe
+            .state()
+            .table
+            .follow(now, 1450, targets(5, |_| Some(true)));
+        let now = run(&probe, now, SECOND * 30, others);
+        assert_eq!(reasons(&probe, now), [""; 0]);
+        // They do not come.
+        let now = run(&probe, now, SECOND * 60, others);
+        assert_eq!(reasons(&probe, now), ["PeerSilent"]);
+        let now = run(&probe, now, SECOND * 20, |_| true);
+        assert_eq!(reasons(&probe, now), [""; 0]);
+    }
+
+    #[test]
+    fn many_silent_peers_are_one_trouble_whose_text_does_not_change() {
+        let began = Instant::now();
+        let probe = probe(targets(100, |_| None), began);
+        let now = run(&probe, began, SECOND * 20, |_| true);
+        let half = |gateway: IpAddr| match gateway {
+            IpAddr::V4(gateway) => gateway.octets()[3] % 2 == 0,
+            IpAddr::V6(_) => false,
+        };
+        let now = run(&probe, now, SECOND * 50, half);
+        let found = find_at(&probe, 8472, now);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].reason, "PeerSilent");
+        assert!(found[0].text.contains("and others"), "{}", found[0].text);
+        assert!(found[0].text.len() < 1024);
+        let later = run(&probe, now, SECOND * 300, half);
+        assert_eq!(find_at(&probe, 8472, later), found);
+        assert_eq!(probe.named_peers().silent.len(), 20);
+    }
+
+    #[test]
+    fn a_node_that_nobody_answers_says_that_of_itself_at_once_and_alone() {
+        let began = Instant::now();
+        let probe = probe(targets(5000, |_| None), began);
+        let now = run(&probe, began, SECOND * 600, |_| true);
+        // Long before all have been asked again.
+        let now = run(&probe, now, SECOND * 50, |_| false);
+        assert!(probe.report().silent < 1000);
+        assert_eq!(reasons(&probe, now), ["OverlaySilent"]);
+        probe.state().refusal = Some("Operation not permitted".into());
+        let found = find_at(&probe, 8472, now);
+        assert!(found[1].text.contains("Operation not permitted"));
+        let now = run(&probe, now, SECOND * 700, |_| true);
+        assert_eq!(reasons(&probe, now), [""; 0]);
+    }
+
+    #[test]
+    fn of_two_nodes_neither_knows_whose_end_it_is() {
+        let began = Instant::now();
+        let probe = probe(targets(1, |_| None), began);
+        let now = run(&probe, began, SECOND * 40, |_| false);
+        assert_eq!(reasons(&probe, now), ["PeerSilent"]);
+        // Nor is a node alone whose other peers are switched off.
+        let probe = self::probe(targets(3, |n| (n != 1).then_some(false)), began);
+        let now = run(&probe, began, SECOND * 40, |_| false);
+        assert_eq!(reasons(&probe, now), ["PeerSilent"]);
+    }
+
+    #[test]
+    fn what_is_not_probed_is_no_trouble() {
+        let probe = Probe::off("the setting");
+        assert_eq!(reasons(&probe, Instant::now()), [""; 0]);
+        assert_eq!(probe.report().problem.as_deref(), Some("the setting"));
+    }
 }

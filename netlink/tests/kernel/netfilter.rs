@@ -1,8 +1,9 @@
 use crate::pair;
 use sinabro_netlink::{
-    Conn,
+    Conn, Family,
     netns::in_fresh,
     nft::{FORWARD, Nft},
+    xtables,
 };
 use std::{
     io::Write as _,
@@ -99,4 +100,46 @@ fn a_link_without_filters_has_none() {
         let link = pair(&mut conn);
         assert_eq!(conn.filters(link).unwrap(), []);
     });
+}
+
+#[test]
+fn a_legacy_table_is_read_and_not_made() {
+    for (family, program) in [
+        (Family::V4, "iptables-legacy"),
+        (Family::V6, "ip6tables-legacy"),
+    ] {
+        in_fresh(move || {
+            let run = |arguments: &[&str]| {
+                let done = Command::new(program).args(arguments).status().unwrap();
+                assert!(done.success(), "{program} {arguments:?}");
+            };
+            let read = || xtables::filter(family).unwrap();
+            for _ in 0..2 {
+                assert_eq!(read(), None);
+            }
+            run(&["-A", "INPUT", "-i", "eth7", "-j", "ACCEPT"]);
+            let filter = read().unwrap();
+            assert!(!filter.drops_forwarded);
+            assert_eq!(filter.interfaces, [b"eth7"]);
+            run(&["-P", "FORWARD", "DROP"]);
+            run(&["-N", "MINE"]);
+            run(&["-A", "FORWARD", "-p", "tcp", "-j", "MINE"]);
+            run(&[
+                "-A",
+                "MINE",
+                "-i",
+                "snb+",
+                "-o",
+                "a123456789abcde",
+                "-j",
+                "ACCEPT",
+            ]);
+            let filter = read().unwrap();
+            assert!(filter.drops_forwarded);
+            let all: [&[u8]; 3] = [b"eth7", b"snb+", b"a123456789abcde"];
+            assert_eq!(filter.interfaces, all);
+            run(&["-P", "FORWARD", "ACCEPT"]);
+            assert!(!read().unwrap().drops_forwarded);
+        });
+    }
 }
