@@ -8,7 +8,8 @@
 //!
 //! What holds up the machine holds up everything, so one more path leads over a cable between two
 //! namespaces of the meter's own, where nothing else is: while that one stands still, a gap of
-//! another path is not that path's. What remains is compared with the same path's longest gap
+//! another path is not that path's. Between two messages of that one the meter's own threads tell:
+//! time in which they wanted to run and did not is the machine's, too. What remains is compared with the same path's longest gap
 //! before the first event: [`ALLOWED`] more, and nothing lost, or it is an error that says when
 //! and after which event.
 
@@ -27,7 +28,8 @@ use nix::{
     sys::time::TimeSpec,
     time::{ClockId, ClockNanosleepFlags, clock_nanosleep},
 };
-use series::Stamp;
+use report::STALL;
+use series::{Gap, Stamp, nanos};
 use std::{
     sync::{
         Arc, Mutex, PoisonError,
@@ -53,7 +55,8 @@ pub struct Meter {
     events: Mutex<Vec<(Stamp, String)>>,
     started: Stamp,
     stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<Result<()>>>,
+    /// Each with the times in which it did not run.
+    threads: Vec<JoinHandle<Result<Vec<Gap>>>>,
 }
 
 impl Meter {
@@ -67,14 +70,15 @@ impl Meter {
         let stop = Arc::new(AtomicBool::new(false));
         // Before the threads, so that their errors are the caller's.
         let epoll = watch_all(&flows)?;
-        let start = |name: &str, run: fn(&[Flow], &Epoll, &AtomicBool) -> Result<()>, epoll| {
-            let (flows, stop) = (flows.clone(), stop.clone());
-            let thread = thread::Builder::new().name(name.into());
-            thread.spawn(move || {
-                ahead_of_others()?;
-                run(&flows, &epoll, &stop)
-            })
-        };
+        let start =
+            |name: &str, run: fn(&[Flow], &Epoll, &AtomicBool) -> Result<Vec<Gap>>, epoll| {
+                let (flows, stop) = (flows.clone(), stop.clone());
+                let thread = thread::Builder::new().name(name.into());
+                thread.spawn(move || {
+                    real_time(1)?;
+                    run(&flows, &epoll, &stop)
+                })
+            };
         let none = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let threads = vec![
             start("meter-ear", hear, epoll)?,
@@ -113,17 +117,18 @@ impl Meter {
         });
         let heard = now()?;
         self.stop.store(true, Ordering::Relaxed);
+        let mut absences = Vec::new();
         for thread in self.threads.drain(..) {
-            thread
-                .join()
-                .map_err(|_| anyhow!("a meter's thread panicked"))??;
+            let joined = thread.join();
+            absences.extend(joined.map_err(|_| anyhow!("a meter's thread panicked"))??);
         }
         let events = std::mem::take(
             self.events
                 .get_mut()
                 .unwrap_or_else(PoisonError::into_inner),
         );
-        Ok(Watched::new(&self.flows, events, self.started..end, heard))
+        let watch = self.started..end;
+        Ok(Watched::new(&self.flows, events, absences, watch, heard))
     }
 }
 
@@ -137,22 +142,26 @@ impl Drop for Meter {
 }
 
 /// Sends on all flows, one after the other, every [`TICK`]. What was missed is not made up for.
-fn tick(flows: &[Flow], stop: &AtomicBool) -> Result<()> {
+fn tick(flows: &[Flow], stop: &AtomicBool) -> Result<Vec<Gap>> {
     let clock = ClockId::CLOCK_MONOTONIC;
     let mut next = Duration::from(clock.now()?);
+    let mut absences = Vec::new();
     for number in 0_u64.. {
         if stop.load(Ordering::Relaxed) {
             break;
         }
+        let due = Duration::from(clock.now()?).saturating_sub(next);
+        let round = Round::begun(due)?;
         for flow in flows {
             flow.send(number)?;
         }
+        absences.extend(round.end()?);
         next = (next + TICK).max(clock.now()?.into());
         let until = TimeSpec::from_duration(next);
         // An interrupted sleep makes an early tick.
         let _ = clock_nanosleep(clock, ClockNanosleepFlags::TIMER_ABSTIME, &until);
     }
-    Ok(())
+    Ok(absences)
 }
 
 fn watch_all(flows: &[Flow]) -> Result<Epoll> {
@@ -167,19 +176,22 @@ fn watch_all(flows: &[Flow]) -> Result<Epoll> {
 }
 
 /// Receives on all flows.
-fn hear(flows: &[Flow], epoll: &Epoll, stop: &AtomicBool) -> Result<()> {
+fn hear(flows: &[Flow], epoll: &Epoll, stop: &AtomicBool) -> Result<Vec<Gap>> {
+    let mut absences = Vec::new();
     let mut events = vec![EpollEvent::empty(); 64];
     while !stop.load(Ordering::Relaxed) {
         let ready = match epoll.wait(&mut events, EpollTimeout::from(50_u8)) {
             Err(nix::errno::Errno::EINTR) => continue,
             other => other?,
         };
+        let round = Round::begun(Duration::ZERO)?;
         for event in &events[..ready] {
             let (flow, side) = (event.data() as usize / 2, event.data() as usize % 2);
             flows[flow].hear(side, epoll)?;
         }
+        absences.extend(round.end()?);
     }
-    Ok(())
+    Ok(absences)
 }
 
 /// Both ends of a cable that nothing else uses.
@@ -195,13 +207,44 @@ fn control() -> Result<Path> {
     Ok(Path::new("a cable of its own", &from, &to, address))
 }
 
-fn ahead_of_others() -> Result<()> {
-    let first = libc::sched_param { sched_priority: 1 };
+/// Ahead of all threads of usual scheduling.
+fn real_time(sched_priority: i32) -> Result<()> {
+    let first = libc::sched_param { sched_priority };
     // SAFETY: the structure outlives the call; 0 is the calling thread.
     let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const first) };
     nix::errno::Errno::result(set)
         .map(drop)
         .map_err(|errno| anyhow!("the meter's threads cannot run ahead of others: {errno}"))
+}
+
+/// What a thread of the meter does in one go.
+struct Round {
+    due: Stamp,
+    /// Of the thread, on a processor.
+    ran: Duration,
+}
+
+impl Round {
+    /// Of a thread that was to wake up some time ago.
+    fn begun(late: Duration) -> Result<Self> {
+        Ok(Self {
+            due: now()? - nanos(late),
+            ran: ran()?,
+        })
+    }
+
+    /// The time in which the thread wanted to run and did not, if it is worth telling. What it did
+    /// in the kernel, which is the network's, is no part of it.
+    fn end(self) -> Result<Option<Gap>> {
+        let passed = u64::try_from(now()? - self.due).unwrap_or(0);
+        let length = Duration::from_nanos(passed).saturating_sub(ran()?.saturating_sub(self.ran));
+        let at = self.due;
+        Ok((length > STALL).then_some(Gap { at, length }))
+    }
+}
+
+fn ran() -> Result<Duration> {
+    Ok(ClockId::CLOCK_THREAD_CPUTIME_ID.now()?.into())
 }
 
 fn now() -> Result<Stamp> {

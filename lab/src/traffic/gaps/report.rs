@@ -8,8 +8,9 @@ use super::{
 use anyhow::{Context as _, Result, ensure};
 use std::{ops::Range, time::Duration};
 
-/// Waits of the control path above this are the machine's standing still.
-const STALL: Duration = Duration::from_millis(1);
+/// Waits of the control path above this, and absences of the meter's threads, are the machine's
+/// standing still.
+pub const STALL: Duration = Duration::from_millis(1);
 
 pub struct Watched {
     flows: Vec<Seen>,
@@ -42,11 +43,12 @@ impl Watched {
     pub(super) fn new(
         flows: &[Flow],
         events: Vec<(Stamp, String)>,
+        absences: Vec<Gap>,
         watch: Range<Stamp>,
         heard: Stamp,
     ) -> Self {
         let first = events.first().map_or(watch.end, |(at, _)| *at);
-        let (mut waits, mut coverage) = (Vec::new(), 1.0);
+        let (mut waits, mut coverage) = (absences, 1.0);
         for flow in flows.iter().filter(|flow| flow.is_control) {
             let series = &flow.state().series;
             waits.extend(series.waits(watch.start..heard, heard));

@@ -113,7 +113,7 @@ impl Stalls {
     }
 }
 
-fn nanos(time: Duration) -> Stamp {
+pub fn nanos(time: Duration) -> Stamp {
     Stamp::try_from(time.as_nanos()).unwrap_or(Stamp::MAX)
 }
 

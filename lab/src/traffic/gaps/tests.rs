@@ -2,8 +2,12 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    unistd::Pid,
+};
 use sinabro_netlink::link;
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Barrier, time::Instant};
 
 /// Two namespaces whose links meet in a third, which forwards.
 struct Bridge {
@@ -45,8 +49,13 @@ impl Bridge {
 }
 
 fn watch(during: impl FnOnce(&Bridge)) -> Watched {
+    watch_by(1, during)
+}
+
+/// By so many flows of each kind.
+fn watch_by(flows: usize, during: impl FnOnce(&Bridge)) -> Watched {
     let bridge = Bridge::new();
-    let meter = Meter::start(std::slice::from_ref(&bridge.path)).unwrap();
+    let meter = Meter::start(&vec![bridge.path.clone(); flows]).unwrap();
     meter.watch(Duration::from_millis(500));
     meter.event("the test began").unwrap();
     during(&bridge);
@@ -79,6 +88,42 @@ fn a_blackout_of_50_ms_is_seen() {
     assert!(requests.starts_with("TCP, over a bridge"), "{requests}");
     assert!(requests.contains(" 0 lost"), "{requests}");
     assert!(watched.gap("TCP, over a bridge") >= Duration::from_millis(50));
+}
+
+/// Takes every processor from whoever runs on it, the meter included.
+fn hold_the_machine(time: Duration) {
+    let all = sched_getaffinity(Pid::from_raw(0)).unwrap();
+    let cpus: Vec<_> = (0..CpuSet::count())
+        .filter(|cpu| all.is_set(*cpu).unwrap())
+        .collect();
+    let together = Barrier::new(cpus.len());
+    thread::scope(|scope| {
+        for cpu in cpus {
+            let together = &together;
+            scope.spawn(move || {
+                let mut one = CpuSet::new();
+                one.set(cpu).unwrap();
+                sched_setaffinity(Pid::from_raw(0), &one).unwrap();
+                real_time(2).unwrap();
+                together.wait();
+                let start = Instant::now();
+                while start.elapsed() < time {}
+            });
+        }
+    });
+}
+
+#[test]
+fn a_machine_that_stands_still_is_not_taken_for_an_outage() {
+    // Wherever in a round of messages it happens.
+    let watched = watch_by(24, |_| {
+        for _ in 0..100 {
+            hold_the_machine(Duration::from_millis(15));
+            thread::sleep(Duration::from_millis(7));
+        }
+    });
+    let told = watched.must_hold().unwrap();
+    assert!(told.starts_with("0 of "), "{told}");
 }
 
 #[test]
