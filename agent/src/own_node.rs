@@ -1,5 +1,5 @@
 //! This node's Node object, for commands that do one thing and end: what `prepare` has to know of
-//! it, and what `uninstall` takes off it.
+//! it, what `debug` collects of it, and what `uninstall` takes off it.
 
 use crate::{
     announce::node::{CONDITION, TAINT},
@@ -75,6 +75,22 @@ pub fn pod_cidrs(places: &Places) -> Result<Vec<IpNet>, OwnNodeError> {
             ranges(&client, name).await
         }),
     }
+}
+
+/// What the kubelet says of this node: its own version, the container runtime's, the kernel's.
+///
+/// # Errors
+/// If the Node cannot be read.
+pub fn info(places: &Places) -> Result<Value, OwnNodeError> {
+    let (Some(name), Some(FactsFrom::Kubernetes(access))) = (&places.node_name, &places.facts_from)
+    else {
+        return Err(OwnNodeError::Unknown);
+    };
+    wait(async {
+        let client = ClusterApi::new(access).await?.client;
+        let mut node = read(&client, name).await?;
+        Ok(node["status"]["nodeInfo"].take())
+    })
 }
 
 /// Takes the agent's taint and condition off this node; says what was there.

@@ -6,6 +6,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::Read as _,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -31,7 +32,8 @@ fn unpack(archive: &[u8]) -> BTreeMap<String, String> {
 
 fn debug(node: &Node, output: &str) -> Output {
     let conf = ["--cni-conf-dir", "/run/lab/cni/net.d"];
-    let args = [&["debug", "-o", output], &conf[..]].concat();
+    let bin = ["--cni-bin-dir", "/run/lab/cni/bin"];
+    let args = [&["debug", "-o", output], &conf[..], &bin[..]].concat();
     let output = node.ctl(&args).unwrap();
     // A part that fails is inside, not outside.
     assert!(
@@ -52,6 +54,19 @@ fn the_archive_says_what_there_is_also_without_an_agent() {
     let other = r#"{"type": "other", "token": "hunter2"}"#;
     fs::write(conf.join("20-other.conf"), other).unwrap();
     fs::write(conf.join("other-kubeconfig"), "token: hunter2").unwrap();
+
+    // A plugin that says its versions, one that is missing.
+    let chained = r#"{"name": "n", "plugins": [{"type": "meter"}, {"type": "gone"}]}"#;
+    fs::write(conf.join("30-n.conflist"), chained).unwrap();
+    let bin = node.namespace().path("/run/lab/cni/bin");
+    fs::create_dir_all(&bin).unwrap();
+    let meter = bin.join("meter");
+    fs::write(
+        &meter,
+        "#!/bin/sh\necho '{\"supportedVersions\":[\"0.4.0\",\"1.0.0\"]}'\n",
+    )
+    .unwrap();
+    fs::set_permissions(&meter, fs::Permissions::from_mode(0o755)).unwrap();
 
     // Somebody's firewall.
     let table = "add table ip filter; add chain ip filter FORWARD \
@@ -109,6 +124,9 @@ fn the_archive_says_what_there_is_also_without_an_agent() {
         has(&format!("state/leases/{v4}"), "pod");
         has("cni/20-other.conf", "other");
         has("cni/conf.txt", "other-kubeconfig");
+        has("cni/versions.txt", "meter: 0.4.0, 1.0.0\n");
+        has("cni/versions.txt", "gone: there is no plugin gone");
+        has("kubernetes/node-info.json.missing", "which node this is");
         has("places.txt", "/run/sinabro");
         assert!(files.values().all(|text| !text.contains("hunter2")));
     }

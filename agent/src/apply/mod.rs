@@ -23,7 +23,7 @@ pub mod reconcile;
 pub mod report;
 pub mod routes;
 
-pub use overlay::{Overlay, spawn, spawn_in};
+pub use overlay::{Overlay, PERIOD, spawn, spawn_in};
 pub use pods::PodRoute;
 
 use sinabro_common::api::NodeReport;
@@ -45,6 +45,9 @@ pub struct OverlayConfig {
     pub uplink: String,
     /// MTU inside the tunnel where it is set by hand.
     pub mtu: Option<u32>,
+    /// How often a full pass is made whatever happens; [`PERIOD`] but for tests, which are to see
+    /// what the kernel's events cause.
+    pub period: Duration,
 }
 
 /// How applying goes; published after every pass.

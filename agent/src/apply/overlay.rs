@@ -29,7 +29,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 /// A full pass is made this often whatever happens.
-const PERIOD: Duration = Duration::from_secs(30);
+pub const PERIOD: Duration = Duration::from_secs(30);
 /// Events come in groups; a pass waits for the rest.
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// So many passes in a row may find something to change before the wait grows: somebody at work
@@ -117,7 +117,7 @@ struct Driver {
 
 impl Driver {
     async fn run(&mut self) {
-        let mut period = interval(PERIOD);
+        let mut period = interval(self.config.period);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         period.reset();
         loop {

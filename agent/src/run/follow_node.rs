@@ -211,6 +211,7 @@ fn run_overlay(task: &NodeTask, uplink: &str) -> impl Future<Output = ()> + Send
         port: task.settings.vxlan_port,
         uplink: uplink.to_owned(),
         mtu: task.settings.mtu,
+        period: apply::PERIOD,
     };
     let (facts, routes) = (task.facts.clone(), task.endpoints.routes());
     let sender = task.overlay.clone();

@@ -120,20 +120,20 @@ fn other_sources_are_dropped() {
     });
 }
 
+/// The address that the kernel makes of a hardware address (RFC 4291, appendix A).
+fn link_local(m: [u8; 6]) -> IpAddr {
+    let identifier = [m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]];
+    let mut address = [0; 16];
+    address[..2].copy_from_slice(&[0xfe, 0x80]);
+    address[8..].copy_from_slice(&identifier);
+    address.into()
+}
+
 #[test]
 fn neighbour_discovery_passes_and_nothing_else_from_such_sources() {
     world(|w| {
         let unspecified: IpAddr = "::".parse().unwrap();
-        let m = w.a.mac;
-        let own_local: IpAddr = format!(
-            "fe80::{:x}:{:x}:{:x}:{:x}",
-            u16::from(m[0] ^ 2) << 8 | u16::from(m[1]),
-            u16::from(m[2]) << 8 | 0xff,
-            0xfe00 | u16::from(m[3]),
-            u16::from(m[4]) << 8 | u16::from(m[5])
-        )
-        .parse()
-        .unwrap();
+        let own_local = link_local(w.a.mac);
         let other_local: IpAddr = "fe80::1234".parse().unwrap();
         let multicast: IpAddr = "ff02::1:ff00:5".parse().unwrap();
         let gateway: IpAddr = sinabro_common::names::GATEWAY_V6.into();
@@ -427,16 +427,7 @@ fn nothing_delivered_to_a_pod_is_ever_dropped() {
 #[test]
 fn no_router_speaks_from_a_pod() {
     world(|w| {
-        let m = w.a.mac;
-        let local: IpAddr = format!(
-            "fe80::{:x}:{:x}:{:x}:{:x}",
-            u16::from(m[0] ^ 2) << 8 | u16::from(m[1]),
-            u16::from(m[2]) << 8 | 0xff,
-            0xfe00 | u16::from(m[3]),
-            u16::from(m[4]) << 8 | u16::from(m[5])
-        )
-        .parse()
-        .unwrap();
+        let local = link_local(w.a.mac);
         let to: [IpAddr; 3] = ["ff02::1", "fe80::5342:1", "ff02::2"].map(|a| a.parse().unwrap());
         for dst in to {
             for kind in [134, 137] {

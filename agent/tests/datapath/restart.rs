@@ -70,6 +70,15 @@ fn load(attach: AttachMode) -> Datapath {
     .unwrap()
 }
 
+/// Runs a test about links, where the kernel has such (tcx, Linux 6.6).
+fn with_links(test: impl FnOnce() + Send) {
+    if !kit::modes().contains(&AttachMode::Tcx) {
+        println!("skipped: this kernel attaches by filters alone");
+        return;
+    }
+    kit::fresh(test);
+}
+
 /// A connection that can be asked whether it still works.
 struct Call {
     client: TcpStream,
@@ -165,7 +174,7 @@ fn a_restart_keeps_every_flow() {
 
 #[test]
 fn links_are_updated_before_anyone_asks() {
-    kit::fresh(|| {
+    with_links(|| {
         let datapath = load(AttachMode::Tcx);
         let _pod = Pod::live(&datapath, 5);
         let before = links();
@@ -181,7 +190,7 @@ fn links_are_updated_before_anyone_asks() {
 
 #[test]
 fn the_way_of_attaching_can_change() {
-    kit::fresh(|| {
+    with_links(|| {
         let mut datapath = load(AttachMode::Tcx);
         datapath.set_node_config(kit::node_config()).unwrap();
         let outside = Outside::new(&datapath);
@@ -262,7 +271,7 @@ fn what_vanished_pods_left_is_removed() {
 
 #[test]
 fn a_link_of_the_same_name_is_attached_anew() {
-    kit::fresh(|| {
+    with_links(|| {
         let datapath = load(AttachMode::Tcx);
         let old = Pod::live(&datapath, 5);
         Conn::new()
@@ -313,7 +322,7 @@ fn uplinks_come_and_go() {
 
 #[test]
 fn a_pin_that_does_not_fit_is_replaced() {
-    kit::fresh(|| {
+    with_links(|| {
         let datapath = load(AttachMode::Tcx);
         let pod = Pod::live(&datapath, 5);
         let fitting = maps();
@@ -367,7 +376,7 @@ fn a_pin_that_does_not_fit_is_replaced() {
 #[test]
 fn a_smaller_table_is_a_table_that_does_not_fit() {
     kit::fresh(|| {
-        drop(load(AttachMode::Tcx));
+        drop(load(AttachMode::Auto));
         let before = maps();
         let datapath = Datapath::load(&DatapathConfig {
             nat_entries: Some(1000),
@@ -387,7 +396,7 @@ fn a_smaller_table_is_a_table_that_does_not_fit() {
 #[test]
 fn a_kernel_that_refuses_leaves_everything_as_it_was() {
     kit::fresh(|| {
-        let datapath = load(AttachMode::Tcx);
+        let datapath = load(AttachMode::Auto);
         let pod = Pod::live(&datapath, 5);
         drop(datapath);
         fs::remove_file(pin("NAT")).unwrap();
@@ -464,37 +473,69 @@ fn device() -> u32 {
     conn.link_by_name(names::VXLAN_LINK).unwrap().index
 }
 
+/// Where a device's program is attached, and which program that is: of its link, or of its only
+/// filter.
+fn overlay_program(mode: AttachMode, device: u32) -> (u32, u32) {
+    if mode == AttachMode::Tcx {
+        return links()[OVERLAY_LINK];
+    }
+    let filters = Conn::new().unwrap().filters(device).unwrap();
+    assert_eq!(filters.len(), 1, "{filters:?}");
+    let (_, program) = filters[0].program.clone().unwrap();
+    (filters[0].handle, program)
+}
+
+const OVERLAY_LINK: &str = "sinabro_vxlan-in";
+
 #[test]
 fn the_overlay_keeps_its_program() {
-    kit::fresh(|| {
-        let name = format!("{}-in", names::VXLAN_LINK);
-        let first = device();
-        let datapath = load(AttachMode::Tcx);
-        datapath.attach_overlay(first).unwrap();
-        let (link, program) = links()[&name];
-        datapath.attach_overlay(first).unwrap();
-        assert_eq!(links()[&name], (link, program));
-        drop(datapath);
-        // Another agent has another program in the same link.
-        let datapath = load(AttachMode::Tcx);
-        let (again, next) = links()[&name];
-        assert_eq!(again, link);
-        assert_ne!(next, program);
-        // It is no pod's: what is left of pods is cleared away without it.
-        datapath.retain_pods(&HashSet::new()).unwrap();
-        assert!(links().contains_key(&name));
-        // Another device has a link of its own.
-        let mut conn = Conn::new().unwrap();
-        conn.execute(link::delete(first)).unwrap();
-        let second = device();
-        datapath.attach_overlay(second).unwrap();
-        assert_ne!(links()[&name].0, link);
-        drop(datapath);
-        // By a filter, and back: never by both.
-        for (mode, pinned) in [(AttachMode::Clsact, false), (AttachMode::Tcx, true)] {
+    for mode in kit::modes() {
+        kit::fresh(|| {
+            let first = device();
             let datapath = load(mode);
+            datapath.attach_overlay(first).unwrap();
+            let (place, program) = overlay_program(mode, first);
+            datapath.attach_overlay(first).unwrap();
+            assert_eq!(overlay_program(mode, first), (place, program));
+            drop(datapath);
+            // Another agent has another program in the same place: in a link as soon as it is
+            // loaded.
+            let datapath = load(mode);
+            if mode == AttachMode::Clsact {
+                datapath.attach_overlay(first).unwrap();
+            }
+            let (again, next) = overlay_program(mode, first);
+            assert_eq!(again, place);
+            assert_ne!(next, program);
+            // It is no pod's: what is left of pods is cleared away without it.
+            datapath.retain_pods(&HashSet::new()).unwrap();
+            assert_eq!(overlay_program(mode, first), (again, next));
+            // Another device has a link or a filter of its own.
+            let mut conn = Conn::new().unwrap();
+            conn.execute(link::delete(first)).unwrap();
+            let second = device();
             datapath.attach_overlay(second).unwrap();
-            assert_eq!(links().contains_key(&name), pinned);
+            let (other, program) = overlay_program(mode, second);
+            assert_eq!(program, next);
+            assert_eq!(other == place, mode == AttachMode::Clsact);
+        });
+    }
+}
+
+#[test]
+fn the_overlays_way_of_attaching_can_change() {
+    with_links(|| {
+        let device = device();
+        for (mode, pinned) in [
+            (AttachMode::Tcx, true),
+            (AttachMode::Clsact, false),
+            (AttachMode::Tcx, true),
+        ] {
+            load(mode).attach_overlay(device).unwrap();
+            // Never by both.
+            assert_eq!(links().contains_key(OVERLAY_LINK), pinned);
+            let filters = Conn::new().unwrap().filters(device).unwrap();
+            assert_eq!(filters.len(), usize::from(!pinned), "{filters:?}");
         }
     });
 }

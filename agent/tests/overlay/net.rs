@@ -116,6 +116,8 @@ impl Net {
             port: VXLAN_PORT,
             uplink: "eth0".into(),
             mtu: None,
+            // Nothing here is to be right only because it was looked at again.
+            period: Duration::from_secs(24 * 3600),
         };
         let (pods, receiver) = watch::channel(Vec::new());
         let _context = self.runtime.enter();

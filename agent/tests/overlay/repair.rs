@@ -93,7 +93,7 @@ fn what_is_deleted_by_hand_comes_back() {
 }
 
 /// A pass over pods alone was due when the list changed: the change must not wait for the next
-/// full pass, which is further away than this test's patience.
+/// full pass, which does not come here.
 #[test]
 fn nodes_that_change_while_a_pod_is_looked_at_are_not_missed() {
     let u = Underlay::V4;

@@ -1,11 +1,13 @@
 //! `sinabroctl debug`: one archive with what is needed to look at a node from afar.
 //!
 //! Each part is collected on its own: one that fails becomes a file that says why, named in the
-//! summary, and the rest is there. Nothing is started, and nothing on the node is changed.
+//! summary, and the rest is there. Nothing on the node is changed, and nothing started but the CNI
+//! plugins, which are asked for their versions.
 
 mod files;
 mod kernel;
 mod network;
+mod runtime;
 
 use crate::ctl::{Common, Exit, client, nodes, places::PlaceFlags};
 use crate::{config::Places, datapath};
@@ -107,6 +109,7 @@ fn of_places(places: &Places) -> Vec<(String, Part)> {
     ];
     parts.extend(files::state(&places.state_dir));
     parts.extend(files::configurations(&places.cni_conf_dir));
+    parts.extend(runtime::parts(places));
     parts
 }
 
