@@ -13,16 +13,22 @@
 // Maps take keys and values either way; a borrow says that they are used again.
 #![allow(clippy::needless_borrows_for_generic_args)]
 
+#[cfg(target_arch = "bpf")]
 pub mod maps;
 pub mod parse;
+#[cfg(target_arch = "bpf")]
 pub mod rewrite;
+#[cfg(target_arch = "bpf")]
 pub mod stage;
 
+#[cfg(target_arch = "bpf")]
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 
 /// Lets a packet go on: to programs that others attached after ours, then to the stack.
+#[cfg(target_arch = "bpf")]
 pub const PASS: i32 = TC_ACT_UNSPEC;
 /// Drops a packet.
+#[cfg(target_arch = "bpf")]
 pub const DROP: i32 = TC_ACT_SHOT;
 
 /// Helpers that the kernel does not tie to a licence still check for one here and there.

@@ -33,10 +33,14 @@ const INSTRUMENTATION: [&str; 8] = [
     "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
     "-Cllvm-args=-sanitizer-coverage-pc-table",
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
-    "-Copt-level=2",
+    "-Copt-level=1",
     "-Cdebug-assertions=on",
     "-Coverflow-checks=on",
 ];
+
+/// After each input the engine goes through the counters of all code there is: without optimisation
+/// that is nearly all it does.
+const ENGINE: &str = "profile.dev.package.libfuzzer-sys.opt-level=2";
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -254,6 +258,7 @@ fn build() -> Result<PathBuf> {
                 "libfuzzer",
             ])
             .args(["--bin", "fuzz"])
+            .args(["--config", ENGINE])
             .env("RUSTC_WORKSPACE_WRAPPER", own)
             .env(WRAPPER, "1"),
     )

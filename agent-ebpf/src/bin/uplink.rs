@@ -28,7 +28,7 @@ use sinabro_common::abi::{
 use sinabro_ebpf::{
     PASS,
     maps::{CONFIG, ENDPOINTS},
-    parse::{Ip, eth, ip4, ip6, l4, l4::L4},
+    parse::{Ip, eth, ip4, ip6, l4, l4::L4, skb},
     stage::{Action, nat, report, tunnel},
 };
 #[path = "../rare.rs"]
@@ -105,7 +105,7 @@ fn read(skb: *mut __sk_buff, packet: &mut MaybeUninit<Packet>) -> bool {
 fn family(skb: *mut __sk_buff) -> u32 {
     let ctx = TcContext::new(skb);
     match eth::read(&ctx) {
-        Some(_) if eth::is_of_vlan(&ctx) => 0,
+        Some(_) if skb::is_of_vlan(&ctx) => 0,
         Some(eth) if eth.kind == eth::IP4 => 4,
         Some(eth) if eth.kind == eth::IP6 => 6,
         _ => 0,

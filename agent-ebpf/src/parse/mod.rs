@@ -9,8 +9,9 @@ pub mod icmp;
 pub mod ip4;
 pub mod ip6;
 pub mod l4;
+#[cfg(target_arch = "bpf")]
+pub mod skb;
 
-use aya_ebpf::{helpers::bpf_skb_load_bytes, programs::TcContext};
 use sinabro_common::abi::Addr;
 
 /// Where headers are read from.
@@ -37,25 +38,6 @@ pub unsafe trait Header: Copy {}
 
 // SAFETY: bytes alone.
 unsafe impl Header for Addr {}
-
-impl Packet for TcContext {
-    #[inline(always)]
-    fn len(&self) -> u32 {
-        self.skb.len()
-    }
-
-    #[inline(always)]
-    fn load<T: Header>(&self, offset: u32) -> Option<T> {
-        self.skb.load(offset as usize).ok()
-    }
-
-    #[inline(always)]
-    unsafe fn load_into<T: Header>(&self, offset: u32, to: *mut T) -> bool {
-        let len = size_of::<T>() as u32;
-        // SAFETY: the caller's promise, and the context is valid for as long as the program runs.
-        unsafe { bpf_skb_load_bytes(self.skb.skb.cast(), offset, to.cast(), len) == 0 }
-    }
-}
 
 /// IP protocol numbers.
 pub mod proto {

@@ -5,7 +5,7 @@
 //! link-local address that its MAC address gives (RFC 4291 appendix A), and to multicast ones
 //! from the unspecified address (RFC 4862 §5.4, RFC 3590).
 
-use crate::parse::{Fragment, Ip, arp, eth, icmp, l4::L4, proto};
+use crate::parse::{Fragment, Ip, arp, eth, icmp, l4::L4, proto, skb};
 use aya_ebpf::programs::TcContext;
 use sinabro_common::abi::{Addr, drop::DropReason, endpoint::PodLink};
 
@@ -16,7 +16,7 @@ pub fn frame(ctx: &TcContext, eth: &eth::Eth, link: &PodLink) -> Result<(), Drop
     if eth.src != link.mac {
         return Err(DropReason::SourceMac);
     }
-    if eth::is_tagged(ctx) {
+    if skb::is_tagged(ctx) {
         return Err(DropReason::SourceAddr);
     }
     Ok(())

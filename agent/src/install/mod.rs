@@ -21,7 +21,7 @@ pub(crate) mod file;
 pub mod others;
 mod patience;
 pub mod plugin;
-mod versions;
+pub mod versions;
 
 use crate::{
     chain::Chain, config::Settings, dir_watch::DirWatch, node::NodeStatus, state_file::FileError,

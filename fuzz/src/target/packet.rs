@@ -1,6 +1,7 @@
 //! Frames as the programs of pod links and uplinks read them.
 
-use sinabro_ebpf::parse::{Fragment, Header, Ip, Packet, arp, eth, l4, l4::L4, proto};
+use sinabro_ebpf::parse::{Fragment, Header, Ip, Packet, arp, eth, ip6, l4, l4::L4, proto};
+use std::mem::MaybeUninit;
 
 /// A frame on the host.
 struct Frame<'a>(&'a [u8]);
@@ -43,7 +44,11 @@ pub fn run(bytes: &[u8]) -> bool {
             (&arp.sender[..], &arp.target[..])
         );
     }
-    let Some(Some(ip)) = Ip::read(&frame, eth.kind) else {
+    let read = Ip::read(&frame, eth.kind);
+    if let Some(read) = read.as_ref().filter(|_| eth.kind == eth::IP6) {
+        both_ways(&frame, read.as_ref());
+    }
+    let Some(Some(ip)) = read else {
         return false;
     };
     let l4 = l4::read(&frame, &ip);
@@ -61,6 +66,17 @@ pub fn run(bytes: &[u8]) -> bool {
     // A TCP segment to one port behind two extension headers.
     let Some(l4) = l4 else { return false };
     ip.v6 && ip.proto == proto::TCP && ip.l4 >= eth::LEN + 40 + 16 && l4.dst_port == [0x53, 0x4e]
+}
+
+/// The uplink's programs read IPv6 headers into a place of theirs: the same as all others.
+fn both_ways(frame: &Frame<'_>, read: Option<&Ip>) {
+    let mut place = MaybeUninit::uninit();
+    let there = ip6::read_into(frame, &mut place);
+    assert_eq!(there, read.is_some());
+    if let Some(read) = read {
+        // SAFETY: the reader said that it is there.
+        assert_eq!(facts(unsafe { place.assume_init_ref() }), facts(read));
+    }
 }
 
 /// Everything that was read lies in the frame, and in the packet that its header announces.
