@@ -111,15 +111,17 @@ fn one_loss_is_no_silence_and_three_are() {
     });
     assert!(!world.is_silent(1));
     let before = world.asked.len();
-    world.run(SECOND * 16, |_| false);
+    world.run(SECOND * 20, |_| false);
     assert!(world.is_silent(1), "{:?}", world.report(1));
-    assert_eq!(&world.asked[before..][..3], [(gateway(1), None); 3]);
+    let asked = world.asked[before..].iter();
+    let small = asked.filter(|(_, size)| size.is_none()).count();
+    assert!(small >= LOSSES as usize, "{small}");
     world.run(SECOND * 60, |_| false);
     let PeerProbe::Silent { seconds } = world.report(1) else {
         panic!("{:?}", world.report(1));
     };
-    assert!((60..=76).contains(&seconds), "{seconds}");
-    world.run(SECOND * 15, |_| true);
+    assert!((60..=80).contains(&seconds), "{seconds}");
+    world.run(SECOND * 20, |_| true);
     assert!(!world.is_silent(1));
 }
 

@@ -41,7 +41,7 @@ fn find_at(probe: &Probe, port: u16, now: Instant) -> Vec<Trouble> {
     let silent = silent(&state, now);
     let mut found = Vec::new();
     if !silent.is_empty() {
-        found.push(match is_alone(&state, now) {
+        found.push(match is_alone(&state) {
             true => alone(port),
             false => of_silent(&silent, port),
         });
@@ -77,15 +77,16 @@ fn silent(state: &State, now: Instant) -> Vec<(&Name, &Peer)> {
     silent
 }
 
-/// Whether it is this node that nobody answers.
-fn is_alone(state: &State, now: Instant) -> bool {
+/// Whether it is this node that nobody answers: most of those that were asked last did not. In a large
+/// cluster none of them has been silent for long, for each is asked every few minutes.
+fn is_alone(state: &State) -> bool {
     let is_up = |peer: &&Peer| peer.target.ready != Some(false);
     let up = state.table.peers().filter(|(_, peer)| is_up(peer)).count();
     let verdicts = state.table.verdicts.iter();
     let heard: Vec<bool> = verdicts
         .filter_map(|(name, answers)| {
             let peer = state.table.peer(name).filter(is_up)?;
-            Some(!answers && is_named(peer, now))
+            Some(!answers && peer.silent_since.is_some())
         })
         .collect();
     let silent = heard.iter().filter(|silent| **silent).count();
