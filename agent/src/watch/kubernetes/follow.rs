@@ -66,23 +66,20 @@ impl Watcher {
 
     /// Takes changes until the watch ends, and publishes those that are news.
     async fn take_changes(&mut self, events: &mut Events) -> Result<(), WatchError> {
-        // When the first change was that is not published yet.
-        let mut first: Option<Instant> = None;
+        let mut unpublished: Option<Unpublished> = None;
         loop {
             let now = Instant::now();
-            let until = match first {
-                Some(first) => (now + PAUSE).min(first + LONGEST_PAUSE),
-                None => now + SILENCE,
-            };
+            if unpublished.is_some_and(|news| news.due() <= now) {
+                unpublished = None;
+                self.publish();
+            }
+            let until = unpublished.map_or(now + SILENCE, |news| news.due());
             let event = match events.next(until).await {
-                Err(WatchError::Silent) if first.take().is_some() => {
-                    self.publish();
-                    continue;
-                }
+                Err(WatchError::Silent) if unpublished.is_some() => continue,
                 Ok(Some(event)) => event,
                 over => {
                     // The next watch goes on behind what was understood so far.
-                    if first.is_some() {
+                    if unpublished.is_some() {
                         self.publish();
                     }
                     return over.map(|_| ());
@@ -101,8 +98,24 @@ impl Watcher {
             };
             self.point = Point::After(version);
             if news {
-                first.get_or_insert_with(Instant::now);
+                let now = Instant::now();
+                let first = unpublished.map_or(now, |news| news.first);
+                unpublished = Some(Unpublished { first, last: now });
             }
         }
+    }
+}
+
+/// Changes that are not published yet: when the first and the last of them came. What is no news
+/// does not count; in a large cluster a heartbeat comes at every moment.
+#[derive(Clone, Copy)]
+struct Unpublished {
+    first: Instant,
+    last: Instant,
+}
+
+impl Unpublished {
+    fn due(self) -> Instant {
+        (self.last + PAUSE).min(self.first + LONGEST_PAUSE)
     }
 }
