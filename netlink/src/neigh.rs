@@ -1,8 +1,8 @@
 //! Neighbours (ARP and NDP entries).
 
-use crate::conn::{CREATE, REPLACE, Request};
+use crate::conn::{CREATE, REPLACE, Request, malformed};
 use crate::wire::{self, Garbage, Message};
-use crate::{Conn, Family, Mac, Result};
+use crate::{Conn, Family, Mac, Result, ResultExt as _};
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourHeader, NeighbourMessage};
 use std::net::IpAddr;
 
@@ -51,14 +51,8 @@ impl Neigh {
 
     fn request(&self, verb: &str, kind: u16, flags: u16) -> Request {
         let what = format!("{verb} neighbour {} dev #{}", self.address, self.link);
-        let mut message = NeighbourMessage::default();
-        message.header = NeighbourHeader {
-            family: Family::of(self.address).code(),
-            ifindex: self.link,
-            state: self.state.into(),
-            ..NeighbourHeader::default()
-        };
-        message.attributes = vec![NeighbourAttribute::Destination(self.address.into())];
+        let mut message = message(self.link, self.address);
+        message.header.state = self.state.into();
         message.attributes.extend(
             self.mac
                 .map(|mac| NeighbourAttribute::LinkLayerAddress(mac.to_vec())),
@@ -90,7 +84,26 @@ impl Neigh {
     }
 }
 
+fn message(link: u32, address: IpAddr) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = Family::of(address).code();
+    message.header.ifindex = link;
+    message.attributes = vec![NeighbourAttribute::Destination(address.into())];
+    message
+}
+
 impl Conn {
+    /// A neighbour on a link, found without a look at any other.
+    pub fn neigh(&mut self, link: u32, address: IpAddr) -> Result<Option<Neigh>> {
+        let what = format!("look up neighbour {address} dev #{link}");
+        let message = message(link, address);
+        let request = Request::get(what.clone(), libc::RTM_GETNEIGH, &message);
+        match self.query(request).ignore_not_found()? {
+            Some(body) => Neigh::parse(&body).map_err(|garbage| malformed(what, garbage)),
+            None => Ok(None),
+        }
+    }
+
     /// Neighbours of both families on a link.
     pub fn neighs(&mut self, link: u32) -> Result<Vec<Neigh>> {
         let mut message = NeighbourMessage::default();

@@ -396,13 +396,26 @@ impl Conn {
     /// The route that a packet to `dst` would take now. Unreachable if there is none.
     pub fn route_get(&mut self, dst: IpAddr) -> Result<Route> {
         let what = format!("look up the route to {dst}");
+        // Else the answer says "main" whatever the table; IPv6 always names the table.
+        let flags = match dst {
+            IpAddr::V4(_) => RouteFlags::LookupTable,
+            IpAddr::V6(_) => RouteFlags::empty(),
+        };
+        self.look_up(what, dst, flags)
+    }
+
+    /// The entry of the tables that a packet to `dst` is routed by now, as [`Conn::routes`] would
+    /// list it: found without a look at any other. Unreachable if there is none.
+    pub fn route_entry(&mut self, dst: IpAddr) -> Result<Route> {
+        let what = format!("look up the entry for {dst} in the routing tables");
+        self.look_up(what, dst, RouteFlags::FibMatch)
+    }
+
+    fn look_up(&mut self, what: String, dst: IpAddr, flags: RouteFlags) -> Result<Route> {
         let mut message = RouteMessage::default();
         message.header.address_family = Family::of(dst).code();
         message.header.destination_prefix_length = IpNet::from(dst).prefix_len();
-        if dst.is_ipv4() {
-            // Else the answer says "main" whatever the table; IPv6 always names the table.
-            message.header.flags = RouteFlags::LookupTable;
-        }
+        message.header.flags = flags;
         message.attributes = vec![RouteAttribute::Destination(dst.into())];
         let body = self.query(Request::get(what.clone(), libc::RTM_GETROUTE, &message))?;
         match Route::parse(&body) {

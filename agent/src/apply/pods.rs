@@ -4,8 +4,13 @@
 //! is ever removed: a pod's link takes its entries along.
 
 use super::routes::{default_metric, ours};
+use ipnet::IpNet;
 use sinabro_common::{api::Mac, names::ROUTE_PROTOCOL};
-use sinabro_netlink::{Conn, Error, Request, ResultExt, neigh::Neigh, route::Route};
+use sinabro_netlink::{
+    Conn, Error, Request, ResultExt,
+    neigh::Neigh,
+    route::{Route, TABLE_MAIN},
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -48,25 +53,14 @@ impl Which {
 }
 
 /// Puts back what is missing; how much that was, and what failed.
+///
+/// Where only some pods are to be looked at, their entries are looked up one by one: nearly always
+/// all is there, and what a pod costs does not depend on how many nodes the cluster has. The tables
+/// are listed for all pods, and where an entry is not as it should be.
 pub fn restore(conn: &mut Conn, pods: &[PodRoute], which: &Which) -> (usize, Vec<Error>) {
-    let pods: Vec<_> = pods.iter().filter(|pod| which.holds(pod)).collect();
-    if pods.is_empty() {
-        return (0, Vec::new());
-    }
-    let routes = match ours(conn) {
-        Ok(routes) => routes,
-        Err(error) => return (0, vec![error]),
-    };
-    let mut by_host: BTreeMap<IpAddr, Vec<&Route>> = BTreeMap::new();
-    for route in routes
-        .iter()
-        .filter(|r| r.dst.prefix_len() == r.dst.max_prefix_len())
-    {
-        by_host.entry(route.dst.addr()).or_default().push(route);
-    }
-    let mut requests = Vec::new();
     let mut errors = Vec::new();
-    for pod in pods {
+    let mut wrong = Vec::new();
+    for pod in pods.iter().filter(|pod| which.holds(pod)) {
         // No link: the pod is on its way out, and its record with it.
         match conn.link_by_index(pod.ifindex).ignore_not_found() {
             Ok(Some(link)) if link.up => {}
@@ -76,6 +70,29 @@ pub fn restore(conn: &mut Conn, pods: &[PodRoute], which: &Which) -> (usize, Vec
                 continue;
             }
         }
+        if *which == Which::All || !is_right(conn, pod) {
+            wrong.push(pod);
+        }
+    }
+    if wrong.is_empty() {
+        return (0, errors);
+    }
+    let routes = match ours(conn) {
+        Ok(routes) => routes,
+        Err(error) => {
+            errors.push(error);
+            return (0, errors);
+        }
+    };
+    let mut by_host: BTreeMap<IpAddr, Vec<&Route>> = BTreeMap::new();
+    for route in routes
+        .iter()
+        .filter(|r| r.dst.prefix_len() == r.dst.max_prefix_len())
+    {
+        by_host.entry(route.dst.addr()).or_default().push(route);
+    }
+    let mut requests = Vec::new();
+    for pod in wrong {
         let missing = pod.addresses.iter().filter_map(|address| {
             let there = by_host.get(address).map_or(&[][..], Vec::as_slice);
             missing_route(pod, *address, there)
@@ -96,11 +113,33 @@ pub fn restore(conn: &mut Conn, pods: &[PodRoute], which: &Which) -> (usize, Vec
     (count, errors)
 }
 
+/// Whether all entries of a pod are certainly as they should be. Not if packets to it are routed by
+/// another table or protocol: that is for [`restore`] to judge, which lists its own.
+fn is_right(conn: &mut Conn, pod: &PodRoute) -> bool {
+    pod.addresses.iter().all(|address| {
+        let route = conn.route_entry(*address);
+        let routed = route.is_ok_and(|route| {
+            route.dst == IpNet::from(*address)
+                && (route.table, route.protocol) == (TABLE_MAIN, ROUTE_PROTOCOL)
+                && leads_to(pod, &route)
+        });
+        let neigh = conn.neigh(pod.ifindex, *address);
+        routed && matches!(neigh, Ok(Some(neigh)) if names(pod, &neigh, *address))
+    })
+}
+
+fn leads_to(pod: &PodRoute, route: &Route) -> bool {
+    route.oif == Some(pod.ifindex)
+        && route.gateway.is_none()
+        && route.metric == default_metric(route)
+}
+
+fn names(pod: &PodRoute, neigh: &Neigh, address: IpAddr) -> bool {
+    neigh.address == address && neigh.is_permanent() && neigh.mac == Some(pod.mac.0)
+}
+
 fn missing_route(pod: &PodRoute, address: IpAddr, there: &[&Route]) -> Option<Request> {
-    let right = |r: &&Route| {
-        r.oif == Some(pod.ifindex) && r.gateway.is_none() && r.metric == default_metric(r)
-    };
-    if there.iter().any(right) {
+    if there.iter().any(|route| leads_to(pod, route)) {
         return None;
     }
     let route = Route::to_host(address)
@@ -116,11 +155,7 @@ fn missing_route(pod: &PodRoute, address: IpAddr, there: &[&Route]) -> Option<Re
 }
 
 fn missing_neighbours(pod: &PodRoute, there: &[Neigh]) -> Vec<Request> {
-    let right = |address: &IpAddr| {
-        there
-            .iter()
-            .any(|n| n.address == *address && n.is_permanent() && n.mac == Some(pod.mac.0))
-    };
+    let right = |address: &IpAddr| there.iter().any(|neigh| names(pod, neigh, *address));
     let missing = pod.addresses.iter().filter(|address| !right(address));
     missing
         .map(|address| Neigh::new(pod.ifindex, *address, pod.mac.0).replace())

@@ -400,3 +400,33 @@ fn a_pod_made_by_this_crate_alone_can_be_reached() {
         }
     });
 }
+
+#[test]
+fn one_entry_is_found_as_it_would_be_listed() {
+    in_fresh(|| {
+        let mut conn = Conn::new().unwrap();
+        let a = pair(&mut conn);
+        for (wide, host) in [
+            ("198.51.100.0/24", "198.51.100.1"),
+            ("2001:db8::/64", "2001:db8::1"),
+        ] {
+            let (wide, host) = (net(wide), ip(host));
+            let error = conn.route_entry(host).unwrap_err();
+            assert!(matches!(error, Error::Unreachable(_)), "{error}");
+            conn.execute(Route::to(wide).dev(a).protocol(0x5b).add())
+                .unwrap();
+            assert_eq!(conn.route_entry(host).unwrap().dst, wide);
+            let route = Route::to_host(host).dev(a).scope_link().protocol(0x5c);
+            conn.execute(route.add()).unwrap();
+            let listed = routes_to(&mut conn, route.dst);
+            assert_eq!(vec![conn.route_entry(host).unwrap()], listed);
+            assert_eq!(listed[0].protocol, 0x5c);
+
+            let neigh = Neigh::new(a, host, MAC_B);
+            assert_eq!(conn.neigh(a, host).unwrap(), None);
+            conn.execute(neigh.add()).unwrap();
+            assert_eq!(conn.neigh(a, host).unwrap(), Some(neigh));
+        }
+        assert_eq!(conn.neigh(4_000_000, ip("198.51.100.1")).unwrap(), None);
+    });
+}
