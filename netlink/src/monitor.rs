@@ -1,15 +1,16 @@
 //! What the kernel says has changed.
 //!
-//! Events are coarse on purpose: a reconciler looks at the tables anyway, an event only says that
-//! it is worth it. A message that makes no sense therefore counts as lost events.
+//! An event only says that a look at the tables may be worth it, and shows what was set or removed,
+//! so that who did it need not look. A message that makes no sense counts as lost events.
 
 use crate::addr::Addr;
 use crate::conn::receive;
+use crate::fdb::Fdb;
 use crate::link::Link;
 use crate::neigh::Neigh;
 use crate::route::Route;
 use crate::wire::{self, Garbage, Message};
-use crate::{Error, Family, NetNs, Result};
+use crate::{Error, NetNs, Result};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::link::LinkHeader;
 use netlink_packet_route::neighbour::NeighbourHeader;
@@ -36,7 +37,7 @@ const BUFFER: usize = 4 << 20;
 /// Datagrams per [`Monitor::read`], so that a flood can not hold the caller in it.
 const READS: usize = 512;
 
-/// A change, coarsely: enough to decide whether to look.
+/// A change: enough to decide whether to look.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -52,19 +53,17 @@ pub enum Event {
         removed: bool,
     },
     Route {
-        family: Family,
-        protocol: u8,
-        table: u32,
-        oif: Option<u32>,
+        route: Route,
         removed: bool,
     },
     Neigh {
-        link: u32,
-        address: IpAddr,
+        neigh: Neigh,
         removed: bool,
     },
     Fdb {
         link: u32,
+        /// None if it names no tunnel endpoint.
+        entry: Option<Fdb>,
         removed: bool,
     },
     /// Events were lost: everything has to be looked at again.
@@ -188,10 +187,7 @@ fn event(message: &Message<'_>) -> std::result::Result<Option<Event>, Garbage> {
             removed: message.kind == libc::RTM_DELADDR,
         }),
         libc::RTM_NEWROUTE | libc::RTM_DELROUTE => Route::parse(body)?.map(|route| Event::Route {
-            family: route.family(),
-            protocol: route.protocol,
-            table: route.table,
-            oif: route.oif,
+            route,
             removed: message.kind == libc::RTM_DELROUTE,
         }),
         libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH => {
@@ -200,14 +196,11 @@ fn event(message: &Message<'_>) -> std::result::Result<Option<Event>, Garbage> {
             if header.family == AddressFamily::Bridge {
                 Some(Event::Fdb {
                     link: header.ifindex,
+                    entry: Fdb::parse(body)?,
                     removed,
                 })
             } else {
-                Neigh::parse(body)?.map(|neigh| Event::Neigh {
-                    link: neigh.link,
-                    address: neigh.address,
-                    removed,
-                })
+                Neigh::parse(body)?.map(|neigh| Event::Neigh { neigh, removed })
             }
         }
         _ => None,

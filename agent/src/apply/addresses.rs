@@ -34,10 +34,14 @@ impl Table for Addresses {
     }
 
     fn put(&self, key: &IpNet, (): &(), _: bool) -> Request {
-        Addr::new(self.link, *key).nodad().replace()
+        self.entry(key, &()).replace()
     }
 
     fn remove(&self, _: &IpNet, have: &Addr) -> Request {
         have.delete()
+    }
+
+    fn entry(&self, key: &IpNet, (): &()) -> Addr {
+        Addr::new(self.link, *key).nodad()
     }
 }

@@ -30,15 +30,18 @@ impl Table for Forwarding {
     }
 
     fn put(&self, key: &Mac, want: &IpAddr, _: bool) -> Request {
-        let entry = Fdb {
-            link: self.link,
-            mac: key.0,
-            dst: *want,
-        };
-        entry.replace()
+        self.entry(key, want).replace()
     }
 
     fn remove(&self, _: &Mac, have: &Fdb) -> Request {
         have.delete()
+    }
+
+    fn entry(&self, key: &Mac, want: &IpAddr) -> Fdb {
+        Fdb {
+            link: self.link,
+            mac: key.0,
+            dst: *want,
+        }
     }
 }

@@ -30,10 +30,14 @@ impl Table for Neighbours {
     }
 
     fn put(&self, key: &IpAddr, want: &Mac, _: bool) -> Request {
-        Neigh::new(self.link, *key, want.0).replace()
+        self.entry(key, want).replace()
     }
 
     fn remove(&self, _: &IpAddr, have: &Neigh) -> Request {
         have.delete()
+    }
+
+    fn entry(&self, key: &IpAddr, want: &Mac) -> Neigh {
+        Neigh::new(self.link, *key, want.0)
     }
 }

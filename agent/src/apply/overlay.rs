@@ -1,20 +1,26 @@
 //! When to make a pass (see [`super::pass`]), and what to say about it.
 //!
-//! A pass follows every change of the facts and every event of the kernel that touches what
-//! Sinabro keeps, after a short wait in which more may come; every 30 seconds anyway; and after
-//! a failure with backoff. A pass that finds everything right changes nothing and so causes no
-//! event: the circle ends. Should somebody undo every pass, the wait grows.
+//! - **after a change of the facts**: what is new since the last plan is done, and no table is read,
+//!   however many nodes there are;
+//! - **after an event** of the kernel that says something else than the plan, after a short wait in
+//!   which more may come: the tables are read, compared and put right. What was just done here comes
+//!   back as events, too, which say what the plan says: nothing follows from them. Should somebody
+//!   undo every pass, the wait grows;
+//! - **every 30 seconds** anyway, and after a failure with backoff: the tables are read.
 
 use super::{
     OverlayConfig, OverlayStatus, PodRoute,
+    fdb::Forwarding,
     kernel_events::KernelEvents,
-    pass::{self, Fault, Outcome, Work},
+    neighbours::Neighbours,
+    pass::{self, Fault, Look, Outcome, Work},
     pods::Which,
-    reconcile::Backoff,
+    reconcile::{Backoff, Table as _},
     report::{OverlayReport, log_nodes, log_own},
+    routes::Routes,
 };
 use crate::{datapath::Datapath, plan::OverlayPlan, watch::Snapshot};
-use sinabro_common::names::ROUTE_PROTOCOL;
+use sinabro_common::{api::Mac, names::ROUTE_PROTOCOL};
 use sinabro_netlink::{Event, NetNs};
 use std::{
     future::pending,
@@ -75,10 +81,8 @@ pub fn spawn_in(
         status: sender,
         plan: None,
         device: None,
-        work: Work {
-            overlay: true,
-            pods: Which::All,
-        },
+        due: Due::Whole,
+        due_pods: Which::All,
         faults: Vec::new(),
         report: OverlayReport::default(),
         pod_faults: Vec::new(),
@@ -99,10 +103,11 @@ struct Driver {
     status: watch::Sender<OverlayStatus>,
     /// Absent while the kernel gives none; tried again every period.
     watcher: Option<KernelEvents>,
-    plan: Option<OverlayPlan>,
+    plan: Option<Arc<OverlayPlan>>,
     /// Index of the VXLAN device, as of the last pass.
     device: Option<u32>,
-    work: Work,
+    due: Due,
+    due_pods: Which,
     /// What failed when the overlay was last looked at,
     faults: Vec<Fault>,
     /// and what is said about it.
@@ -115,51 +120,68 @@ struct Driver {
     churn: u32,
 }
 
+/// What is to be done to the overlay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    Nothing,
+    /// The facts have changed.
+    Changes,
+    /// The kernel may not be as it was left.
+    Whole,
+}
+
 impl Driver {
     async fn run(&mut self) {
         let mut period = interval(self.config.period);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         period.reset();
         loop {
-            let changed = self.pass().await;
-            self.churn = match changed {
-                0 => 0,
-                _ => self.churn.saturating_add(1),
-            };
+            self.pass().await;
             if !self.wait(&mut period).await {
                 return;
             }
-            sleep(debounce(self.churn)).await;
-            self.take_events();
+            // What comes from the facts' source has waited for more there.
+            if self.due == Due::Whole || !self.due_pods.is_none() {
+                sleep(debounce(self.churn)).await;
+                self.take_events();
+            }
         }
     }
 
-    /// Makes a pass and publishes how it went; how much it changed.
-    async fn pass(&mut self) -> usize {
-        let idle = Work {
-            overlay: false,
-            pods: Which::none(),
-        };
-        let mut work = std::mem::replace(&mut self.work, idle);
+    /// Makes a pass and publishes how it went.
+    async fn pass(&mut self) {
+        let mut due = std::mem::replace(&mut self.due, Due::Nothing);
+        let which = std::mem::replace(&mut self.due_pods, Which::none());
         let snapshot = {
             let facts = self.facts.borrow_and_update();
             // Facts that changed since the last wait are seen from here on, so this pass must
             // act on them, also if it was pods that it was made for.
-            work.overlay |= facts.has_changed();
+            if facts.has_changed() {
+                due = due.max(Due::Changes);
+            }
             facts.clone()
         };
-        let pods = match work.pods.is_none() {
-            true => Vec::new(),
-            false => self.pods.borrow().clone(),
+        let looked_at_pods = !which.is_none();
+        let pods = match looked_at_pods {
+            true => self.pods.borrow().clone(),
+            false => Vec::new(),
         };
         let (netns, config) = (self.netns.clone(), self.config.clone());
         let datapath = self.datapath.clone();
         let facts = snapshot.facts.clone();
-        let Work {
-            overlay,
-            pods: ref which,
-        } = work;
-        let looked_at_pods = !which.is_none();
+        let work = Work {
+            overlay: match (due, &self.plan, self.device) {
+                (Due::Nothing, ..) => Look::Away,
+                // After a failure nobody knows what the kernel holds.
+                (Due::Changes, Some(plan), Some(device)) if self.faults.is_empty() => Look::Since {
+                    plan: plan.clone(),
+                    device,
+                },
+                _ => Look::Whole,
+            },
+            pods: which,
+        };
+        let whole = matches!(work.overlay, Look::Whole);
 
         let started = Instant::now();
         let pass = spawn_blocking(move || {
@@ -176,12 +198,12 @@ impl Driver {
         let took = started.elapsed();
         debug!(changed = outcome.changed, ?took, "overlay pass");
 
-        if overlay {
+        if due != Due::Nothing {
             self.device = outcome.device;
             // Without a new plan the kernel is still as the last one wanted it.
             self.plan = outcome.plan.or(self.plan.take());
             self.faults = outcome.faults;
-            let (own, plan) = (&self.config.node, self.plan.as_ref());
+            let (own, plan) = (&self.config.node, self.plan.as_deref());
             self.report = OverlayReport::new(own, &snapshot, plan, &self.faults);
         }
         if looked_at_pods {
@@ -190,17 +212,23 @@ impl Driver {
         if self.faults.is_empty() && self.pod_faults.is_empty() {
             self.backoff.succeeded();
             self.retry_at = None;
-        } else if overlay || self.retry_at.is_none() {
+        } else if due != Due::Nothing || self.retry_at.is_none() {
             self.retry_at = Some(tokio::time::Instant::now() + self.backoff.failed());
         }
+        // Changes of the facts are nobody's undoing.
+        if whole || looked_at_pods {
+            self.churn = match outcome.changed {
+                0 => 0,
+                _ => self.churn.saturating_add(1),
+            };
+        }
         self.publish(took, snapshot.facts.is_some());
-        outcome.changed
     }
 
     /// Waits until there is work; false once the facts' source has ended.
     async fn wait(&mut self, period: &mut Interval) -> bool {
         loop {
-            if self.work.overlay || !self.work.pods.is_none() {
+            if self.due != Due::Nothing || !self.due_pods.is_none() {
                 return true;
             }
             let watcher = self.watcher.as_ref();
@@ -222,7 +250,7 @@ impl Driver {
                     if changed.is_err() {
                         return false;
                     }
-                    self.work.overlay = true;
+                    self.due = self.due.max(Due::Changes);
                 }
                 () = events => self.take_events(),
                 () = retry => self.everything(),
@@ -237,10 +265,8 @@ impl Driver {
     }
 
     fn everything(&mut self) {
-        self.work = Work {
-            overlay: true,
-            pods: Which::All,
-        };
+        self.due = Due::Whole;
+        self.due_pods = Which::All;
     }
 
     /// Turns what the kernel said until now into work.
@@ -251,7 +277,7 @@ impl Driver {
         match watcher.read() {
             Ok(events) => {
                 for event in events {
-                    self.take(&event);
+                    self.take(event);
                 }
             }
             Err(error) => {
@@ -262,43 +288,64 @@ impl Driver {
         }
     }
 
-    fn take(&mut self, event: &Event) {
-        let device = |link: u32| Some(link) == self.device;
+    fn take(&mut self, event: Event) {
         match event {
             Event::Link {
                 index, name, up, ..
             } => {
-                self.work.overlay |= *name == self.config.device || *name == self.config.uplink;
+                if name == self.config.device || name == self.config.uplink {
+                    self.due = Due::Whole;
+                }
                 // A link that was down lost its routes without a word (fib_disable_ip).
-                if *up {
-                    self.pod(*index);
+                if up {
+                    self.pod(index);
                 }
             }
-            Event::Addr { link, .. } => self.work.overlay |= device(*link),
-            Event::Fdb { link, .. } => self.work.overlay |= device(*link),
-            Event::Route {
-                protocol,
-                oif,
+            Event::Addr { link, .. } if self.device == Some(link) => self.due = Due::Whole,
+            Event::Addr { .. } => {}
+            Event::Fdb {
+                link,
+                entry,
                 removed,
-                ..
             } => {
-                let ours = *protocol == ROUTE_PROTOCOL;
-                match oif {
-                    Some(link) if device(*link) => self.work.overlay = true,
-                    // Also one that has replaced ours.
-                    Some(link) => self.pod(*link),
-                    None => self.work.overlay |= ours && *removed,
+                let expected = |plan: &OverlayPlan| {
+                    let Some(entry) = entry else { return false };
+                    Forwarding { link }.expected(&plan.fdb, &Mac(entry.mac), &entry, removed)
+                };
+                if self.device == Some(link) {
+                    self.unless(expected);
                 }
             }
-            Event::Neigh { link, .. } if device(*link) => self.work.overlay = true,
-            Event::Neigh { link, .. } => self.pod(*link),
+            Event::Route { route, removed } => match route.oif {
+                Some(link) if self.device == Some(link) => self.unless(|plan| {
+                    Routes { link }.expected(&plan.routes, &route.dst, &route, removed)
+                }),
+                // Also one that has replaced ours.
+                Some(link) => self.pod(link),
+                None if route.protocol == ROUTE_PROTOCOL && removed => self.due = Due::Whole,
+                None => {}
+            },
+            Event::Neigh { neigh, removed } if self.device == Some(neigh.link) => {
+                let link = neigh.link;
+                self.unless(|plan| {
+                    Neighbours { link }.expected(&plan.neighbours, &neigh.address, &neigh, removed)
+                });
+            }
+            Event::Neigh { neigh, .. } => self.pod(neigh.link),
             _ => self.everything(),
+        }
+    }
+
+    /// Looks at the whole overlay unless what has happened is what the plan wants.
+    fn unless(&mut self, expected: impl FnOnce(&OverlayPlan) -> bool) {
+        if !self.plan.as_deref().is_some_and(expected) {
+            self.due = Due::Whole;
         }
     }
 
     /// Looks at a pod again, if the link is a pod's.
     fn pod(&mut self, link: u32) {
-        if let Which::Links(links) = &mut self.work.pods
+        if let Which::Links(links) = &mut self.due_pods
             && self.pods.borrow().iter().any(|pod| pod.ifindex == link)
         {
             links.insert(link);

@@ -1,4 +1,5 @@
-//! One pass: read the kernel, compare with the plan, change what differs.
+//! One pass: read the kernel, or recall what it was told before, compare with the plan, change what
+//! differs.
 //!
 //! The device is raised once the data path checks what comes out of it. From then on the order keeps traffic of unaffected peers flowing and never points at what is not there:
 //! device and addresses, then forwarding entries, neighbours and routes are set, each in place;
@@ -13,7 +14,7 @@ use super::{
     links,
     neighbours::Neighbours,
     pods::{self, PodRoute, Which},
-    reconcile::{Steps, Table, steps},
+    reconcile::{Steps, Table, steps, steps_from},
     routes::Routes,
 };
 use crate::{
@@ -24,7 +25,7 @@ use crate::{
 use ipnet::IpNet;
 use sinabro_common::api::Mac;
 use sinabro_netlink::{Conn, Error, NetNs, Request};
-use std::{collections::BTreeMap, fmt, net::IpAddr};
+use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc};
 
 /// What a failed step was about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,15 +67,28 @@ impl Fault {
 /// What to look at.
 #[derive(Clone, Debug)]
 pub struct Work {
-    pub overlay: bool,
+    pub overlay: Look,
     pub pods: Which,
+}
+
+/// How to look at the overlay.
+#[derive(Clone, Debug)]
+pub enum Look {
+    Away,
+    /// At what is new since this plan, which the kernel holds on this device as far as it has said.
+    Since {
+        plan: Arc<OverlayPlan>,
+        device: u32,
+    },
+    /// At all of the kernel's tables.
+    Whole,
 }
 
 /// What a pass did.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Absent if there is none, or the overlay was not looked at.
-    pub plan: Option<OverlayPlan>,
+    pub plan: Option<Arc<OverlayPlan>>,
     /// The VXLAN device, once it is known.
     pub device: Option<u32>,
     pub changed: usize,
@@ -105,11 +119,16 @@ pub fn run(
             return outcome;
         }
     };
-    if let Some(facts) = facts.filter(|_| work.overlay) {
+    let (looks, before) = match &work.overlay {
+        Look::Away => (false, None),
+        Look::Since { plan, device } => (true, Some((&**plan, *device))),
+        Look::Whole => (true, None),
+    };
+    if let Some(facts) = facts.filter(|_| looks) {
         match plan(&mut conn, config, facts) {
             Ok(plan) => {
-                apply(&mut conn, datapath, &plan, &mut outcome);
-                outcome.plan = Some(plan);
+                apply(&mut conn, datapath, before, &plan, &mut outcome);
+                outcome.plan = Some(Arc::new(plan));
             }
             Err(fault) => outcome.faults.push(fault),
         }
@@ -140,12 +159,18 @@ fn plan(conn: &mut Conn, config: &OverlayConfig, facts: &Facts) -> Result<Overla
     OverlayPlan::new(facts, &settings).map_err(Fault::own)
 }
 
-/// Makes the kernel match the plan.
-fn apply(conn: &mut Conn, datapath: Option<&Datapath>, plan: &OverlayPlan, outcome: &mut Outcome) {
-    let link = match links::ensure(conn, &plan.device) {
+/// Makes the kernel match the plan, from the one before if the kernel holds that.
+fn apply(
+    conn: &mut Conn,
+    datapath: Option<&Datapath>,
+    before: Option<(&OverlayPlan, u32)>,
+    plan: &OverlayPlan,
+    outcome: &mut Outcome,
+) {
+    let (link, touched) = match links::ensure(conn, &plan.device) {
         Ok((link, changed)) => {
             outcome.changed += usize::from(changed);
-            link
+            (link, changed)
         }
         Err(error) => {
             outcome.faults.push(Fault::own(error));
@@ -160,29 +185,34 @@ fn apply(conn: &mut Conn, datapath: Option<&Datapath>, plan: &OverlayPlan, outco
         outcome.faults.push(Fault::own(Chain(&error)));
         return;
     }
-    match links::raise(conn, link) {
-        Ok(changed) => outcome.changed += usize::from(changed),
+    let raised = match links::raise(conn, link) {
+        Ok(changed) => changed,
         Err(error) => {
             outcome.faults.push(Fault::own(error));
             return;
         }
-    }
+    };
+    outcome.changed += usize::from(raised);
 
-    let addresses: BTreeMap<_, _> = plan
-        .addresses
-        .iter()
-        .map(|a| (IpNet::from(*a), ()))
-        .collect();
+    // A device that was made or raised has lost what it had.
+    let same = |device: u32| device == link && !touched && !raised;
+    let before = before.and_then(|(plan, device)| same(device).then_some(plan));
+    let host_prefixes = |plan: &OverlayPlan| -> BTreeMap<IpNet, ()> {
+        let addresses = plan.addresses.iter();
+        addresses.map(|address| ((*address).into(), ())).collect()
+    };
     let addresses = compare(
         &Addresses { link },
         conn,
-        &addresses,
+        before.map(host_prefixes).as_ref(),
+        &host_prefixes(plan),
         |_| Subject::Own,
         outcome,
     );
     let fdb = compare(
         &Forwarding { link },
         conn,
+        before.map(|plan| &plan.fdb),
         &plan.fdb,
         Subject::Forwarding,
         outcome,
@@ -190,6 +220,7 @@ fn apply(conn: &mut Conn, datapath: Option<&Datapath>, plan: &OverlayPlan, outco
     let neighbours = compare(
         &Neighbours { link },
         conn,
+        before.map(|plan| &plan.neighbours),
         &plan.neighbours,
         Subject::Neighbour,
         outcome,
@@ -197,6 +228,7 @@ fn apply(conn: &mut Conn, datapath: Option<&Datapath>, plan: &OverlayPlan, outco
     let routes = compare(
         &Routes { link },
         conn,
+        before.map(|plan| &plan.routes),
         &plan.routes,
         Subject::Route,
         outcome,
@@ -231,15 +263,24 @@ fn check_tunnels(
     datapath.attach_overlay(device)
 }
 
-/// Steps of one table; none, and a fault, if it cannot be listed.
+/// Steps of one table, from what it holds if that is known; none, and a fault, if it cannot be
+/// listed.
 fn compare<T: Table>(
     table: &T,
     conn: &mut Conn,
+    before: Option<&BTreeMap<T::Key, T::Want>>,
     want: &BTreeMap<T::Key, T::Want>,
     subject: impl Fn(T::Key) -> Subject,
     outcome: &mut Outcome,
-) -> Steps<Subject> {
-    let steps = steps(table, conn, want).unwrap_or_else(|error| {
+) -> Steps<Subject>
+where
+    T::Want: PartialEq,
+{
+    let steps = match before {
+        Some(before) => Ok(steps_from(table, before, want)),
+        None => steps(table, conn, want),
+    };
+    let steps = steps.unwrap_or_else(|error| {
         outcome.faults.push(Fault::own(error));
         Steps {
             put: Vec::new(),

@@ -29,6 +29,26 @@ pub trait Table {
     fn put(&self, key: &Self::Key, want: &Self::Want, replaces: bool) -> Request;
 
     fn remove(&self, key: &Self::Key, have: &Self::Have) -> Request;
+
+    /// What the table holds once the entry was set.
+    fn entry(&self, key: &Self::Key, want: &Self::Want) -> Self::Have;
+
+    /// Whether the kernel's word that an entry was set or removed is what is wanted, so that no look
+    /// at the table is worth it: nearly all that it says is an echo of what was just done here.
+    fn expected(
+        &self,
+        want: &BTreeMap<Self::Key, Self::Want>,
+        key: &Self::Key,
+        entry: &Self::Have,
+        removed: bool,
+    ) -> bool {
+        match (want.get(key), removed) {
+            (Some(want), false) => self.same(key, want, entry),
+            (Some(_), true) => false,
+            (None, false) => !self.ours(entry),
+            (None, true) => true,
+        }
+    }
 }
 
 /// Requests that make a table match, each with the key it concerns.
@@ -62,6 +82,50 @@ pub fn steps<T: Table>(
         put: put.collect(),
         remove: remove.collect(),
     })
+}
+
+/// Says what is to be done where the table holds exactly what was wanted `before`: nothing is listed.
+pub fn steps_from<T: Table>(
+    table: &T,
+    before: &BTreeMap<T::Key, T::Want>,
+    want: &BTreeMap<T::Key, T::Want>,
+) -> Steps<T::Key>
+where
+    T::Want: PartialEq,
+{
+    let diff = changes(before, want);
+    let put = diff.put.into_iter().map(|(key, want, replaces)| {
+        let request = table.put(key, want, replaces);
+        (key.clone(), request)
+    });
+    let remove = diff.remove.into_iter().map(|(key, before)| {
+        let request = table.remove(key, &table.entry(key, before));
+        (key.clone(), request)
+    });
+    Steps {
+        put: put.collect(),
+        remove: remove.collect(),
+    }
+}
+
+/// The difference of what is wanted to what was: one walk along both.
+pub fn changes<'a, K: Ord, W: PartialEq>(
+    before: &'a BTreeMap<K, W>,
+    want: &'a BTreeMap<K, W>,
+) -> Diff<'a, K, W, W> {
+    let (mut put, mut remove) = (Vec::new(), Vec::new());
+    let mut old = before.iter().peekable();
+    for (key, want) in want {
+        while let Some(gone) = old.next_if(|(old, _)| *old < key) {
+            remove.push(gone);
+        }
+        match old.next_if(|(old, _)| *old == key) {
+            Some((_, before)) if before == want => {}
+            before => put.push((key, want, before.is_some())),
+        }
+    }
+    remove.extend(old);
+    Diff { put, remove }
 }
 
 /// Which entries to set and which to remove.
@@ -173,6 +237,20 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn the_way_from_one_plan_to_the_next_is_what_a_look_at_the_table_would_find(
+            plans in vec(proptest::collection::btree_map(0u8..12, 0u8..3, 0..12), 2..8),
+        ) {
+            for pair in plans.windows(2) {
+                let (before, want) = (&pair[0], &pair[1]);
+                let have: Vec<(u8, u8)> = before.iter().map(|(k, w)| (*k, *w)).collect();
+                let looked = diff(want, &have, |_, w, h| w == h, |_| true);
+                let walked = changes(before, want);
+                prop_assert_eq!(&walked.put, &looked.put);
+                prop_assert_eq!(&walked.remove, &looked.remove);
+            }
+        }
+
         #[test]
         fn applying_the_difference_makes_the_table_match(
             want in proptest::collection::btree_map(0u8..12, 0u8..3, 0..12),

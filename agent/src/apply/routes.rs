@@ -22,17 +22,6 @@ pub struct Routes {
     pub link: u32,
 }
 
-impl Routes {
-    fn route(&self, to: IpNet, want: &RouteSpec) -> Route {
-        Route::to(to)
-            .via(want.gateway)
-            .dev(self.link)
-            .onlink()
-            .src(want.source)
-            .protocol(ROUTE_PROTOCOL)
-    }
-}
-
 impl Table for Routes {
     type Key = IpNet;
     type Want = RouteSpec;
@@ -47,17 +36,18 @@ impl Table for Routes {
         have.gateway == Some(want.gateway)
             && have.src == Some(want.source)
             && have.oif == Some(self.link)
+            && have.protocol == ROUTE_PROTOCOL
             && have.kind == libc::RTN_UNICAST
             && have.metric == default_metric(have)
             && have.more_hops.is_empty()
     }
 
     fn ours(&self, have: &Route) -> bool {
-        have.oif == Some(self.link)
+        have.oif == Some(self.link) && have.protocol == ROUTE_PROTOCOL
     }
 
     fn put(&self, key: &IpNet, want: &RouteSpec, replaces: bool) -> Request {
-        let route = self.route(*key, want);
+        let route = self.entry(key, want);
         if replaces {
             route.replace()
         } else {
@@ -67,6 +57,15 @@ impl Table for Routes {
 
     fn remove(&self, _: &IpNet, have: &Route) -> Request {
         have.delete()
+    }
+
+    fn entry(&self, key: &IpNet, want: &RouteSpec) -> Route {
+        Route::to(*key)
+            .via(want.gateway)
+            .dev(self.link)
+            .onlink()
+            .src(want.source)
+            .protocol(ROUTE_PROTOCOL)
     }
 }
 

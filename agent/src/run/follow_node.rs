@@ -140,10 +140,10 @@ fn leads_out(event: &Event, uplinks: &[u32]) -> bool {
                 || !(name.starts_with(names::POD_LINK_PREFIX) || name == names::VXLAN_LINK)
         }
         Event::Addr { link, .. } => uplinks.contains(link),
-        Event::Route { protocol, oif, .. } => {
-            let ours = *protocol == names::ROUTE_PROTOCOL;
-            let kernels = *protocol == libc::RTPROT_KERNEL;
-            !ours && (!kernels || oif.is_some_and(|oif| uplinks.contains(&oif)))
+        Event::Route { route, .. } => {
+            let ours = route.protocol == names::ROUTE_PROTOCOL;
+            let kernels = route.protocol == libc::RTPROT_KERNEL;
+            !ours && (!kernels || route.oif.is_some_and(|oif| uplinks.contains(&oif)))
         }
         Event::Neigh { .. } | Event::Fdb { .. } => false,
         _ => true,

@@ -92,6 +92,64 @@ fn what_is_deleted_by_hand_comes_back() {
     net.crosses((1, 1), (2, 2));
 }
 
+/// What was just done comes back as events of the kernel. They say what the plan says, so nothing
+/// follows from them; what somebody else does is seen all the same.
+#[test]
+fn a_change_of_the_nodes_is_one_pass_and_a_change_by_hand_is_seen() {
+    let u = Underlay::V4;
+    let net = Net::new(1, u);
+    let machine = net.machine(1);
+    until("the overlay is up", || machine.status().ok());
+    let rest = || {
+        eventually("passes come to rest", || {
+            let runs = machine.status().runs;
+            thread::sleep(Duration::from_millis(300));
+            (machine.status().runs == runs).then_some(runs)
+        })
+    };
+    // One made because time has passed may come between.
+    let passes = (0..4u8).map(|round| {
+        let before = rest();
+        let peers = 1 + round % 2;
+        net.tell((1..=1 + peers).map(|n| entry(n, n, u)));
+        until("the peers are as told", || {
+            fdb(machine).len() == usize::from(peers)
+        });
+        rest() - before
+    });
+    assert_eq!(passes.min(), Some(1));
+
+    let mut conn = machine.conn();
+    let device = machine.device().unwrap().index;
+    let filter = RouteFilter {
+        oif: Some(device),
+        protocol: Some(ROUTE_PROTOCOL),
+        ..RouteFilter::default()
+    };
+    let whole = conn.routes(&filter).unwrap();
+    assert_eq!(whole.len(), 4);
+    for route in &whole {
+        conn.execute(route.delete()).unwrap();
+    }
+    let mut observer = machine.conn();
+    until("the routes are back", || {
+        observer.routes(&filter).unwrap().len() == whole.len()
+    });
+    // The same prefix by another way.
+    let v4 = whole.iter().find(|route| route.dst.addr().is_ipv4());
+    let other = v4.unwrap().clone().via([10, 244, 9, 9].into()).onlink();
+    conn.execute(other.replace()).unwrap();
+    until("the way is right again", || {
+        let there = observer.routes(&filter).unwrap();
+        there.iter().all(|r| whole.contains(r)) && there.len() == whole.len()
+    });
+    let stray = Neigh::new(device, [10, 244, 9, 9].into(), [2, 9, 9, 9, 9, 9]);
+    conn.execute(stray.add()).unwrap();
+    until("what is in no plan goes", || {
+        observer.neigh(device, stray.address).unwrap().is_none()
+    });
+}
+
 /// A pass over pods alone was due when the list changed: the change must not wait for the next
 /// full pass, which does not come here.
 #[test]

@@ -5,7 +5,7 @@ use sinabro_netlink::neigh::Neigh;
 use sinabro_netlink::netns::in_fresh;
 use sinabro_netlink::route::Route;
 use sinabro_netlink::vxlan::{Vxlan, VxlanSettings};
-use sinabro_netlink::{Conn, Event, Family, Monitor, NetNs, bridge, link};
+use sinabro_netlink::{Conn, Event, Monitor, NetNs, bridge, link};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
@@ -77,26 +77,27 @@ fn every_kind_of_change_is_seen_coming_and_going() {
             conn.execute(addr.add()).unwrap();
             for (request, removed) in [(neigh.add(), false), (neigh.delete(), true)] {
                 conn.execute(request).unwrap();
-                let address = neigh.address;
-                watch.until(|event| {
-                    *event
-                        == Event::Neigh {
-                            link: a,
-                            address,
-                            removed,
-                        }
+                // What is taken away is shown without its MAC address.
+                watch.until(|event| match event {
+                    Event::Neigh { neigh: shown, .. } if removed => shown.address == neigh.address,
+                    event => {
+                        let neigh = neigh.clone();
+                        *event == Event::Neigh { neigh, removed }
+                    }
                 });
             }
             for (request, removed) in [(route.add(), false), (route.delete(), true)] {
                 conn.execute(request).unwrap();
-                let expected = Event::Route {
-                    family: Family::of(neigh.address),
-                    protocol: 0x5b,
-                    table: 300,
-                    oif: Some(a),
-                    removed,
-                };
-                watch.until(|event| *event == expected);
+                watch.until(|event| match event {
+                    Event::Route {
+                        route: shown,
+                        removed: gone,
+                    } => {
+                        let key = |r: &Route| (r.dst, r.gateway, r.oif, r.protocol, r.table);
+                        (key(shown), *gone) == (key(&route), removed)
+                    }
+                    _ => false,
+                });
             }
         }
         conn.execute(link::delete(a)).unwrap();
@@ -127,7 +128,12 @@ fn forwarding_entries_are_events_of_their_own() {
         };
         for (request, removed) in [(entry.add(), false), (entry.delete(), true)] {
             conn.execute(request).unwrap();
-            watch.until(|event| *event == Event::Fdb { link: vx, removed });
+            let expected = Event::Fdb {
+                link: vx,
+                entry: Some(entry.clone()),
+                removed,
+            };
+            watch.until(|event| *event == expected);
         }
     });
 }
