@@ -47,6 +47,10 @@ cluster *arguments:
 e2e *arguments:
     cargo xtask e2e {{arguments}}
 
+# The agent in clusters of thousands of nodes
+bench-nodes *arguments:
+    cargo xtask bench nodes {{arguments}}
+
 # Pods from request to Running, beside the plugin bridge
 bench-pods *arguments:
     cargo xtask bench pods {{arguments}}

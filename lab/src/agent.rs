@@ -24,6 +24,8 @@ use std::{
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Start<'a> {
     pub flags: &'a [&'a str],
+    /// It follows the cluster that this leads to, not the lab's list of nodes.
+    pub kubeconfig: Option<&'a str>,
     /// It has only these, and a read-only root and /proc/sys.
     pub capabilities: Option<&'a [u8]>,
     /// Where it is killed by itself.
@@ -46,7 +48,11 @@ impl Agent {
         let mut command = Command::new(node.binaries().agent());
         command
             .env_clear()
-            .args(["--node-name", node.name(), "--nodes", NODES_FILE])
+            .args(["--node-name", node.name()])
+            .args(match way.kubeconfig {
+                Some(path) => ["--kubeconfig", path],
+                None => ["--nodes", NODES_FILE],
+            })
             // The machine's own directories are shared by all nodes, and not the lab's to fill.
             .args(["--cni-bin-dir", "/run/lab/cni/bin"])
             .args(["--cni-conf-dir", "/run/lab/cni/net.d"])

@@ -158,6 +158,15 @@ impl Node {
         })
     }
 
+    /// Starts an agent that follows a cluster of Kubernetes, with a kubeconfig of the node's.
+    pub fn start_agent_of_cluster(&self, kubeconfig: &str, flags: &[&str]) -> Result<()> {
+        self.start(Start {
+            flags,
+            kubeconfig: Some(kubeconfig),
+            ..Start::default()
+        })
+    }
+
     /// Starts an agent that is killed when it comes to a point (`sinabro_common::fail_point`);
     /// [`Node::agent_end`] waits for that.
     pub fn start_agent_failing_at(&self, fail_point: &str, flags: &[&str]) -> Result<()> {

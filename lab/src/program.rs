@@ -1,8 +1,8 @@
-//! Programs that are not the project's own, run in a pod and on one CPU.
+//! Programs that are not the project's own, run in a pod and on one CPU, or on a machine.
 
 use crate::{
     cni::await_end,
-    namespace::ended,
+    namespace::{Namespace, ended},
     node::Node,
     traffic::seat::{Seat, cpu_set},
 };
@@ -34,6 +34,17 @@ impl Program {
         }
         let child = node.namespace().spawn(command)?;
         Ok(Self { child: Some(child) })
+    }
+
+    /// Starts a program on a machine, in its network.
+    pub fn on_machine(machine: &Namespace, command: Command) -> Result<Self> {
+        let child = machine.spawn(command)?;
+        Ok(Self { child: Some(child) })
+    }
+
+    /// None once it was waited for.
+    pub fn pid(&self) -> Option<i32> {
+        self.child.as_ref().map(|child| child.id() as i32)
     }
 
     /// How it ended, if it did.

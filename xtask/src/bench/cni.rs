@@ -62,7 +62,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// A plugin and its configuration.
-struct Subject {
+pub(super) struct Subject {
     name: String,
     /// The number of its node, from 1.
     node: usize,
@@ -157,7 +157,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
     })
 }
 
-fn sinabro(name: &str, node: usize, binaries: &Binaries) -> Subject {
+pub(super) fn sinabro(name: &str, node: usize, binaries: &Binaries) -> Subject {
     Subject {
         name: name.into(),
         node,
@@ -254,7 +254,7 @@ fn settle(node: &Node) -> Result<()> {
 
 /// A sandbox without duplicate address detection (RFC 4862 §5.4): ptp waits more than a second
 /// for it, which would say nothing about the plugins' own work. Ours never waits.
-fn quick_sandbox(node: &Node, id: &str) -> Result<()> {
+pub(super) fn quick_sandbox(node: &Node, id: &str) -> Result<()> {
     let sandbox = node.make_sandbox(id)?;
     sandbox.run(|| {
         for conf in ["all", "default"] {
@@ -265,7 +265,12 @@ fn quick_sandbox(node: &Node, id: &str) -> Result<()> {
     })
 }
 
-fn in_sequence(node: &Node, subject: &Subject, command: &str, ids: &[String]) -> Result<Vec<f64>> {
+pub(super) fn in_sequence(
+    node: &Node,
+    subject: &Subject,
+    command: &str,
+    ids: &[String],
+) -> Result<Vec<f64>> {
     node.namespace().run(|| {
         ids.iter()
             .map(|id| call(subject, command, id, || ()))

@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: comparisons, interleaved on this machine, as ratios.
 
 mod cni;
+mod nodes;
 mod pods;
 mod stats;
 mod tcp;
@@ -25,6 +26,8 @@ enum What {
     /// ADD and DEL, exec to exit, beside the plugins ptp and host-local, or beside an earlier
     /// commit's
     Cni(cni::Options),
+    /// The agent in clusters of thousands of nodes, before Kubernetes' own API server
+    Nodes(nodes::Options),
     /// Pods from request to Running on a real cluster, beside the plugin bridge
     Pods(pods::Options),
     /// TCP between two pods of one node, accelerated, beside plain and beside 127.0.0.1, or beside
@@ -35,6 +38,7 @@ enum What {
 pub fn run(options: &Options) -> Result<ExitCode> {
     match &options.what {
         What::Cni(options) => cni::run(options),
+        What::Nodes(options) => nodes::run(options),
         What::Pods(options) => pods::run(options),
         What::Tcp(options) => tcp::run(options),
     }

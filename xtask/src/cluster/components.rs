@@ -207,11 +207,17 @@ pub fn path(name: &str) -> Result<PathBuf> {
 
 /// Builds what is missing or made from other sources.
 pub fn ensure(containerd: Containerd) -> Result<()> {
+    ensure_kubernetes()?;
+    PROGRAMS.iter().try_for_each(Program::ensure)?;
+    containerd.ensure()
+}
+
+/// The same, but for [`COMPONENTS`] alone.
+pub fn ensure_kubernetes() -> Result<()> {
     let directory = layout::binaries()?;
     fs::create_dir_all(&directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
-    PROGRAMS.iter().try_for_each(Program::ensure)?;
-    containerd.ensure()?;
+    PROGRAMS[0].ensure()?;
     for name in COMPONENTS {
         let link = directory.join(name);
         if fs::read_link(&link).is_err() {
