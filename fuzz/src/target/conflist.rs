@@ -15,11 +15,7 @@ pub fn run(bytes: &[u8]) -> bool {
         join(&Ours::new(&config(), has_portmap), found.as_ref());
     }
     // A plugin of a name that no installer has comes first, ours last.
-    let types: Vec<_> = found
-        .iter()
-        .flat_map(|list| plugins(list))
-        .filter_map(type_of)
-        .collect();
+    let types: Vec<_> = found.iter().flat_map(plugins).filter_map(type_of).collect();
     matches!(&types[..], [first, .., names::CNI_PLUGIN] if first.as_bytes().starts_with(b"bug"))
 }
 
