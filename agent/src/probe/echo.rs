@@ -20,7 +20,7 @@ const HEADERS_V4: u32 = 20 + 8;
 const HEADERS_V6: u32 = 40 + 8;
 const ICMP_HEADER: u32 = 8;
 /// Answers that are read in one go.
-const AT_ONCE: usize = 256;
+const AT_ONCE: usize = 64;
 
 #[derive(Debug)]
 pub struct Echo {
@@ -181,14 +181,6 @@ mod tests {
         first
     }
 
-    fn raw(ip: IpAddr) -> Socket {
-        let (domain, protocol) = match ip {
-            IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
-            IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6),
-        };
-        Socket::new(domain, Type::RAW, Some(protocol)).unwrap()
-    }
-
     #[test]
     fn the_kernel_answers_small_and_large_requests() {
         with_loopback(|| {
@@ -224,6 +216,20 @@ mod tests {
         });
     }
 
+    /// Sends answers as somebody who knows the socket's identifier.
+    fn forge(echo: &Echo, nonce: Nonce, number: u64) {
+        let bound = echo.socket.get_ref().local_addr().unwrap();
+        let id = bound.as_socket().unwrap().port();
+        let mut packet = wire::request(echo.source, nonce, number, 100);
+        packet[0] = 0;
+        packet[4..6].copy_from_slice(&id.to_be_bytes());
+        let sum = sinabro_lab::traffic::packet::checksum(&[&packet]);
+        packet[2..4].copy_from_slice(&sum.to_be_bytes());
+        let to = SockAddr::from(SocketAddr::new(echo.source, 0));
+        let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4));
+        raw.unwrap().send_to(&packet, &to).unwrap();
+    }
+
     /// Identifier, checksum and source right: whoever floods gets as far as the filter.
     #[test]
     fn what_has_not_the_nonce_does_not_wake_the_agent() {
@@ -232,22 +238,10 @@ mod tests {
             let ip = BOTH[0];
             let (ours, others) = (Nonce([1; 8]), Nonce([2; 8]));
             let echo = Echo::open(ip, "lo", ours).unwrap();
-            let bound = echo.socket.get_ref().local_addr().unwrap();
-            let id = bound.as_socket().unwrap().port();
-            let forge = |nonce, number| {
-                let mut packet = wire::request(ip, nonce, number, 100);
-                packet[0] = 0;
-                packet[4..6].copy_from_slice(&id.to_be_bytes());
-                packet[2..4].fill(0);
-                let sum = sinabro_lab::traffic::packet::checksum(&[&packet]);
-                packet[2..4].copy_from_slice(&sum.to_be_bytes());
-                let to = SockAddr::from(SocketAddr::new(ip, 0));
-                raw(ip).send_to(&packet, &to).unwrap();
-            };
             for number in 0..10 {
-                forge(others, number);
+                forge(&echo, others, number);
             }
-            forge(ours, 77);
+            forge(&echo, ours, 77);
             // Behind them all; so they would have been there, too.
             let mut buffer = [MaybeUninit::uninit(); 200];
             let (length, _) = echo.socket.get_ref().recv_from(&mut buffer).unwrap();
@@ -255,6 +249,26 @@ mod tests {
             // SAFETY: the kernel wrote so many bytes of the buffer.
             let first = unsafe { buffer[..length].assume_init_ref() };
             assert_eq!(wire::answered(ip, ours, first), Some(77));
+        });
+    }
+
+    #[test]
+    fn whoever_floods_does_not_get_all_of_the_agents_time() {
+        with_loopback(|| {
+            sysctl::write(&PING_GROUPS, "0 0").unwrap();
+            let nonce = Nonce([1; 8]);
+            let echo = Echo::open(BOTH[0], "lo", nonce).unwrap();
+            for number in 0..100 {
+                forge(&echo, nonce, number);
+            }
+            let mut buffer = vec![MaybeUninit::uninit(); 65_536];
+            let mut drain = || {
+                let mut taken = 0;
+                let more = echo.drain(&mut buffer, |_, _, _| taken += 1);
+                (taken, more)
+            };
+            assert_eq!(drain(), (AT_ONCE, true));
+            assert_eq!(drain(), (100 - AT_ONCE, false));
         });
     }
 

@@ -25,8 +25,10 @@ const FILES: [&str; 13] = [
 ];
 
 /// Of all links and, where the kernel keeps one per link, of the defaults.
-const SYSCTLS: [&[&str]; 17] = [
+const SYSCTLS: [&[&str]; 19] = [
     &["net", "ipv4", "ip_forward"],
+    &["net", "ipv4", "ping_group_range"],
+    &["net", "ipv4", "icmp_echo_ignore_all"],
     &["net", "ipv4", "ip_local_port_range"],
     &["net", "ipv4", "ip_local_reserved_ports"],
     &["net", "ipv4", "conf", "all", "rp_filter"],
