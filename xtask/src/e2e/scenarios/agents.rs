@@ -169,8 +169,10 @@ pub fn stay_away(world: &mut World) -> Result<String> {
             );
         }
         reaches(&pods[1].place, &pods[0])?;
-        let words = why.find("NetworkPluginNotReady").unwrap_or_default();
-        Ok(format!("NotReady, pods still connected: {}", &why[words..]))
+        // The kubelet's own words come before it, advice after it.
+        let start = why.find("NetworkPluginNotReady").unwrap_or_default();
+        let told = why[start..].split(';').next().unwrap_or_default();
+        Ok(format!("NotReady, pods still connected: {told}"))
     })();
     select(world, Value::Null)?;
     let seen = outcome?;
