@@ -12,8 +12,14 @@ pub const AGENTS: usize = 10;
 /// How the line that ends a streamed list begins, and what it has in it (KEP-3157).
 const END: (&str, &str) = ("{\"type\":\"BOOKMARK\"", "k8s.io/initial-events-end");
 
-/// Ways to ask, what they are, and what the last line of the answer is, if lines follow for ever.
-const WAYS: [(&str, &str, Option<(&str, &str)>); 3] = [
+/// What a way to ask is, the request, and the last line of the answer, if lines follow for ever.
+type Way = (
+    &'static str,
+    &'static str,
+    Option<(&'static str, &'static str)>,
+);
+
+const WAYS: [Way; 3] = [
     (
         "streamed from the cache, as the agent asks",
         "/api/v1/nodes?watch=true&sendInitialEvents=true&resourceVersion=0&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=300",

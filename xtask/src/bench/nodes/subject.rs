@@ -118,14 +118,18 @@ pub fn measure(
     let change_cpu = costs(
         &mut || {
             changes = changes::measure(&server.client, node, nodes, effort.changes)?;
-            Ok(thread::sleep(SETTLE))
+            thread::sleep(SETTLE);
+            Ok(())
         },
         effort.changes * 3,
     )?;
     now("pods");
     let mut adds = Vec::new();
     let pod_cpu = costs(
-        &mut || Ok(adds = pods(node, binaries, effort.pods)?),
+        &mut || {
+            adds = pods(node, binaries, effort.pods)?;
+            Ok(())
+        },
         effort.pods,
     )?;
     let peak = process::memory(pid)?.peak;
