@@ -13,7 +13,7 @@ pub use uplink::Uplink;
 use crate::{
     config::Settings,
     plan::{
-        Facts, Node, OverlayPlan, OverlaySettings, PlanError, facts::NodeProblem, non_masquerade,
+        Facts, Node, OverlaySettings, PlanError, facts::NodeProblem, non_masquerade, own_device,
     },
     troubles::trouble,
 };
@@ -97,14 +97,14 @@ impl NodeState {
         // Both lists have a first entry: own_entry and uplink::find made sure.
         let first = &links[0];
         // The overlay's own plan decides the MTU, so that pods and tunnel cannot disagree.
-        let plan = OverlayPlan::new(facts, &overlay_settings(settings, first.mtu))?;
+        let device = own_device(facts, &overlay_settings(settings, first.mtu))?;
         let here = conn.addrs(None)?;
         let masquerade_v4 = match settings.masquerade && node.pod_cidrs.iter().any(is_v4) {
             true => Some(uplink::source_v4(node, first, &here)?),
             false => None,
         };
         let mut warnings = Vec::new();
-        let address = plan.device.local;
+        let address = device.local;
         if !here.iter().any(|a| a.net.addr() == address) {
             let text = format!(
                 "no link has this node's address {address}, tunnels cannot leave from it: correct its entry in the list of nodes"
@@ -118,7 +118,7 @@ impl NodeState {
             warnings,
             addresses: node.addresses.clone(),
             pod_cidrs: node.pod_cidrs.clone(),
-            mtu: plan.device.mtu,
+            mtu: device.mtu,
             masquerade_v4,
             non_masquerade: unmasqueraded(facts, settings),
             uplinks: links

@@ -13,4 +13,6 @@ mod tests;
 
 pub use facts::{Facts, Node};
 pub use masquerade::non_masquerade;
-pub use overlay::{DeviceSpec, OverlayPlan, OverlaySettings, Peer, PlanError, RouteSpec};
+pub use overlay::{
+    DeviceSpec, OverlayPlan, OverlaySettings, Peer, PlanError, RouteSpec, own_device,
+};

@@ -7,7 +7,7 @@
 //! this node has no range of get no route: there would be no source address to send from.
 
 use super::{
-    conflicts::usable,
+    conflicts::{Usable, usable},
     facts::{Facts, Node, NodeProblem, first_host},
 };
 use ipnet::IpNet;
@@ -137,21 +137,11 @@ impl OverlayPlan {
     /// [`OverlayPlan::peers`].
     pub fn new(facts: &Facts, settings: &OverlaySettings) -> Result<Self, PlanError> {
         let name = &settings.node;
-        let own = facts
-            .nodes
-            .get(name)
-            .ok_or_else(|| PlanError::Unknown(name.clone()))?;
-        let usable = usable(facts, name);
-        let mut problems = usable.problems;
-        // The node itself comes first, so whatever is wrong with it is wrong by itself.
-        if let Some(problem) = problems.remove(name).and_then(|mut of_it| of_it.pop()) {
-            let name = name.clone();
-            return Err(PlanError::Own { name, problem });
-        }
-        let local = underlay_address(own, &usable.nodes);
+        let (own, usable, device) = own_end(facts, settings)?;
+        let (local, mut problems) = (device.local, usable.problems);
 
         let mut plan = Self {
-            device: device(own, local, settings)?,
+            device,
             addresses: own.pod_cidrs.iter().copied().map(first_host).collect(),
             routes: BTreeMap::new(),
             neighbours: BTreeMap::new(),
@@ -214,6 +204,36 @@ impl OverlayPlan {
         }
         first
     }
+}
+
+/// The VXLAN device alone, as [`OverlayPlan::new`] has it, for who does not ask for peers.
+///
+/// # Errors
+/// Those of [`OverlayPlan::new`].
+pub fn own_device(facts: &Facts, settings: &OverlaySettings) -> Result<DeviceSpec, PlanError> {
+    own_end(facts, settings).map(|(_, _, device)| device)
+}
+
+/// This node's entry, what can be used of all, and the device.
+fn own_end<'a>(
+    facts: &'a Facts,
+    settings: &OverlaySettings,
+) -> Result<(&'a Node, Usable, DeviceSpec), PlanError> {
+    let name = &settings.node;
+    let own = facts
+        .nodes
+        .get(name)
+        .ok_or_else(|| PlanError::Unknown(name.clone()))?;
+    let mut usable = usable(facts, name);
+    // The node itself comes first, so whatever is wrong with it is wrong by itself.
+    let problem = usable.problems.remove(name);
+    if let Some(problem) = problem.and_then(|mut of_it| of_it.pop()) {
+        let name = name.clone();
+        return Err(PlanError::Own { name, problem });
+    }
+    let local = underlay_address(own, &usable.nodes);
+    let device = device(own, local, settings)?;
+    Ok((own, usable, device))
 }
 
 /// This node's end of the tunnels.

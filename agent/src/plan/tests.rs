@@ -468,6 +468,13 @@ proptest! {
     }
 
     #[test]
+    fn the_device_alone_is_the_plans(nodes in vec(any_node(), 0..14)) {
+        let facts = Facts::new(nodes);
+        let whole = OverlayPlan::new(&facts, &settings("n1")).map(|plan| plan.device);
+        prop_assert_eq!(own_device(&facts, &settings("n1")), whole);
+    }
+
+    #[test]
     fn the_order_of_facts_does_not_matter(nodes in vec(any_node(), 0..14), seed: u64) {
         let mut nodes: Vec<_> = Facts::new(nodes.into_iter().chain([sound_own()])).nodes.into_values().collect();
         let one = OverlayPlan::new(&Facts::new(nodes.clone()), &settings("own"));

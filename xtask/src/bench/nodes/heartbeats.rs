@@ -36,10 +36,12 @@ impl Heartbeats {
             let (client, sent) = (client.clone(), sent.clone());
             thread::spawn(move || {
                 let every = PERIOD / nodes.max(1) as u32;
-                let start = Instant::now();
+                let mut due = Instant::now();
                 for number in 0.. {
-                    let due = start + every * number as u32;
-                    let left = due.saturating_duration_since(Instant::now());
+                    let now = Instant::now();
+                    let left = due.saturating_duration_since(now);
+                    // What a slow server kept back is not made up for.
+                    due = due.max(now) + every;
                     if stopped.recv_timeout(left) != Err(RecvTimeoutError::Timeout) {
                         return;
                     }

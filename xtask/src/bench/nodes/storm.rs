@@ -37,6 +37,7 @@ const WAYS: [Way; 3] = [
 pub struct Storm {
     pub nodes: usize,
     pub way: &'static str,
+    pub from_cache: bool,
     pub lists: usize,
     pub megabytes_each: f64,
     /// Until the last one had its answer.
@@ -94,6 +95,7 @@ fn one(
     Ok(Storm {
         nodes,
         way,
+        from_cache: path.contains("resourceVersion=0"),
         lists: AGENTS,
         megabytes_each: bytes as f64 * each / 1e6,
         seconds,
