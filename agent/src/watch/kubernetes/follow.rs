@@ -97,25 +97,53 @@ impl Watcher {
                 Event::Bookmark { version, .. } => (version, false),
             };
             self.point = Point::After(version);
-            if news {
-                let now = Instant::now();
-                let first = unpublished.map_or(now, |news| news.first);
-                unpublished = Some(Unpublished { first, last: now });
-            }
+            unpublished = Unpublished::after(unpublished, news, Instant::now());
         }
     }
 }
 
 /// Changes that are not published yet: when the first and the last of them came. What is no news
 /// does not count; in a large cluster a heartbeat comes at every moment.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Unpublished {
     first: Instant,
     last: Instant,
 }
 
 impl Unpublished {
+    /// What is unpublished after one more event.
+    fn after(before: Option<Self>, news: bool, now: Instant) -> Option<Self> {
+        if !news {
+            return before;
+        }
+        let first = before.map_or(now, |before| before.first);
+        Some(Self { first, last: now })
+    }
+
     fn due(self) -> Instant {
         (self.last + PAUSE).min(self.first + LONGEST_PAUSE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_change_waits_for_further_changes_and_for_no_heartbeat() {
+        let start = Instant::now();
+        let step = PAUSE / 5;
+        let mut beaten = Unpublished::after(None, false, start);
+        assert!(beaten.is_none());
+        beaten = Unpublished::after(beaten, true, start);
+        let mut changed = beaten;
+        for n in 1..100 {
+            beaten = Unpublished::after(beaten, false, start + step * n);
+            changed = Unpublished::after(changed, true, start + step * n);
+        }
+        let waits = |news: Option<Unpublished>| news.map_or(Duration::MAX, |n| n.due() - start);
+        assert_eq!(waits(beaten), PAUSE);
+        assert_eq!(waits(changed), LONGEST_PAUSE);
     }
 }

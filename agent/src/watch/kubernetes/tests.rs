@@ -155,22 +155,6 @@ async fn a_heartbeat_is_not_published_but_counts_as_the_point_to_go_on_from() {
     assert!(!test.source.updates.has_changed().unwrap());
 }
 
-/// In a cluster of thousands there is no moment without one.
-#[tokio::test]
-async fn a_change_is_published_however_many_heartbeats_follow_it() {
-    let (mut test, lines) = Test::with(&[node("n1", 1, 3)], 7).await;
-    let beating = tokio::spawn(async move {
-        let _ = lines.send(event("ADDED", &node("n2", 2, 8)));
-        let beat = event("MODIFIED", &node("n1", 1, 9));
-        // Faster than they are parsed.
-        while (0..100).all(|_| lines.send(beat.clone()).is_ok()) {
-            sleep(Duration::from_millis(1)).await;
-        }
-    });
-    test.until("published", |s| has(s, &["n1", "n2"])).await;
-    beating.abort();
-}
-
 #[tokio::test]
 async fn the_own_node_is_shown_with_taints_and_condition() {
     let mut own = node("n1", 1, 3);
