@@ -8,7 +8,9 @@
 //!
 //! To see that the engine gets far enough, each target also has a planted bug: it says whether an
 //! input is one of the few that only an engine led by coverage finds, and with
-//! [`PLANTED`] in the environment that is a panic (`cargo xtask fuzz --planted`).
+//! [`PLANTED`] in the environment that is a panic (`cargo xtask fuzz --planted`). A minute for each on a
+//! busy machine found none of them yet (0.1 to 2.4 million inputs, of which 300 to 4600 were kept for
+//! new coverage): until it does, a run that finds nothing says little of what lies that deep.
 
 mod target {
     pub mod cni;
