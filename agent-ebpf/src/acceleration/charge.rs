@@ -33,16 +33,6 @@ impl From<Over> for Skip {
     }
 }
 
-impl From<Over> for Reason {
-    #[inline(always)]
-    fn from(over: Over) -> Self {
-        match over {
-            Over::Pod => Self::PodLimit,
-            Over::Node => Self::NodeLimit,
-        }
-    }
-}
-
 /// Adds to an account, modulo 2^64, and returns what is in it then: at least this, and what others
 /// added before. (The target has no `AtomicU64::fetch_add`; the instruction is older than 5.10.)
 #[inline(always)]
@@ -145,25 +135,53 @@ pub fn release(cookie: u64) {
 }
 
 /// Whether the other end's queue may hold so many messages, of which the last is this one.
+///
+/// A connection of questions and answers leaves here at once; the rest is a function of its own, so
+/// that its registers cost such a connection nothing.
 #[inline(always)]
 pub fn admit(state: &mut SocketState, waiting: u32) -> Result<(), Reason> {
+    let level = u32::from(state.level);
+    if waiting <= queue::allowed(level) && (waiting != 1 || level == 0) {
+        return Ok(());
+    }
+    match change_level(state, waiting) {
+        ADMITTED => Ok(()),
+        POD_LIMIT => Err(Reason::PodLimit),
+        NODE_LIMIT => Err(Reason::NodeLimit),
+        _ => Err(Reason::QueueFull),
+    }
+}
+
+/// What [`change_level`] says: it returns what fits a register.
+const ADMITTED: u32 = 0;
+const POD_LIMIT: u32 = 1;
+const NODE_LIMIT: u32 = 2;
+const QUEUE_FULL: u32 = 3;
+
+#[inline(never)]
+fn change_level(state: &mut SocketState, waiting: u32) -> u32 {
     let level = u32::from(state.level);
     if waiting <= queue::allowed(level) {
         // It was empty: a level that is still needed will be taken again, at one call for many
         // messages.
-        if waiting == 1 && level > 0 {
-            release_level(state.peer.cookie, level);
-            state.level -= 1;
-        }
-        return Ok(());
+        release_level(state.peer.cookie, level);
+        state.level -= 1;
+        return ADMITTED;
     }
     let next = level + 1;
     if next >= queue::LEVELS || waiting > queue::allowed(next) {
-        return Err(Reason::QueueFull);
+        return QUEUE_FULL;
     }
     // None: it ended, or was enrolled by programs that did not charge.
-    let base = find(&QUEUE_CHARGES, &key(state.peer.cookie, 0)).ok_or(Reason::QueueFull)?;
-    charge(state.peer.cookie, next, base.payer)?;
-    state.level += 1;
-    Ok(())
+    let Some(base) = find(&QUEUE_CHARGES, &key(state.peer.cookie, 0)) else {
+        return QUEUE_FULL;
+    };
+    match charge(state.peer.cookie, next, base.payer) {
+        Ok(()) => {
+            state.level += 1;
+            ADMITTED
+        }
+        Err(Over::Pod) => POD_LIMIT,
+        Err(Over::Node) => NODE_LIMIT,
+    }
 }
