@@ -6,7 +6,7 @@ use crate::{
     namespace::Namespace,
     place::Place,
 };
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Serialize;
 use sinabro_common::{
@@ -252,6 +252,18 @@ impl Node {
             }
         };
         ask().with_context(|| format!("cannot ask the agent of {}", self.name()))
+    }
+
+    /// Runs a command in the node's network; an error if it fails.
+    pub fn command(&self, command: &[&str]) -> Result<()> {
+        let [program, arguments @ ..] = command else {
+            bail!("no command");
+        };
+        self.place().run(|| {
+            let output = Command::new(program).args(arguments).output()?;
+            ensure!(output.status.success(), "{command:?}: {output:?}");
+            Ok(())
+        })
     }
 
     /// Runs `sinabroctl` on the node.

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used)]
 
 use ipnet::IpNet;
-use nix::errno::Errno;
 use sinabro_common::{
     abi::drop::DropReason,
     api::{NodeReport, PeerProbe, PeersReport, Request, Response, StatusReport},
@@ -14,12 +13,11 @@ use sinabro_lab::{
     checks::spoof::drops,
     cni::IFNAME,
     confinement,
-    traffic::packet::{checksum, inject, interface},
+    traffic::packet::{self, checksum, inject, interface},
     wait::{eventually, eventually_some},
 };
 use sinabro_netlink::{Conn, link, sysctl};
-use socket2::{Domain, Protocol, Socket, Type};
-use std::{io::Read as _, os::fd::AsRawFd as _, process::Command, time::Duration};
+use std::{io::Read as _, time::Duration};
 
 fn lab(nodes: usize) -> Lab {
     Lab::new(Binaries::find().unwrap(), nodes, Lifetime::Process).unwrap()
@@ -84,25 +82,15 @@ fn shown(node: &Node, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn run(node: &Node, command: &[&str]) {
-    node.place()
-        .run(|| {
-            let output = Command::new(command[0]).args(&command[1..]).output()?;
-            assert!(output.status.success(), "{command:?}: {output:?}");
-            Ok(())
-        })
-        .unwrap();
-}
-
 /// As a firewall that nobody asked to let the tunnels pass.
 fn cut_tunnels(node: &Node) {
     let rules =
         "table inet cut { chain in { type filter hook input priority 0; udp dport 8472 drop; }; }";
-    run(node, &["nft", rules]);
+    node.command(&["nft", rules]).unwrap();
 }
 
 fn mend_tunnels(node: &Node) {
-    run(node, &["nft", "delete table inet cut"]);
+    node.command(&["nft", "delete table inet cut"]).unwrap();
 }
 
 fn a_cut_tunnel_is_named(lab: &Lab) {
@@ -261,33 +249,10 @@ fn an_agent_that_is_away_is_no_silence() {
 
 /// The next IPv4 echo request that leaves by a link of the node, Ethernet header included.
 fn overhear(node: &Node, name: &str) -> Vec<u8> {
-    let index = interface(node.place(), name).unwrap().index;
-    let mut socket = node
-        .place()
-        .run(|| {
-            let all = i32::from((libc::ETH_P_ALL as u16).to_be());
-            let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(all)))?;
-            let address = libc::sockaddr_ll {
-                sll_family: libc::AF_PACKET as u16,
-                sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
-                sll_ifindex: index as i32,
-                sll_hatype: 0,
-                sll_pkttype: 0,
-                sll_halen: 0,
-                sll_addr: [0; 8],
-            };
-            // SAFETY: the address is a sockaddr_ll of the size given.
-            Errno::result(unsafe {
-                libc::bind(
-                    socket.as_raw_fd(),
-                    (&raw const address).cast(),
-                    size_of_val(&address) as libc::socklen_t,
-                )
-            })?;
-            socket.set_read_timeout(Some(Duration::from_secs(60)))?;
-            Ok(socket)
-        })
-        .unwrap();
+    let link = interface(node.place(), name).unwrap();
+    let mut socket = packet::socket(node.place(), link, libc::ETH_P_ALL as u16).unwrap();
+    let patience = Some(Duration::from_secs(60));
+    socket.set_read_timeout(patience).unwrap();
     let mut frame = [0; 2048];
     loop {
         let length = socket.read(&mut frame).unwrap();

@@ -9,7 +9,7 @@ use sinabro_lab::{
     wait::{PATIENCE, eventually, eventually_some},
 };
 use sinabro_netlink::sysctl;
-use std::{process::Command, time::Duration};
+use std::time::Duration;
 
 fn lab(nodes: usize) -> Lab {
     Lab::new(Binaries::find().unwrap(), nodes, Lifetime::Process).unwrap()
@@ -48,16 +48,6 @@ fn over(node: &Node, reason: &str) {
     });
 }
 
-fn run(node: &Node, command: &[&str]) {
-    node.place()
-        .run(|| {
-            let output = Command::new(command[0]).args(&command[1..]).output()?;
-            assert!(output.status.success(), "{command:?}: {output:?}");
-            Ok(())
-        })
-        .unwrap();
-}
-
 fn forwards(node: &Node) -> bool {
     let name = ["net", "ipv4", "ip_forward"];
     let value = node.place().run(|| Ok(sysctl::read(&name)?)).unwrap();
@@ -85,7 +75,8 @@ fn forwarding_that_is_turned_off_comes_on_again_or_is_named() {
     stop_forwarding(node);
     let text = told(node, "ForwardingOff");
     assert!(text.contains("sysctl -w net.ipv4.ip_forward=1"), "{text}");
-    run(node, &["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+    node.command(&["sysctl", "-qw", "net.ipv4.ip_forward=1"])
+        .unwrap();
     over(node, "ForwardingOff");
 }
 
@@ -102,13 +93,14 @@ fn a_forward_policy_of_drop_is_named(drop: &[&[&str]], named: &str, program: &st
     icmp::ping(pods[0].place(), pods[1].v4(), PATIENCE).unwrap();
     let node = lab.node(1);
     for command in drop {
-        run(node, command);
+        node.command(command).unwrap();
     }
     icmp::ping(pods[0].place(), pods[1].v4(), Duration::from_millis(300)).unwrap_err();
     let text = told(node, "FirewallDropsForwarded");
     let rules = text.split('`').nth(1).unwrap();
     assert!(rules.starts_with(&format!("{named} -I FORWARD")), "{text}");
-    run(node, &["sh", "-c", &rules.replace(named, program)]);
+    node.command(&["sh", "-c", &rules.replace(named, program)])
+        .unwrap();
     icmp::ping(pods[0].place(), pods[1].v4(), PATIENCE).unwrap();
     over(node, "FirewallDropsForwarded");
 }
@@ -187,10 +179,8 @@ fn a_range_that_fills_and_pods_outside_of_it_are_named() {
 fn ports_that_others_have_are_no_reason_not_to_serve() {
     let lab = lab(1);
     let node = lab.node(1);
-    run(
-        node,
-        &["sysctl", "-qw", "net.ipv4.ip_local_port_range=1024 65535"],
-    );
+    let ports = "net.ipv4.ip_local_port_range=1024 65535";
+    node.command(&["sysctl", "-qw", ports]).unwrap();
     let address = "127.0.0.1:9632";
     let other = node
         .place()
@@ -226,8 +216,10 @@ fn an_uplink_that_is_replaced_is_followed() {
             return false;
         }
         if followed < 8 {
-            run(node, &["ip", "address", "del", &net, "dev", now]);
-            run(node, &["ip", "address", "add", &net, "dev", next]);
+            node.command(&["ip", "address", "del", &net, "dev", now])
+                .unwrap();
+            node.command(&["ip", "address", "add", &net, "dev", next])
+                .unwrap();
             followed += 1;
             return false;
         }

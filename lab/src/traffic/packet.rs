@@ -3,7 +3,7 @@
 use crate::place::Place;
 use anyhow::{Context as _, Result, bail};
 use nix::errno::Errno;
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 use std::{
     net::{IpAddr, Ipv4Addr},
     os::fd::AsRawFd as _,
@@ -100,14 +100,16 @@ pub fn arp_claim(mac: [u8; 6], address: Ipv4Addr) -> Vec<u8> {
     frame
 }
 
-/// Puts frames on an interface as they are.
-pub fn inject(place: &Place, interface: Interface, frames: &[Vec<u8>]) -> Result<()> {
+/// A socket for whole frames of an interface (packet(7)): it hears what comes and goes of a
+/// protocol, an EtherType, or nothing if that is zero.
+pub fn socket(place: &Place, interface: Interface, protocol: u16) -> Result<Socket> {
     place.run(|| {
-        let socket =
-            Socket::new(Domain::PACKET, Type::RAW, None).context("cannot open a packet socket")?;
+        let heard = Protocol::from(i32::from(protocol.to_be()));
+        let socket = Socket::new(Domain::PACKET, Type::RAW, Some(heard))
+            .context("cannot open a packet socket")?;
         let address = libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as u16,
-            sll_protocol: 0,
+            sll_protocol: protocol.to_be(),
             sll_ifindex: interface.index as i32,
             sll_hatype: 0,
             sll_pkttype: 0,
@@ -123,11 +125,17 @@ pub fn inject(place: &Place, interface: Interface, frames: &[Vec<u8>]) -> Result
             )
         })
         .context("cannot bind a packet socket")?;
-        for frame in frames {
-            socket.send(frame).context("cannot inject a frame")?;
-        }
-        Ok(())
+        Ok(socket)
     })
+}
+
+/// Puts frames on an interface as they are.
+pub fn inject(place: &Place, interface: Interface, frames: &[Vec<u8>]) -> Result<()> {
+    let socket = socket(place, interface, 0)?;
+    for frame in frames {
+        socket.send(frame).context("cannot inject a frame")?;
+    }
+    Ok(())
 }
 
 /// The Internet checksum (RFC 1071) over parts of even length, the last of any.
