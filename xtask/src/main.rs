@@ -72,7 +72,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = fuzz::rustc_wrapper() {
+    if let Some(code) = fuzz::rustc_wrapper().or_else(test::runner) {
         return code;
     }
     let result = match Cli::parse().command {

@@ -4,6 +4,7 @@
 
 use crate::{
     arch::Arch,
+    cluster::{self, Variant},
     debian, ui,
     workspace::{self, Rustc, output, run as show, which},
 };
@@ -19,8 +20,11 @@ const BPF_LINKER: &str = "0.10.3";
 #[derive(clap::Args)]
 pub struct Options {
     /// Only what a build needs, not what tests and benchmarks need besides
-    #[arg(long)]
+    #[arg(long, conflicts_with = "cluster")]
     build_only: bool,
+    /// Also Kubernetes' programs, which `cluster` and `e2e` would build: ten minutes the first time
+    #[arg(long)]
+    cluster: bool,
 }
 
 /// Something that may be missing.
@@ -133,6 +137,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         }
     }
     ensure(needs)?;
+    if options.cluster {
+        cluster::build(Variant::default())?;
+    }
     println!("  everything is there");
     Ok(ExitCode::SUCCESS)
 }

@@ -8,7 +8,19 @@ use crate::{
 };
 use anyhow::{Context as _, Result};
 use sinabro_lab::residue::left;
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    env,
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+/// Tells this program that cargo calls it to run a test program, the first of its arguments.
+const RUNNER: &str = "SINABRO_TEST_RUNNER";
+
+/// Test programs that wait for agents nearly all of their time, for example for a peer to count as
+/// silent: run as many of their tests at once as there are.
+const MOSTLY_WAIT: [&str; 2] = ["peers", "troubles"];
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -32,7 +44,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     };
 
     let mut command = cargo_with_ebpf();
-    command.arg("test");
+    let own = env::current_exe().context("cannot find this program")?;
+    // A list, as a path may have spaces.
+    let runner = format!("target.{}.runner=[{own:?}]", Rustc::find()?.host);
+    command.args(["--config", &runner, "test"]);
     if let Some(dir) = earlier {
         command.env("SINABRO_EARLIER_DIR", dir);
     }
@@ -48,10 +63,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     let before = residue::look()?;
     command.args(&options.arguments);
-    if !root::is_root() {
-        let host = Rustc::find()?.host.to_uppercase().replace('-', "_");
-        command.env(format!("CARGO_TARGET_{host}_RUNNER"), "sudo --preserve-env");
-    }
+    command.env(RUNNER, "1");
     let passed = show(&mut command).context("tests failed");
 
     let left = left(&before, residue::look)?;
@@ -65,6 +77,47 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     } else {
         Ok(ExitCode::FAILURE)
     }
+}
+
+/// If cargo calls this program to run a test program: runs it as root, with as many of its tests at
+/// once as suits it.
+pub fn runner() -> Option<ExitCode> {
+    env::var_os(RUNNER)?;
+    let mut arguments = env::args_os().skip(1);
+    let program = PathBuf::from(arguments.next()?);
+    let mut command = match root::is_root() {
+        true => Command::new(&program),
+        false => {
+            let mut sudo = Command::new("sudo");
+            sudo.arg("--preserve-env").arg(&program);
+            sudo
+        }
+    };
+    // Tests start programs that cargo has built, this one among them.
+    command.args(arguments).env_remove(RUNNER);
+    if mostly_waits(&program) && env::var_os("RUST_TEST_THREADS").is_none() {
+        command.env("RUST_TEST_THREADS", "8");
+    }
+    Some(match command.status() {
+        Ok(status) => match status.code() {
+            Some(code) => ExitCode::from(u8::try_from(code).unwrap_or(101)),
+            None => {
+                ui::error(&format!("{}: {status}", program.display()));
+                ExitCode::from(101)
+            }
+        },
+        Err(error) => {
+            ui::error(&format!("cannot start {}: {error}", program.display()));
+            ExitCode::FAILURE
+        }
+    })
+}
+
+/// cargo calls a test program by its target's name and a hash.
+fn mostly_waits(program: &Path) -> bool {
+    let name = program.file_name().and_then(OsStr::to_str);
+    let name = name.and_then(|name| Some(name.rsplit_once('-')?.0));
+    name.is_some_and(|name| MOSTLY_WAIT.contains(&name))
 }
 
 /// Whether the tests that cargo is asked for may be those of upgrades, which need the programs of
@@ -102,6 +155,19 @@ fn earlier() -> Result<Option<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn more_tests_at_once_are_for_programs_that_wait() {
+        let waits = |path| super::mostly_waits(std::path::Path::new(path));
+        assert!(waits("target/debug/deps/peers-1c0ffee"));
+        assert!(!waits("target/debug/deps/streams-1c0ffee"));
+        assert!(!waits("target/debug/deps/peers"));
+        let tests = crate::workspace::root().join("lab/tests");
+        for name in super::MOSTLY_WAIT {
+            let file = tests.join(name).with_extension("rs");
+            assert!(file.is_file(), "there is no {}", file.display());
+        }
+    }
+
     #[test]
     fn only_tests_of_upgrades_have_an_earlier_state_built() {
         let upgrades = |text: &str| {

@@ -241,7 +241,12 @@ fn prepare(options: &Options) -> Result<()> {
     if options.cni == Cni::Sinabro {
         image::write()?;
     }
-    components::ensure(options.variant.containerd)?;
+    build(options.variant)
+}
+
+/// What machines of such a cluster run besides Sinabro.
+pub fn build(variant: Variant) -> Result<()> {
+    components::ensure(variant.containerd)?;
     images::ensure()
 }
 
