@@ -35,6 +35,10 @@ test *arguments:
 fuzz *arguments:
     cargo xtask fuzz {{arguments}}
 
+# Programs, plugin, agent and checks on other kernels, in virtual machines
+vm *arguments:
+    cargo xtask vm {{arguments}}
+
 # ADD and DEL beside the plugins ptp and host-local
 bench-cni *arguments:
     cargo xtask bench cni {{arguments}}

@@ -28,6 +28,8 @@ pub const BPF_DIR: &str = "/sys/fs/bpf/sinabro";
 pub const BPF_LINKS_DIR: &str = "links";
 /// Pins of the self-test of the TCP acceleration while it runs, inside the bpffs directory.
 pub const BPF_SELF_TEST_DIR: &str = "self_test";
+/// Pins of `sinabroctl verify` while it runs, inside the bpffs directory.
+pub const BPF_VERIFY_DIR: &str = "verify";
 
 /// Settings file that is read if it is there and no other is named.
 pub const CONFIG_FILE: &str = "/etc/sinabro/config.yaml";

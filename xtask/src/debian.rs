@@ -18,7 +18,7 @@ use std::{
 
 /// The suite with a current Rust.
 const RUST_SUITE: &str = "trixie-backports";
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Installs packages from the machine's own sources, unless that would remove any other.
 pub fn install(packages: &[&str]) -> Result<()> {
@@ -162,14 +162,14 @@ pub fn rust_src(version: &str) -> Result<PathBuf> {
 }
 
 /// apt with its own lists and cache.
-struct PrivateApt {
+pub struct PrivateApt {
     dir: PathBuf,
     options: Vec<String>,
 }
 
 impl PrivateApt {
     /// With this only source, or with the machine's.
-    fn new(dir: &Path, source: Option<&str>) -> Result<Self> {
+    pub fn new(dir: &Path, source: Option<&str>) -> Result<Self> {
         let write = || -> Result<()> {
             for sub in ["state/lists/partial", "cache/archives/partial", "download"] {
                 fs::create_dir_all(dir.join(sub))?;
@@ -186,6 +186,12 @@ impl PrivateApt {
             ("Dir::Cache", at("cache")),
             // The unprivileged user that apt would change to cannot write here.
             ("APT::Sandbox::User", String::new()),
+            // Packages alone.
+            ("Acquire::Languages", "none".into()),
+            (
+                "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled",
+                "false".into(),
+            ),
         ];
         if source.is_some() {
             options.push(("Dir::Etc::sourcelist", at("sources.list")));
@@ -208,8 +214,26 @@ impl PrivateApt {
         command
     }
 
-    fn update(&self) -> Result<()> {
+    pub fn update(&self) -> Result<()> {
         output(self.command("apt-get").args(["-q", "update"])).map(drop)
+    }
+
+    /// Names of packages that begin so.
+    pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
+        let listed = output(self.command("apt-cache").args(["pkgnames", prefix]))?;
+        Ok(listed.lines().map(str::to_owned).collect())
+    }
+
+    /// Downloads a package, whose signature and digest apt checks, and unpacks it.
+    pub fn unpack(&self, package: &str, into: &Path) -> Result<()> {
+        let dir = tempfile::tempdir().context("cannot make a directory")?;
+        let mut download = self.command("apt-get");
+        output(download.args(["-q", "download", package]).current_dir(&dir))?;
+        fs::create_dir_all(into).with_context(|| format!("cannot make {}", into.display()))?;
+        for entry in fs::read_dir(&dir)? {
+            output(Command::new("dpkg").arg("-x").arg(entry?.path()).arg(into))?;
+        }
+        Ok(())
     }
 
     /// The package version of an upstream version.
@@ -254,7 +278,7 @@ impl PrivateApt {
 }
 
 /// The Debian mirror that this machine is configured for.
-fn mirror() -> Result<String> {
+pub fn mirror() -> Result<String> {
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
     if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
         files.extend(entries.flatten().map(|entry| entry.path()));

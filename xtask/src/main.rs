@@ -23,6 +23,7 @@ mod root;
 mod setup;
 mod test;
 mod ui;
+mod vm;
 mod workspace;
 
 use clap::{Parser, Subcommand};
@@ -66,6 +67,8 @@ enum Command {
     Cluster(cluster::Action),
     /// Run Kubernetes' own network tests, and what happens in a cluster's life, on a real cluster
     E2e(e2e::Options),
+    /// Boot other kernels in virtual machines and run programs, plugin, agent and checks on each
+    Vm(vm::Options),
     /// List links, routes, namespaces, eBPF programs, pins, cgroups, mounts, files and processes of
     /// Sinabro on this machine; exit code 1 if there are any
     Residue(residue::Options),
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Command::DeployAgent => deploy::run(),
         Command::Cluster(action) => cluster::run(&action),
         Command::E2e(options) => e2e::run(&options),
+        Command::Vm(options) => vm::run(&options),
         Command::Residue(options) => residue::run(&options),
     };
     result.unwrap_or_else(|error| {

@@ -48,6 +48,8 @@ pub enum Need {
     Runc,
     /// What nodes of a cluster run besides, and what its test images are made of.
     ClusterTools,
+    /// Boots other kernels, and what unpacks their packages.
+    Qemu,
     /// The compiled standard library of another architecture.
     RustStd(Arch),
     /// A C compiler and a C library for another architecture.
@@ -88,6 +90,15 @@ pub const CLUSTER: &[Need] = &[
     Need::Runc,
     Need::ClusterTools,
 ];
+pub const VM: &[Need] = &[Need::RustSrc, Need::BpfLinker, Need::StaticLibc, Need::Qemu];
+const QEMU: [(&str, &str); 6] = [
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("dpkg", "dpkg"),
+    ("xz", "xz-utils"),
+    ("zstd", "zstd"),
+    ("strip", "binutils"),
+    ("busybox", "busybox-static"),
+];
 /// Programs of a cluster's nodes and test images, and Debian's packages of them.
 const CLUSTER_TOOLS: [(&str, &str); 24] = [
     ("nft", "nftables"),
@@ -125,6 +136,7 @@ const ALL: &[Need] = &[
     Need::ReferencePlugins,
     Need::HttpTools,
     Need::Runc,
+    Need::Qemu,
     Need::ClusterTools,
 ];
 
@@ -167,6 +179,7 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
             | Need::CppCompiler
             | Need::Iperf3
             | Need::Nft
+            | Need::Qemu
             | Need::ClusterTools
             | Need::CrossCompiler(_) => {}
         }
@@ -191,6 +204,7 @@ impl Need {
             Self::ReferencePlugins => "ptp, host-local",
             Self::HttpTools => "wrk, nginx",
             Self::Runc => "runc",
+            Self::Qemu => "qemu",
             Self::ClusterTools => "cluster tools",
             Self::RustStd(_) => "foreign rust-std",
             Self::CrossCompiler(_) => "cross compiler",
@@ -225,6 +239,11 @@ impl Need {
                 return Some(format!("{}, {}", wrk.display(), nginx.display()));
             }
             Self::Runc => runc()?,
+            Self::Qemu => {
+                let qemu = which("qemu-system-x86_64")?;
+                let all = QEMU.iter().all(|(program, _)| which(program).is_some());
+                return all.then(|| qemu.display().to_string());
+            }
             Self::ClusterTools => {
                 let mut programs = CLUSTER_TOOLS.iter();
                 let all = programs.all(|(program, _)| which(program).is_some());
@@ -248,6 +267,7 @@ impl Need {
             Self::Iperf3 => &[("iperf3", "iperf3")],
             Self::Nft => &[("nft", "nftables")],
             Self::HttpTools => &[("wrk", "wrk")],
+            Self::Qemu => &QEMU,
             Self::ClusterTools => &CLUSTER_TOOLS,
             Self::CrossCompiler(Arch::Amd64) => &[
                 ("x86_64-linux-gnu-gcc", "gcc-x86-64-linux-gnu"),
@@ -280,6 +300,8 @@ impl File {
         let fedora = match self.name {
             "libc.a" => ", Fedora: glibc-static",
             "c++" => ", Fedora: gcc-c++",
+            "qemu-system-x86_64" => ", Fedora: qemu-system-x86-core",
+            "busybox" => ", Fedora: busybox",
             _ => "",
         };
         format!("{} (Debian: {}{fedora})", self.name, self.package)
@@ -307,7 +329,8 @@ fn install_packages(files: Vec<File>) -> Result<()> {
 /// Every package that set-up may install.
 #[cfg(test)]
 pub fn all_debian_packages() -> Vec<&'static str> {
-    let tools = CLUSTER_TOOLS.iter().map(|(_, package)| *package);
+    let tools = CLUSTER_TOOLS.iter().chain(&QEMU);
+    let tools = tools.map(|(_, package)| *package);
     let mut all: Vec<&str> = tools
         .chain(["gcc", "g++", "libc6-dev", "iperf3", "wrk"])
         .collect();

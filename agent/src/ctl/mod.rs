@@ -17,6 +17,7 @@ mod self_test;
 mod status;
 mod table;
 mod uninstall;
+mod verify;
 
 use crate::config::ConfigError;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
@@ -51,6 +52,7 @@ Examples:
   sinabroctl acceleration               which pods' TCP goes from socket to socket, and how much
   sinabroctl acceleration --kernel      what that changes for applications on this kernel
   sinabroctl prepare                    as root, before an agent that runs without privileges
+  sinabroctl verify                     as root: does this kernel take every eBPF program?
   sinabroctl uninstall                  as root, once the agent is gone: takes everything away
   sinabroctl debug -o node.tar          everything needed to look at this node from afar
   kubectl -n kube-system exec ds/sinabro -- sinabroctl debug -o - > node.tar";
@@ -141,6 +143,13 @@ enum Action {
     ///
     /// Needs root. Changes nothing that is right already.
     Prepare(PlaceFlags),
+    /// Loads and verifies every program on this kernel, attaches each in every way that the kernel
+    /// has for it, and takes it away again.
+    ///
+    /// Needs root, and changes nothing: an agent that runs goes on with its own. INSTRUCTIONS is how
+    /// many the verifier walked through. Ends with code 1 if the kernel refuses a program that a
+    /// node cannot do without.
+    Verify(PlaceFlags),
     /// Takes everything of Sinabro off this node: configuration, plugin, pod links, VXLAN device,
     /// routes, programs, pins, state.
     ///
@@ -229,6 +238,7 @@ pub fn main() -> ExitCode {
         Action::Pause => pause::pause().map(|()| Exit::Well).map_err(Failure::from),
         Action::Debug(places) => debug::run(common, places).map_err(Failure::from),
         Action::Uninstall(places) => uninstall::run(common, places).map_err(Failure::from),
+        Action::Verify(places) => verify::run(common, places).map_err(Failure::from),
         Action::Prepare(places) => prepare::run(common, places).map_err(Failure::from),
     };
     let exit = done.unwrap_or_else(|failure| {

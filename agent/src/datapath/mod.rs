@@ -21,13 +21,16 @@ mod object;
 pub mod pins;
 mod probe;
 mod remove;
+mod statistics;
 mod sweep;
 mod sys;
+mod verify;
 
 pub use apart::Apart;
 pub use error::DatapathError;
 pub use object::{fingerprint, make_directory, trim as release_memory};
 pub use remove::{Removed, remove};
+pub use verify::verify;
 
 use crate::chain::Chain;
 use attach::{Classifiers, sock};

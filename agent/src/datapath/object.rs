@@ -9,7 +9,10 @@ use super::{
     maps::shape::{self, Shape},
     sys,
 };
-use aya::{Ebpf, EbpfLoader, include_bytes_aligned, programs::ProgramError};
+use aya::{
+    Ebpf, EbpfLoader, include_bytes_aligned,
+    programs::{Program, ProgramError},
+};
 use sinabro_common::names;
 use std::{
     fs, io,
@@ -21,6 +24,17 @@ static POD: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pod"));
 static UPLINK: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/uplink"));
 static OVERLAY: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/overlay"));
 static SOCK: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sock"));
+
+/// The object that a kernel may lack what it takes for.
+pub const SOCK_OBJECT: &str = "sock";
+
+/// In the order in which they are loaded.
+static OBJECTS: [(&str, &[u8]); 4] = [
+    ("pod", POD),
+    ("uplink", UPLINK),
+    ("overlay", OVERLAY),
+    (SOCK_OBJECT, SOCK),
+];
 
 /// The programs' variable of that name.
 const KERNEL_OFFSETS: &str = "KERNEL_OFFSETS";
@@ -43,10 +57,7 @@ pub struct Objects {
 
 /// Loads and verifies every program.
 pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
-    if [POD, UPLINK, OVERLAY, SOCK]
-        .iter()
-        .any(|object| object.is_empty())
-    {
+    if OBJECTS.iter().any(|(_, bytes)| bytes.is_empty()) {
         return Err(DatapathError::NotBuilt);
     }
     make_directory(&config.bpf_dir)?;
@@ -87,7 +98,7 @@ pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
     let overlay = load_object(&mut loader, "overlay", OVERLAY)?;
     let sock = offsets.as_ref().map(|offsets| {
         loader.override_global(KERNEL_OFFSETS, offsets, true);
-        load_object(&mut loader, "sock", SOCK)
+        load_object(&mut loader, SOCK_OBJECT, SOCK)
     });
     drop(loader);
     let sock = sock.or(unknown);
@@ -130,9 +141,51 @@ pub fn load_apart(directory: &Path) -> Result<Ebpf, DatapathError> {
     let offsets = btf::kernel_offsets().map_err(DatapathError::KernelTypes)?;
     let mut loader = loader(directory);
     loader.override_global(KERNEL_OFFSETS, &offsets, true);
-    let result = load_object(&mut loader, "sock", SOCK);
+    let result = load_object(&mut loader, SOCK_OBJECT, SOCK);
     trim();
     result
+}
+
+/// An object whose programs were loaded each by itself: what one is refused for says nothing of
+/// another.
+pub struct Tried {
+    pub bytes: &'static [u8],
+    pub programs: Vec<(String, Result<(), DatapathError>)>,
+    pub ebpf: Ebpf,
+}
+
+/// Tries every program of an object, with maps of its own in a directory of its own.
+///
+/// # Errors
+/// If not even the maps can be made, or if it is not known where this kernel keeps what the programs
+/// look at.
+pub fn try_each(directory: &Path, object: &'static str) -> Result<Tried, DatapathError> {
+    let bytes = OBJECTS.iter().find(|(name, _)| *name == object);
+    let bytes = bytes.map_or(&[][..], |(_, bytes)| bytes);
+    if bytes.is_empty() {
+        return Err(DatapathError::NotBuilt);
+    }
+    make_directory(directory)?;
+    raise_memlock();
+    let offsets = (object == SOCK_OBJECT).then(btf::kernel_offsets);
+    let offsets = offsets.transpose().map_err(DatapathError::KernelTypes)?;
+    let mut loader = loader(directory);
+    if let Some(offsets) = &offsets {
+        loader.override_global(KERNEL_OFFSETS, offsets, true);
+    }
+    let opened = open_object(&mut loader, object, bytes);
+    drop(loader);
+    trim();
+    let mut ebpf = opened?;
+    let programs = ebpf
+        .programs_mut()
+        .map(|(name, program)| (name.to_owned(), load_program(name, program)))
+        .collect();
+    Ok(Tried {
+        bytes,
+        programs,
+        ebpf,
+    })
 }
 
 /// A number that changes with the programs of the TCP acceleration.
@@ -157,21 +210,32 @@ fn load_object(
     object: &'static str,
     bytes: &[u8],
 ) -> Result<Ebpf, DatapathError> {
-    let mut ebpf = loader.load(bytes).map_err(|source| DatapathError::Object {
+    let mut ebpf = open_object(loader, object, bytes)?;
+    ebpf.programs_mut()
+        .try_for_each(|(name, program)| load_program(name, program))?;
+    Ok(ebpf)
+}
+
+/// Makes the maps of an object.
+fn open_object(
+    loader: &mut EbpfLoader<'_>,
+    object: &'static str,
+    bytes: &[u8],
+) -> Result<Ebpf, DatapathError> {
+    loader.load(bytes).map_err(|source| DatapathError::Object {
         object,
         source: Box::new(source),
-    })?;
-    for (name, program) in ebpf.programs_mut() {
-        use aya::programs::Program;
-        let result = match program {
-            Program::SchedClassifier(program) => program.load(),
-            Program::SockOps(program) => program.load(),
-            Program::SkMsg(program) => program.load(),
-            _ => Err(ProgramError::UnexpectedProgramType),
-        };
-        result.map_err(|error| refused(name, error))?;
-    }
-    Ok(ebpf)
+    })
+}
+
+fn load_program(name: &str, program: &mut Program) -> Result<(), DatapathError> {
+    let result = match program {
+        Program::SchedClassifier(program) => program.load(),
+        Program::SockOps(program) => program.load(),
+        Program::SkMsg(program) => program.load(),
+        _ => Err(ProgramError::UnexpectedProgramType),
+    };
+    result.map_err(|error| refused(name, error))
 }
 
 fn refused(program: &str, error: ProgramError) -> DatapathError {

@@ -25,9 +25,11 @@ pub fn remove(bpf_dir: &Path) -> Removed {
             removed.pin(&links.join(name));
         }
     }
-    // Left by a self-test that was killed.
-    if let Err(error) = apart::remove(&bpf_dir.join(names::BPF_SELF_TEST_DIR)) {
-        removed.problems.push(error);
+    // Left by a self-test, or by who verified the programs, if that was killed.
+    for directory in [names::BPF_SELF_TEST_DIR, names::BPF_VERIFY_DIR] {
+        if let Err(error) = apart::remove(&bpf_dir.join(directory)) {
+            removed.problems.push(error);
+        }
     }
     for name in entries(bpf_dir, &mut removed) {
         let map = name.strip_suffix(object::NEXT).unwrap_or(&name);

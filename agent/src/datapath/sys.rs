@@ -5,7 +5,7 @@
 //! shorter ones.
 
 use std::{
-    ffi::CString,
+    ffi::{CStr, CString},
     io, mem,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
@@ -15,6 +15,7 @@ use std::{
 };
 
 const MAP_GET_NEXT_KEY: libc::c_int = 4;
+const PROG_LOAD: libc::c_int = 5;
 const OBJ_PIN: libc::c_int = 6;
 const OBJ_GET: libc::c_int = 7;
 const PROG_ATTACH: libc::c_int = 8;
@@ -245,6 +246,50 @@ pub fn next_key(map: BorrowedFd<'_>, key: Option<&[u8]>, next: &mut [u8]) -> io:
         Ok(_) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+/// Loads a program for what the verifier says of it, and lets go of it. The program has been accepted
+/// before.
+pub fn verifier_statistics<I>(kind: u32, program: &[I], license: &CStr) -> io::Result<String> {
+    #[repr(C)]
+    struct Attr {
+        kind: u32,
+        count: u32,
+        program: u64,
+        license: u64,
+        log_level: u32,
+        log_size: u32,
+        log: u64,
+    }
+    /// `BPF_LOG_STATS`.
+    const STATISTICS: u32 = 4;
+    /// `struct bpf_insn`.
+    const INSTRUCTION: usize = 8;
+    if mem::size_of::<I>() != INSTRUCTION {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // Some lines.
+    let mut log = vec![0u8; 1 << 16];
+    let mut attr = Attr {
+        kind,
+        count: program.len() as u32,
+        program: program.as_ptr() as u64,
+        license: license.as_ptr() as u64,
+        log_level: STATISTICS,
+        log_size: log.len() as u32,
+        log: log.as_mut_ptr() as u64,
+    };
+    // SAFETY: the program has `count` instructions of the size that the kernel's have, as just
+    // checked, the license is terminated, the log as long as it says; all outlive the call, and the
+    // descriptor is new.
+    let loaded = unsafe { bpf(PROG_LOAD, &mut attr).map(|fd| own(fd)) };
+    let end = log.iter().position(|&byte| byte == 0);
+    log.truncate(end.unwrap_or(log.len()));
+    let log = String::from_utf8_lossy(&log).into_owned();
+    match loaded {
+        Ok(_) => Ok(log),
+        Err(error) => Err(io::Error::new(error.kind(), format!("{error}: {log}"))),
     }
 }
 

@@ -15,6 +15,7 @@ mod run;
 mod traffic;
 mod tunnel_hooks;
 mod uplink_hooks;
+mod verify;
 
 use sinabro_agent::datapath::{Datapath, DatapathConfig};
 use std::{env, process::Command};

@@ -13,12 +13,14 @@ pub mod frame;
 mod mac;
 mod report;
 mod self_test;
+mod verify;
 mod wish;
 
 pub use acceleration::*;
 pub use mac::Mac;
 pub use report::*;
 pub use self_test::*;
+pub use verify::*;
 pub use wish::{ParseTcpAccelerationError, TcpAcceleration};
 
 use serde::{Deserialize, Serialize};

@@ -15,6 +15,7 @@ pub mod one_way;
 pub mod packet;
 pub mod path;
 pub mod round_trips;
+pub mod sctp;
 pub mod seat;
 pub mod tcp;
 pub mod udp;

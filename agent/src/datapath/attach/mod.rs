@@ -319,6 +319,29 @@ impl Classifiers {
     }
 }
 
+/// The ways in which this kernel attaches a program that it has verified.
+pub fn modes(ebpf: &mut Ebpf, hook: Hook) -> Result<Vec<Mode>, DatapathError> {
+    let classifier = classifier(ebpf, hook)?;
+    Ok(
+        match probe::has_tcx(classifier.fd.as_fd()).map_err(DatapathError::Probe)? {
+            true => vec![Mode::Clsact, Mode::Tcx],
+            false => vec![Mode::Clsact],
+        },
+    )
+}
+
+/// The index of `lo` in every network namespace (`LOOPBACK_IFINDEX` in linux/net/net_namespace.h).
+const LOOPBACK: u32 = 1;
+
+/// Attaches a program to the loopback device of the calling thread's network namespace, which is one
+/// to be thrown away: a filter stays there.
+pub fn try_on_loopback(ebpf: &mut Ebpf, hook: Hook, mode: Mode) -> Result<(), DatapathError> {
+    match mode {
+        Mode::Tcx => tcx::try_on(hook, &classifier(ebpf, hook)?, LOOPBACK),
+        Mode::Clsact => clsact::attach(hook, find(ebpf, hook)?, LOOPBACK),
+    }
+}
+
 /// Removes the filters of every interface; what there was, in words.
 pub fn detach_filters() -> Result<Vec<String>, DatapathError> {
     clsact::detach_others(

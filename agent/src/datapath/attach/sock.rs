@@ -22,6 +22,9 @@ pub const PIN: &str = "sock";
 const SOCKET_PROGRAM: &str = "pod_sockets";
 const MESSAGE_PROGRAM: &str = "pod_messages";
 
+/// What each is attached to.
+pub const MODES: [(&str, &str); 2] = [(SOCKET_PROGRAM, "cgroup"), (MESSAGE_PROGRAM, "socket map")];
+
 /// The acceleration, attached.
 pub struct Attached {
     pub cgroup: PathBuf,

@@ -1,0 +1,89 @@
+//! `sinabroctl verify`, beside a data path that runs.
+
+use crate::kit;
+use sinabro_agent::datapath::verify;
+use sinabro_common::{api::VerifiedProgram, names};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Everything below a directory.
+fn pins(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(pins(&path));
+        }
+        found.push(path);
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn every_program_is_verified_and_nothing_stays() {
+    kit::fresh(|| {
+        let dir = Path::new(names::BPF_DIR);
+        // Where there is no agent, and beside one.
+        verify(dir, None).unwrap();
+        assert!(!dir.exists());
+        let running = kit::load();
+        let pod = kit::Pod::live(&running, 1);
+        let before = (pins(dir), running.programs());
+
+        let report = verify(dir, None).unwrap();
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        assert_eq!(report.kernel, release.trim());
+        for row in &report.programs {
+            let may_fail = !row.required && kit::unaccelerated().is_some();
+            assert!(row.ok || may_fail, "{row:?}");
+            assert!(!row.ok || row.instructions.unwrap() > 100, "{row:?}");
+        }
+        let of = |name: &str| -> Vec<&VerifiedProgram> {
+            let rows = report.programs.iter();
+            rows.filter(|row| row.name == name).collect()
+        };
+        for name in ["pod_out", "pod_in", "uplink_out", "uplink_in", "overlay_in"] {
+            let modes: Vec<_> = of(name).iter().map(|row| row.mode.as_str()).collect();
+            let expected = ["clsact", "tcx"];
+            assert_eq!(modes, expected[..kit::modes().len()], "{name}");
+            assert!(of(name).iter().all(|row| row.required));
+        }
+        for name in ["pod_sockets", "pod_messages"] {
+            assert_eq!(of(name).len(), 1);
+            assert!(!of(name)[0].required);
+        }
+
+        assert_eq!((pins(dir), running.programs()), before);
+        // A pod's packets still go through what runs.
+        let counted = || running.pod_counters(pod.ifindex).unwrap().unwrap();
+        let sent = counted().tx_packets;
+        pod.run(|| {
+            let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.send_to(b"x", "10.1.0.1:9").unwrap();
+        });
+        kit::eventually("the pod's packet to be counted", || {
+            counted().tx_packets > sent
+        });
+    });
+}
+
+/// What a process that was killed in the middle leaves, and what is not its own.
+#[test]
+fn leftovers_go_and_others_files_stay() {
+    kit::fresh(|| {
+        let dir = Path::new(names::BPF_DIR);
+        let left = dir.join(names::BPF_VERIFY_DIR);
+        fs::create_dir_all(left.join(names::BPF_LINKS_DIR)).unwrap();
+        verify(dir, None).unwrap();
+        assert!(!left.exists());
+
+        let others = left.join("others");
+        fs::create_dir_all(&others).unwrap();
+        let error = verify(dir, None).unwrap_err();
+        assert!(error.to_string().contains("removing directory"), "{error}");
+        assert!(others.exists());
+    });
+}

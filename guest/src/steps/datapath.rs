@@ -1,0 +1,152 @@
+//! The suite of the data path, `agent/tests/datapath`.
+
+use crate::report::Report;
+use anyhow::{Context as _, Result, bail, ensure};
+use sinabro_guest::{BIN_DIR, DATAPATH_SUITE};
+use std::{
+    io::{BufRead as _, BufReader, Read as _},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+/// Of what a failed test printed, as much as tells why.
+const DETAIL: usize = 1500;
+
+pub fn run(report: &mut Report) -> Result<()> {
+    report.doing("the data path's tests")?;
+    let mut suite = Command::new(Path::new(BIN_DIR).join(DATAPATH_SUITE));
+    let mut suite = suite
+        .args(["--test-threads", "2", "--color", "never"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .context("cannot start the suite")?;
+    let stdout = suite.stdout.take().context("no standard output")?;
+    let mut said = String::new();
+    let mut lines = BufReader::new(stdout);
+    let mut done = 0;
+    loop {
+        let mut line = String::new();
+        if lines.by_ref().read_line(&mut line)? == 0 {
+            break;
+        }
+        if outcome(&line).is_some() {
+            done += 1;
+            // Somebody waits.
+            if done % 10 == 0 {
+                report.doing(&format!("the data path's tests, {done} done"))?;
+            }
+        }
+        said += &line;
+    }
+    let status = suite.wait()?;
+    let found = parse(&said)?;
+    ensure!(
+        status.success() == found.failed.is_empty(),
+        "the suite ended with {status}, and {} tests failed",
+        found.failed.len()
+    );
+    for (name, why) in &found.failed {
+        report.check(&format!("datapath::{name}"), Err(anyhow::anyhow!("{why}")))?;
+    }
+    let summary = format!("{} passed, {} failed", found.passed, found.failed.len());
+    let outcome = match found.failed.is_empty() {
+        true => Ok(summary),
+        false => Err(anyhow::anyhow!("{summary}")),
+    };
+    report.check("datapath", outcome)
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Found {
+    passed: usize,
+    /// And what each printed.
+    failed: Vec<(String, String)>,
+}
+
+/// The name of a test and whether it passed, if the line tells.
+fn outcome(line: &str) -> Option<(&str, bool)> {
+    let rest = line.strip_prefix("test ")?;
+    let (name, outcome) = rest.rsplit_once(" ... ")?;
+    match outcome.trim_end() {
+        "ok" => Some((name, true)),
+        "FAILED" => Some((name, false)),
+        _ => None,
+    }
+}
+
+/// What libtest prints. A suite that says less than its own summary counts is an error.
+fn parse(said: &str) -> Result<Found> {
+    let mut found = Found::default();
+    for (name, ok) in said.lines().filter_map(outcome) {
+        match ok {
+            true => found.passed += 1,
+            false => found.failed.push((name.to_owned(), printed(said, name))),
+        }
+    }
+    let summary = said
+        .lines()
+        .find_map(|line| line.strip_prefix("test result: "))
+        .context("the suite ended before its end")?;
+    let count = |what: &str| -> Option<usize> {
+        let words: Vec<_> = summary.split_whitespace().collect();
+        let at = words
+            .iter()
+            .position(|word| word.trim_end_matches(';') == what)?;
+        words.get(at.checked_sub(1)?)?.parse().ok()
+    };
+    let counted = (count("passed"), count("failed"));
+    if counted != (Some(found.passed), Some(found.failed.len())) {
+        bail!(
+            "the suite counts {summary}, and {} passed and {} failed were seen",
+            found.passed,
+            found.failed.len()
+        );
+    }
+    ensure!(found.passed > 0, "the suite has no tests");
+    Ok(found)
+}
+
+/// What a failed test printed.
+fn printed(said: &str, name: &str) -> String {
+    let head = format!("---- {name} stdout ----\n");
+    let Some((_, text)) = said.split_once(&head) else {
+        return "it printed nothing".into();
+    };
+    let end = text.find("\n---- ").or_else(|| text.find("\nfailures:"));
+    let text = text.get(..end.unwrap_or(text.len())).unwrap_or(text);
+    // Why it failed comes first, a backtrace after it.
+    let text = text.split("\nstack backtrace:").next().unwrap_or(text);
+    text.trim().chars().take(DETAIL).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAID: &str = "\nrunning 3 tests\n\
+        test nat::a ... ok\n\
+        test nat::b ... FAILED\n\
+        test of ... dots ... ok\n\
+        \nfailures:\n\n---- nat::b stdout ----\nthread 'nat::b' panicked at x.rs:1:\nno route\n\
+        stack backtrace:\n   0: rust_begin_unwind\n\n\nfailures:\n    nat::b\n\n\
+        test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.0s\n";
+
+    #[test]
+    fn finds_each_test_and_why_it_failed() {
+        let found = parse(SAID).expect("it is whole");
+        assert_eq!(found.passed, 2);
+        let why = "thread 'nat::b' panicked at x.rs:1:\nno route";
+        assert_eq!(found.failed, [("nat::b".to_owned(), why.to_owned())]);
+    }
+
+    #[test]
+    fn a_suite_that_died_or_counts_otherwise_is_an_error() {
+        let end = SAID.find("test result").expect("there is one");
+        assert!(parse(&SAID[..end]).is_err());
+        assert!(parse(&SAID.replace("test nat::a ... ok\n", "")).is_err());
+        assert!(parse(&SAID.replace("1 failed", "x failed")).is_err());
+        assert!(parse("").is_err());
+        assert!(parse("test result: ok. 0 passed; 0 failed;").is_err());
+    }
+}

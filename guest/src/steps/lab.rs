@@ -1,0 +1,75 @@
+//! Two nodes in namespaces, and what must hold between them: the demo's checks, and agents that
+//! restart, are killed and go.
+
+use crate::report::Report;
+use anyhow::{Context as _, Result, bail, ensure};
+use sinabro_common::api::{Request, Response};
+use sinabro_guest::BIN_DIR;
+use sinabro_lab::{
+    Binaries, Lab, Lifetime, Node,
+    checks::{CHECKS, Check, Scene},
+    traffic::tcp,
+};
+
+pub fn run(report: &mut Report) -> Result<()> {
+    report.doing("starting two nodes")?;
+    let lab = Lab::start(Binaries::at(BIN_DIR)?, 2, Lifetime::Process)?;
+    let scene = Scene::new(lab)?;
+    for check in CHECKS {
+        report.doing(check.title)?;
+        report.check(check.name, check.run(&scene))?;
+    }
+    report.doing("restarting agents")?;
+    report.check("agent_restart", restart(&scene, Node::stop_agent))?;
+    report.doing("killing agents")?;
+    report.check("agent_kill", restart(&scene, Node::kill_agent))?;
+    report.doing("looking at the acceleration's self-test")?;
+    report.check("self_test", self_test(&scene))
+}
+
+/// Agents end, traffic goes on, pods can be added to those that come after.
+fn restart(scene: &Scene, end: impl Fn(&Node) -> Result<()>) -> Result<String> {
+    let (near, far) = (scene.pod(1, 1), scene.pod(2, 1));
+    let flows = || -> Result<()> {
+        for address in far.addresses() {
+            tcp::transfer(near.place(), far.place(), address, 100_000)?;
+        }
+        for address in scene.pod(1, 2).addresses() {
+            tcp::transfer(near.place(), scene.pod(1, 2).place(), address, 100_000)?;
+        }
+        Ok(())
+    };
+    for node in scene.lab().nodes() {
+        end(node)?;
+    }
+    flows().context("without agents")?;
+    for node in scene.lab().nodes() {
+        node.start_agent()?;
+        node.wait_ready()?;
+    }
+    flows().context("with agents again")?;
+    let again = Check::by_name("deletion").context("there is no check `deletion`")?;
+    again.run(scene).context("with agents again")?;
+    Ok("connections without agents and with new ones, pods after it".into())
+}
+
+fn self_test(scene: &Scene) -> Result<String> {
+    let Response::Status(status) = scene.node(1).ask(Request::Status)? else {
+        bail!("unexpected answer about the agent's status");
+    };
+    let Some(found) = status.tcp_self_test else {
+        let mode = status.modes.get("tcpAcceleration");
+        return Ok(mode.cloned().unwrap_or_default());
+    };
+    let failing: Vec<_> = found.rows.iter().filter(|row| !row.passed).collect();
+    let failing: Vec<_> = failing.iter().map(|row| row.id.as_str()).collect();
+    ensure!(!found.reason.is_empty(), "it says nothing");
+    Ok(format!(
+        "{:?}: {}; {} rows{}{}",
+        found.verdict,
+        found.reason,
+        found.rows.len(),
+        if failing.is_empty() { "" } else { ", differ: " },
+        failing.join(", ")
+    ))
+}

@@ -1,0 +1,125 @@
+//! What is printed at the end: kernel by program, kernel by check, special machines, and why what
+//! failed did.
+
+use super::outcome::Outcome;
+use crate::ui;
+use sinabro_common::api::VerifiedProgram;
+
+pub fn print(outcomes: &[Outcome]) {
+    let (plain, special): (Vec<_>, Vec<_>) = outcomes
+        .iter()
+        .partition(|outcome| outcome.environment.is_empty());
+    println!(
+        "\n{}",
+        ui::bold("Programs: instructions that the verifier walked through")
+    );
+    ui::table(&programs(&plain));
+    println!("\n{}", ui::bold("Checks"));
+    ui::table(&checks(&plain));
+    if !special.is_empty() {
+        println!(
+            "\n{}",
+            ui::bold("Special machines, and what the agent chose there by itself")
+        );
+        ui::table(&specials(&special));
+    }
+    for outcome in outcomes {
+        for check in outcome.failures() {
+            let head = format!("{}: {}", outcome.title(), check.name);
+            println!(
+                "\n  {}  {}\n{}",
+                ui::verdict(false),
+                head,
+                indented(&check.detail)
+            );
+        }
+    }
+}
+
+/// A column for each kernel.
+fn heading(first: &[&str], outcomes: &[&Outcome]) -> Vec<String> {
+    let names = outcomes.iter().map(|outcome| outcome.name.clone());
+    first
+        .iter()
+        .map(|text| (*text).to_owned())
+        .chain(names)
+        .collect()
+}
+
+fn programs(outcomes: &[&Outcome]) -> Vec<Vec<String>> {
+    let mut rows = vec![heading(&["program", "mode"], outcomes)];
+    let mut keys: Vec<(&str, &str)> = Vec::new();
+    for row in outcomes.iter().flat_map(|outcome| &outcome.programs) {
+        let key = (row.name.as_str(), row.mode.as_str());
+        if !keys.contains(&key) && row.mode != "-" {
+            keys.push(key);
+        }
+    }
+    // A program's modes beside one another, as they came first.
+    let names: Vec<&str> = keys.iter().map(|(name, _)| *name).collect();
+    keys.sort_by_key(|(name, _)| names.iter().position(|other| other == name));
+    for (name, mode) in keys {
+        let cells = outcomes.iter().map(|outcome| {
+            let of = |row: &&VerifiedProgram| row.name == name && row.mode == mode;
+            let found = outcome.programs.iter().find(of);
+            found.map_or_else(String::new, |row| match (row.ok, row.instructions) {
+                (true, Some(count)) => count.to_string(),
+                (true, None) => "ok".into(),
+                (false, _) => "refused".into(),
+            })
+        });
+        rows.push(
+            [name.into(), mode.into()]
+                .into_iter()
+                .chain(cells)
+                .collect(),
+        );
+    }
+    rows
+}
+
+fn checks(outcomes: &[&Outcome]) -> Vec<Vec<String>> {
+    let mut rows = vec![heading(&["check"], outcomes)];
+    let mut names: Vec<&str> = Vec::new();
+    for check in outcomes.iter().flat_map(|outcome| &outcome.checks) {
+        if !names.contains(&check.name.as_str()) {
+            names.push(&check.name);
+        }
+    }
+    for name in names {
+        let cells = outcomes.iter().map(|outcome| {
+            let found = outcome.checks.iter().find(|check| check.name == name);
+            found
+                .map_or("", |check| if check.ok { "ok" } else { "FAIL" })
+                .to_owned()
+        });
+        rows.push([name.to_owned()].into_iter().chain(cells).collect());
+    }
+    rows
+}
+
+fn specials(outcomes: &[&Outcome]) -> Vec<Vec<String>> {
+    let heading = ["machine", "kernel", "result", "uplinks", "accelerated TCP"];
+    let mut rows = vec![heading.map(String::from).to_vec()];
+    for outcome in outcomes {
+        let mode = |key: &str| outcome.modes.get(key).cloned().unwrap_or_default();
+        let failed = outcome.failures().count();
+        rows.push(vec![
+            outcome.environment.clone(),
+            format!("Linux {}", outcome.name),
+            if failed == 0 {
+                "ok".into()
+            } else {
+                format!("{failed} failed")
+            },
+            mode("attachUplinks"),
+            mode("tcpAcceleration"),
+        ]);
+    }
+    rows
+}
+
+fn indented(text: &str) -> String {
+    let lines = text.lines().map(|line| format!("        {line}"));
+    lines.collect::<Vec<_>>().join("\n")
+}
