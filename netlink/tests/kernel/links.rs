@@ -1,4 +1,4 @@
-use crate::{MAC_A, MAC_B, pair};
+use crate::{MAC_A, MAC_B, pair, to_pod, vxlan};
 use sinabro_lab::wait::eventually;
 use sinabro_netlink::link::{self, check_name};
 use sinabro_netlink::netns::in_fresh;
@@ -13,14 +13,7 @@ fn a_veth_is_made_whole_by_one_request_with_its_peer_in_another_namespace() {
         let mut host = Conn::new().unwrap();
         let pod_netns = NetNs::create().unwrap();
         let link = host
-            .create_veth(&Veth {
-                name: "snb0123456789ab",
-                mac: MAC_A,
-                mtu: 1400,
-                peer_name: "eth0",
-                peer_mac: MAC_B,
-                peer_netns: Some(&pod_netns),
-            })
+            .create_veth(&to_pod("snb0123456789ab", &pod_netns))
             .unwrap();
         assert_eq!(link.name, "snb0123456789ab");
         assert_eq!((link.mac, link.mtu), (Some(MAC_A), 1400));
@@ -73,16 +66,9 @@ fn a_peer_name_that_is_taken_leaves_no_half_pair() {
     in_fresh(|| {
         let mut conn = Conn::new().unwrap();
         let pod_netns = NetNs::create().unwrap();
-        let veth = |name| Veth {
-            name,
-            mac: MAC_A,
-            mtu: 1500,
-            peer_name: "eth0",
-            peer_mac: MAC_B,
-            peer_netns: Some(&pod_netns),
-        };
-        conn.create_veth(&veth("one")).unwrap();
-        assert!(conn.create_veth(&veth("two")).unwrap_err().is_exists());
+        conn.create_veth(&to_pod("one", &pod_netns)).unwrap();
+        let error = conn.create_veth(&to_pod("two", &pod_netns)).unwrap_err();
+        assert!(error.is_exists(), "{error}");
         assert!(conn.link_by_name("two").unwrap_err().is_not_found());
     });
 }
@@ -93,15 +79,7 @@ fn a_request_keeps_the_namespace_it_names_open() {
         let mut conn = Conn::new().unwrap();
         let pod_netns = NetNs::create().unwrap();
         let mut pod = Conn::in_netns(&pod_netns).unwrap();
-        let request = Veth {
-            name: "a",
-            mac: MAC_A,
-            mtu: 1500,
-            peer_name: "eth0",
-            peer_mac: MAC_B,
-            peer_netns: Some(&pod_netns),
-        }
-        .create();
+        let request = to_pod("a", &pod_netns).create();
         drop(pod_netns);
         // Would take the freed descriptor number.
         let _other = NetNs::create().unwrap();
@@ -264,15 +242,8 @@ fn a_taken_udp_port_is_busy() {
     in_fresh(|| {
         let _taken = std::net::UdpSocket::bind("0.0.0.0:8472").unwrap();
         let mut conn = Conn::new().unwrap();
-        let settings = VxlanSettings::new(1, 8472, "127.0.0.1".parse().unwrap());
-        let vxlan = Vxlan {
-            name: "vx",
-            mac: MAC_A,
-            mtu: 1400,
-            settings,
-        };
         // It opens its socket only when it is raised.
-        conn.execute(vxlan.create()).unwrap();
+        vxlan(&mut conn, "127.0.0.1");
         let raised = conn.execute(link::set_up_by_name("vx"));
         let error = raised.unwrap_err();
         assert!(matches!(error, Error::Busy(_)), "{error}");

@@ -15,7 +15,11 @@ mod routes;
 mod sysctl;
 
 use ipnet::IpNet;
-use sinabro_netlink::{Conn, veth::Veth};
+use sinabro_netlink::{
+    Conn, NetNs,
+    veth::Veth,
+    vxlan::{Vxlan, VxlanSettings},
+};
 use std::net::IpAddr;
 
 const MAC_A: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0a];
@@ -32,6 +36,30 @@ fn pair(conn: &mut Conn) -> u32 {
         peer_netns: None,
     };
     conn.create_veth(&veth).unwrap().index
+}
+
+/// A link of this name whose other end is to be the `eth0` of another namespace.
+fn to_pod<'a>(name: &'a str, pod: &'a NetNs) -> Veth<'a> {
+    Veth {
+        name,
+        mac: MAC_A,
+        mtu: 1400,
+        peer_name: "eth0",
+        peer_mac: MAC_B,
+        peer_netns: Some(pod),
+    }
+}
+
+/// A VXLAN device `vx`, down, from an address to the usual port; its index.
+fn vxlan(conn: &mut Conn, local: &str) -> u32 {
+    let vxlan = Vxlan {
+        name: "vx",
+        mac: MAC_A,
+        mtu: 1400,
+        settings: VxlanSettings::new(1, 8472, ip(local)),
+    };
+    conn.execute(vxlan.create()).unwrap();
+    conn.link_by_name("vx").unwrap().index
 }
 
 fn ip(text: &str) -> IpAddr {

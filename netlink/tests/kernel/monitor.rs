@@ -1,10 +1,9 @@
-use crate::{MAC_A, MAC_B, pair};
+use crate::{MAC_B, pair, vxlan};
 use sinabro_netlink::addr::Addr;
 use sinabro_netlink::fdb::Fdb;
 use sinabro_netlink::neigh::Neigh;
 use sinabro_netlink::netns::in_fresh;
 use sinabro_netlink::route::Route;
-use sinabro_netlink::vxlan::{Vxlan, VxlanSettings};
 use sinabro_netlink::{Conn, Event, Monitor, NetNs, bridge, link};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd};
@@ -111,15 +110,7 @@ fn every_kind_of_change_is_seen_coming_and_going() {
 fn forwarding_entries_are_events_of_their_own() {
     in_fresh(|| {
         let mut conn = Conn::new().unwrap();
-        let settings = VxlanSettings::new(1, 8472, "192.0.2.1".parse().unwrap());
-        let vxlan = Vxlan {
-            name: "vx",
-            mac: MAC_A,
-            mtu: 1400,
-            settings,
-        };
-        conn.execute(vxlan.create()).unwrap();
-        let vx = conn.link_by_name("vx").unwrap().index;
+        let vx = vxlan(&mut conn, "192.0.2.1");
         let mut watch = Watch::new(Monitor::new().unwrap());
         let entry = Fdb {
             link: vx,

@@ -1,4 +1,4 @@
-use crate::{MAC_A, MAC_B, ip, pair};
+use crate::{MAC_A, MAC_B, ip, pair, vxlan};
 use sinabro_netlink::{
     Conn,
     fdb::Fdb,
@@ -48,15 +48,7 @@ fn forwarding_entries_are_added_listed_replaced_and_deleted() {
     ] {
         in_fresh(|| {
             let mut conn = Conn::new().unwrap();
-            let settings = VxlanSettings::new(1, 8472, ip(local));
-            let vxlan = Vxlan {
-                name: "vx",
-                mac: MAC_A,
-                mtu: 1400,
-                settings,
-            };
-            conn.execute(vxlan.create()).unwrap();
-            let vx = conn.link_by_name("vx").unwrap().index;
+            let vx = vxlan(&mut conn, local);
             assert_eq!(conn.fdb(vx).unwrap(), []);
 
             let entry = Fdb {

@@ -1,4 +1,4 @@
-use crate::{MAC_A, MAC_B, ip, net, pair};
+use crate::{MAC_A, MAC_B, ip, net, pair, to_pod};
 use ipnet::IpNet;
 use sinabro_lab::wait::eventually;
 use sinabro_netlink::{
@@ -9,7 +9,6 @@ use sinabro_netlink::{
     netns::in_fresh,
     route::{Route, RouteFilter, TABLE_MAIN},
     rule::Rule,
-    veth::Veth,
 };
 
 fn routes_to(conn: &mut Conn, dst: IpNet) -> Vec<Route> {
@@ -349,16 +348,7 @@ fn a_pod_made_by_this_crate_alone_can_be_reached() {
     in_fresh(|| {
         let mut host = Conn::new().unwrap();
         let pod_netns = NetNs::create().unwrap();
-        let link = host
-            .create_veth(&Veth {
-                name: "snb0",
-                mac: MAC_A,
-                mtu: 1400,
-                peer_name: "eth0",
-                peer_mac: MAC_B,
-                peer_netns: Some(&pod_netns),
-            })
-            .unwrap();
+        let link = host.create_veth(&to_pod("snb0", &pod_netns)).unwrap();
         let lo = host.link_by_name("lo").unwrap().index;
         let mut pod = Conn::in_netns(&pod_netns).unwrap();
         let eth0 = link.peer.unwrap();

@@ -1,0 +1,160 @@
+//! Where packets go that may pass.
+
+use super::*;
+
+#[test]
+fn a_pods_own_packets_pass_and_are_counted() {
+    world(|w| {
+        let mut bytes = 0;
+        for (src, _) in w.pairs() {
+            for ip in [
+                packet::tcp((src, 4000), (far(src), 80), SYN, b"x"),
+                packet::udp((src, 4000), (far(src), 53), b"xyz"),
+                packet::icmp(src, far(src), if src.is_ipv4() { 8 } else { 128 }, 7),
+                packet::other(src, far(src), 132),
+                packet::other(src, far(src), 47),
+            ] {
+                let frame = w.frame_of_a(&ip);
+                w.passes(&frame, &format!("{src} protocol {}", ip.proto));
+                bytes += frame.len() as u64;
+            }
+        }
+        let counters = w.datapath.pod_counters(w.a.ifindex).unwrap().unwrap();
+        assert_eq!((counters.tx_packets, counters.tx_bytes), (10, bytes));
+        assert_eq!(counters.rx_packets, 0);
+    });
+}
+
+#[test]
+fn same_node_traffic_is_redirected_one_hop_on() {
+    world(|w| {
+        let mut bytes = 0;
+        let mut packets = 0;
+        for (src, dst) in w.pairs() {
+            let echo = if src.is_ipv4() { 8 } else { 128 };
+            for ip in [
+                packet::tcp((src, 4000), (dst, 80), SYN | ACK, b"hello"),
+                packet::udp((src, 4000), (dst, 53), b"hello"),
+                packet::icmp(src, dst, echo, 77),
+            ] {
+                let frame = w.frame_of_a(&ip);
+                let before = see(&frame);
+                let (verdict, out) = w.out(&frame);
+                assert_eq!(verdict, REDIRECT, "{src} protocol {}", ip.proto);
+                let mut expected = before.clone();
+                expected.dst_mac = w.b.mac;
+                expected.src_mac = HOST_MAC;
+                expected.ttl -= 1;
+                assert_eq!(see(&out), expected);
+                bytes += frame.len() as u64;
+                packets += 1;
+            }
+        }
+        let a = w.datapath.pod_counters(w.a.ifindex).unwrap().unwrap();
+        let b = w.datapath.pod_counters(w.b.ifindex).unwrap().unwrap();
+        assert_eq!((a.tx_packets, a.tx_bytes), (packets, bytes));
+        assert_eq!((b.rx_packets, b.rx_bytes), (packets, bytes));
+        assert_eq!((a.rx_packets, b.tx_packets), (0, 0));
+    });
+}
+
+#[test]
+fn what_needs_a_router_goes_to_the_stack() {
+    world(|w| {
+        for (src, dst) in w.pairs() {
+            let good = packet::udp((src, 4000), (dst, 53), b"hello");
+            assert_eq!(w.out(&w.frame_of_a(&good)).0, REDIRECT);
+
+            for ttl in [0, 1] {
+                let ip = Ip {
+                    ttl,
+                    ..good.clone()
+                };
+                w.passes(&w.frame_of_a(&ip), "its last hop");
+            }
+            // More fragments; then a later one, whose first bytes are no ports.
+            let (first, later) = match src {
+                IpAddr::V4(_) => (0x2000, 0x0005),
+                IpAddr::V6(_) => (0x0001, 0x0028),
+            };
+            for fragment in [first, later] {
+                let ip = Ip {
+                    fragment,
+                    ..good.clone()
+                };
+                w.passes(&w.frame_of_a(&ip), "a fragment");
+            }
+            let ip = Ip {
+                options: vec![1; 8],
+                ..good.clone()
+            };
+            w.passes(&w.frame_of_a(&ip), "options");
+            let unreachable = if src.is_ipv4() { 3 } else { 1 };
+            let ip = packet::icmp(src, dst, unreachable, 0);
+            w.passes(&w.frame_of_a(&ip), "an ICMP error");
+            let frame = packet::eth([0xff; 6], w.a.mac, good.kind(), &good.bytes());
+            w.passes(&frame, "a broadcast frame");
+            let frame = packet::eth(w.b.mac, w.a.mac, good.kind(), &good.bytes());
+            w.passes(&frame, "a frame past the gateway");
+            let ip = packet::udp((src, 1), (src, 2), b"");
+            w.passes(&w.frame_of_a(&ip), "to itself");
+        }
+        let mut config = kit::node_config();
+        config.flags = 0;
+        w.datapath.set_node_config(config).unwrap();
+        let (src, dst) = w.pairs()[0];
+        w.passes(
+            &w.frame_of_a(&packet::udp((src, 1), (dst, 2), b"")),
+            "not wanted",
+        );
+    });
+}
+
+#[test]
+fn replies_to_what_the_stack_delivered_go_back_through_it() {
+    world(|w| {
+        for (src, dst) in w.pairs() {
+            for proto in [TCP, UDP] {
+                let make = |from: (IpAddr, u16), to: (IpAddr, u16)| match proto {
+                    TCP => packet::tcp(from, to, ACK, b""),
+                    _ => packet::udp(from, to, b""),
+                };
+                let reply = w.frame_of_a(&make((src, 80), (dst, 4000)));
+                assert_eq!(w.out(&reply).0, REDIRECT);
+
+                // Comes to pod a through the stack.
+                let ip = make((dst, 4000), (src, 80));
+                let frame = packet::eth(w.a.mac, HOST_MAC, ip.kind(), &ip.bytes());
+                let (verdict, out) = w.programs.run("pod_in", w.a.ifindex, &frame);
+                assert_eq!((verdict, out), (PASS, frame));
+
+                w.passes(&reply, "a reply");
+                let other = w.frame_of_a(&make((src, 80), (dst, 4001)));
+                assert_eq!(w.out(&other).0, REDIRECT, "another flow");
+            }
+        }
+        let a = w.datapath.pod_counters(w.a.ifindex).unwrap().unwrap();
+        assert_eq!(a.rx_packets, 4);
+    });
+}
+
+#[test]
+fn nothing_delivered_to_a_pod_is_ever_dropped() {
+    world(|w| {
+        let (v4, v6) = (w.pairs()[0], w.pairs()[1]);
+        for (kind, ip) in [
+            (IP4, packet::tcp((v4.1, 1), (v4.0, 2), SYN, b"x").bytes()),
+            (IP6, packet::udp((v6.1, 1), (v6.0, 2), b"x").bytes()),
+            (packet::ARP, vec![0; 28]),
+            (0x8100, vec![1; 60]),
+        ] {
+            let frame = packet::eth(w.a.mac, HOST_MAC, kind, &ip);
+            for len in 14..=frame.len() {
+                let frame = &frame[..len];
+                if let Some((verdict, out)) = w.programs.try_run("pod_in", w.a.ifindex, frame) {
+                    assert_eq!((verdict, &out[..]), (PASS, frame));
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,143 @@
+//! Pins of another shape, a kernel that refuses, a directory that is no bpffs.
+
+use super::*;
+
+#[test]
+fn a_pin_that_does_not_fit_is_replaced() {
+    with_links(|| {
+        let datapath = load(AttachMode::Tcx);
+        let pod = Pod::live(&datapath, 5);
+        let fitting = maps();
+        drop(datapath);
+
+        // Another map's shape, a program, a directory.
+        fs::remove_file(pin("NAT")).unwrap();
+        MapData::from_pin(pin("DROPS"))
+            .unwrap()
+            .pin(pin("NAT"))
+            .unwrap();
+        fs::remove_file(pin("STACK_FLOWS")).unwrap();
+        fs::create_dir(pin("STACK_FLOWS")).unwrap();
+        fs::remove_file(pin("POD_LINKS")).unwrap();
+        let link = pin(names::BPF_LINKS_DIR).join(format!("{}-in", pod.link));
+        fs::rename(&link, pin("POD_LINKS")).unwrap();
+        // And what a process left that was killed while it replaced.
+        MapData::from_pin(pin("CONFIG"))
+            .unwrap()
+            .pin(pin("NAT_next"))
+            .unwrap();
+
+        let before = links();
+        let datapath = load(AttachMode::Tcx);
+        for (name, id) in maps() {
+            let kept = fitting[name] == id;
+            let misfit = ["NAT", "STACK_FLOWS", "POD_LINKS"].contains(&name);
+            assert_eq!(kept, !misfit, "{name}");
+        }
+        // Nothing is swapped until the new maps are filled.
+        assert_eq!(links(), before);
+        datapath.set_node_config(kit::node_config()).unwrap();
+        pod.attach(&datapath);
+        let ids: HashSet<u32> = datapath.programs().iter().map(|p| p.id).collect();
+        assert_eq!(links().len(), 2);
+        assert!(links().values().all(|(_, program)| ids.contains(program)));
+        pod.run(|| {
+            let error = TcpStream::connect("10.1.0.1:9").unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+        });
+
+        assert!(!pin("NAT_next").exists());
+
+        let fitting = maps();
+        drop(datapath);
+        load(AttachMode::Tcx);
+        assert_eq!(maps(), fitting, "all fit now");
+    });
+}
+
+#[test]
+fn a_smaller_table_is_a_table_that_does_not_fit() {
+    kit::fresh(|| {
+        drop(load(AttachMode::Auto));
+        let before = maps();
+        let datapath = Datapath::load(&DatapathConfig {
+            nat_entries: Some(1000),
+            ..kit::config()
+        })
+        .unwrap();
+        assert_eq!(datapath.nat_usage().capacity, 500);
+        let changed: Vec<_> = maps()
+            .into_iter()
+            .filter(|(name, id)| before[name] != *id)
+            .map(|(name, _)| name)
+            .collect();
+        assert_eq!(changed, ["NAT"]);
+    });
+}
+
+#[test]
+fn a_kernel_that_refuses_leaves_everything_as_it_was() {
+    kit::fresh(|| {
+        let datapath = load(AttachMode::Auto);
+        let pod = Pod::live(&datapath, 5);
+        drop(datapath);
+        fs::remove_file(pin("NAT")).unwrap();
+        MapData::from_pin(pin("DROPS"))
+            .unwrap()
+            .pin(pin("NAT"))
+            .unwrap();
+        let before = (maps(), links());
+
+        let error = std::thread::scope(|scope| {
+            let refused = scope.spawn(|| {
+                without_program_rights();
+                Datapath::load(&kit::config()).err()
+            });
+            refused.join().unwrap().unwrap()
+        });
+        assert!(
+            matches!(&error, DatapathError::Refused { program, .. } if program.starts_with("pod_")),
+            "{error:?}"
+        );
+        assert_eq!((maps(), links()), before);
+        pod.run(|| {
+            let error = TcpStream::connect("10.1.0.1:9").unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+        });
+    });
+}
+
+/// Takes from this thread what loading a classifier needs (CAP_NET_ADMIN, CAP_SYS_ADMIN), and
+/// leaves it what making a map needs (CAP_BPF).
+fn without_program_rights() {
+    const NET_ADMIN: u32 = 12;
+    const SYS_ADMIN: u32 = 21;
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = [VERSION_3, 0];
+    // Effective, permitted, inheritable; low words, then high ones.
+    let mut sets = [[0u32; 3]; 2];
+    // SAFETY: both live until the calls return and have the size of the version.
+    unsafe {
+        let got = libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr());
+        assert_eq!(got, 0);
+        sets[0][0] &= !(1 << NET_ADMIN | 1 << SYS_ADMIN);
+        let set = libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr());
+        assert_eq!(set, 0);
+    }
+}
+
+#[test]
+fn a_directory_elsewhere_is_refused_with_advice() {
+    kit::fresh(|| {
+        let directory = tempfile::tempdir().unwrap();
+        let error = Datapath::load(&DatapathConfig {
+            bpf_dir: directory.path().join("sinabro"),
+            ..kit::config()
+        })
+        .err()
+        .unwrap();
+        let text = error.to_string();
+        assert!(text.contains("sinabroctl prepare"), "{text}");
+        assert!(text.contains(directory.path().to_str().unwrap()), "{text}");
+    });
+}

@@ -1,0 +1,203 @@
+//! What is translated and how, what passes as it is, and what is dropped.
+
+use super::*;
+
+#[test]
+fn pods_leave_as_the_node_and_get_their_replies() {
+    world(|w| {
+        for proto in [TCP, UDP, ICMP] {
+            for port in [4000, 65000] {
+                let ip = make(proto, (w.a.v4, port), (FAR, 443));
+                let original = see(&World::frame(&ip));
+                let sent = w.sent(&ip);
+                assert_eq!(sent.src, NODE_IP);
+                assert!((PORT_MIN..=PORT_MAX).contains(&sent.ports.0), "{sent:?}");
+                if port == 65000 {
+                    assert_eq!(sent.ports.0, port, "a port in the range is kept");
+                }
+                assert_eq!((sent.dst, sent.ttl), (FAR, original.ttl));
+                assert_eq!(sent.data, original.data);
+
+                assert_eq!(w.sent(&ip), sent, "the same flow, the same port");
+
+                let reply = reply_to(&sent);
+                let received = w.received(&reply);
+                assert_eq!(received.dst, w.a.v4);
+                assert_eq!(received.src, FAR);
+                let expected = if proto == ICMP {
+                    (port, port)
+                } else {
+                    (443, port)
+                };
+                assert_eq!(received.ports, expected);
+            }
+        }
+        assert_eq!(table().len(), 12);
+    });
+}
+
+#[test]
+fn options_are_no_obstacle() {
+    world(|w| {
+        let mut ip = make(UDP, (w.a.v4, 4000), (FAR, 53));
+        ip.options = vec![1; 12];
+        let sent = w.sent(&ip);
+        assert_eq!((sent.src, sent.data), (NODE_IP, b"hello".to_vec()));
+    });
+}
+
+#[test]
+fn a_udp_packet_without_checksum_stays_so() {
+    world(|w| {
+        let mut ip = make(UDP, (w.a.v4, 4000), (FAR, 53));
+        ip.payload[6..8].copy_from_slice(&[0, 0]);
+        let (_, out) = w.out(&ip);
+        assert_eq!(see(&out).src, NODE_IP);
+        assert_eq!(out[14 + 20 + 6..][..2], [0, 0]);
+    });
+}
+
+#[test]
+fn two_pods_with_the_same_source_port_are_told_apart() {
+    world(|w| {
+        for proto in [TCP, UDP, ICMP] {
+            let a = w.sent(&make(proto, (w.a.v4, 62000), (FAR, 443)));
+            let b = w.sent(&make(proto, (w.b.v4, 62000), (FAR, 443)));
+            assert_ne!(a.ports.0, b.ports.0);
+            assert_eq!(w.received(&reply_to(&a)).dst, w.a.v4);
+            assert_eq!(w.received(&reply_to(&b)).dst, w.b.v4);
+        }
+    });
+}
+
+#[test]
+fn what_is_not_a_pods_passes_untouched() {
+    world(|w| {
+        for proto in [TCP, UDP, ICMP] {
+            w.leaves_alone(&make(proto, (NODE_IP, 4000), (FAR, 443)), "the node's own");
+            w.leaves_alone(&make(proto, (FAR, 443), (NODE_IP, 4000)), "to the node");
+            let other = "10.2.0.1".parse().unwrap();
+            w.leaves_alone(&make(proto, (other, 1), (FAR, 443)), "another node's pod");
+        }
+        let far6 = "2001:db8::1".parse().unwrap();
+        w.leaves_alone(&packet::udp((w.a.v6, 1), (far6, 2), b""), "IPv6");
+        w.leaves_alone(&packet::other(NODE_IP, FAR, 132), "SCTP of the node");
+        let mut fragment = make(UDP, (NODE_IP, 4000), (FAR, 443));
+        fragment.fragment = 5;
+        w.leaves_alone(&fragment, "a fragment of the node's");
+
+        w.datapath
+            .set_non_masquerade(&["192.0.2.0/28".parse().unwrap(), "fd00::/8".parse().unwrap()])
+            .unwrap();
+        let ip = make(UDP, (w.a.v4, 4000), (FAR, 443));
+        w.leaves_alone(&ip, "a destination that knows pods");
+        let mut fragment = ip.clone();
+        fragment.fragment = 5;
+        w.leaves_alone(&fragment, "a fragment to there");
+        w.leaves_alone(&packet::other(w.a.v4, FAR, 132), "SCTP to there");
+        let beyond = make(UDP, (w.a.v4, 4000), ("192.0.2.16".parse().unwrap(), 443));
+        assert_eq!(w.sent(&beyond).src, NODE_IP);
+
+        w.datapath.set_non_masquerade(&[]).unwrap();
+        assert_eq!(w.sent(&ip).src, NODE_IP);
+        assert!(table().values().all(|entry| entry.kind != KIND_INBOUND));
+
+        let mut config = kit::node_config();
+        config.flags = 0;
+        w.datapath.set_node_config(config).unwrap();
+        w.leaves_alone(&ip, "masquerade is off");
+    });
+}
+
+#[test]
+fn what_cannot_be_translated_is_dropped_and_counted() {
+    world(|w| {
+        for fragment in [0x2000, 0x2005, 0x0005] {
+            for proto in [TCP, UDP, ICMP] {
+                let mut ip = make(proto, (w.a.v4, 4000), (FAR, 443));
+                ip.fragment = fragment;
+                w.dropped("uplink_out", &ip, DropReason::NatFragment);
+            }
+        }
+        for proto in [47, 50, 132] {
+            w.dropped(
+                "uplink_out",
+                &packet::other(w.a.v4, FAR, proto),
+                DropReason::NatProtocol,
+            );
+        }
+        let unreachable = packet::icmp(w.a.v4, FAR, 3, 0);
+        w.dropped("uplink_out", &unreachable, DropReason::NatProtocol);
+        assert!(table().is_empty());
+
+        let sent = w.sent(&make(UDP, (w.a.v4, 4000), (FAR, 53)));
+        let mut reply = reply_to(&sent);
+        reply.fragment = 0x2000;
+        w.dropped("uplink_in", &reply, DropReason::NatFragment);
+    });
+}
+
+#[test]
+fn icmp_that_is_no_echo_request_never_meets_a_flow() {
+    world(|w| {
+        // Messages without an id, and a reply by chance with the same one.
+        for id in [0, 7] {
+            w.sent(&make(ICMP, (w.a.v4, id), (FAR, 0)));
+        }
+        let unreachable = packet::icmp(w.a.v4, FAR, 3, 0);
+        w.dropped("uplink_out", &unreachable, DropReason::NatProtocol);
+        let reply = packet::icmp(w.a.v4, FAR, 0, 7);
+        assert_eq!(w.out(&reply), (PASS, World::frame(&reply)));
+    });
+}
+
+#[test]
+fn every_truncation_of_a_pods_packet_is_dropped_and_of_others_passes() {
+    world(|w| {
+        for proto in [TCP, UDP, ICMP] {
+            let mut ip = make(proto, (w.a.v4, 4000), (FAR, 443));
+            ip.options = vec![1; 4];
+            let sent = w.sent(&ip);
+            let whole = World::frame(&ip);
+            // Whether the header tells the truth about a packet that is too short...
+            for len in 34..whole.len() {
+                let verdict = w.programs.run("uplink_out", w.a.ifindex, &whole[..len]);
+                assert_eq!(verdict, (PASS, whole[..len].to_vec()), "{len} bytes");
+            }
+            // ...or the packet ends where its header says, in the middle of the next one.
+            for len in 0..if proto == TCP { 20 } else { 8 } {
+                let mut ip = ip.clone();
+                ip.payload.truncate(len);
+                w.dropped("uplink_out", &ip, DropReason::Malformed);
+            }
+            let reply = World::frame(&reply_to(&sent));
+            for len in 34..reply.len() {
+                let verdict = w.programs.run("uplink_in", w.a.ifindex, &reply[..len]);
+                assert_eq!(verdict, (PASS, reply[..len].to_vec()), "{len} bytes");
+            }
+        }
+    });
+}
+
+#[test]
+fn only_replies_are_reversed() {
+    world(|w| {
+        let tcp = w.sent(&make(TCP, (w.a.v4, 4000), (FAR, 443)));
+        let echo = w.sent(&make(ICMP, (w.a.v4, 7), (FAR, 0)));
+        let strange: IpAddr = "192.0.2.77".parse().unwrap();
+        for ip in [
+            packet::tcp((strange, 443), (NODE_IP, tcp.ports.0), ACK, b""),
+            packet::tcp((FAR, 444), (NODE_IP, tcp.ports.0), ACK, b""),
+            packet::tcp((FAR, 443), (NODE_IP, tcp.ports.0 ^ 1), ACK, b""),
+            packet::udp((FAR, 443), (NODE_IP, tcp.ports.0), b""),
+            // A request to the node itself, by chance with the same id.
+            packet::icmp(FAR, NODE_IP, 8, echo.ports.0),
+            packet::icmp(strange, NODE_IP, 0, echo.ports.0),
+            packet::icmp(FAR, NODE_IP, 3, echo.ports.0),
+        ] {
+            let frame = World::frame(&ip);
+            assert_eq!(w.come(&ip), (PASS, frame));
+        }
+        assert_eq!(table().len(), 4);
+    });
+}

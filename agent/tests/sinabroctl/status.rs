@@ -1,0 +1,147 @@
+//! `sinabroctl status`, and what of it is asked for elsewhere.
+
+use crate::kit::{ask, status, text};
+use sinabro_common::api::*;
+
+#[test]
+fn status_says_what_is_wrong_and_ends_with_1() {
+    for (ready, code) in [(true, 0), (false, 1)] {
+        let response = Response::Status(Box::new(status(ready)));
+        let output = ask(Request::Status, response, &["status"]);
+        assert_eq!(output.status.code(), Some(code));
+        let text = text(&output.stdout);
+        for part in [
+            "node-a",
+            "1h1m",
+            "10.244.1.0/24, fd00::/64",
+            "Mode attach:  tcx",
+            "uplink eth0 is gone",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        let source = match ready {
+            true => "Kubernetes API at https://10.96.0.1 (connected)",
+            false => "Kubernetes API at https://10.96.0.1 (not connected for 1m15s)",
+        };
+        assert!(text.contains(source), "{text}");
+        assert!(output.stderr.is_empty());
+    }
+}
+
+fn self_test() -> SelfTestReport {
+    let row = |id: &str, passed| RowReport {
+        id: id.into(),
+        title: format!("{id}(2)"),
+        class: Class::Behaviour,
+        passed,
+        plain: "5".into(),
+        accelerated: if passed { "5" } else { "EAGAIN" }.into(),
+        meaning: format!("programs that {id} hang"),
+    };
+    SelfTestReport {
+        verdict: Verdict::SomeFail,
+        reason: "1 of 2 rows differ".into(),
+        kernel: "6.18.0".into(),
+        rows: vec![row("splice", false), row("sendfile", true)],
+    }
+}
+
+#[test]
+fn a_healthy_nodes_status_fits_one_screen() {
+    let condition = |name: &str| Condition {
+        name: name.into(),
+        ok: true,
+        detail: String::new(),
+    };
+    // As a node of a cluster with both families has it.
+    let report = StatusReport {
+        conditions: [
+            "facts",
+            "node",
+            "overlay",
+            "endpoints",
+            "leases",
+            "conflist",
+        ]
+        .map(condition)
+        .into(),
+        modes: [
+            ("attachPods", "clsact"),
+            ("attachUplinks", "tcx"),
+            ("btf", "yes"),
+            ("redirectPeer", "yes"),
+            ("tcpAcceleration", "on, cgroup /host/sys/fs/cgroup/unified"),
+        ]
+        .map(|(name, mode)| (name.into(), mode.into()))
+        .into(),
+        tcp_self_test: Some(self_test()),
+        ..status(true)
+    };
+    let response = Response::Status(Box::new(report));
+    let output = ask(Request::Status, response, &["status"]);
+    let text = text(&output.stdout);
+    assert!(text.contains("Conditions:            all 6 hold"), "{text}");
+    assert!(text.lines().count() <= 24, "{text}");
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 80),
+        "{text}"
+    );
+}
+
+#[test]
+fn conditions_that_hold_are_shown_on_request() {
+    let response = Response::Status(Box::new(StatusReport {
+        conditions: vec![Condition {
+            name: "leases".into(),
+            ok: true,
+            detail: String::new(),
+        }],
+        ..status(true)
+    }));
+    let output = ask(Request::Status, response, &["status", "--verbose"]);
+    let text = text(&output.stdout);
+    assert!(text.contains("leases     yes  -"), "{text}");
+}
+
+#[test]
+fn what_acceleration_changes_for_applications_is_asked_for() {
+    let report = StatusReport {
+        tcp_self_test: Some(self_test()),
+        ..status(true)
+    };
+    let own = |args: &[&str]| {
+        let response = Response::Status(Box::new(report.clone()));
+        ask(Request::Status, response, args)
+    };
+    let output = own(&["status"]);
+    assert!(!text(&output.stdout).contains("splice"), "{output:?}");
+    let json = own(&["acceleration", "--kernel", "-o", "json"]);
+    let printed: SelfTestReport = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(printed, self_test());
+    let short = ["acceleration", "--kernel"];
+    let long = ["acceleration", "--kernel", "--verbose"];
+    for args in [&short[..], &long] {
+        let output = own(args);
+        let text = text(&output.stdout);
+        let told = "for pods that ask for it: 1 of 2 rows differ";
+        assert!(text.contains(told), "{text}");
+        assert!(text.contains("splice(2)"), "{text}");
+        assert!(text.contains("programs that splice hang"), "{text}");
+        assert_eq!(text.contains("sendfile(2)"), args.len() == 3, "{text}");
+        // No difference has no meaning.
+        assert!(!text.contains("programs that sendfile hang"), "{text}");
+    }
+}
+
+#[test]
+fn json_is_the_report() {
+    let report = StatusReport {
+        tcp_self_test: Some(self_test()),
+        ..status(false)
+    };
+    let response = Response::Status(Box::new(report.clone()));
+    let output = ask(Request::Status, response, &["-o", "json", "status"]);
+    assert_eq!(output.status.code(), Some(1));
+    let printed: StatusReport = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(printed, report);
+}

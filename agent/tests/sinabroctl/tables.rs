@@ -1,0 +1,224 @@
+//! Commands that show one noun of the node each.
+
+use crate::kit::{ask, owner, pod, text};
+use sinabro_common::api::*;
+use std::collections::BTreeMap;
+
+#[test]
+fn endpoints_are_aligned_rows() {
+    let endpoint = EndpointReport {
+        owner: owner(),
+        pod: pod(),
+        network: "pods".into(),
+        link: "snb0123456789ab".into(),
+        ifindex: 7,
+        mac: "0a:58:0a:f4:01:02".parse().unwrap(),
+        addresses: vec!["10.244.1.2".parse().unwrap(), "fd00::2".parse().unwrap()],
+        tx_packets: 1,
+        tx_bytes: 1536,
+        rx_packets: 2,
+        rx_bytes: 10,
+        acceleration: None,
+        acceleration_wish: None,
+    };
+    let nameless = EndpointReport {
+        pod: PodRef::default(),
+        ..endpoint.clone()
+    };
+    let response = Response::Endpoints(vec![endpoint, nameless]);
+    let output = ask(Request::Endpoints, response, &["endpoints"]);
+    assert_eq!(output.status.code(), Some(0));
+    let lines: Vec<_> = text(&output.stdout).lines().collect();
+    assert_eq!(lines.len(), 3);
+    assert!(lines[1].starts_with("default/web  eth0"), "{}", lines[1]);
+    assert!(lines[1].contains("10.244.1.2, fd00::2") && lines[1].ends_with("1.5 KiB  10 B"));
+    assert!(lines[2].starts_with("c0ffee "));
+    let column = lines[0].find("LINK").unwrap();
+    assert!(
+        lines[1..]
+            .iter()
+            .all(|line| line[column..].starts_with("snb0123456789ab"))
+    );
+}
+
+#[test]
+fn acceleration_shows_pods_with_reasons_and_servers_with_verdicts() {
+    let count = |bytes| MessageCount { messages: 1, bytes };
+    let report = AccelerationReport {
+        pods: vec![AcceleratedPodReport {
+            owner: owner(),
+            pod: pod(),
+            counters: AccelerationCount {
+                enrolled: 3,
+                redirected: count(2048),
+                passed: [("queue_full".to_owned(), count(512))].into(),
+                skipped: [("short".to_owned(), 7), ("stream".to_owned(), 1)].into(),
+                memory: MemoryReport {
+                    used: 10 << 10,
+                    limit: 64 << 20,
+                },
+            },
+        }],
+        servers: vec![ServerReport {
+            address: "fd00::2".parse().unwrap(),
+            port: 80,
+            netns: None,
+            verdict: "stream".into(),
+            connections: 2,
+            messages: [1, 2],
+            bytes: [10, 4096],
+        }],
+        memory: Some(MemoryReport {
+            used: 20 << 10,
+            limit: 1 << 30,
+        }),
+    };
+    let response = Response::Acceleration(report.clone());
+    let output = ask(Request::Acceleration, response, &["acceleration"]);
+    assert_eq!(output.status.code(), Some(0));
+    let cells = |line: &str| -> Vec<String> {
+        let cells = line.split("  ").map(str::trim);
+        cells.filter(|c| !c.is_empty()).map(Into::into).collect()
+    };
+    let lines: Vec<_> = text(&output.stdout).lines().map(cells).collect();
+    assert_eq!(
+        lines[1],
+        [
+            "default/web",
+            "3",
+            "2.0 KiB",
+            "10.0 KiB of 64.0 MiB",
+            "512 B queue_full",
+            "7 short, 1 stream"
+        ]
+    );
+    assert_eq!(lines[6], ["Memory of all: 20.0 KiB of 1.0 GiB"]);
+    assert_eq!(lines[4], ["[fd00::2]:80", "stream", "2", "10 B", "4.0 KiB"]);
+
+    let response = Response::Acceleration(report.clone());
+    let output = ask(
+        Request::Acceleration,
+        response,
+        &["-o", "json", "acceleration"],
+    );
+    let printed: AccelerationReport = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(printed, report);
+}
+
+#[test]
+fn ipam_shows_ranges_leases_and_problems() {
+    let report = IpamReport {
+        ranges: vec![RangeReport {
+            cidr: "10.244.1.0/24".parse().unwrap(),
+            capacity: 250,
+            leased: 125,
+        }],
+        leases: vec![LeaseReport {
+            address: "10.244.1.2".parse().unwrap(),
+            owner: owner(),
+            pod: pod(),
+            leased_at: 0,
+            active: false,
+        }],
+        problems: vec!["leases/10.244.1.9 is not JSON".into()],
+    };
+    let output = ask(Request::Ipam, Response::Ipam(report), &["ipam"]);
+    assert_eq!(output.status.code(), Some(0));
+    let text = text(&output.stdout);
+    for part in [
+        "125 of 250 (50%)",
+        "10.244.1.2  default/web",
+        "being set up",
+        "is not JSON",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+}
+
+#[test]
+fn nodes_show_tunnel_or_problem() {
+    let node = |name: &str, tunnel: Option<&str>, problem: Option<&str>| NodeReport {
+        name: name.into(),
+        addresses: vec![],
+        pod_cidrs: vec!["10.244.2.0/24".parse().unwrap()],
+        local: name == "node-a",
+        tunnel: tunnel.map(|t| t.parse().unwrap()),
+        gateway: None,
+        probe: None,
+        problem: problem.map(Into::into),
+    };
+    let mut report = vec![
+        node("node-a", None, None),
+        node("node-b", Some("192.168.0.2"), None),
+        node("node-c", None, Some("it has no address")),
+    ];
+    let answers = |name: &str, probe| NodeReport {
+        probe: Some(probe),
+        ..node(name, Some("192.168.0.9"), None)
+    };
+    let took = 312;
+    report.extend([
+        answers(
+            "node-d",
+            PeerProbe::Answers {
+                round_trip_microseconds: took,
+            },
+        ),
+        answers("node-e", PeerProbe::Silent { seconds: 125 }),
+        answers(
+            "node-f",
+            PeerProbe::SmallOnly {
+                round_trip_microseconds: took,
+                largest: Some(1352),
+            },
+        ),
+        answers("node-g", PeerProbe::Unknown),
+    ]);
+    let output = ask(
+        Request::Nodes { after: None },
+        Response::Nodes(report),
+        &["nodes"],
+    );
+    assert_eq!(output.status.code(), Some(0));
+    let lines: Vec<_> = text(&output.stdout).lines().collect();
+    assert!(lines[1].contains("this node"));
+    assert!(lines[2].contains("192.168.0.2"));
+    let shown = [
+        "0.31 ms",
+        "silent 2m5s",
+        "up to 1352 bytes",
+        "not known yet",
+    ];
+    for (line, shown) in lines[4..].iter().zip(shown) {
+        assert!(line.contains(shown), "{line}");
+    }
+    assert!(lines[3].contains("none") && lines[3].ends_with("it has no address"));
+}
+
+#[test]
+fn metrics_and_drops_are_one_noun() {
+    for noun in ["metrics", "drops"] {
+        let report = MetricsReport {
+            drops: vec![DropReport {
+                number: 2,
+                reason: "source_address".into(),
+                text: "a pod lied".into(),
+                packets: 42,
+            }],
+            acceleration_memory: None,
+            nat_flows: 1,
+            nat_capacity: 4,
+            counters: BTreeMap::from([("sinabro_gc_freed_total".into(), 7)]),
+        };
+        let output = ask(Request::Metrics, Response::Metrics(report), &[noun]);
+        assert_eq!(output.status.code(), Some(0));
+        let text = text(&output.stdout);
+        for part in [
+            "42       source_address  a pod lied",
+            "1 of 4 (25%)",
+            "sinabro_gc_freed_total:  7",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+    }
+}
