@@ -38,7 +38,7 @@ pub struct AcceleratedPod {
     /// A connection enrolled under another generation goes back to TCP.
     pub generation: u32,
 }
-map_type!(AcceleratedPod, 16);
+map_type!(AcceleratedPod, 16, 1, [netns, ifindex, generation]);
 
 /// One end of a connection as that end sees it.
 #[repr(C)]
@@ -55,7 +55,12 @@ pub struct ConnectionKey {
     pub remote_port: u16,
     pub pad: u32,
 }
-map_type!(ConnectionKey, 48);
+map_type!(
+    ConnectionKey,
+    48,
+    1,
+    [netns, local, remote, local_port, remote_port, pad]
+);
 
 impl ConnectionKey {
     /// The other end's key.
@@ -96,7 +101,7 @@ pub struct Enrolled {
     /// Kernel address of its `struct sock`, for reading only. It may be stale.
     pub sk: u64,
 }
-map_type!(Enrolled, 16);
+map_type!(Enrolled, 16, 1, [cookie, sk]);
 
 /// What a sender knows of the messages that it handed over and that are not read yet.
 #[repr(C)]
@@ -111,7 +116,7 @@ pub struct Backlog {
     /// Messages handed over since the mark.
     pub after: u32,
 }
-map_type!(Backlog, 16);
+map_type!(Backlog, 16, 1, [bytes, mark, before, after]);
 
 /// What is kept with an enrolled socket. Written by programs that hold the socket's lock.
 #[repr(C)]
@@ -147,7 +152,29 @@ pub struct SocketState {
     pub level: u8,
     pub pad: [u8; 3],
 }
-map_type!(SocketState, 128);
+map_type!(
+    SocketState,
+    128,
+    1,
+    [
+        key,
+        sk,
+        peer,
+        bytes,
+        messages,
+        all_messages,
+        ifindex,
+        epoch,
+        generations,
+        backlog,
+        path,
+        reason,
+        passive,
+        counted,
+        level,
+        pad
+    ]
+);
 
 /// How what a socket sends travels. Only ever goes down this list: data handed to the other
 /// socket must not overtake data on its way through TCP, nor meet a reader that waits for TCP's.
@@ -267,7 +294,19 @@ pub struct AccelerationCounters {
     /// Sockets not enrolled, by [`Skip`].
     pub skipped: [u64; Skip::ALL.len()],
 }
-map_type!(AccelerationCounters, 200);
+map_type!(
+    AccelerationCounters,
+    200,
+    1,
+    [
+        enrolled,
+        redirected_messages,
+        redirected_bytes,
+        passed_messages,
+        passed_bytes,
+        skipped
+    ]
+);
 
 impl core::ops::AddAssign for AccelerationCounters {
     fn add_assign(&mut self, other: Self) {
@@ -296,7 +335,7 @@ pub struct ChargeKey {
     pub level: u32,
     pub pad: u32,
 }
-map_type!(ChargeKey, 16);
+map_type!(ChargeKey, 16, 1, [cookie, level, pad]);
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -306,7 +345,7 @@ pub struct Charge {
     pub payer: u32,
     pub bytes: u32,
 }
-map_type!(Charge, 8);
+map_type!(Charge, 8, 1, [payer, bytes]);
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -314,7 +353,7 @@ pub struct Account {
     /// Bytes.
     pub charged: u64,
 }
-map_type!(Account, 8);
+map_type!(Account, 8, 1, [charged]);
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -325,7 +364,7 @@ pub struct Budget {
     /// itself is the programs' alone, so neither side needs a lock.
     pub returned: u64,
 }
-map_type!(Budget, 16);
+map_type!(Budget, 16, 1, [limit, returned]);
 
 /// What is connected to.
 #[repr(C)]
@@ -338,7 +377,7 @@ pub struct ServerKey {
     pub port: u16,
     pub pad: [u16; 3],
 }
-map_type!(ServerKey, 32);
+map_type!(ServerKey, 32, 1, [netns, addr, port, pad]);
 
 /// What the connections to a server were like, recent ones weighing more. Updated without locks:
 /// a lost update changes no verdict.
@@ -356,7 +395,12 @@ pub struct Traffic {
     /// Time of the last update (CLOCK_MONOTONIC).
     pub updated_ns: u64,
 }
-map_type!(Traffic, 56);
+map_type!(
+    Traffic,
+    56,
+    1,
+    [connections, exchanges, messages, bytes, updated_ns]
+);
 
 /// Where this kernel keeps what the programs look at, by its own BTF. Byte offsets into
 /// `struct sock`, of which `struct tcp_sock` is an extension.
@@ -400,7 +444,31 @@ pub struct KernelOffsets {
     /// `private` in `struct wait_queue_entry`, pointer.
     pub wait_private: u32,
 }
-map_type!(KernelOffsets, 72);
+map_type!(
+    KernelOffsets,
+    72,
+    1,
+    [
+        flags,
+        zerocopy_bit,
+        rmem_alloc,
+        rcvbuf,
+        userlocks,
+        userlocks_shift,
+        shutdown,
+        shutdown_shift,
+        ulp_ops,
+        repair,
+        repair_bit,
+        copied_seq,
+        write_seq,
+        user_data,
+        wq,
+        wq_head,
+        wait_entry,
+        wait_private
+    ]
+);
 
 /// `SOCK_RCVBUF_LOCK` of `sk_userlocks`: the application has set SO_RCVBUF.
 pub const RCVBUF_LOCK: u8 = 2;

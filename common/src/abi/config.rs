@@ -35,4 +35,15 @@ pub struct NodeConfig {
     /// `FLAG_*`.
     pub flags: u32,
 }
-map_type!(NodeConfig, 40);
+map_type!(
+    NodeConfig,
+    40,
+    1,
+    [
+        masquerade_v4,
+        masquerade_v6,
+        nat_port_min,
+        nat_port_max,
+        flags
+    ]
+);

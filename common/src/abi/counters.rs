@@ -15,7 +15,12 @@ pub struct PodCounters {
     /// Bytes of whole frames, Ethernet header included.
     pub rx_bytes: u64,
 }
-map_type!(PodCounters, 32);
+map_type!(
+    PodCounters,
+    32,
+    1,
+    [tx_packets, tx_bytes, rx_packets, rx_bytes]
+);
 
 impl core::ops::AddAssign for PodCounters {
     fn add_assign(&mut self, other: Self) {

@@ -22,7 +22,7 @@ pub struct Endpoint {
     /// The host side's MAC address, source of what is delivered.
     pub host_mac: [u8; 6],
 }
-map_type!(Endpoint, 20);
+map_type!(Endpoint, 20, 1, [ifindex, flags, mac, host_mac]);
 
 /// What a pod may send from.
 #[repr(C)]
@@ -37,4 +37,4 @@ pub struct PodLink {
     /// Zero.
     pub pad: [u8; 2],
 }
-map_type!(PodLink, 40);
+map_type!(PodLink, 40, 1, [v4, v6, mac, pad]);

@@ -24,4 +24,4 @@ pub struct FlowKey {
     /// Zero.
     pub pad: [u8; 3],
 }
-map_type!(FlowKey, 40);
+map_type!(FlowKey, 40, 1, [src, dst, src_port, dst_port, proto, pad]);

@@ -10,6 +10,7 @@ pub mod counters;
 pub mod drop;
 pub mod endpoint;
 pub mod flow;
+pub mod layout;
 pub mod nat;
 pub mod node;
 
@@ -87,13 +88,29 @@ impl From<Addr> for std::net::IpAddr {
     }
 }
 
-/// Asserts a map type's size and marks it as plain old data for aya.
+/// Asserts a map type's size, marks it as plain old data for aya, and gives it a [`Layout`].
 ///
 /// The size is spelt out by hand so that a change of layout is a change in the diff: it also
-/// means that maps pinned by an older agent no longer fit.
+/// means that maps pinned by an older agent no longer fit. The number after it stands for what the
+/// fields mean: raise it when one means something else than before in the same bytes.
 macro_rules! map_type {
-    ($type:ty, $size:literal) => {
+    ($type:ident, $size:literal, $number:literal, [$($field:tt),+ $(,)?]) => {
         const _: () = assert!(core::mem::size_of::<$type>() == $size);
+        impl $crate::abi::layout::Layout for $type {
+            const LAYOUT: u64 = {
+                // All of them: a pattern that lacks one does not compile.
+                let _ = |value: $type| {
+                    let $type { $($field: _),+ } = value;
+                };
+                let hash = $crate::abi::layout::start(stringify!($type), $size, $number);
+                $(let hash = $crate::abi::layout::field(
+                    hash,
+                    stringify!($field),
+                    core::mem::offset_of!($type, $field),
+                );)+
+                hash
+            };
+        }
         #[cfg(feature = "user")]
         // SAFETY: repr(C), Copy, no padding (asserted size equals the sum of its fields),
         // and every bit pattern of its integer fields is a value.
@@ -102,7 +119,7 @@ macro_rules! map_type {
 }
 pub(crate) use map_type;
 
-map_type!(Addr, 16);
+map_type!(Addr, 16, 1, [0]);
 
 #[cfg(test)]
 mod tests {

@@ -28,7 +28,7 @@ pub struct NatKey {
     /// Zero.
     pub pad: [u8; 3],
 }
-map_type!(NatKey, 40);
+map_type!(NatKey, 40, 1, [src, dst, src_port, dst_port, proto, pad]);
 
 /// Keyed by what the pod sent; rewrites the source.
 pub const KIND_FORWARD: u8 = 1;
@@ -57,7 +57,12 @@ pub struct NatEntry {
     /// `bpf_ktime_get_ns` of the last packet in this entry's direction.
     pub last_seen_ns: u64,
 }
-map_type!(NatEntry, 32);
+map_type!(
+    NatEntry,
+    32,
+    1,
+    [addr, port, kind, state, peer_state, pad, last_seen_ns]
+);
 
 const PROTO_ICMP: u8 = 1;
 

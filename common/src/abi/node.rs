@@ -23,7 +23,7 @@ pub struct Node {
     /// None yet.
     pub flags: u32,
 }
-map_type!(Node, 20);
+map_type!(Node, 20, 1, [tunnel, flags]);
 
 /// This node's end of the tunnels.
 #[repr(C)]
@@ -42,7 +42,7 @@ pub struct Overlay {
     /// The VXLAN header of every packet of this overlay: flags and VNI (RFC 7348 §5).
     pub vxlan: [u8; 8],
 }
-map_type!(Overlay, 64);
+map_type!(Overlay, 64, 1, [local, gateways, stamp, port, vxlan]);
 
 /// The header of packets of one VNI, as Linux sends it and demands it.
 pub const fn vxlan_header(vni: u32) -> [u8; 8] {
