@@ -36,6 +36,8 @@ pub struct Settings {
     pub state_dir: PathBuf,
     pub socket: PathBuf,
     pub bpf_dir: PathBuf,
+    /// Where the programs that ran last are kept.
+    pub programs_dir: PathBuf,
     pub cgroup_dir: Option<PathBuf>,
     pub cni_bin_dir: PathBuf,
     pub cni_conf_dir: PathBuf,
@@ -57,6 +59,8 @@ pub struct Settings {
     /// Of all pods of the node together.
     pub tcp_acceleration_node_memory: Option<u64>,
     pub attach: AttachMode,
+    /// Whether pods need programs.
+    pub require_programs: bool,
     pub metrics_address: Option<SocketAddr>,
     /// Whether each pod has metrics of its own.
     pub pod_metrics: bool,
@@ -73,6 +77,7 @@ pub struct Places {
     pub state_dir: PathBuf,
     pub socket: PathBuf,
     pub bpf_dir: PathBuf,
+    pub programs_dir: PathBuf,
     /// As set; none if it is to be found.
     pub cgroup_dir: Option<PathBuf>,
     pub cni_bin_dir: PathBuf,
@@ -190,6 +195,7 @@ impl Settings {
             facts_from: layers.facts_from()?,
             socket: places.socket,
             bpf_dir: places.bpf_dir,
+            programs_dir: places.programs_dir,
             cgroup_dir: places.cgroup_dir,
             cni_bin_dir: places.cni_bin_dir,
             cni_conf_dir: places.cni_conf_dir,
@@ -208,6 +214,7 @@ impl Settings {
             tcp_acceleration_node_memory: layers.optional("tcpAccelerationNodeMemory", memory)?,
             pod_metrics: layers.parse("podMetrics", boolean)?,
             peer_probe: places.peer_probe,
+            require_programs: layers.parse("requirePrograms", boolean)?,
             attach: layers.parse("attach", |text| match text {
                 "auto" => Ok(AttachMode::Auto),
                 "tcx" => Ok(AttachMode::Tcx),
@@ -270,6 +277,7 @@ impl Places {
         Ok(Self {
             socket,
             bpf_dir: layers.directory("bpfDir")?,
+            programs_dir: layers.directory("programsDir")?,
             cgroup_dir: layers.optional("cgroupDir", absolute_path)?,
             cni_bin_dir: layers.directory("cniBinDir")?,
             cni_conf_dir: layers.directory("cniConfDir")?,

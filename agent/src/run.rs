@@ -111,6 +111,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         spawn_blocking(move || restore(&settings)).await??
     };
 
+    if let Some(trouble) = troubles::programs::find(datapath.choice()) {
+        troubles::stand(&standing, trouble);
+    }
+
     let (stop, stopping) = watch::channel(false);
     let (facts, facts_from) = (source.updates.clone(), source.from);
     tasks.spawn(ends("the watch of the nodes", source.task));

@@ -61,6 +61,7 @@ pub fn uninstall(places: &Places) -> Result<Uninstalled, LockError> {
     for error in &datapath.problems {
         done.problem(error);
     }
+    done.programs(&places.programs_dir);
     done.state(&places.state_dir, &places.socket);
     // Last: with the taint no pod comes to a node that has no network.
     done.node(places);
@@ -155,6 +156,14 @@ impl Uninstalled {
             self.removed.push(format!("route {}", route.dst));
         }
         Ok(())
+    }
+
+    /// What is kept of programs.
+    fn programs(&mut self, dir: &Path) {
+        let file = dir.join(names::PROGRAMS_FILE);
+        self.cleared(&file);
+        self.note(&file, fs::remove_file(&file));
+        self.note(dir, fs::remove_dir(dir));
     }
 
     fn state(&mut self, dir: &Path, socket: &Path) {

@@ -26,6 +26,25 @@ pub const ALL: &[&str] = &[
 /// The environment variable that names a point.
 pub const VARIABLE: &str = "SINABRO_FAIL_POINT";
 
+/// The environment variable that names what the verifier is to refuse, with commas between: `current`
+/// or `last-good` programs, of the current ones those of the `acceleration`, or those that `redirect`.
+pub const REFUSED: &str = "SINABRO_REFUSED_PROGRAMS";
+
+/// Whether a test wants these programs made such that no verifier accepts them.
+#[inline(always)]
+pub fn refused(programs: &str) -> bool {
+    #[cfg(debug_assertions)]
+    {
+        let wanted = std::env::var(REFUSED).unwrap_or_default();
+        wanted.split(',').any(|name| name == programs)
+    }
+    #[cfg(not(debug_assertions))]
+    {
+        let _ = programs;
+        false
+    }
+}
+
 /// A point is reached.
 #[inline(always)]
 pub fn fail_point(name: &str) {

@@ -31,6 +31,11 @@ pub const BPF_SELF_TEST_DIR: &str = "self_test";
 /// Pins of `sinabroctl verify` while it runs, inside the bpffs directory.
 pub const BPF_VERIFY_DIR: &str = "verify";
 
+/// Directory of what survives a reboot.
+pub const PROGRAMS_DIR: &str = "/var/lib/sinabro";
+/// The eBPF programs that ran last, inside that directory.
+pub const PROGRAMS_FILE: &str = "programs.tar";
+
 /// Settings file that is read if it is there and no other is named.
 pub const CONFIG_FILE: &str = "/etc/sinabro/config.yaml";
 

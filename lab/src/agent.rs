@@ -3,7 +3,7 @@
 use crate::{
     confinement::confine,
     namespace::ended,
-    node::{LOG_FILE, NODES_FILE, Node},
+    node::{LOG_FILE, NODES_FILE, Node, PROGRAMS},
     wait::wait_for,
 };
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -13,7 +13,7 @@ use nix::{
 };
 use sinabro_common::{
     api::{Request, Response, StatusReport},
-    fail_point::VARIABLE,
+    fail_point::{REFUSED, VARIABLE},
 };
 use std::{
     fs::{self, OpenOptions},
@@ -30,6 +30,8 @@ pub(crate) struct Start<'a> {
     pub capabilities: Option<&'a [u8]>,
     /// Where it is killed by itself.
     pub fail_point: Option<&'a str>,
+    /// Whose programs the kernel is to refuse.
+    pub refused: Option<&'a str>,
 }
 
 pub struct Agent {
@@ -48,6 +50,7 @@ impl Agent {
         let mut command = Command::new(node.binaries().agent());
         command
             .env_clear()
+            .env(PROGRAMS.0, PROGRAMS.1)
             .args(["--node-name", node.name()])
             .args(match way.kubeconfig {
                 Some(path) => ["--kubeconfig", path],
@@ -58,6 +61,7 @@ impl Agent {
             .args(["--cni-conf-dir", "/run/lab/cni/net.d"])
             .args(way.flags)
             .envs(way.fail_point.map(|name| (VARIABLE, name)))
+            .envs(way.refused.map(|programs| (REFUSED, programs)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);

@@ -31,6 +31,9 @@ pub const FILES: &str = "/run/lab";
 pub const NODES_FILE: &str = "/run/lab/nodes.yaml";
 /// What the agent logged, all its runs one after the other.
 pub const LOG_FILE: &str = "/run/lab/agent.log";
+/// Where agents keep programs: the machine's own /var is shared by all nodes. A variable, since
+/// earlier versions know no flag of that name.
+pub const PROGRAMS: (&str, &str) = ("SINABRO_PROGRAMS_DIR", "/run/lab/programs");
 
 /// One entry of the nodes file. JSON is YAML, too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -177,6 +180,15 @@ impl Node {
         })
     }
 
+    /// Starts an agent with programs that the kernel refuses (`sinabro_common::fail_point::REFUSED`).
+    pub fn start_agent_refused(&self, programs: &str, flags: &[&str]) -> Result<()> {
+        self.start(Start {
+            flags,
+            refused: Some(programs),
+            ..Start::default()
+        })
+    }
+
     /// Starts the agent as in an unprivileged container that has these capabilities.
     pub fn start_confined_agent(&self, flags: &[&str], capabilities: &[u8]) -> Result<()> {
         self.start(Start {
@@ -270,7 +282,10 @@ impl Node {
     pub fn ctl(&self, arguments: &[&str]) -> Result<Output> {
         self.namespace.run(|| {
             let mut command = Command::new(self.binaries().ctl());
-            command.args(arguments).env_clear();
+            command
+                .args(arguments)
+                .env_clear()
+                .env(PROGRAMS.0, PROGRAMS.1);
             command.output().context("cannot run sinabroctl")
         })
     }

@@ -74,6 +74,7 @@ fn assert_nothing_left(node: &Node) {
         let dir = node.namespace().path(dir);
         assert_eq!(fs::read_dir(dir).unwrap().count(), 0);
     }
+    assert!(!node.namespace().path("/run/lab/programs").exists());
     // What a pin held goes a moment after it.
     eventually("every program to be gone", || programs(node) == 0);
     let detach = || {
@@ -150,6 +151,7 @@ fn nothing_is_left_whatever_the_agent_used() {
             "pod link snb",
             "VXLAN device",
             "pin /sys/fs/bpf/sinabro/NAT",
+            "/run/lab/programs/programs.tar",
             "/run/sinabro",
         ] {
             assert!(said.contains(what), "{what}: {said}");

@@ -33,6 +33,7 @@ settings:
   stateDir: /var/lib/s
   cniBinDir: /usr/libexec/cni
   cniConfDir: /etc/kubernetes/cni
+  programsDir: /var/lib/p
   metricsAddress: '[::]:9999'
 apiServer: {host: api.example, port: 8443}
 extraEnv: [{name: SINABRO_LOG_LEVEL, value: debug}]
@@ -170,6 +171,7 @@ fn misplaced(objects: &Objects) -> Result<Vec<String>> {
         directory("state"),
         directory("cni-bin"),
         directory("cni-conf"),
+        directory("programs"),
     ];
     expected.extend([
         (
@@ -187,6 +189,11 @@ fn misplaced(objects: &Objects) -> Result<Vec<String>> {
             "settings.cniConfDir",
             &directories[2],
             json!(["/etc/kubernetes/cni", "/etc/kubernetes/cni"]),
+        ),
+        (
+            "settings.programsDir",
+            &directories[3],
+            json!(["/var/lib/p", "/var/lib/p"]),
         ),
     ]);
     let mut problems: Vec<String> = expected

@@ -7,7 +7,7 @@
 #![no_main]
 
 use aya_ebpf::{macros::classifier, programs::TcContext};
-use sinabro_common::abi::{config::FLAG_REDIRECT_PEER, drop::DropReason};
+use sinabro_common::abi::drop::DropReason;
 use sinabro_ebpf::{
     PASS,
     maps::{CONFIG, POD_LINKS},
@@ -56,10 +56,7 @@ fn leave(ctx: &TcContext) -> Action {
 #[classifier]
 pub fn pod_in(ctx: TcContext) -> i32 {
     report::received(&ctx, ifindex(&ctx));
-    let redirects = CONFIG
-        .get(0)
-        .is_some_and(|config| config.flags & FLAG_REDIRECT_PEER != 0);
-    if redirects
+    if CONFIG.get(0).is_some_and(deliver::redirects)
         && let Some(eth) = eth::read(&ctx)
         && let Some(Some(ip)) = Ip::read(&ctx, eth.kind)
         && let Some(l4) = l4::read(&ctx, &ip)

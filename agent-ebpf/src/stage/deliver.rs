@@ -21,9 +21,22 @@ use sinabro_common::abi::{
 /// linux/if_packet.h: the frame is to this interface's own MAC address.
 const PACKET_HOST: u32 = 0;
 
+/// Set by the agent before it loads the programs, so that the verifier leaves out what it rules out:
+/// for kernels that refuse the programs with it.
+#[unsafe(no_mangle)]
+static WITHOUT_REDIRECT: u8 = 0;
+
+/// Whether packets between pods of this node go past the stack.
+#[inline(always)]
+pub fn redirects(config: &NodeConfig) -> bool {
+    // SAFETY: a variable of this program; volatile, for its value here is not the one at run time.
+    let without = unsafe { core::ptr::read_volatile(&raw const WITHOUT_REDIRECT) } != 0;
+    !without && config.flags & FLAG_REDIRECT_PEER != 0
+}
+
 #[inline(always)]
 pub fn local(ctx: &TcContext, config: &NodeConfig, ifindex: u32, ip: &Ip, l4: &L4) -> Action {
-    if config.flags & FLAG_REDIRECT_PEER == 0 {
+    if !redirects(config) {
         return Ok(PASS);
     }
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.

@@ -172,6 +172,7 @@ impl Session {
                 "MAC address {mac} cannot be an interface's"
             )));
         }
+        self.core.programs()?;
         let mtu = self.core.mtu()?;
         let guard = self.turn(&request.owner).await?;
         let addresses = self.lease(&request).await?;

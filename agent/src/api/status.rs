@@ -6,7 +6,7 @@ use crate::{
     apply::OverlayStatus,
     chain::Chain,
     config::Settings,
-    datapath::{Datapath, DatapathError},
+    datapath::{Datapath, DatapathError, Level},
     endpoint::{Endpoints, release::Reaper},
     install::InstallStatus,
     node::NodeStatus,
@@ -74,6 +74,24 @@ impl Core {
                 let text = format!("the agent is not ready: {why}");
                 Err(ApiError::new(ErrorCode::NotReady, text))
             }
+        }
+    }
+
+    /// Whether pods can have the programs that they are to have.
+    ///
+    /// # Errors
+    /// If the kernel refused them all.
+    pub fn programs(&self) -> Result<(), ApiError> {
+        let choice = self.datapath.choice();
+        match choice.level {
+            Level::None if self.settings.require_programs => {
+                let why = choice.refused.join("; ");
+                let text = format!(
+                    "the kernel refused the eBPF programs, without which no pod is started: {why}"
+                );
+                Err(ApiError::new(ErrorCode::NotReady, text))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -145,6 +163,9 @@ impl Core {
     /// Whether an ADD can work; what else is not as it should be is no reason to call a node
     /// NotReady.
     fn adds(&self) -> Adds {
+        if let Err(error) = self.programs() {
+            return Adds::Isolated(error.message);
+        }
         if let Err(error) = self.mtu() {
             return Adds::NotYet(error.message);
         }
@@ -188,6 +209,11 @@ impl Core {
         let node_detail = node.problem.clone();
         let node_detail = node_detail.or_else(|| node.state.is_none().then(waiting)?);
         let mut conditions = vec![
+            condition(
+                "programs",
+                self.programs().is_ok(),
+                self.datapath.choice().refused.join("; "),
+            ),
             condition(
                 "facts",
                 facts.facts.is_some(),
@@ -321,6 +347,7 @@ impl Core {
             metrics: self.metrics_report()?,
             overlay: self.overlay.borrow().clone(),
             named_peers: self.probe.named_peers(),
+            programs: self.datapath.choice().level,
             per_pod: self.settings.pod_metrics,
         })
     }

@@ -48,6 +48,11 @@ pub struct Options {
     #[arg(long, env = "SINABRO_BPF_DIR", value_name = "DIR", default_value = names::BPF_DIR)]
     bpf_dir: Option<String>,
 
+    /// Directory that survives reboots, where the eBPF programs that ran last are kept: for when the
+    /// kernel refuses the next ones.
+    #[arg(long, env = "SINABRO_PROGRAMS_DIR", value_name = "DIR", default_value = names::PROGRAMS_DIR)]
+    programs_dir: Option<String>,
+
     /// The cgroup v2 directory of all pods, where the acceleration of TCP attaches, or one below which
     /// a cgroup v2 is mounted [default: the root of the hierarchy, found among the mounts; inside a
     /// container the node's has to be mounted].
@@ -176,6 +181,16 @@ pub struct Options {
         default_value = "auto"
     )]
     attach: Option<String>,
+
+    /// Whether a node whose kernel refuses every program takes no new pods; without them nothing keeps
+    /// a pod from using others' addresses, and nothing is masqueraded.
+    #[arg(
+        long,
+        env = "SINABRO_REQUIRE_PROGRAMS",
+        value_name = "BOOL",
+        default_value = "true"
+    )]
+    require_programs: Option<String>,
 
     /// Address and port of /metrics, /healthz and /readyz; empty: off.
     #[arg(

@@ -111,6 +111,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         stateDir: /run/s
         socket: /run/s/x.sock
         bpfDir: /sys/fs/bpf/s
+        programsDir: /var/s
         cgroupDir: /sys/fs/cgroup
         cniBinDir: /bin
         cniConfDir: /etc/cni
@@ -127,6 +128,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         tcpAccelerationPodMemory: 64Mi
         tcpAccelerationNodeMemory: 1Gi
         attach: clsact
+        requirePrograms: false
         metricsAddress: ''
         podMetrics: false
         peerProbe: false
@@ -139,6 +141,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         state_dir: "/run/s".into(),
         socket: "/run/s/x.sock".into(),
         bpf_dir: "/sys/fs/bpf/s".into(),
+        programs_dir: "/var/s".into(),
         cgroup_dir: Some("/sys/fs/cgroup".into()),
         cni_bin_dir: "/bin".into(),
         cni_conf_dir: "/etc/cni".into(),
@@ -155,6 +158,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         tcp_acceleration_pod_memory: Some(64 << 20),
         tcp_acceleration_node_memory: Some(1 << 30),
         attach: AttachMode::Clsact,
+        require_programs: false,
         metrics_address: None,
         pod_metrics: false,
         peer_probe: false,
@@ -230,6 +234,7 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("tcpAccelerationNodeMemory", "17179869184Gi"),
         ("podMetrics", "1"),
         ("peerProbe", "0"),
+        ("requirePrograms", "no"),
         ("attach", "xdp"),
         ("metricsAddress", "localhost"),
         ("logLevel", "a=b=c"),

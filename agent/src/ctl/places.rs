@@ -17,6 +17,9 @@ pub struct PlaceFlags {
     /// Directory of pinned maps and programs.
     #[arg(long, value_name = "DIR")]
     bpf_dir: Option<OsString>,
+    /// Directory of the programs that ran last.
+    #[arg(long, value_name = "DIR")]
+    programs_dir: Option<OsString>,
     /// Where the plugin is.
     #[arg(long, value_name = "DIR")]
     cni_bin_dir: Option<OsString>,
@@ -51,6 +54,7 @@ impl PlaceFlags {
             ("--config", &self.config),
             ("--state-dir", &self.state_dir),
             ("--bpf-dir", &self.bpf_dir),
+            ("--programs-dir", &self.programs_dir),
             ("--cni-bin-dir", &self.cni_bin_dir),
             ("--cni-conf-dir", &self.cni_conf_dir),
             ("--cni-source", &self.cni_source),

@@ -15,6 +15,9 @@ mod attach;
 mod btf;
 mod cgroup;
 mod error;
+mod files;
+mod last_good;
+mod level;
 mod log;
 mod maps;
 mod object;
@@ -28,6 +31,7 @@ mod verify;
 
 pub use apart::Apart;
 pub use error::DatapathError;
+pub use level::{Choice, Level};
 pub use object::{fingerprint, make_directory, trim as release_memory};
 pub use remove::{Removed, remove};
 pub use verify::verify;
@@ -52,7 +56,7 @@ use sinabro_common::{
 };
 use std::{
     collections::{BTreeMap, HashSet},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -75,6 +79,8 @@ pub struct DatapathConfig {
     pub nat_entries: Option<u32>,
     /// What accelerated connections may cost the kernel; by the machine's memory if not given.
     pub queue_limits: Option<QueueLimits>,
+    /// Where the programs that ran last are kept; nothing is kept if not given.
+    pub last_good: Option<PathBuf>,
 }
 
 impl Default for DatapathConfig {
@@ -86,6 +92,7 @@ impl Default for DatapathConfig {
             attach: AttachMode::Auto,
             nat_entries: None,
             queue_limits: None,
+            last_good: None,
         }
     }
 }
@@ -123,6 +130,7 @@ pub struct ProgramReport {
 
 /// The loaded data path.
 pub struct Datapath {
+    choice: Choice,
     maps: Maps,
     classifiers: Classifiers,
     acceleration: Acceleration,
@@ -145,23 +153,36 @@ enum Acceleration {
 
 impl Datapath {
     /// Loads and verifies every program, using maps that are already pinned, then updates every
-    /// pinned link in place.
+    /// pinned link in place. If the kernel refuses one: see [`Level`].
     ///
     /// Where a pinned map did not fit and was replaced by an empty one, links are left alone
     /// until [`Self::attach_pod`] and [`Self::set_uplinks`] come by, after the records are there.
     pub fn load(config: &DatapathConfig) -> Result<Self, DatapathError> {
-        let mut objects = object::load(config)?;
+        let (mut objects, choice) = level::choose(config)?;
+        let goes_on = choice.level == Level::None && choice.ran;
+        let fits = match goes_on {
+            true => {
+                objects.leave_misfits(&config.bpf_dir)?;
+                false
+            }
+            false => objects.replace_misfits(&config.bpf_dir)?.is_empty(),
+        };
         let links = config.bpf_dir.join(names::BPF_LINKS_DIR);
         let maps = Maps::take(&mut objects.pod)?;
         let mut logs = vec![log::reader(&mut objects.uplink)?];
-        let classifiers = Classifiers::new(
-            objects.pod,
-            objects.uplink,
-            objects.overlay,
-            links.clone(),
-            config.attach,
-        )?;
+        let classifiers = match choice.level {
+            Level::None => Classifiers::none(links.clone()),
+            _ => Classifiers::new(
+                objects.pod,
+                objects.uplink,
+                objects.overlay,
+                links.clone(),
+                config.attach,
+            )?,
+        };
         let acceleration = match objects.sock {
+            // Its programs need no agent to go on.
+            None if goes_on => Acceleration::Off,
             None => {
                 sock::detach(&links)?;
                 Acceleration::Off
@@ -190,11 +211,11 @@ impl Datapath {
                 }
             }
         };
-        let fits = objects.replaced.is_empty();
         if fits {
             classifiers.swap()?;
         }
         Ok(Self {
+            choice,
             maps,
             classifiers,
             acceleration,
@@ -345,7 +366,37 @@ impl Datapath {
     /// Sets this node's settings. Flows masqueraded as another address than the new one end at the next
     /// [`Self::sweep`].
     pub fn set_node_config(&self, config: NodeConfig) -> Result<(), DatapathError> {
-        self.maps.config.set(config)
+        match self.choice {
+            // By them the next agent knows whether programs ran.
+            Choice {
+                level: Level::None,
+                ran: false,
+                ..
+            } => Ok(()),
+            _ => self.maps.config.set(config),
+        }
+    }
+
+    /// Which programs run, and why no others.
+    pub fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    /// Keeps this version's programs for when the kernel refuses the next one's, or the next kernel
+    /// these. To be called once they run on every pod.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub fn keep_programs(&self, path: &Path) -> Result<(), DatapathError> {
+        if self.choice.level != Level::Current {
+            return Ok(());
+        }
+        let kept = last_good::keep(path, &files::ObjectFiles::current()?);
+        kept.map_err(|source| DatapathError::File {
+            what: "keeping the programs in",
+            path: path.to_owned(),
+            source,
+        })
     }
 
     /// Makes these the destinations that keep the pod's own source address. Flows that are
@@ -481,6 +532,7 @@ impl Datapath {
         let attach = self.classifiers.modes();
         let attach = attach.map(|(name, mode)| (name, mode.to_string()));
         let others = [
+            ("programs", self.choice.to_string()),
             ("btf", yes_no(probe::has_btf())),
             ("tcpAcceleration", acceleration),
         ];

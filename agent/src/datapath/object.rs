@@ -5,12 +5,14 @@
 //! been accepted: until then its successor is pinned under a name of its own.
 
 use super::{
-    DatapathConfig, DatapathError, btf, log,
+    DatapathConfig, DatapathError, btf,
+    files::{self, ObjectFiles},
+    log,
     maps::shape::{self, Shape},
     sys,
 };
 use aya::{
-    Ebpf, EbpfLoader, include_bytes_aligned,
+    Ebpf, EbpfLoader,
     programs::{Program, ProgramError},
 };
 use sinabro_common::names;
@@ -20,24 +22,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-static POD: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pod"));
-static UPLINK: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/uplink"));
-static OVERLAY: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/overlay"));
-static SOCK: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sock"));
-
 /// The object that a kernel may lack what it takes for.
 pub const SOCK_OBJECT: &str = "sock";
 
-/// In the order in which they are loaded.
-static OBJECTS: [(&str, &[u8]); 4] = [
-    ("pod", POD),
-    ("uplink", UPLINK),
-    ("overlay", OVERLAY),
-    (SOCK_OBJECT, SOCK),
-];
-
-/// The programs' variable of that name.
+/// Variables of the programs.
 const KERNEL_OFFSETS: &str = "KERNEL_OFFSETS";
+const WITHOUT_REDIRECT: &str = "WITHOUT_REDIRECT";
 
 /// Suffix of a successor's pin. No map's name ends so, and a bpffs allows no dots.
 pub const NEXT: &str = "_next";
@@ -45,40 +35,54 @@ pub const NEXT: &str = "_next";
 /// Lines of the verifier's log worth showing: the refusal and what led to it.
 const LOG_LINES: usize = 20;
 
+/// What of the programs to load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    Whole,
+    WithoutAcceleration,
+    /// Nor redirection of packets past the stack.
+    WithoutRedirect,
+    /// No program at all.
+    Maps,
+}
+
 pub struct Objects {
     pub pod: Ebpf,
     pub uplink: Ebpf,
     pub overlay: Ebpf,
     /// TCP acceleration, or why there is none.
     pub sock: Option<Result<Ebpf, DatapathError>>,
-    /// Maps that were replaced by empty ones.
-    pub replaced: Vec<&'static str>,
+    /// Maps whose pins are to be replaced by empty ones.
+    misfits: Vec<Misfit>,
 }
 
-/// Loads and verifies every program.
-pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
-    if OBJECTS.iter().any(|(_, bytes)| bytes.is_empty()) {
-        return Err(DatapathError::NotBuilt);
-    }
+/// A map whose pin is not what the programs expect.
+struct Misfit {
+    name: &'static str,
+    how: String,
+}
+
+/// Loads and verifies the programs. What is pinned stays: see [`Objects::replace_misfits`].
+pub fn load(
+    config: &DatapathConfig,
+    files: &ObjectFiles,
+    extent: Extent,
+) -> Result<Objects, DatapathError> {
     make_directory(&config.bpf_dir)?;
     raise_memlock();
 
-    let shapes = shape::expected(config);
     let mut misfits = Vec::new();
-    for shape in &shapes {
+    for shape in shape::expected(config).iter().map(|map| &map.shape) {
         if let Some(found) = misfit(&config.bpf_dir, shape)? {
-            tracing::warn!(
-                path = %config.bpf_dir.join(shape.name).display(),
-                expected = %shape,
-                found = %found,
-                "pinned map does not fit and is replaced by an empty one"
-            );
-            misfits.push(shape.name);
+            misfits.push(Misfit {
+                name: shape.name,
+                how: format!("expected {shape}, found {found}"),
+            });
         }
     }
 
-    let wanted = config.acceleration.then(btf::kernel_offsets).transpose();
-    let (offsets, unknown) = match wanted {
+    let wanted = config.acceleration && extent == Extent::Whole;
+    let (offsets, unknown) = match wanted.then(btf::kernel_offsets).transpose() {
         Ok(offsets) => (offsets, None),
         Err(error) => (None, Some(Err(DatapathError::KernelTypes(error)))),
     };
@@ -86,62 +90,86 @@ pub fn load(config: &DatapathConfig) -> Result<Objects, DatapathError> {
     if let Some(entries) = config.nat_entries {
         loader.map_max_entries("NAT", entries);
     }
-    for name in &misfits {
+    for Misfit { name, .. } in &misfits {
         let next = next_pin(&config.bpf_dir, name);
-        // Left by a process that was killed in the middle.
+        // Left by a process that was killed in the middle, or by an attempt before.
         remove_pin(&next)?;
         loader.map_pin_path(name, next);
     }
+    if extent == Extent::WithoutRedirect {
+        loader.override_global(WITHOUT_REDIRECT, &1u8, false);
+    }
 
-    let pod = load_object(&mut loader, "pod", POD)?;
-    let uplink = load_object(&mut loader, "uplink", UPLINK)?;
-    let overlay = load_object(&mut loader, "overlay", OVERLAY)?;
+    let mut load = |object, bytes| match extent {
+        Extent::Maps => load_maps(&mut loader, object, bytes),
+        _ => load_object(&mut loader, object, bytes),
+    };
+    let pod = load("pod", &files.pod)?;
+    let uplink = load("uplink", &files.uplink)?;
+    let overlay = load("overlay", &files.overlay)?;
     let sock = offsets.as_ref().map(|offsets| {
         loader.override_global(KERNEL_OFFSETS, offsets, true);
-        load_object(&mut loader, SOCK_OBJECT, SOCK)
+        load_object(&mut loader, SOCK_OBJECT, &files.sock)
     });
     drop(loader);
-    let sock = sock.or(unknown);
     trim();
-
-    let mut replaced = Vec::new();
-    for name in misfits {
-        let next = next_pin(&config.bpf_dir, name);
-        let path = config.bpf_dir.join(name);
-        // The acceleration's maps are there only where its object was loaded.
-        if !exists(&next) {
-            continue;
-        }
-        if path.is_dir() {
-            remove_pin(&path)?;
-        }
-        fs::rename(&next, &path).map_err(|source| DatapathError::File {
-            what: "replacing pinned map",
-            path,
-            source,
-        })?;
-        replaced.push(name);
-    }
     Ok(Objects {
         pod,
         uplink,
         overlay,
-        sock,
-        replaced,
+        sock: sock.or(unknown),
+        misfits,
     })
+}
+
+impl Objects {
+    /// Puts the maps that were made in the place of pinned ones that do not fit; which those are.
+    pub fn replace_misfits(
+        &mut self,
+        directory: &Path,
+    ) -> Result<Vec<&'static str>, DatapathError> {
+        let mut replaced = Vec::new();
+        for Misfit { name, how } in self.misfits.drain(..) {
+            let next = next_pin(directory, name);
+            let path = directory.join(name);
+            // The acceleration's maps are there only where its object was loaded.
+            if !exists(&next) {
+                continue;
+            }
+            tracing::warn!(
+                path = %path.display(),
+                "pinned map does not fit and is replaced by an empty one: {how}"
+            );
+            if path.is_dir() {
+                remove_pin(&path)?;
+            }
+            fs::rename(&next, &path).map_err(|source| DatapathError::File {
+                what: "replacing pinned map",
+                path,
+                source,
+            })?;
+            replaced.push(name);
+        }
+        Ok(replaced)
+    }
+
+    /// Leaves pinned what does not fit, with the programs that use it.
+    pub fn leave_misfits(&mut self, directory: &Path) -> Result<(), DatapathError> {
+        self.misfits
+            .drain(..)
+            .try_for_each(|misfit| remove_pin(&next_pin(directory, misfit.name)))
+    }
 }
 
 /// The same programs of the TCP acceleration with maps of their own, pinned in a directory of
 /// their own.
 pub fn load_apart(directory: &Path) -> Result<Ebpf, DatapathError> {
-    if SOCK.is_empty() {
-        return Err(DatapathError::NotBuilt);
-    }
+    let files = ObjectFiles::current()?;
     make_directory(directory)?;
     let offsets = btf::kernel_offsets().map_err(DatapathError::KernelTypes)?;
     let mut loader = loader(directory);
     loader.override_global(KERNEL_OFFSETS, &offsets, true);
-    let result = load_object(&mut loader, SOCK_OBJECT, SOCK);
+    let result = load_object(&mut loader, SOCK_OBJECT, &files.sock);
     trim();
     result
 }
@@ -160,11 +188,7 @@ pub struct Tried {
 /// If not even the maps can be made, or if it is not known where this kernel keeps what the programs
 /// look at.
 pub fn try_each(directory: &Path, object: &'static str) -> Result<Tried, DatapathError> {
-    let bytes = OBJECTS.iter().find(|(name, _)| *name == object);
-    let bytes = bytes.map_or(&[][..], |(_, bytes)| bytes);
-    if bytes.is_empty() {
-        return Err(DatapathError::NotBuilt);
-    }
+    let bytes = files::object(object)?;
     make_directory(directory)?;
     raise_memlock();
     let offsets = (object == SOCK_OBJECT).then(btf::kernel_offsets);
@@ -173,7 +197,7 @@ pub fn try_each(directory: &Path, object: &'static str) -> Result<Tried, Datapat
     if let Some(offsets) = &offsets {
         loader.override_global(KERNEL_OFFSETS, offsets, true);
     }
-    let opened = open_object(&mut loader, object, bytes);
+    let opened = load_maps(&mut loader, object, bytes);
     drop(loader);
     trim();
     let mut ebpf = opened?;
@@ -192,7 +216,9 @@ pub fn try_each(directory: &Path, object: &'static str) -> Result<Tried, Datapat
 pub fn fingerprint() -> u64 {
     use std::hash::{DefaultHasher, Hasher as _};
     let mut hasher = DefaultHasher::new();
-    hasher.write(SOCK);
+    if let Ok(files) = ObjectFiles::current() {
+        hasher.write(&files.sock);
+    }
     hasher.finish()
 }
 
@@ -210,22 +236,10 @@ fn load_object(
     object: &'static str,
     bytes: &[u8],
 ) -> Result<Ebpf, DatapathError> {
-    let mut ebpf = open_object(loader, object, bytes)?;
+    let mut ebpf = load_maps(loader, object, bytes)?;
     ebpf.programs_mut()
         .try_for_each(|(name, program)| load_program(name, program))?;
     Ok(ebpf)
-}
-
-/// Makes the maps of an object.
-fn open_object(
-    loader: &mut EbpfLoader<'_>,
-    object: &'static str,
-    bytes: &[u8],
-) -> Result<Ebpf, DatapathError> {
-    loader.load(bytes).map_err(|source| DatapathError::Object {
-        object,
-        source: Box::new(source),
-    })
 }
 
 fn load_program(name: &str, program: &mut Program) -> Result<(), DatapathError> {
@@ -236,6 +250,18 @@ fn load_program(name: &str, program: &mut Program) -> Result<(), DatapathError> 
         _ => Err(ProgramError::UnexpectedProgramType),
     };
     result.map_err(|error| refused(name, error))
+}
+
+/// Makes an object's maps, or takes those that are pinned.
+fn load_maps(
+    loader: &mut EbpfLoader<'_>,
+    object: &'static str,
+    bytes: &[u8],
+) -> Result<Ebpf, DatapathError> {
+    loader.load(bytes).map_err(|source| DatapathError::Object {
+        object,
+        source: Box::new(source),
+    })
 }
 
 fn refused(program: &str, error: ProgramError) -> DatapathError {

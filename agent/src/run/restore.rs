@@ -12,7 +12,10 @@ use crate::{
     ipam::Allocator,
 };
 use anyhow::Context as _;
-use sinabro_common::api::{SelfTestReport, Verdict};
+use sinabro_common::{
+    api::{SelfTestReport, Verdict},
+    names,
+};
 use std::sync::Arc;
 
 pub(super) struct Restored {
@@ -40,6 +43,7 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
         },
         nat_entries: None,
         queue_limits: Some(queue_limits(settings)),
+        last_good: Some(settings.programs_dir.join(names::PROGRAMS_FILE)),
     })
     .context("cannot load the data path")?;
     let datapath = Arc::new(datapath);
@@ -60,6 +64,14 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
     tracing::info!(?restored, "endpoints restored");
     let endpoints = Arc::new(endpoints);
     log_collected(&endpoints);
+    // They run on every pod now.
+    let kept = settings.programs_dir.join(names::PROGRAMS_FILE);
+    if let Err(error) = datapath.keep_programs(&kept) {
+        tracing::warn!(
+            "the programs are not kept for a kernel that refuses others: {}",
+            Chain(&error)
+        );
+    }
     // An address must not be given again with the flows of its last pod.
     sweep(&datapath);
     Ok(Restored {

@@ -6,6 +6,7 @@
 //! | `sinabro_start_time_seconds` | | when the agent started, Unix time |
 //! | `sinabro_ready` | | 1 if the node serves pods |
 //! | `sinabro_condition` | condition | 1 if it holds |
+//! | `sinabro_programs` | level | 1 for the eBPF programs that run: `current`, or what the kernel takes |
 //! | `sinabro_source_connected` | | 1 if the nodes file or Kubernetes API can be read |
 //! | `sinabro_endpoints` | | active pods |
 //! | `sinabro_pod_transmit_packets_total`, `…_bytes_total` | namespace, pod, interface | what the pod sent |
@@ -37,6 +38,7 @@
 //! A pod without a name (a runtime without Kubernetes) has its container id in `pod`.
 
 use super::Reports;
+use crate::datapath::Level;
 use prometheus_client::{
     encoding::text::encode,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -195,6 +197,11 @@ impl Metrics {
             "Whether a condition of readiness holds",
             conditions,
         );
+        let levels = Level::ALL.map(|level| {
+            let label = vec![("level", level.name().to_owned())];
+            (label, flag(level == reports.programs))
+        });
+        page.gauges("programs", "Which eBPF programs run", levels);
         let mut troubles: BTreeMap<&str, f64> = BTreeMap::new();
         for trouble in &status.troubles {
             *troubles.entry(&trouble.reason).or_default() += 1.0;

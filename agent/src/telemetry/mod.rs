@@ -10,7 +10,7 @@ pub mod recent_log;
 #[cfg(test)]
 mod tests;
 
-use crate::{apply::OverlayStatus, probe::NamedPeers};
+use crate::{apply::OverlayStatus, datapath::Level, probe::NamedPeers};
 use sinabro_common::api::{
     Condition, EndpointReport, IpamReport, MetricsReport, NodeReport, StatusReport,
 };
@@ -27,6 +27,8 @@ pub struct Reports {
     pub overlay: OverlayStatus,
     /// The peers that have series of their own.
     pub named_peers: NamedPeers,
+    /// Which programs run.
+    pub programs: Level,
     /// Whether each pod has series of its own.
     pub per_pod: bool,
 }

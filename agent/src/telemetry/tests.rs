@@ -135,6 +135,7 @@ fn reports() -> Reports {
             last_success: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000)),
             ..OverlayStatus::default()
         },
+        programs: crate::datapath::Level::LastGood,
         named_peers: NamedPeers {
             silent: vec!["node-c".into()],
             narrow: vec!["node-d".into()],

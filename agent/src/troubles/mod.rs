@@ -1,17 +1,20 @@
 //! What is wrong on this node or around it although the agent serves: seen, named, and each with
 //! its next step. In `sinabroctl status`, in the log, in Events on the Node.
 //!
-//! None of it makes the node unready: pods that work go on, and a taint would cure nothing.
+//! None of it makes the node unready: pods that work go on, and a taint would cure nothing. (What does
+//! is a condition, see [`crate::api::status`], and may be a trouble besides.)
 //!
 //! - [`forwarding`]: the kernel's switches for forwarding, which others turn off;
 //! - [`firewall`]: other people's rules that drop what is forwarded;
 //! - [`addresses`]: addresses that two nodes claim, ranges that are full, pods outside of them;
+//! - [`programs`]: eBPF programs that the kernel refused;
 //! - [`peers`]: nodes that do not answer through their tunnels, or not to large packets.
 
 pub mod addresses;
 pub mod firewall;
 pub mod forwarding;
 pub mod peers;
+pub mod programs;
 
 use crate::{endpoint::Endpoints, node::NodeStatus, probe::Probe, watch::Snapshot};
 use sinabro_common::api::Trouble;

@@ -94,6 +94,8 @@ impl Node {
         command
             .env_clear()
             .env("RUST_BACKTRACE", "1")
+            // The machine's /var is nobody's to write to.
+            .env("SINABRO_PROGRAMS_DIR", "/run/programs")
             .args(["--node-name=n1", "--metrics-address=", "--nodes", NODES])
             .stdin(Stdio::null());
         self.namespace.put(&mut command);

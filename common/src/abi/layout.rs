@@ -43,6 +43,11 @@ pub const fn both(first: u64, second: u64) -> u64 {
     bytes(first, &second.to_le_bytes())
 }
 
+/// A number for a file's bytes, against damage.
+pub const fn bytes_of(content: &[u8]) -> u64 {
+    bytes(OFFSET_BASIS, content)
+}
+
 /// FNV-1a, whose offset basis and prime are in RFC 9923: small enough to run while compiling, and
 /// the same with every compiler.
 const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;

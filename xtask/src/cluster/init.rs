@@ -19,10 +19,11 @@ use std::{
 };
 
 /// What survives a reboot.
-const KEPT: [&str; 7] = [
+const KEPT: [&str; 8] = [
     "/var/lib/kubelet",
     "/var/lib/containerd",
     "/var/lib/cni",
+    "/var/lib/sinabro",
     "/var/log/pods",
     "/var/log/containers",
     "/etc/cni",

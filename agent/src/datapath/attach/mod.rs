@@ -132,6 +132,8 @@ fn uplink(ifindex: u32) -> String {
 pub enum Mode {
     Tcx,
     Clsact,
+    /// There are no programs.
+    None,
 }
 
 impl fmt::Display for Mode {
@@ -139,6 +141,7 @@ impl fmt::Display for Mode {
         f.write_str(match self {
             Self::Tcx => "tcx",
             Self::Clsact => "clsact",
+            Self::None => "none",
         })
     }
 }
@@ -156,8 +159,13 @@ pub struct Classifiers {
     pods: Mode,
     uplinks: Mode,
     links: PathBuf,
+    /// Empty if there are none.
     programs: Vec<(Hook, Classifier)>,
-    /// The objects, which aya wants exclusively to attach filters.
+    objects: Option<ObjectsOfHooks>,
+}
+
+/// The objects, which aya wants exclusively to attach filters.
+struct ObjectsOfHooks {
     pod: Mutex<Ebpf>,
     uplink: Mutex<Ebpf>,
     overlay: Mutex<Ebpf>,
@@ -193,10 +201,23 @@ impl Classifiers {
             uplinks,
             links,
             programs,
-            pod: Mutex::new(pod),
-            uplink: Mutex::new(uplink),
-            overlay: Mutex::new(overlay),
+            objects: Some(ObjectsOfHooks {
+                pod: Mutex::new(pod),
+                uplink: Mutex::new(uplink),
+                overlay: Mutex::new(overlay),
+            }),
         })
+    }
+
+    /// No programs: nothing is attached, and what others have attached stays.
+    pub fn none(links: PathBuf) -> Self {
+        Self {
+            pods: Mode::None,
+            uplinks: Mode::None,
+            links,
+            programs: Vec::new(),
+            objects: None,
+        }
     }
 
     /// How programs are on pod links and on uplinks.
@@ -276,7 +297,10 @@ impl Classifiers {
                 continue;
             };
             let path = self.links.join(&pin);
-            if let Err(error) = tcx::update(&path, self.program(hook)) {
+            let Some(program) = self.program(hook) else {
+                continue;
+            };
+            if let Err(error) = tcx::update(&path, program) {
                 // Its interface is gone, or will be attached again.
                 tracing::debug!(path = %path.display(), %error, "pinned link not updated");
             }
@@ -286,9 +310,13 @@ impl Classifiers {
 
     fn attach(&self, hook: Hook, ifindex: u32, place: &str) -> Result<(), DatapathError> {
         let path = self.links.join(hook.pin(place));
+        let (Some(program), Some(objects)) = (self.program(hook), &self.objects) else {
+            return Ok(());
+        };
         match self.mode(hook) {
+            Mode::None => Ok(()),
             Mode::Tcx => {
-                let created = tcx::attach(&path, hook, self.program(hook), ifindex)?;
+                let created = tcx::attach(&path, hook, program, ifindex)?;
                 if created {
                     // Left by an agent that had to use filters, or was configured to.
                     clsact::detach(hook, ifindex);
@@ -297,9 +325,9 @@ impl Classifiers {
             }
             Mode::Clsact => {
                 let ebpf = match hook {
-                    Hook::PodOut | Hook::PodIn => &self.pod,
-                    Hook::UplinkOut | Hook::UplinkIn => &self.uplink,
-                    Hook::OverlayIn => &self.overlay,
+                    Hook::PodOut | Hook::PodIn => &objects.pod,
+                    Hook::UplinkOut | Hook::UplinkIn => &objects.uplink,
+                    Hook::OverlayIn => &objects.overlay,
                 };
                 let mut ebpf = ebpf.lock().unwrap_or_else(PoisonError::into_inner);
                 clsact::attach(hook, find(&mut ebpf, hook)?, ifindex)?;
@@ -308,10 +336,10 @@ impl Classifiers {
         }
     }
 
-    fn program(&self, hook: Hook) -> &Classifier {
-        // `new` made one of each.
-        let at = self.programs.iter().position(|(of, _)| *of == hook);
-        &self.programs[at.unwrap_or_default()].1
+    /// None if there are no programs.
+    fn program(&self, hook: Hook) -> Option<&Classifier> {
+        let mut programs = self.programs.iter();
+        programs.find_map(|(of, program)| (*of == hook).then_some(program))
     }
 
     fn pins(&self) -> Result<Vec<String>, DatapathError> {

@@ -14,6 +14,7 @@ use sinabro_common::abi::{
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
     flow::{FlowKey, MAX_STACK_FLOWS},
+    layout::{self, Layout},
     nat::{MAX_NAT_ENTRIES, NatEntry, NatKey},
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
 };
@@ -79,15 +80,43 @@ impl fmt::Display for Shape {
     }
 }
 
-fn shape<K, V>(name: &'static str, map_type: u32, max_entries: u32, flags: u32) -> Shape {
-    Shape {
+/// A map that the programs use.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    pub shape: Shape,
+    /// What its bytes mean.
+    layout: u64,
+}
+
+fn map<K: Layout, V: Layout>(
+    name: &'static str,
+    map_type: u32,
+    max_entries: u32,
+    flags: u32,
+) -> Expected {
+    let shape = Shape {
         name,
         map_type,
         key_size: size_of::<K>() as u32,
         value_size: size_of::<V>() as u32,
         max_entries,
         flags,
+    };
+    Expected {
+        shape,
+        layout: layout::both(K::LAYOUT, V::LAYOUT),
     }
+}
+
+/// A number that is another one if two versions differ in a map or in what they mean by one: the
+/// programs of the one cannot be used by the agent of the other then.
+pub fn layout() -> u64 {
+    let all = expected(&DatapathConfig::default());
+    all.iter().fold(0, |hash, map| {
+        let hash = layout::field(hash, map.shape.name, 0);
+        let hash = layout::field(hash, &map.shape.to_string(), 0);
+        layout::both(hash, map.layout)
+    })
 }
 
 /// An LPM trie's key: the length of the prefix comes first.
@@ -96,38 +125,38 @@ type Prefix = (u32, Addr);
 /// Whether a pin of that name is one of our maps.
 pub fn is_map(name: &str) -> bool {
     let expected = expected(&DatapathConfig::default());
-    expected.iter().any(|shape| shape.name == name)
+    expected.iter().any(|map| map.shape.name == name)
 }
 
-pub fn expected(config: &DatapathConfig) -> Vec<Shape> {
+pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
     let nat = config.nat_entries.unwrap_or(MAX_NAT_ENTRIES);
     vec![
-        shape::<u32, NodeConfig>("CONFIG", ARRAY, 1, 0),
-        shape::<Addr, Endpoint>("ENDPOINTS", HASH, 2 * MAX_PODS, NO_PREALLOC),
-        shape::<u32, PodLink>("POD_LINKS", HASH, MAX_PODS, NO_PREALLOC),
-        shape::<u32, PodCounters>("POD_COUNTERS", PERCPU_HASH, MAX_PODS, NO_PREALLOC),
-        shape::<u32, u64>("DROPS", PERCPU_ARRAY, MAX_DROP_REASONS, 0),
-        shape::<FlowKey, u8>("STACK_FLOWS", LRU_HASH, MAX_STACK_FLOWS, 0),
-        shape::<NatKey, NatEntry>("NAT", HASH, nat, 0),
-        shape::<Prefix, u8>("NON_MASQUERADE", LPM_TRIE, MAX_NON_MASQUERADE, NO_PREALLOC),
-        shape::<Addr, Node>("NODES", HASH, MAX_NODE_ADDRESSES, NO_PREALLOC),
-        shape::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),
-        shape::<u32, Overlay>("OVERLAY", ARRAY, 1, 0),
-        shape::<Addr, AcceleratedPod>("ACCELERATED_PODS", HASH, 2 * MAX_PODS, NO_PREALLOC),
-        shape::<u64, AcceleratedPod>("LOOPBACK_PODS", HASH, MAX_PODS, NO_PREALLOC),
-        shape::<u64, u32>("SOCKETS", SOCKHASH, MAX_SOCKETS, 0),
-        shape::<i32, SocketState>(SOCKET_STATES, SK_STORAGE, 0, NO_PREALLOC),
-        shape::<ConnectionKey, Enrolled>("ENROLLED", HASH, MAX_SOCKETS, NO_PREALLOC),
-        shape::<ServerKey, Traffic>("SERVER_TRAFFIC", LRU_HASH, MAX_SERVERS, 0),
-        shape::<u32, AccelerationCounters>(
+        map::<u32, NodeConfig>("CONFIG", ARRAY, 1, 0),
+        map::<Addr, Endpoint>("ENDPOINTS", HASH, 2 * MAX_PODS, NO_PREALLOC),
+        map::<u32, PodLink>("POD_LINKS", HASH, MAX_PODS, NO_PREALLOC),
+        map::<u32, PodCounters>("POD_COUNTERS", PERCPU_HASH, MAX_PODS, NO_PREALLOC),
+        map::<u32, u64>("DROPS", PERCPU_ARRAY, MAX_DROP_REASONS, 0),
+        map::<FlowKey, u8>("STACK_FLOWS", LRU_HASH, MAX_STACK_FLOWS, 0),
+        map::<NatKey, NatEntry>("NAT", HASH, nat, 0),
+        map::<Prefix, u8>("NON_MASQUERADE", LPM_TRIE, MAX_NON_MASQUERADE, NO_PREALLOC),
+        map::<Addr, Node>("NODES", HASH, MAX_NODE_ADDRESSES, NO_PREALLOC),
+        map::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),
+        map::<u32, Overlay>("OVERLAY", ARRAY, 1, 0),
+        map::<Addr, AcceleratedPod>("ACCELERATED_PODS", HASH, 2 * MAX_PODS, NO_PREALLOC),
+        map::<u64, AcceleratedPod>("LOOPBACK_PODS", HASH, MAX_PODS, NO_PREALLOC),
+        map::<u64, u32>("SOCKETS", SOCKHASH, MAX_SOCKETS, 0),
+        map::<i32, SocketState>(SOCKET_STATES, SK_STORAGE, 0, NO_PREALLOC),
+        map::<ConnectionKey, Enrolled>("ENROLLED", HASH, MAX_SOCKETS, NO_PREALLOC),
+        map::<ServerKey, Traffic>("SERVER_TRAFFIC", LRU_HASH, MAX_SERVERS, 0),
+        map::<u32, AccelerationCounters>(
             "ACCELERATION_COUNTERS",
             PERCPU_HASH,
             MAX_PODS,
             NO_PREALLOC,
         ),
-        shape::<ChargeKey, Charge>("QUEUE_CHARGES", HASH, MAX_CHARGES, NO_PREALLOC),
-        shape::<u32, Account>("QUEUE_ACCOUNTS", HASH, MAX_PODS + 1, NO_PREALLOC),
-        shape::<u32, Budget>("QUEUE_BUDGETS", HASH, MAX_PODS + 1, NO_PREALLOC),
-        shape::<u32, u32>("ACCELERATION_EPOCH", ARRAY, 1, 0),
+        map::<ChargeKey, Charge>("QUEUE_CHARGES", HASH, MAX_CHARGES, NO_PREALLOC),
+        map::<u32, Account>("QUEUE_ACCOUNTS", HASH, MAX_PODS + 1, NO_PREALLOC),
+        map::<u32, Budget>("QUEUE_BUDGETS", HASH, MAX_PODS + 1, NO_PREALLOC),
+        map::<u32, u32>("ACCELERATION_EPOCH", ARRAY, 1, 0),
     ]
 }

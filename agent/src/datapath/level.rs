@@ -1,0 +1,244 @@
+//! Which programs run: this version's if the kernel takes them all, else the best that it does take.
+//!
+//! 1. **current**: all of this version's;
+//! 2. **last good**: those that ran last on this node ([`super::last_good`]), if they mean the same by
+//!    the maps as this agent. On a node that was not rebooted they are the ones that run already: the
+//!    kernel took them, and each is replaced by itself;
+//! 3. **reduced**: this version's without the acceleration, then also without redirection. Not in the
+//!    place of programs that do more and run;
+//! 4. **none**: what runs goes on as it is, and where nothing runs the kernel forwards by itself.
+//!
+//! Each is loaded and verified beside what runs, and no link or pin changes before one is chosen.
+
+use super::{
+    DatapathConfig, DatapathError,
+    files::{ObjectFiles, spoil},
+    last_good,
+    object::{self, Extent, Objects},
+};
+use crate::chain::Chain;
+use aya::maps::{Array, Map, MapData};
+use sinabro_common::{
+    abi::{Addr, config::NodeConfig},
+    fail_point,
+};
+use std::{fmt, path::Path};
+
+/// Which programs run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    Current,
+    LastGood,
+    Reduced,
+    None,
+}
+
+impl Level {
+    pub const ALL: [Self; 4] = [Self::Current, Self::LastGood, Self::Reduced, Self::None];
+
+    /// As settings, metrics and tests call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Current => "current",
+            Self::LastGood => "last-good",
+            Self::Reduced => "reduced",
+            Self::None => "none",
+        }
+    }
+}
+
+/// What was chosen, and why nothing better.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    pub level: Level,
+    /// The version whose programs they are.
+    pub version: String,
+    /// What they lack.
+    pub without: &'static str,
+    /// Whether programs ran on this node before, since it was booted.
+    pub ran: bool,
+    /// What was tried before, and what the kernel said.
+    pub refused: Vec<String>,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.level {
+            Level::Current => f.write_str("current"),
+            Level::LastGood => write!(f, "last good, of version {}", self.version),
+            Level::Reduced => write!(f, "reduced: without {}", self.without),
+            Level::None if self.ran => f.write_str("none of this version; those of before go on"),
+            Level::None => f.write_str("none"),
+        }
+    }
+}
+
+/// One way to load programs.
+struct Candidate {
+    level: Level,
+    files: ObjectFiles,
+    extent: Extent,
+}
+
+impl Candidate {
+    fn without(&self) -> &'static str {
+        match self.extent {
+            Extent::Whole => "nothing",
+            Extent::WithoutAcceleration => "acceleration",
+            Extent::WithoutRedirect => "acceleration and redirection",
+            Extent::Maps => "programs",
+        }
+    }
+
+    fn new(level: Level, files: ObjectFiles, extent: Extent) -> Self {
+        let mut files = files;
+        let current = level != Level::LastGood;
+        let all = fail_point::refused(if current { "current" } else { "last-good" });
+        if all {
+            spoil(&mut files.uplink);
+            spoil(&mut files.overlay);
+        }
+        let redirects = current && extent != Extent::WithoutRedirect;
+        if all || (redirects && fail_point::refused("redirect")) {
+            spoil(&mut files.pod);
+        }
+        if all || (current && fail_point::refused("acceleration")) {
+            spoil(&mut files.sock);
+        }
+        Self {
+            level,
+            files,
+            extent,
+        }
+    }
+
+    /// Loads it; an error if the kernel refuses any program of it.
+    fn load(&self, config: &DatapathConfig) -> Result<Objects, DatapathError> {
+        let mut objects = object::load(config, &self.files, self.extent)?;
+        match objects.sock.take() {
+            Some(Err(error)) if is_refusal(&error) => Err(error),
+            sock => {
+                objects.sock = sock;
+                Ok(objects)
+            }
+        }
+    }
+}
+
+/// Loads what the kernel takes.
+///
+/// # Errors
+/// What no other programs would cure, such as a directory that is not on a bpffs.
+pub fn choose(config: &DatapathConfig) -> Result<(Objects, Choice), DatapathError> {
+    let current = ObjectFiles::current()?;
+    let ran = has_run(&config.bpf_dir);
+    let mut refused = Vec::new();
+    let of = |level, extent| Candidate::new(level, current.clone(), extent);
+    let chosen = |candidate: &Candidate, objects, refused| {
+        let choice = Choice {
+            level: candidate.level,
+            version: candidate.files.version.clone().into_owned(),
+            without: candidate.without(),
+            ran,
+            refused,
+        };
+        Ok((objects, choice))
+    };
+
+    let mut candidates = vec![of(Level::Current, Extent::Whole)];
+    match kept(config, &candidates[0].files) {
+        Ok(Some(files)) => {
+            candidates.push(Candidate::new(Level::LastGood, files, Extent::Whole));
+        }
+        Ok(None) => {}
+        // Said only where they would have been of use.
+        Err(why) => refused.push(why),
+    }
+    if config.acceleration {
+        candidates.push(of(Level::Reduced, Extent::WithoutAcceleration));
+    }
+    if !ran {
+        candidates.push(of(Level::Reduced, Extent::WithoutRedirect));
+    }
+    for candidate in candidates {
+        match candidate.load(config) {
+            Ok(objects) => return chosen(&candidate, objects, refused),
+            Err(error) if is_refusal(&error) => {
+                let (level, version) = (candidate.level.name(), &candidate.files.version);
+                tracing::warn!(level, %version, "the kernel refused programs: {}", Chain(&error));
+                refused.push(format!("{level} ({version}): {}", in_a_line(&error)));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let none = of(Level::None, Extent::Maps);
+    chosen(
+        &none,
+        object::load(config, &none.files, none.extent)?,
+        refused,
+    )
+}
+
+/// The programs that ran last, if they are others than these and of use.
+fn kept(config: &DatapathConfig, current: &ObjectFiles) -> Result<Option<ObjectFiles>, String> {
+    let Some(path) = &config.last_good else {
+        return Ok(None);
+    };
+    match last_good::read(path) {
+        Ok(Some(kept)) if kept == *current => Ok(None),
+        Ok(Some(kept)) if kept.layout != current.layout => Err(format!(
+            "{} ({}): its maps are laid out in another way",
+            Level::LastGood.name(),
+            kept.version
+        )),
+        Ok(kept) => Ok(kept),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Which program, and the verifier's verdict; the log has all that it said.
+fn in_a_line(error: &DatapathError) -> String {
+    match error {
+        DatapathError::Refused { program, log, .. } => {
+            // After the verdict comes what the work was (`print_verification_stats`).
+            let is_work = |line: &str| {
+                let work = ["verification time ", "stack depth ", "processed "];
+                line.is_empty() || work.iter().any(|word| line.starts_with(word))
+            };
+            let verdict = log.lines().map(str::trim).rfind(|line| !is_work(line));
+            format!("{program}: {}", verdict.unwrap_or("no reason given"))
+        }
+        other => Chain(other).to_string(),
+    }
+}
+
+/// Whether the kernel refused it, so that others may do better.
+fn is_refusal(error: &DatapathError) -> bool {
+    matches!(
+        error,
+        DatapathError::Refused { .. } | DatapathError::Object { .. }
+    )
+}
+
+/// Whether an agent of any version had programs on this node since it was booted: each sets the
+/// node's settings then, and none without programs does.
+fn has_run(directory: &Path) -> bool {
+    let path = directory.join("CONFIG");
+    if !path.exists() {
+        return false;
+    }
+    const UNSET: NodeConfig = NodeConfig {
+        masquerade_v4: Addr([0; 16]),
+        masquerade_v6: Addr([0; 16]),
+        nat_port_min: 0,
+        nat_port_max: 0,
+        flags: 0,
+    };
+    let config = || -> Option<NodeConfig> {
+        let map = Map::Array(MapData::from_pin(&path).ok()?);
+        let map: Array<MapData, NodeConfig> = map.try_into().ok()?;
+        map.get(&0, 0).ok()
+    };
+    // What cannot be read is somebody's.
+    config() != Some(UNSET)
+}

@@ -1,0 +1,40 @@
+//! eBPF programs that the kernel refused, and what runs in their place.
+
+use super::trouble;
+use crate::datapath::{Choice, Level};
+use sinabro_common::api::Trouble;
+
+/// What is wrong with the programs, if they are not this version's.
+pub fn find(choice: &Choice) -> Option<Trouble> {
+    let why = choice.refused.join("; ");
+    let next = "send what `sinabroctl debug` writes to Sinabro's developers, and go back to the version before or to the kernel before";
+    Some(match choice.level {
+        Level::Current => return None,
+        Level::LastGood => trouble(
+            "ProgramsRefused",
+            format!(
+                "the kernel refused this version's programs; those of version {}, which ran last, are used and do all they did: {why}; {next}",
+                choice.version
+            ),
+        ),
+        Level::Reduced => trouble(
+            "ProgramsReduced",
+            format!(
+                "the kernel refused programs; pods are served without {}: {why}; {next}",
+                choice.without
+            ),
+        ),
+        Level::None if choice.ran => trouble(
+            "ProgramsMissing",
+            format!(
+                "the kernel refused this version's programs; those of before go on for the pods that there are, and no new pod can be started: {why}; {next}"
+            ),
+        ),
+        Level::None => trouble(
+            "ProgramsMissing",
+            format!(
+                "the kernel refused every program: nothing keeps pods from using others' addresses, nothing is masqueraded, tunnels are not checked: {why}; {next}"
+            ),
+        ),
+    })
+}
