@@ -199,14 +199,21 @@ fn kept(config: &DatapathConfig, current: &ObjectFiles) -> Result<Option<ObjectF
 /// Which program, and the verifier's verdict; the log has all that it said.
 fn in_a_line(error: &DatapathError) -> String {
     match error {
-        DatapathError::Refused { program, log, .. } => {
+        DatapathError::Refused {
+            program,
+            log,
+            source,
+        } => {
             // After the verdict comes what the work was (`print_verification_stats`).
             let is_work = |line: &str| {
                 let work = ["verification time ", "stack depth ", "processed "];
                 line.is_empty() || work.iter().any(|word| line.starts_with(word))
             };
-            let verdict = log.lines().map(str::trim).rfind(|line| !is_work(line));
-            format!("{program}: {}", verdict.unwrap_or("no reason given"))
+            match log.lines().map(str::trim).rfind(|line| !is_work(line)) {
+                Some(verdict) => format!("{program}: {verdict}"),
+                // Not the verifier's doing.
+                None => format!("{program}: {}", Chain(source.as_ref())),
+            }
         }
         other => Chain(other).to_string(),
     }

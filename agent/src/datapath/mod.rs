@@ -159,13 +159,12 @@ impl Datapath {
     /// until [`Self::attach_pod`] and [`Self::set_uplinks`] come by, after the records are there.
     pub fn load(config: &DatapathConfig) -> Result<Self, DatapathError> {
         let (mut objects, choice) = level::choose(config)?;
-        let goes_on = choice.level == Level::None && choice.ran;
-        let fits = match goes_on {
-            true => {
+        let fits = match choice.level {
+            Level::None => {
                 objects.leave_misfits(&config.bpf_dir)?;
                 false
             }
-            false => objects.replace_misfits(&config.bpf_dir)?.is_empty(),
+            _ => objects.replace_misfits(&config.bpf_dir)?.is_empty(),
         };
         let links = config.bpf_dir.join(names::BPF_LINKS_DIR);
         let maps = Maps::take(&mut objects.pod)?;
@@ -181,8 +180,8 @@ impl Datapath {
             )?,
         };
         let acceleration = match objects.sock {
-            // Its programs need no agent to go on.
-            None if goes_on => Acceleration::Off,
+            // What goes on needs no agent.
+            None if choice.level == Level::None => Acceleration::Off,
             None => {
                 sock::detach(&links)?;
                 Acceleration::Off

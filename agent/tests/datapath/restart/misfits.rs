@@ -88,17 +88,16 @@ fn a_kernel_that_refuses_leaves_everything_as_it_was() {
             .unwrap();
         let before = (maps(), links());
 
-        let error = std::thread::scope(|scope| {
+        let choice = std::thread::scope(|scope| {
             let refused = scope.spawn(|| {
                 without_program_rights();
-                Datapath::load(&kit::config()).err()
+                Datapath::load(&kit::config()).unwrap().choice().clone()
             });
-            refused.join().unwrap().unwrap()
+            refused.join().unwrap()
         });
-        assert!(
-            matches!(&error, DatapathError::Refused { program, .. } if program.starts_with("pod_")),
-            "{error:?}"
-        );
+        assert_eq!(choice.level, Level::None);
+        let why = &choice.refused[0];
+        assert!(why.contains(": pod_") && why.contains("os error 1"), "{why}");
         assert_eq!((maps(), links()), before);
         pod.run(|| {
             let error = TcpStream::connect("10.1.0.1:9").unwrap_err();
