@@ -202,27 +202,42 @@ fn where_none_are_kept_those_that_run_go_on_and_no_pod_is_added() {
 /// After a reboot nothing runs: what the kernel takes of this version is used.
 #[test]
 fn what_a_kernel_takes_of_the_programs_is_used() {
-    for (refused, lacks) in [
-        ("acceleration", "reduced: without acceleration"),
-        ("redirect", "reduced: without acceleration and redirection"),
-    ] {
-        let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
-        for node in lab.nodes() {
-            let flags = ["--tcp-acceleration=all"];
-            node.start_agent_refused(refused, &flags).unwrap();
-            node.wait_ready().unwrap();
-            assert_eq!(programs(node), lacks, "{}", node.log());
-            assert!(trouble(node, "ProgramsReduced").contains("R0 !read_ok"));
-            assert!(!kept(node).exists(), "these are not good");
-        }
-        let scene = Scene::new(lab).unwrap();
-        reaches(scene.pod(1, 1), scene.pod(1, 2));
-        reaches(scene.pod(1, 1), scene.pod(2, 1));
-        for name in ["masquerade", "spoofed_address"] {
-            let check = sinabro_lab::checks::Check::by_name(name).unwrap();
-            check.run(&scene).unwrap();
-        }
+    let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
+    for node in lab.nodes() {
+        let flags = ["--tcp-acceleration=all"];
+        node.start_agent_refused("redirect", &flags).unwrap();
+        node.wait_ready().unwrap();
+        let said = "reduced: without redirection and acceleration";
+        assert_eq!(programs(node), said, "{}", node.log());
+        assert!(trouble(node, "ProgramsReduced").contains("R0 !read_ok"));
+        assert!(!kept(node).exists(), "these are not good");
     }
+    let scene = Scene::new(lab).unwrap();
+    reaches(scene.pod(1, 1), scene.pod(1, 2));
+    reaches(scene.pod(1, 1), scene.pod(2, 1));
+    for name in ["masquerade", "spoofed_address"] {
+        let check = sinabro_lab::checks::Check::by_name(name).unwrap();
+        check.run(&scene).unwrap();
+    }
+}
+
+/// The self-test took them, and the node's own cgroup did not.
+#[test]
+fn a_node_does_without_acceleration() {
+    let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
+    let node = lab.node(1);
+    let flags = ["--tcp-acceleration=all"];
+    node.start_agent_refused("acceleration", &flags).unwrap();
+    node.wait_ready().unwrap();
+    let modes = status(node).modes;
+    assert_eq!(modes["programs"], "current");
+    let why = &modes["tcpAcceleration"];
+    assert!(
+        why.starts_with("off: ") && why.contains("R0 !read_ok"),
+        "{why}"
+    );
+    let (a, b) = (node.add_pod("a").unwrap(), node.add_pod("b").unwrap());
+    reaches(&a, &b);
 }
 
 #[test]

@@ -27,7 +27,9 @@ static OBJECTS: [(&str, &[u8]); 4] = [
 pub fn object(name: &str) -> Result<&'static [u8], DatapathError> {
     let found = OBJECTS.iter().find(|(of, _)| *of == name);
     let built = found.filter(|(_, bytes)| !bytes.is_empty());
-    built.map(|(_, bytes)| *bytes).ok_or(DatapathError::NotBuilt)
+    built
+        .map(|(_, bytes)| *bytes)
+        .ok_or(DatapathError::NotBuilt)
 }
 
 /// Four ELF files, as the compiler made them.

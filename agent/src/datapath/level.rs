@@ -4,11 +4,12 @@
 //! 2. **last good**: those that ran last on this node ([`super::last_good`]), if they mean the same by
 //!    the maps as this agent. On a node that was not rebooted they are the ones that run already: the
 //!    kernel took them, and each is replaced by itself;
-//! 3. **reduced**: this version's without the acceleration, then also without redirection. Not in the
-//!    place of programs that do more and run;
+//! 3. **reduced**: this version's without redirection and acceleration. Not in the place of programs
+//!    that do more and run;
 //! 4. **none**: what runs goes on as it is, and where nothing runs the kernel forwards by itself.
 //!
-//! Each is loaded and verified beside what runs, and no link or pin changes before one is chosen.
+//! Each is loaded and verified beside what runs, and no link or pin changes before one is chosen. The
+//! acceleration has no part in the choice: a node can do without, and has tried it before.
 
 use super::{
     DatapathConfig, DatapathError,
@@ -53,8 +54,6 @@ pub struct Choice {
     pub level: Level,
     /// The version whose programs they are.
     pub version: String,
-    /// What they lack.
-    pub without: &'static str,
     /// Whether programs ran on this node before, since it was booted.
     pub ran: bool,
     /// What was tried before, and what the kernel said.
@@ -66,7 +65,7 @@ impl fmt::Display for Choice {
         match self.level {
             Level::Current => f.write_str("current"),
             Level::LastGood => write!(f, "last good, of version {}", self.version),
-            Level::Reduced => write!(f, "reduced: without {}", self.without),
+            Level::Reduced => f.write_str("reduced: without redirection and acceleration"),
             Level::None if self.ran => f.write_str("none of this version; those of before go on"),
             Level::None => f.write_str("none"),
         }
@@ -81,15 +80,6 @@ struct Candidate {
 }
 
 impl Candidate {
-    fn without(&self) -> &'static str {
-        match self.extent {
-            Extent::Whole => "nothing",
-            Extent::WithoutAcceleration => "acceleration",
-            Extent::WithoutRedirect => "acceleration and redirection",
-            Extent::Maps => "programs",
-        }
-    }
-
     fn new(level: Level, files: ObjectFiles, extent: Extent) -> Self {
         let mut files = files;
         let current = level != Level::LastGood;
@@ -98,7 +88,7 @@ impl Candidate {
             spoil(&mut files.uplink);
             spoil(&mut files.overlay);
         }
-        let redirects = current && extent != Extent::WithoutRedirect;
+        let redirects = current && extent != Extent::Reduced;
         if all || (redirects && fail_point::refused("redirect")) {
             spoil(&mut files.pod);
         }
@@ -114,14 +104,7 @@ impl Candidate {
 
     /// Loads it; an error if the kernel refuses any program of it.
     fn load(&self, config: &DatapathConfig) -> Result<Objects, DatapathError> {
-        let mut objects = object::load(config, &self.files, self.extent)?;
-        match objects.sock.take() {
-            Some(Err(error)) if is_refusal(&error) => Err(error),
-            sock => {
-                objects.sock = sock;
-                Ok(objects)
-            }
-        }
+        object::load(config, &self.files, self.extent)
     }
 }
 
@@ -138,7 +121,6 @@ pub fn choose(config: &DatapathConfig) -> Result<(Objects, Choice), DatapathErro
         let choice = Choice {
             level: candidate.level,
             version: candidate.files.version.clone().into_owned(),
-            without: candidate.without(),
             ran,
             refused,
         };
@@ -154,11 +136,8 @@ pub fn choose(config: &DatapathConfig) -> Result<(Objects, Choice), DatapathErro
         // Said only where they would have been of use.
         Err(why) => refused.push(why),
     }
-    if config.acceleration {
-        candidates.push(of(Level::Reduced, Extent::WithoutAcceleration));
-    }
     if !ran {
-        candidates.push(of(Level::Reduced, Extent::WithoutRedirect));
+        candidates.push(of(Level::Reduced, Extent::Reduced));
     }
     for candidate in candidates {
         match candidate.load(config) {

@@ -205,6 +205,8 @@ impl Datapath {
                     Err(error) => {
                         // Pods can do without.
                         tracing::warn!(error = %Chain(&error), "no tcp acceleration");
+                        // Nobody would tell earlier programs of pods that come and go.
+                        sock::detach(&links)?;
                         Acceleration::Failed(error)
                     }
                 }
@@ -529,7 +531,6 @@ impl Datapath {
             Acceleration::Failed(error) => format!("off: {}", Chain(error)),
         };
         let attach = self.classifiers.modes();
-        let attach = attach.map(|(name, mode)| (name, mode.to_string()));
         let others = [
             ("programs", self.choice.to_string()),
             ("btf", yes_no(probe::has_btf())),

@@ -39,9 +39,8 @@ const LOG_LINES: usize = 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     Whole,
-    WithoutAcceleration,
-    /// Nor redirection of packets past the stack.
-    WithoutRedirect,
+    /// Without redirection past the stack, of packets or of messages.
+    Reduced,
     /// No program at all.
     Maps,
 }
@@ -96,7 +95,7 @@ pub fn load(
         remove_pin(&next)?;
         loader.map_pin_path(name, next);
     }
-    if extent == Extent::WithoutRedirect {
+    if extent == Extent::Reduced {
         loader.override_global(WITHOUT_REDIRECT, &1u8, false);
     }
 

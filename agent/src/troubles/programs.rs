@@ -20,8 +20,7 @@ pub fn find(choice: &Choice) -> Option<Trouble> {
         Level::Reduced => trouble(
             "ProgramsReduced",
             format!(
-                "the kernel refused programs; pods are served without {}: {why}; {next}",
-                choice.without
+                "the kernel refused programs; pods are served without redirection between pods of this node and without acceleration of TCP: {why}; {next}"
             ),
         ),
         Level::None if choice.ran => trouble(

@@ -132,8 +132,6 @@ fn uplink(ifindex: u32) -> String {
 pub enum Mode {
     Tcx,
     Clsact,
-    /// There are no programs.
-    None,
 }
 
 impl fmt::Display for Mode {
@@ -141,7 +139,6 @@ impl fmt::Display for Mode {
         f.write_str(match self {
             Self::Tcx => "tcx",
             Self::Clsact => "clsact",
-            Self::None => "none",
         })
     }
 }
@@ -156,19 +153,34 @@ pub struct Classifier {
 
 /// The programs of interfaces, ready to be attached.
 pub struct Classifiers {
-    pods: Mode,
-    uplinks: Mode,
     links: PathBuf,
-    /// Empty if there are none.
-    programs: Vec<(Hook, Classifier)>,
-    objects: Option<ObjectsOfHooks>,
+    /// None if there are no programs: nothing is attached then, and what others have attached stays.
+    loaded: Option<Loaded>,
 }
 
-/// The objects, which aya wants exclusively to attach filters.
-struct ObjectsOfHooks {
+struct Loaded {
+    pods: Mode,
+    uplinks: Mode,
+    programs: Vec<(Hook, Classifier)>,
+    /// The objects, which aya wants exclusively to attach filters.
     pod: Mutex<Ebpf>,
     uplink: Mutex<Ebpf>,
     overlay: Mutex<Ebpf>,
+}
+
+impl Loaded {
+    fn mode(&self, hook: Hook) -> Mode {
+        match hook {
+            Hook::PodOut | Hook::PodIn => self.pods,
+            Hook::UplinkOut | Hook::UplinkIn | Hook::OverlayIn => self.uplinks,
+        }
+    }
+
+    fn program(&self, hook: Hook) -> &Classifier {
+        // `new` made one of each.
+        let at = self.programs.iter().position(|(of, _)| *of == hook);
+        &self.programs[at.unwrap_or_default()].1
+    }
 }
 
 impl Classifiers {
@@ -196,44 +208,41 @@ impl Classifiers {
             AttachMode::Tcx if has_tcx()? => (Mode::Tcx, Mode::Tcx),
             AttachMode::Tcx => return Err(DatapathError::Unsupported("tcx links (Linux 6.6)")),
         };
-        Ok(Self {
+        let loaded = Loaded {
             pods,
             uplinks,
-            links,
             programs,
-            objects: Some(ObjectsOfHooks {
-                pod: Mutex::new(pod),
-                uplink: Mutex::new(uplink),
-                overlay: Mutex::new(overlay),
-            }),
+            pod: Mutex::new(pod),
+            uplink: Mutex::new(uplink),
+            overlay: Mutex::new(overlay),
+        };
+        Ok(Self {
+            links,
+            loaded: Some(loaded),
         })
     }
 
-    /// No programs: nothing is attached, and what others have attached stays.
+    /// Without programs.
     pub fn none(links: PathBuf) -> Self {
         Self {
-            pods: Mode::None,
-            uplinks: Mode::None,
             links,
-            programs: Vec::new(),
-            objects: None,
+            loaded: None,
         }
     }
 
     /// How programs are on pod links and on uplinks.
-    pub fn modes(&self) -> [(&'static str, Mode); 2] {
-        [("attachPods", self.pods), ("attachUplinks", self.uplinks)]
-    }
-
-    fn mode(&self, hook: Hook) -> Mode {
-        match hook {
-            Hook::PodOut | Hook::PodIn => self.pods,
-            Hook::UplinkOut | Hook::UplinkIn | Hook::OverlayIn => self.uplinks,
-        }
+    pub fn modes(&self) -> [(&'static str, String); 2] {
+        let modes = match &self.loaded {
+            Some(loaded) => [loaded.pods.to_string(), loaded.uplinks.to_string()],
+            None => ["none".to_owned(), "none".to_owned()],
+        };
+        let [pods, uplinks] = modes;
+        [("attachPods", pods), ("attachUplinks", uplinks)]
     }
 
     pub fn programs(&self) -> impl Iterator<Item = ProgramReport> {
-        self.programs.iter().map(|(hook, program)| ProgramReport {
+        let programs = self.loaded.iter().flat_map(|loaded| &loaded.programs);
+        programs.map(|(hook, program)| ProgramReport {
             name: hook.program(),
             id: program.id,
             instructions: program.instructions,
@@ -279,7 +288,8 @@ impl Classifiers {
                 object::remove_pin(&self.links.join(&pin))?;
             }
         }
-        if self.uplinks == Mode::Clsact {
+        let filters = |loaded: &Loaded| loaded.uplinks == Mode::Clsact;
+        if self.loaded.as_ref().is_some_and(filters) {
             clsact::detach_others(&Hook::UPLINK, ifindexes)?;
         }
         Ok(())
@@ -292,15 +302,15 @@ impl Classifiers {
 
     /// Updates every pinned link of an interface that still exists.
     pub fn swap(&self) -> Result<(), DatapathError> {
+        let Some(loaded) = &self.loaded else {
+            return Ok(());
+        };
         for pin in self.pins()? {
             let Some((hook, _)) = Hook::of_pin(&pin) else {
                 continue;
             };
             let path = self.links.join(&pin);
-            let Some(program) = self.program(hook) else {
-                continue;
-            };
-            if let Err(error) = tcx::update(&path, program) {
+            if let Err(error) = tcx::update(&path, loaded.program(hook)) {
                 // Its interface is gone, or will be attached again.
                 tracing::debug!(path = %path.display(), %error, "pinned link not updated");
             }
@@ -309,14 +319,13 @@ impl Classifiers {
     }
 
     fn attach(&self, hook: Hook, ifindex: u32, place: &str) -> Result<(), DatapathError> {
-        let path = self.links.join(hook.pin(place));
-        let (Some(program), Some(objects)) = (self.program(hook), &self.objects) else {
+        let Some(loaded) = &self.loaded else {
             return Ok(());
         };
-        match self.mode(hook) {
-            Mode::None => Ok(()),
+        let path = self.links.join(hook.pin(place));
+        match loaded.mode(hook) {
             Mode::Tcx => {
-                let created = tcx::attach(&path, hook, program, ifindex)?;
+                let created = tcx::attach(&path, hook, loaded.program(hook), ifindex)?;
                 if created {
                     // Left by an agent that had to use filters, or was configured to.
                     clsact::detach(hook, ifindex);
@@ -325,21 +334,15 @@ impl Classifiers {
             }
             Mode::Clsact => {
                 let ebpf = match hook {
-                    Hook::PodOut | Hook::PodIn => &objects.pod,
-                    Hook::UplinkOut | Hook::UplinkIn => &objects.uplink,
-                    Hook::OverlayIn => &objects.overlay,
+                    Hook::PodOut | Hook::PodIn => &loaded.pod,
+                    Hook::UplinkOut | Hook::UplinkIn => &loaded.uplink,
+                    Hook::OverlayIn => &loaded.overlay,
                 };
                 let mut ebpf = ebpf.lock().unwrap_or_else(PoisonError::into_inner);
                 clsact::attach(hook, find(&mut ebpf, hook)?, ifindex)?;
                 object::remove_pin(&path)
             }
         }
-    }
-
-    /// None if there are no programs.
-    fn program(&self, hook: Hook) -> Option<&Classifier> {
-        let mut programs = self.programs.iter();
-        programs.find_map(|(of, program)| (*of == hook).then_some(program))
     }
 
     fn pins(&self) -> Result<Vec<String>, DatapathError> {

@@ -97,7 +97,10 @@ fn a_kernel_that_refuses_leaves_everything_as_it_was() {
         });
         assert_eq!(choice.level, Level::None);
         let why = &choice.refused[0];
-        assert!(why.contains(": pod_") && why.contains("os error 1"), "{why}");
+        assert!(
+            why.contains(": pod_") && why.contains("os error 1"),
+            "{why}"
+        );
         assert_eq!((maps(), links()), before);
         pod.run(|| {
             let error = TcpStream::connect("10.1.0.1:9").unwrap_err();
