@@ -168,6 +168,10 @@ impl Datapath {
         };
         let links = config.bpf_dir.join(names::BPF_LINKS_DIR);
         let maps = Maps::take(&mut objects.pod)?;
+        if choice.level != Level::None {
+            let expected = maps::shape::expected(config);
+            maps.layouts.note(&config.bpf_dir, &expected)?;
+        }
         let mut logs = vec![log::reader(&mut objects.uplink)?];
         let classifiers = match choice.level {
             Level::None => Classifiers::none(links.clone()),

@@ -8,7 +8,10 @@ use super::{
     DatapathConfig, DatapathError, btf,
     files::{self, ObjectFiles},
     log,
-    maps::shape::{self, Shape},
+    maps::{
+        layouts::Recorded,
+        shape::{self, Expected, Shape},
+    },
     sys,
 };
 use aya::{
@@ -70,13 +73,12 @@ pub fn load(
     make_directory(&config.bpf_dir)?;
     raise_memlock();
 
+    let recorded = Recorded::read(&config.bpf_dir);
     let mut misfits = Vec::new();
-    for shape in shape::expected(config).iter().map(|map| &map.shape) {
-        if let Some(found) = misfit(&config.bpf_dir, shape)? {
-            misfits.push(Misfit {
-                name: shape.name,
-                how: format!("expected {shape}, found {found}"),
-            });
+    for map in shape::expected(config) {
+        if let Some(how) = misfit(&config.bpf_dir, &map, &recorded) {
+            let name = map.shape.name;
+            misfits.push(Misfit { name, how });
         }
     }
 
@@ -309,23 +311,28 @@ pub fn make_directory(path: &Path) -> Result<(), DatapathError> {
 }
 
 /// What is wrong with a pinned map, if there is one and it does not fit.
-fn misfit(directory: &Path, shape: &Shape) -> Result<Option<String>, DatapathError> {
+fn misfit(directory: &Path, map: &Expected, recorded: &Recorded) -> Option<String> {
+    let shape = &map.shape;
     let path = directory.join(shape.name);
     if !exists(&path) {
-        return Ok(None);
+        return None;
     }
     let describe = || -> io::Result<Option<String>> {
         let fd = sys::obj_get(&path)?;
         Ok(match sys::kind(fd.as_fd())? {
             sys::Kind::Map => {
-                let found = Shape::of(shape.name, &sys::map_info(fd.as_fd())?);
-                (found != *shape).then(|| found.to_string())
+                let info = sys::map_info(fd.as_fd())?;
+                let found = Shape::of(shape.name, &info);
+                match found == *shape {
+                    true => recorded.misfit(map, info.id),
+                    false => Some(format!("expected {shape}, found {found}")),
+                }
             }
-            other => Some(format!("not a map but {other:?}")),
+            other => Some(format!("it is not a map but {other:?}")),
         })
     };
     // What cannot even be opened (a directory, for example) does not fit either.
-    Ok(describe().unwrap_or_else(|error| Some(format!("not a map: {error}"))))
+    describe().unwrap_or_else(|error| Some(format!("it is not a map: {error}")))
 }
 
 fn next_pin(directory: &Path, name: &str) -> PathBuf {

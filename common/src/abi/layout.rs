@@ -3,17 +3,46 @@
 //! The kernel knows sizes only. A field that moved, was renamed, or got another meaning in a type
 //! of the same size is found by [`Layout::LAYOUT`], which is made of the type's name, its size, its
 //! number (see `map_type`), and name and place of each field.
+//!
+//! - map `LAYOUTS`, hash: [`key`] of a map's name (u64) → [`MapRecord`], written by agents for each other;
+//!   no program reads it.
+
+use super::map_type;
 
 /// A key or value of a map.
 pub trait Layout {
     const LAYOUT: u64;
+    /// Raised where its bytes got another meaning; 1 at first.
+    const NUMBER: u32;
+}
+
+/// Room in `LAYOUTS`.
+pub const MAX_MAPS: u32 = 64;
+
+/// Which map it was that an agent used, and what it meant by its bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapRecord {
+    /// Of key and value.
+    pub layout: u64,
+    /// The kernel's number of the map: an agent that keeps no records puts another in its place.
+    pub id: u32,
+    /// Zero.
+    pub pad: u32,
+}
+map_type!(MapRecord, 16, 1, [layout, id, pad]);
+
+/// A map's name in `LAYOUTS`.
+pub const fn key(name: &str) -> u64 {
+    bytes_of(name.as_bytes())
 }
 
 /// Types that mean what they are.
 macro_rules! plain {
     ($($type:ident)+) => {
         $(impl Layout for $type {
-            const LAYOUT: u64 = start(stringify!($type), size_of::<$type>(), 1);
+            const LAYOUT: u64 = start(stringify!($type), size_of::<$type>(), Self::NUMBER);
+            const NUMBER: u32 = 1;
         })+
     };
 }
@@ -22,6 +51,10 @@ plain!(u8 u32 u64 i32);
 /// One after the other.
 impl<A: Layout, B: Layout> Layout for (A, B) {
     const LAYOUT: u64 = both(A::LAYOUT, B::LAYOUT);
+    const NUMBER: u32 = match A::NUMBER > B::NUMBER {
+        true => A::NUMBER,
+        false => B::NUMBER,
+    };
 }
 
 /// The layout of a type without its fields.

@@ -97,6 +97,7 @@ macro_rules! map_type {
     ($type:ident, $size:literal, $number:literal, [$($field:tt),+ $(,)?]) => {
         const _: () = assert!(core::mem::size_of::<$type>() == $size);
         impl $crate::abi::layout::Layout for $type {
+            const NUMBER: u32 = $number;
             const LAYOUT: u64 = {
                 // All of them: a pattern that lacks one does not compile.
                 let _ = |value: $type| {

@@ -7,6 +7,7 @@ mod config;
 mod counters;
 mod drops;
 mod endpoints;
+pub mod layouts;
 pub mod nat;
 mod nodes;
 mod queues;
@@ -17,6 +18,7 @@ pub use config::{Config, NonMasquerade};
 pub use counters::Counters;
 pub use drops::Drops;
 pub use endpoints::{Endpoints, PodLinks};
+pub use layouts::Layouts;
 pub use nat::Nat;
 pub use nodes::{Nodes, Tunnels};
 pub use queues::{QueueLimits, QueueUsage};
@@ -39,6 +41,7 @@ pub struct Maps {
     pub drops: Drops,
     pub nat: Nat,
     pub nodes: Nodes,
+    pub layouts: Layouts,
 }
 
 impl Maps {
@@ -52,6 +55,7 @@ impl Maps {
             counters: Counters::new(take(ebpf, "POD_COUNTERS")?)?,
             drops: Drops::new(take(ebpf, "DROPS")?)?,
             nat: Nat::new(take(ebpf, "NAT")?)?,
+            layouts: Layouts::new(take(ebpf, "LAYOUTS")?)?,
             nodes: Nodes::new(
                 take(ebpf, "NODES")?,
                 take(ebpf, "POD_RANGES")?,

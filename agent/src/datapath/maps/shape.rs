@@ -14,7 +14,7 @@ use sinabro_common::abi::{
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
     flow::{FlowKey, MAX_STACK_FLOWS},
-    layout::{self, Layout},
+    layout::{self, Layout, MAX_MAPS, MapRecord},
     nat::{MAX_NAT_ENTRIES, NatEntry, NatKey},
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
 };
@@ -84,8 +84,10 @@ impl fmt::Display for Shape {
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
     pub shape: Shape,
-    /// What its bytes mean.
-    layout: u64,
+    /// What its bytes mean,
+    pub layout: u64,
+    /// and the higher number of key and value.
+    pub number: u32,
 }
 
 fn map<K: Layout, V: Layout>(
@@ -105,6 +107,7 @@ fn map<K: Layout, V: Layout>(
     Expected {
         shape,
         layout: layout::both(K::LAYOUT, V::LAYOUT),
+        number: K::NUMBER.max(V::NUMBER),
     }
 }
 
@@ -142,6 +145,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<Addr, Node>("NODES", HASH, MAX_NODE_ADDRESSES, NO_PREALLOC),
         map::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),
         map::<u32, Overlay>("OVERLAY", ARRAY, 1, 0),
+        map::<u64, MapRecord>("LAYOUTS", HASH, MAX_MAPS, NO_PREALLOC),
         map::<Addr, AcceleratedPod>("ACCELERATED_PODS", HASH, 2 * MAX_PODS, NO_PREALLOC),
         map::<u64, AcceleratedPod>("LOOPBACK_PODS", HASH, MAX_PODS, NO_PREALLOC),
         map::<u64, u32>("SOCKETS", SOCKHASH, MAX_SOCKETS, 0),

@@ -1,6 +1,7 @@
 //! Pins of another shape, a kernel that refuses, a directory that is no bpffs.
 
 use super::*;
+use sinabro_common::abi::layout::{MapRecord, key};
 
 #[test]
 fn a_pin_that_does_not_fit_is_replaced() {
@@ -52,6 +53,44 @@ fn a_pin_that_does_not_fit_is_replaced() {
         drop(datapath);
         load(AttachMode::Tcx);
         assert_eq!(maps(), fitting, "all fit now");
+    });
+}
+
+#[test]
+fn a_map_whose_bytes_mean_something_else_does_not_fit() {
+    kit::fresh(|| {
+        let datapath = load(AttachMode::Auto);
+        let pod = Pod::live(&datapath, 5);
+        drop(datapath);
+        drop(load(AttachMode::Auto));
+        let before = maps();
+        let open = || -> aya::maps::HashMap<MapData, u64, MapRecord> {
+            let map = aya::maps::Map::HashMap(MapData::from_pin(pin("LAYOUTS")).unwrap());
+            map.try_into().unwrap()
+        };
+        let record = open().get(&key("NAT"), 0).unwrap();
+        assert_eq!(record.id, before["NAT"], "this very map");
+
+        // As of a version that has another meaning in the same bytes.
+        let other = MapRecord {
+            layout: record.layout + 1,
+            ..record
+        };
+        open().insert(key("NAT"), other, 0).unwrap();
+        let datapath = load(AttachMode::Auto);
+        let changed: Vec<_> = maps()
+            .into_iter()
+            .filter(|(name, id)| before[name] != *id)
+            .map(|(name, _)| name)
+            .collect();
+        assert_eq!(changed, ["NAT"]);
+        let now = open().get(&key("NAT"), 0).unwrap();
+        assert_eq!((now.layout, now.id), (record.layout, maps()["NAT"]));
+        drop(datapath);
+        let before = maps();
+        drop(load(AttachMode::Auto));
+        assert_eq!(maps(), before, "and it fits from now on");
+        drop(pod);
     });
 }
 

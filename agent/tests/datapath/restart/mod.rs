@@ -27,7 +27,7 @@ use std::{
     time::Duration,
 };
 
-const MAPS: [&str; 11] = [
+const MAPS: [&str; 12] = [
     "CONFIG",
     "ENDPOINTS",
     "POD_LINKS",
@@ -39,6 +39,7 @@ const MAPS: [&str; 11] = [
     "NODES",
     "POD_RANGES",
     "OVERLAY",
+    "LAYOUTS",
 ];
 
 fn pin(name: &str) -> PathBuf {
