@@ -8,9 +8,12 @@
 //!
 //! To see that the engine gets far enough, each target also has a planted bug: it says whether an
 //! input is one of the few that only an engine led by coverage finds, and with
-//! [`PLANTED`] in the environment that is a panic (`cargo xtask fuzz --planted`). A minute for each on a
-//! busy machine found none of them yet (0.1 to 2.4 million inputs, of which 300 to 4600 were kept for
-//! new coverage): until it does, a run that finds nothing says little of what lies that deep.
+//! [`PLANTED`] in the environment that is a panic (`cargo xtask fuzz --planted`). Without that a run that
+//! finds nothing says little.
+//!
+//! Where the bytes are JSON, the engine mostly changes one place of the document ([`json`]).
+
+pub mod json;
 
 mod target {
     pub mod cni;
@@ -21,12 +24,22 @@ mod target {
     pub mod records;
 }
 
-use std::env;
+use std::{env, hint};
 
 /// Environment variable with the target's name.
 pub const TARGET: &str = "SINABRO_FUZZ_TARGET";
 /// Environment variable that makes the planted bugs bugs.
 pub const PLANTED: &str = "SINABRO_FUZZ_PLANTED";
+
+/// Whether a text is as most planted bugs want it: with more digits than any of the corpus. One or two
+/// steps there are taken by chance; all of them only by an engine that keeps what took the first.
+#[inline(never)]
+fn is_planted(text: &str) -> Planted {
+    let digits = text.bytes().filter(u8::is_ascii_digit).count();
+    // Each comparison by itself: what is decided by the last alone would be one step.
+    let at_least = |least| hint::black_box(digits) >= least;
+    at_least(5) && at_least(10) && at_least(15) && at_least(20)
+}
 
 /// Whether an input is one that the planted bug is in.
 type Planted = bool;

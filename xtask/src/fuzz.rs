@@ -26,17 +26,31 @@ use std::{
 const WRAPPER: &str = "SINABRO_FUZZ_RUSTC";
 
 /// What libFuzzer wants (LLVM, SanitizerCoverage), and optimisation, with the checks kept that
-/// find something.
-const INSTRUMENTATION: [&str; 8] = [
+/// find something. A comparison of texts has to stay a call: the engine sees what an input was
+/// compared with there, and nothing of it in the loads that LLVM makes of short ones (Clang has
+/// -fno-builtin-memcmp in its -fsanitize=fuzzer for that).
+const INSTRUMENTATION: [&str; 9] = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
     "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
     "-Cllvm-args=-sanitizer-coverage-pc-table",
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Cllvm-args=-max-loads-per-memcmp=0",
     "-Copt-level=1",
     "-Cdebug-assertions=on",
     "-Coverflow-checks=on",
 ];
+
+/// What every run of the engine is given.
+const ENGINE_OPTIONS: [&str; 4] = [
+    "-timeout=10",
+    "-rss_limit_mb=2048",
+    "-max_len=4096",
+    "-print_final_stats=1",
+];
+
+/// Within so many inputs a planted bug is found: several times what it took in any run that was seen.
+const PLANTED_INPUTS: &str = "-runs=2000000";
 
 /// After each input the engine goes through the counters of all code there is: without optimisation
 /// that is nearly all it does.
@@ -53,8 +67,9 @@ pub struct Options {
     /// Only this input, for example one that was found; needs one --target
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
-    /// Whether the engine finds the bug that each target has planted in it for that
-    #[arg(long, conflicts_with = "input")]
+    /// Whether the engine finds the bug that each target has planted in it for that; ends when it
+    /// does, or after so many inputs that it should have
+    #[arg(long, conflicts_with_all = ["input", "minutes"])]
     planted: bool,
 }
 
@@ -80,7 +95,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let [name] = chosen.as_slice() else {
             bail!("--input needs one --target");
         };
-        let mut command = fuzz.command(name);
+        let mut command = fuzz.command(name)?;
         show(command.arg(input)).with_context(|| format!("{} breaks {name}", input.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -126,6 +141,7 @@ impl Fuzz {
         let mut rows = vec![vec![
             "target".to_string(),
             "inputs run".into(),
+            "a second".into(),
             "kept".into(),
             "".into(),
         ]];
@@ -146,6 +162,7 @@ impl Fuzz {
             rows.push(vec![
                 outcome.name.clone(),
                 statistic("number_of_executed_units"),
+                statistic("average_exec_per_sec"),
                 statistic("new_units_added"),
                 end.into(),
             ]);
@@ -165,29 +182,26 @@ impl Fuzz {
     fn one(&self, name: &str) -> Result<Outcome> {
         // What is new goes to the first directory. A planted bug is found from the corpus in the
         // tree alone.
-        let work = target().join("fuzz").join(name);
-        let (found, artifacts) = match self.planted {
-            true => (work.join("planted"), work.join("planted-found")),
-            false => (work.join("corpus"), work.join("found")),
+        let found = match self.planted {
+            true => work(name).join("planted"),
+            false => work(name).join("corpus"),
         };
         if self.planted {
             let _ = fs::remove_dir_all(&found);
         }
-        for directory in [&found, &artifacts] {
-            fs::create_dir_all(directory)
-                .with_context(|| format!("cannot make {}", directory.display()))?;
-        }
+        make(&found)?;
+        let limit = match self.planted {
+            true => PLANTED_INPUTS.to_owned(),
+            false => format!("-max_total_time={}", self.seconds),
+        };
         let output = self
-            .command(name)
+            .command(name)?
             .args([&found, &corpus().join(name)])
-            .args([
-                &format!("-max_total_time={}", self.seconds),
-                &format!("-artifact_prefix={}/", artifacts.display()),
-                "-timeout=10",
-                "-rss_limit_mb=2048",
-                "-max_len=4096",
-                "-print_final_stats=1",
-            ])
+            .arg(limit)
+            .args(ENGINE_OPTIONS)
+            // Whether an input is new that goes through some loop more often. Of JSON hardly anything
+            // else would be kept than ways to break it; a packet's headers are such a loop.
+            .arg(format!("-use_counters={}", u8::from(name == "packet")))
             .stdin(Stdio::null())
             .output()
             .with_context(|| format!("cannot start {}", self.program.display()))?;
@@ -210,17 +224,33 @@ impl Fuzz {
         })
     }
 
-    fn command(&self, name: &str) -> Command {
+    /// The engine over a target. What breaks it is left below the build directory, however it ends.
+    fn command(&self, name: &str) -> Result<Command> {
+        let artifacts = work(name).join(match self.planted {
+            true => "planted-found",
+            false => "found",
+        });
+        make(&artifacts)?;
         let mut command = Command::new(&self.program);
         command
             .current_dir(root())
             .env("SINABRO_FUZZ_TARGET", name)
-            .env_remove("SINABRO_FUZZ_PLANTED");
+            .env_remove("SINABRO_FUZZ_PLANTED")
+            .arg(format!("-artifact_prefix={}/", artifacts.display()));
         if self.planted {
             command.env("SINABRO_FUZZ_PLANTED", "1");
         }
-        command
+        Ok(command)
     }
+}
+
+/// What runs of a target leave.
+fn work(name: &str) -> PathBuf {
+    target().join("fuzz").join(name)
+}
+
+fn make(directory: &Path) -> Result<()> {
+    fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))
 }
 
 fn last_lines(text: &str) -> String {

@@ -13,7 +13,7 @@
 //! the entries of our plugin and of portmap, the name and the versions. Everything else stays as
 //! it is found, in its place.
 
-use super::{InstallConfig, versions::Versions};
+use super::versions::Versions;
 use serde_json::{Map, Value, json};
 use sinabro_common::names;
 use std::path::Path;
@@ -30,8 +30,8 @@ pub struct Ours {
 }
 
 impl Ours {
-    pub fn new(config: &InstallConfig, has_portmap: bool) -> Self {
-        let state_dir = config.state_dir.as_path();
+    /// Of the agent that has its state and its socket there.
+    pub fn new(state_dir: &Path, socket: &Path, has_portmap: bool) -> Self {
         let mut sinabro = json!({
             "type": names::CNI_PLUGIN,
             "capabilities": {"ips": true, "mac": true, names::ANNOTATIONS_CAPABILITY: true},
@@ -39,8 +39,8 @@ impl Ours {
         if state_dir != Path::new(names::STATE_DIR) {
             sinabro["stateDir"] = json!(state_dir);
         }
-        if config.socket != state_dir.join(names::SOCKET) {
-            sinabro["socket"] = json!(config.socket);
+        if socket != state_dir.join(names::SOCKET) {
+            sinabro["socket"] = json!(socket);
         }
         let portmap = json!({
             "type": PORTMAP,
@@ -129,14 +129,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn config() -> InstallConfig {
-        InstallConfig {
-            source: "/usr/bin/sinabro".into(),
-            bin_dir: names::CNI_BIN_DIR.into(),
-            conf_dir: names::CNI_CONF_DIR.into(),
-            state_dir: names::STATE_DIR.into(),
-            socket: Path::new(names::STATE_DIR).join(names::SOCKET),
-        }
+    /// Of an agent whose places are the usual ones.
+    fn usual(has_portmap: bool) -> Ours {
+        let state_dir = Path::new(names::STATE_DIR);
+        Ours::new(state_dir, &state_dir.join(names::SOCKET), has_portmap)
     }
 
     fn versions() -> Versions {
@@ -165,12 +161,12 @@ mod tests {
             "name": "sinabro",
             "plugins": [sinabro],
         });
-        let alone = Ours::new(&config(), false);
+        let alone = usual(false);
         assert_eq!(joined(&alone, &Value::Null), list);
         let portmap =
             json!({"type": "portmap", "capabilities": {"portMappings": true}, "snat": true});
         list["plugins"] = json!([sinabro, portmap]);
-        let both = Ours::new(&config(), true);
+        let both = usual(true);
         assert_eq!(joined(&both, &Value::Null), list);
         // One is made of the other.
         assert_eq!(joined(&both, &joined(&alone, &Value::Null)), list);
@@ -179,19 +175,19 @@ mod tests {
 
     #[test]
     fn places_are_told_only_if_they_are_not_the_usual_ones() {
-        let mut config = config();
-        let plugin = |config: &InstallConfig| Ours::new(config, false).plugins(None)[0].clone();
-        config.state_dir = "/run/other".into();
-        config.socket = "/run/other/agent.sock".into();
-        assert_eq!(plugin(&config)["stateDir"], "/run/other");
-        assert_eq!(plugin(&config)["socket"], Value::Null);
-        config.socket = "/run/a.sock".into();
-        assert_eq!(plugin(&config)["socket"], "/run/a.sock");
+        let plugin = |state_dir: &str, socket: &str| {
+            Ours::new(state_dir.as_ref(), socket.as_ref(), false).plugins(None)[0].clone()
+        };
+        let other = plugin("/run/other", "/run/other/agent.sock");
+        assert_eq!(other["stateDir"], "/run/other");
+        assert_eq!(other["socket"], Value::Null);
+        let elsewhere = plugin("/run/other", "/run/a.sock");
+        assert_eq!(elsewhere["socket"], "/run/a.sock");
     }
 
     #[test]
     fn what_others_chained_stays_in_its_place() {
-        let ours = Ours::new(&config(), true);
+        let ours = usual(true);
         let [sinabro, portmap] = &ours.plugins(None)[..] else {
             panic!("two plugins");
         };
@@ -205,9 +201,8 @@ mod tests {
         });
         assert_eq!(joined(&ours, &theirs), theirs);
         // Settings of ours that changed, and a portmap that is gone.
-        let mut changed = config();
-        changed.state_dir = "/run/other".into();
-        let changed = Ours::new(&changed, false);
+        let (state_dir, socket) = ("/run/other".as_ref(), "/run/other/agent.sock".as_ref());
+        let changed = Ours::new(state_dir, socket, false);
         let found = joined(&changed, &theirs);
         assert_eq!(found["disableCheck"], true);
         assert_eq!(found["plugins"][0], first);
@@ -219,12 +214,12 @@ mod tests {
         let mut own = theirs.clone();
         own["plugins"][2]["snat"] = json!(false);
         assert_eq!(joined(&ours, &own), own);
-        assert_eq!(joined(&Ours::new(&config(), false), &own), own);
+        assert_eq!(joined(&usual(false), &own), own);
     }
 
     #[test]
     fn what_is_missing_comes_back_and_what_is_no_plugin_goes() {
-        let ours = Ours::new(&config(), false);
+        let ours = usual(false);
         let whole = joined(&ours, &Value::Null);
         let own = &whole["plugins"][0];
         for (plugins, wanted) in [
@@ -246,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_list_serves_as_long_as_it_leads_to_this_agent() {
-        let ours = Ours::new(&config(), true);
+        let ours = usual(true);
         let serves = |list: Value| serves(list.as_object().unwrap(), &ours);
         assert!(serves(joined(&ours, &Value::Null)));
         assert!(serves(json!({"plugins": [istio(), {"type": "sinabro"}]})));
@@ -289,7 +284,7 @@ mod tests {
         /// what was joined is not changed again.
         #[test]
         fn any_file_becomes_one_that_is_left_alone(found in file(), portmap: bool) {
-            let ours = Ours::new(&config(), portmap);
+            let ours = usual(portmap);
             let once = joined(&ours, &found);
             prop_assert_eq!(&joined(&ours, &once), &once);
             let others = |list: &Value| -> Vec<Value> {

@@ -363,7 +363,8 @@ impl Installer {
         }
         self.unsettled = None;
         let has_portmap = self.can_portmap(status);
-        let ours = Ours::new(&self.config, has_portmap);
+        let (state_dir, socket) = (&self.config.state_dir, &self.config.socket);
+        let ours = Ours::new(state_dir, socket, has_portmap);
         let plugins = ours.plugins(found.list());
         let versions = self.versions(conflist::types(&plugins), status);
         let list = conflist::list(found.list(), plugins, &versions);

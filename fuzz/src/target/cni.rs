@@ -1,13 +1,14 @@
 //! What a runtime hands to the plugin: variables, one `KEY=VALUE` a line up to an empty line, and
 //! behind it the network configuration of stdin.
 
+use crate::is_planted;
 use serde_json::Value;
 use sinabro_cni::{
     conf::Conf,
     env::{self, Args},
     error::Error,
     input,
-    result::CniResult,
+    result::{CniResult, Interface},
     spec::SpecVersion,
     verb,
 };
@@ -69,7 +70,15 @@ fn configuration(conf: &Conf, args: &Args) -> bool {
     let value = json(&both.to_json(SpecVersion::LATEST).expect("two are a result"));
     CniResult::parse(&value, SpecVersion::LATEST).expect("two are a result");
 
-    earlier.ips.iter().any(|ip| ip.address.prefix_len() == 77)
+    let of_link = |link: &Interface| {
+        [
+            Some(link.name.clone()),
+            link.mac.clone(),
+            link.sandbox.clone(),
+        ]
+    };
+    let mut texts = earlier.interfaces.iter().flat_map(of_link).flatten();
+    texts.any(|text| is_planted(&text))
 }
 
 /// An error is a document for stdout in every version.

@@ -1,8 +1,8 @@
 //! The network configuration on a node, as the installers of other plugins may have left it.
 
+use crate::is_planted;
 use serde_json::{Map, Value};
 use sinabro_agent::install::{
-    InstallConfig,
     conflist::{Ours, PORTMAP, list, serves, types},
     versions::Versions,
 };
@@ -11,22 +11,14 @@ use std::path::Path;
 
 pub fn run(bytes: &[u8]) -> bool {
     let found = serde_json::from_slice::<Map<String, Value>>(bytes).ok();
+    let state_dir = Path::new(names::STATE_DIR);
     for has_portmap in [false, true] {
-        join(&Ours::new(&config(), has_portmap), found.as_ref());
+        let ours = Ours::new(state_dir, &state_dir.join(names::SOCKET), has_portmap);
+        join(&ours, found.as_ref());
     }
-    // A plugin of a name that no installer has comes first, ours last.
-    let types: Vec<_> = found.iter().flat_map(plugins).filter_map(type_of).collect();
-    matches!(&types[..], [first, .., names::CNI_PLUGIN] if first.as_bytes().starts_with(b"bug"))
-}
-
-fn config() -> InstallConfig {
-    InstallConfig {
-        source: "/usr/bin/sinabro".into(),
-        bin_dir: names::CNI_BIN_DIR.into(),
-        conf_dir: names::CNI_CONF_DIR.into(),
-        state_dir: names::STATE_DIR.into(),
-        socket: Path::new(names::STATE_DIR).join(names::SOCKET),
-    }
+    // A plugin of a name that no installer has.
+    let types = found.iter().flat_map(plugins).filter_map(type_of);
+    { types }.any(is_planted)
 }
 
 fn join(ours: &Ours, found: Option<&Map<String, Value>>) {

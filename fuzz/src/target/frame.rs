@@ -1,15 +1,25 @@
 //! Messages on the agent's socket, in both directions.
 
+use crate::is_planted;
 use serde::{Serialize, de::DeserializeOwned};
 use sinabro_common::api::{ReplyEnvelope, Request, RequestEnvelope, frame};
 
 pub fn run(bytes: &[u8]) -> bool {
-    let request = one::<RequestEnvelope>(bytes);
-    one::<ReplyEnvelope>(bytes);
-    let Some(Request::Release { owner }) = request.map(|envelope| envelope.request) else {
+    message(bytes);
+    // The same with a length that is right: one byte more or less, and nothing behind it is read.
+    let Some((_, body)) = bytes.split_at_checked(4) else {
         return false;
     };
-    matches!(owner.container_id.as_bytes(), [b's', b'n', b'b', ..])
+    let framed = [&(body.len() as u32).to_be_bytes(), body].concat();
+    let Some(Request::Allocate { network, .. }) = message(&framed) else {
+        return false;
+    };
+    is_planted(&network)
+}
+
+fn message(bytes: &[u8]) -> Option<Request> {
+    one::<ReplyEnvelope>(bytes);
+    one::<RequestEnvelope>(bytes).map(|envelope| envelope.request)
 }
 
 /// Reads a message from a stream. One that is read survives being written.

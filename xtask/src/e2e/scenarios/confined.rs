@@ -258,5 +258,12 @@ mod tests {
             assert_ne!(changed, mounts, "{from}");
             assert!(writes_where_it_may(container, &changed).is_err(), "{to}");
         }
+        // One that the manifest has, and the process has not.
+        let others = mounts
+            .lines()
+            .filter(|line| !line.contains("/host/sys/fs/cgroup"));
+        let others: Vec<_> = others.collect();
+        assert!(others.len() < mounts.lines().count());
+        assert!(writes_where_it_may(container, &others.join("\n")).is_err());
     }
 }
