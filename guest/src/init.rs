@@ -12,6 +12,7 @@ use nix::{
     unistd::Pid,
 };
 use sinabro_guest::{BIN_DIR, Cgroups, Environment};
+use sinabro_lab::wait::SLOWNESS;
 use std::{
     convert::Infallible,
     fs,
@@ -67,6 +68,7 @@ fn boot() -> Result<()> {
         .env_clear()
         .env("PATH", format!("{BIN_DIR}:/usr/bin:/sbin:/usr/sbin"))
         .env("HOME", "/")
+        .env(SLOWNESS, "4")
         .env("RUST_BACKTRACE", "1");
     let child = command.spawn().context("cannot start")?;
     let child = Pid::from_raw(child.id() as i32);

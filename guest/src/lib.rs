@@ -61,8 +61,8 @@ pub enum Step {
     Node,
     /// Two nodes in namespaces, and all checks of the demo.
     Lab,
-    /// The suite of the data path.
-    Datapath,
+    /// The suite of the data path; all of it takes an hour under emulation.
+    Datapath { thorough: bool },
 }
 
 /// What a machine says, one line each.

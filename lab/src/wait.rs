@@ -6,12 +6,26 @@
 
 use anyhow::{Result, anyhow};
 use std::{
+    env,
+    sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
 
 /// A virtual machine may be without its processor for seconds, and a build may run beside.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The variable by which an emulated machine, which is many times as slow, asks for as many times the
+/// patience.
+pub const SLOWNESS: &str = "SINABRO_LAB_SLOWNESS";
+
+fn slowness() -> u32 {
+    static SLOWNESS_HERE: OnceLock<u32> = OnceLock::new();
+    *SLOWNESS_HERE.get_or_init(|| {
+        let times = env::var(SLOWNESS).ok().and_then(|text| text.parse().ok());
+        times.unwrap_or(1).max(1)
+    })
+}
 
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
@@ -29,6 +43,7 @@ pub fn wait_within<T>(
     mut ask: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
     let start = Instant::now();
+    let patience = patience * slowness();
     let mut pause = FIRST_PAUSE;
     loop {
         let answer = ask();

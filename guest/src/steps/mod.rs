@@ -22,7 +22,7 @@ pub fn run() -> Result<()> {
             Step::Verify => ("verify", verify::run(&mut report)),
             Step::Node => ("node", node::run(&mut report, &job.environment)),
             Step::Lab => ("lab", lab::run(&mut report)),
-            Step::Datapath => ("datapath", datapath::run(&mut report)),
+            Step::Datapath { thorough } => ("datapath", datapath::run(&mut report, *thorough)),
         };
         if let Err(error) = result {
             report.check(name, Err(error))?;

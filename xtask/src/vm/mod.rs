@@ -21,7 +21,7 @@ use modules::{Module, Modules};
 use outcome::{Expected, Outcome};
 use programs::Programs;
 use serde::Serialize;
-use sinabro_guest::{Job, Message, Step};
+use sinabro_guest::{Check, Job, Message, Step};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -60,9 +60,13 @@ pub struct Options {
     #[arg(long)]
     short: bool,
 
-    /// Load, verify and attach the programs, and no more
+    /// Take only this step; can be given more than once
+    #[arg(long = "step", value_name = "STEP")]
+    steps: Vec<StepName>,
+
+    /// Every test of the data path, also those that take long under emulation
     #[arg(long)]
-    verify_only: bool,
+    thorough: bool,
 
     /// A kernel of your own; with --modules
     #[arg(
@@ -92,6 +96,34 @@ pub struct Options {
     /// Programs that are built already
     #[arg(long, hide = true, value_name = "DIR")]
     programs: Option<PathBuf>,
+}
+
+/// What is done in a machine.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum StepName {
+    /// Load, verify and attach every program
+    Verify,
+    /// Be a node: prepare, agent, the plugin's verbs, an agent that is killed, uninstall
+    Node,
+    /// The demo's checks between two nodes, and agents that restart and are killed
+    Lab,
+    /// The data path's tests
+    Datapath,
+}
+
+impl StepName {
+    const ALL: [Self; 4] = [Self::Verify, Self::Node, Self::Lab, Self::Datapath];
+    /// Where it is the machine that is special.
+    const SPECIAL: [Self; 2] = [Self::Verify, Self::Node];
+
+    fn step(self, thorough: bool) -> Step {
+        match self {
+            Self::Verify => Step::Verify,
+            Self::Node => Step::Node,
+            Self::Lab => Step::Lab,
+            Self::Datapath => Step::Datapath { thorough },
+        }
+    }
 }
 
 #[derive(clap::Subcommand)]
@@ -200,30 +232,30 @@ fn all(options: &Options) -> Result<ExitCode> {
     let mut runs = Vec::new();
     for (kernel, image) in &images {
         let [plain, with_sctp] = &modules[&image.release];
-        let run = |special: Option<&'static Special>, steps: &[Step]| Run {
-            kernel: *kernel,
-            image,
-            modules: match special {
-                Some(special) if (special.environment)().sctp => with_sctp,
-                _ => plain,
-            },
-            special,
-            steps: steps.to_vec(),
+        let run = |special: Option<&'static Special>, steps: &[StepName]| {
+            let chosen =
+                |step: &&StepName| options.steps.is_empty() || options.steps.contains(step);
+            let steps: Vec<_> = steps
+                .iter()
+                .filter(chosen)
+                .map(|step| step.step(options.thorough))
+                .collect();
+            (!steps.is_empty()).then_some(Run {
+                kernel: *kernel,
+                image,
+                modules: match special {
+                    Some(special) if (special.environment)().sctp => with_sctp,
+                    _ => plain,
+                },
+                special,
+                steps,
+            })
         };
-        let steps = [Step::Verify, Step::Node, Step::Lab, Step::Datapath];
-        if options.verify_only {
-            runs.push(run(None, &steps[..1]));
-            continue;
-        }
-        runs.push(run(None, &steps));
+        runs.extend(run(None, &StepName::ALL));
         let of = |special: &&Special| kernel.is_some_and(|k| special.kernels.contains(&k.name));
         if !options.short {
-            runs.extend(
-                SPECIAL
-                    .iter()
-                    .filter(of)
-                    .map(|special| run(Some(special), &steps[..2])),
-            );
+            let specials = SPECIAL.iter().filter(of);
+            runs.extend(specials.filter_map(|special| run(Some(special), &StepName::SPECIAL)));
         }
     }
     // What takes longest first.
@@ -347,12 +379,20 @@ impl Run<'_> {
         let title = outcome.title();
         let ended = machine.run(|message| match message {
             Message::Doing(what) => progress.now(&title, what),
-            message => outcome.take(message),
+            message => {
+                if let Message::Check(check) = &message
+                    && !check.ok
+                {
+                    progress.failed(&title, check);
+                }
+                outcome.take(message);
+            }
         });
         outcome.end(ended, machine::kernel_trouble(&dir));
         outcome.judge(&Expected {
             kernel: self.kernel,
             special: self.special,
+            is_verified: self.steps.contains(&Step::Verify),
             has_agent: self.steps.contains(&Step::Node),
         });
         outcome.seconds = started.elapsed().as_secs_f64();
@@ -376,8 +416,10 @@ fn judge_budget(options: &Options, outcomes: &mut [Outcome]) -> Result<()> {
             budget.note(&outcome.name, &outcome.programs);
             written = true;
         }
-        let exceeded = budget.exceeded(&outcome.name, &outcome.programs);
-        outcome.judge_budget(&exceeded);
+        if !outcome.programs.is_empty() {
+            let exceeded = budget.exceeded(&outcome.name, &outcome.programs);
+            outcome.judge_budget(&exceeded);
+        }
     }
     if written {
         budget.write(&path)?;
@@ -409,11 +451,21 @@ impl Progress {
             .now(all.join("; "));
     }
 
+    /// At once: the rest may take minutes.
+    fn failed(&self, title: &str, check: &Check) {
+        let first = check.detail.lines().next().unwrap_or_default();
+        let verdict = ui::verdict(false);
+        self.print(&format!("  {verdict}  {title}: {}: {first}", check.name));
+    }
+
     fn done(&self, outcome: &Outcome) {
         lock(&self.doing).remove(&outcome.title());
-        let line = outcome.line();
+        self.print(&outcome.line());
+    }
+
+    fn print(&self, line: &str) {
         match lock(&self.step).take() {
-            Some(step) => step.done(&line),
+            Some(step) => step.done(line),
             None => println!("{line}"),
         }
     }

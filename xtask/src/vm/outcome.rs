@@ -27,6 +27,8 @@ pub struct Expected {
     /// None of somebody's own: whatever the agent chooses there is right.
     pub kernel: Option<&'static Kernel>,
     pub special: Option<&'static Special>,
+    /// Whether programs are verified there.
+    pub is_verified: bool,
     /// Whether an agent runs there.
     pub has_agent: bool,
 }
@@ -113,24 +115,9 @@ impl Outcome {
 
     /// Whether programs and modes are what they should be.
     pub fn judge(&mut self, expected: &Expected) {
-        if self.programs.is_empty() {
-            self.note("programs", Err("none was verified".into()));
-            return;
+        if expected.is_verified {
+            self.judge_programs(expected);
         }
-        let is_wrong =
-            |row: &&VerifiedProgram| !row.ok && (row.required || expected.all_programs());
-        let wrong: Vec<_> = self.programs.iter().filter(is_wrong).collect();
-        let wrong = wrong
-            .iter()
-            .map(|row| format!("{} ({}): {}", row.name, row.mode, row.detail));
-        let wrong: Vec<String> = wrong.collect();
-        self.note(
-            "programs",
-            match wrong.is_empty() {
-                true => Ok("all that it has to take are taken".into()),
-                false => Err(wrong.join("\n")),
-            },
-        );
         if !expected.has_agent {
             return;
         }
@@ -144,12 +131,29 @@ impl Outcome {
         }
     }
 
+    fn judge_programs(&mut self, expected: &Expected) {
+        if self.programs.is_empty() {
+            self.note("programs", Err("none was verified".into()));
+            return;
+        }
+        let is_wrong =
+            |row: &&VerifiedProgram| !row.ok && (row.required || expected.all_programs());
+        let wrong = self.programs.iter().filter(is_wrong);
+        let wrong = wrong.map(|row| format!("{} ({}): {}", row.name, row.mode, row.detail));
+        let wrong: Vec<String> = wrong.collect();
+        let outcome = match wrong.is_empty() {
+            true => Ok("all that it has to take are taken".into()),
+            false => Err(wrong.join("\n")),
+        };
+        self.note("programs", outcome);
+    }
+
     pub fn judge_budget(&mut self, exceeded: &[String]) {
         let outcome = match exceeded {
             [] => Ok("no program takes a tenth more than is written down".into()),
             _ => Err(format!(
                 "{}; if that is as it should be, write it down: cargo xtask vm --only {} \
-                 --verify-only --write-budget",
+                 --step verify --write-budget",
                 exceeded.join("; "),
                 self.name
             )),
@@ -213,6 +217,7 @@ mod tests {
         outcome.judge(&Expected {
             kernel: Some(Kernel::by_name(kernel).unwrap()),
             special: special.and_then(|name| SPECIAL.iter().find(|special| special.name == name)),
+            is_verified: true,
             has_agent: true,
         });
         outcome
