@@ -14,6 +14,9 @@ pub const DATAPATH_SUITE: &str = "datapath-suite";
 /// The port for messages; the kernel's log and whatever else has the first one.
 pub const MESSAGE_PORT: &str = "/dev/ttyS1";
 
+/// Among the modes: what the self-test of accelerated TCP found.
+pub const SELF_TEST: &str = "tcpSelfTest";
+
 /// What a machine is to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {

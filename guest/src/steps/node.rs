@@ -14,7 +14,7 @@ use nix::{
 };
 use serde_json::{Value, json};
 use sinabro_common::api::StatusReport;
-use sinabro_guest::{BIN_DIR, Environment, Message};
+use sinabro_guest::{BIN_DIR, Environment, Message, SELF_TEST};
 use sinabro_lab::{
     Place,
     traffic::{PATIENCE, icmp, sctp, tcp, udp},
@@ -39,7 +39,12 @@ pub fn run(report: &mut Report, environment: &Environment) -> Result<()> {
     report.check("prepare", node.prepare())?;
     let mut agent = node.start_agent()?;
     let status = node.wait_ready(&mut agent)?;
-    report.say(&Message::Modes(status.modes))?;
+    let mut modes = status.modes;
+    if let Some(found) = status.tcp_self_test {
+        let verdict = format!("{:?}: {}", found.verdict, found.reason);
+        modes.insert(SELF_TEST.into(), verdict);
+    }
+    report.say(&Message::Modes(modes))?;
 
     report.check(
         "cni_status",

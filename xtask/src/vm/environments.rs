@@ -14,7 +14,7 @@ pub struct Special {
 }
 
 const ACCELERATED: (&str, &str) = ("tcpAcceleration", "on, ");
-const PLAIN: (&str, &str) = ("tcpAcceleration", "off: ");
+const PLAIN: (&str, &str) = ("tcpAcceleration", "off");
 const NO_BTF: (&str, &str) = ("btf", "no");
 
 pub const SPECIAL: &[Special] = &[

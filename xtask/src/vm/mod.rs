@@ -324,7 +324,7 @@ fn modules_of(image: &Image, sctp: bool) -> Result<Vec<Module>> {
 
 /// Some at a time.
 fn run_all(runs: &[Run<'_>], programs: &[u8]) -> Vec<Outcome> {
-    let waiting = Mutex::new(runs.iter().enumerate());
+    let waiting = Mutex::new(runs.iter());
     let outcomes = Mutex::new(Vec::new());
     let progress = Progress::default();
     thread::scope(|scope| {
@@ -332,8 +332,8 @@ fn run_all(runs: &[Run<'_>], programs: &[u8]) -> Vec<Outcome> {
             scope.spawn(|| {
                 loop {
                     let next = lock(&waiting).next();
-                    let Some((number, run)) = next else { return };
-                    let outcome = run.go(number, programs, &progress);
+                    let Some(run) = next else { return };
+                    let outcome = run.go(programs, &progress);
                     progress.done(&outcome);
                     lock(&outcomes).push(outcome);
                 }
@@ -352,7 +352,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Run<'_> {
-    fn go(&self, number: usize, programs: &[u8], progress: &Progress) -> Outcome {
+    fn go(&self, programs: &[u8], progress: &Progress) -> Outcome {
         let started = Instant::now();
         let mut outcome = Outcome::new(
             self.kernel
@@ -360,7 +360,9 @@ impl Run<'_> {
             &self.image.release,
             self.special.map_or("", |special| special.name),
         );
-        let dir = target().join(format!("vm/{number}"));
+        let title = outcome.title();
+        let dir = title.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-");
+        let dir = target().join("vm").join(dir);
         let machine = Machine {
             image: self.image,
             programs,
@@ -376,7 +378,6 @@ impl Run<'_> {
             command_line: self.special.map_or("", |special| special.command_line),
             dir: dir.clone(),
         };
-        let title = outcome.title();
         let ended = machine.run(|message| match message {
             Message::Doing(what) => progress.now(&title, what),
             message => {

@@ -41,7 +41,7 @@ impl Expected {
             modes.insert("attachUplinks", if kernel.tcx { "tcx" } else { "clsact" });
             modes.insert(
                 "tcpAcceleration",
-                if kernel.acceleration { "on, " } else { "off: " },
+                if kernel.acceleration { "on, " } else { "off" },
             );
             modes.insert("btf", "yes");
         }

@@ -4,6 +4,7 @@
 use super::outcome::Outcome;
 use crate::ui;
 use sinabro_common::api::VerifiedProgram;
+use sinabro_guest::SELF_TEST;
 
 pub fn print(outcomes: &[Outcome]) {
     let (plain, special): (Vec<_>, Vec<_>) = outcomes
@@ -99,7 +100,14 @@ fn checks(outcomes: &[&Outcome]) -> Vec<Vec<String>> {
 }
 
 fn specials(outcomes: &[&Outcome]) -> Vec<Vec<String>> {
-    let heading = ["machine", "kernel", "result", "uplinks", "accelerated TCP"];
+    let heading = [
+        "machine",
+        "kernel",
+        "result",
+        "uplinks",
+        "accelerated TCP",
+        "its self-test",
+    ];
     let mut rows = vec![heading.map(String::from).to_vec()];
     for outcome in outcomes {
         let mode = |key: &str| outcome.modes.get(key).cloned().unwrap_or_default();
@@ -114,6 +122,7 @@ fn specials(outcomes: &[&Outcome]) -> Vec<Vec<String>> {
             },
             mode("attachUplinks"),
             mode("tcpAcceleration"),
+            mode(SELF_TEST),
         ]);
     }
     rows
