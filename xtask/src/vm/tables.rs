@@ -6,6 +6,9 @@ use crate::ui;
 use sinabro_common::api::VerifiedProgram;
 use sinabro_guest::SELF_TEST;
 
+/// Of a program that was refused before it was attached in any.
+const NO_MODE: &str = "-";
+
 pub fn print(outcomes: &[Outcome]) {
     let (plain, special): (Vec<_>, Vec<_>) = outcomes
         .iter()
@@ -52,16 +55,25 @@ fn programs(outcomes: &[&Outcome]) -> Vec<Vec<String>> {
     let mut keys: Vec<(&str, &str)> = Vec::new();
     for row in outcomes.iter().flat_map(|outcome| &outcome.programs) {
         let key = (row.name.as_str(), row.mode.as_str());
-        if !keys.contains(&key) && row.mode != "-" {
+        if !keys.contains(&key) {
             keys.push(key);
         }
     }
+    // One that was refused has no mode there, but may have one elsewhere.
+    let has_mode = |name: &str| keys.iter().any(|key| key.0 == name && key.1 != NO_MODE);
+    let keys: Vec<_> = keys
+        .iter()
+        .filter(|key| key.1 != NO_MODE || !has_mode(key.0))
+        .collect();
+    let mut keys: Vec<(&str, &str)> = keys.into_iter().copied().collect();
     // A program's modes beside one another, as they came first.
     let names: Vec<&str> = keys.iter().map(|(name, _)| *name).collect();
     keys.sort_by_key(|(name, _)| names.iter().position(|other| other == name));
     for (name, mode) in keys {
         let cells = outcomes.iter().map(|outcome| {
-            let of = |row: &&VerifiedProgram| row.name == name && row.mode == mode;
+            let of = |row: &&VerifiedProgram| {
+                row.name == name && (row.mode == mode || row.mode == NO_MODE)
+            };
             let found = outcome.programs.iter().find(of);
             found.map_or_else(String::new, |row| match (row.ok, row.instructions) {
                 (true, Some(count)) => count.to_string(),
@@ -131,4 +143,38 @@ fn specials(outcomes: &[&Outcome]) -> Vec<Vec<String>> {
 fn indented(text: &str) -> String {
     let lines = text.lines().map(|line| format!("        {line}"));
     lines.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_one_kernel_refuses_is_in_its_column() {
+        let row = |mode: &str, ok: bool| VerifiedProgram {
+            name: "overlay_in".into(),
+            mode: mode.into(),
+            instructions: ok.then_some(7),
+            ok,
+            ..VerifiedProgram::default()
+        };
+        let of = |name: &str, rows: &[VerifiedProgram]| Outcome {
+            programs: rows.to_vec(),
+            ..Outcome::new(name, "", "")
+        };
+        let both = [
+            of("a", &[row("clsact", true)]),
+            of("b", &[row(NO_MODE, false)]),
+        ];
+        let shown = programs(&both.iter().collect::<Vec<_>>());
+        assert_eq!(
+            shown[1..],
+            [["overlay_in", "clsact", "7", "refused"].map(String::from)]
+        );
+        let shown = programs(&[&both[1]]);
+        assert_eq!(
+            shown[1..],
+            [["overlay_in", NO_MODE, "refused"].map(String::from)]
+        );
+    }
 }
