@@ -47,7 +47,6 @@ const OPTIONAL_MODULES: &[&str] = &["act_bpf", "tls", "inet_diag", "tcp_diag", "
 const SCTP: &str = "sctp";
 
 #[derive(clap::Args)]
-#[command(args_conflicts_with_subcommands = true)]
 pub struct Options {
     #[command(subcommand)]
     action: Option<Action>,
@@ -94,7 +93,7 @@ pub struct Options {
     json: Option<PathBuf>,
 
     /// Programs that are built already
-    #[arg(long, hide = true, value_name = "DIR")]
+    #[arg(long, hide = true, global = true, value_name = "DIR")]
     programs: Option<PathBuf>,
 }
 
