@@ -122,7 +122,14 @@ fn specials(outcomes: &[&Outcome]) -> Vec<Vec<String>> {
     ];
     let mut rows = vec![heading.map(String::from).to_vec()];
     for outcome in outcomes {
-        let mode = |key: &str| outcome.modes.get(key).cloned().unwrap_or_default();
+        // A verifier's log has lines; they are in the JSON.
+        let mode = |key: &str| {
+            let found = outcome
+                .modes
+                .get(key)
+                .and_then(|value| value.lines().next());
+            found.unwrap_or_default().to_owned()
+        };
         let failed = outcome.failures().count();
         rows.push(vec![
             outcome.environment.clone(),

@@ -17,6 +17,7 @@ use crate::{
 };
 use sinabro_battery::{self as battery, Between, Class, Outcome, Row};
 use sinabro_common::{
+    abi::acceleration::{AccelerationCounters, Skip},
     api::{RowReport, SelfTestReport, Verdict},
     names,
 };
@@ -44,10 +45,14 @@ pub enum SelfTestError {
     #[error("cannot start its threads")]
     Thread(#[source] io::Error),
     #[error(
-        "its connections were not accelerated ({enrolled} sockets enrolled, {redirected} bytes), \
-         attach to the cgroup that this process is in"
+        "its connections were not accelerated ({enrolled} sockets enrolled, {redirected} bytes, not \
+         enrolled: {skipped}), attach to the cgroup that this process is in"
     )]
-    NotAccelerated { enrolled: u64, redirected: u64 },
+    NotAccelerated {
+        enrolled: u64,
+        redirected: u64,
+        skipped: String,
+    },
 }
 
 /// Runs it: the report of what was found.
@@ -91,9 +96,23 @@ fn observe(bpf_dir: &Path, cgroup: Option<&Path>) -> Result<Vec<Outcome>, SelfTe
         return Err(SelfTestError::NotAccelerated {
             enrolled: counted.enrolled,
             redirected: counted.redirected_bytes,
+            skipped: skipped(&counted),
         });
     }
     Ok(outcomes)
+}
+
+/// Why connections were not enrolled, and how many.
+fn skipped(counted: &AccelerationCounters) -> String {
+    let reasons = Skip::ALL.iter().zip(counted.skipped);
+    let some = reasons.filter(|(_, count)| *count > 0);
+    let some: Vec<_> = some
+        .map(|(skip, count)| format!("{count} {}", skip.name()))
+        .collect();
+    match some.is_empty() {
+        true => "none was seen".into(),
+        false => some.join(", "),
+    }
 }
 
 /// A network namespace with nothing but loopback, and the number by which programs know it.
