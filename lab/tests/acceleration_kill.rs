@@ -5,6 +5,7 @@
 use sinabro_common::api::{AccelerationReport, Request, Response, TcpAcceleration};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Pod,
+    kernel::unaccelerated,
     traffic::{PATIENCE, accept, connect},
     wait::eventually,
 };
@@ -148,9 +149,8 @@ fn accelerated_connections_outlive_an_agent_killed_at_any_moment() {
     };
     start();
     node.wait_ready().unwrap();
-    if acceleration(node).memory.is_none() {
-        // Said by the self-test, and seen by `checks::acceleration`.
-        println!("skipped: this kernel does not accelerate");
+    if let Some(lacks) = unaccelerated() {
+        println!("skipped: no acceleration, {lacks}");
         return;
     }
     let pods =

@@ -15,13 +15,12 @@ use sinabro_common::{
     },
     names,
 };
-pub use sinabro_lab::wait::eventually;
 use sinabro_lab::{Lifetime, Namespace, Place};
+pub use sinabro_lab::{kernel::unaccelerated, wait::eventually};
 use sinabro_netlink::{Conn, Family, NetNs, neigh::Neigh, route::Route, sysctl};
 use std::{
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, TcpStream},
-    path::Path,
 };
 
 pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -105,18 +104,6 @@ fn wait_for(address: IpAddr) {
 
 /// Set for a process that is to find a kernel without acceleration, whatever this one has.
 pub const WITHOUT_ACCELERATION: &str = "SINABRO_TEST_WITHOUT_ACCELERATION";
-
-/// Why nothing can be accelerated on this kernel, by what it lacks: not by whether it works, so
-/// that a test never passes because what it looks at is broken.
-pub fn unaccelerated() -> Option<&'static str> {
-    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
-        return Some("the kernel does not describe its types");
-    }
-    if Conn::new().unwrap().netns_cookie().unwrap().is_none() {
-        return Some("the kernel does not number network namespaces");
-    }
-    None
-}
 
 /// Says that the test is not made on this kernel, if it is about acceleration and there can be none.
 pub fn skipped() -> bool {
