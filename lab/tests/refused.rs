@@ -199,6 +199,25 @@ fn where_none_are_kept_those_that_run_go_on_and_no_pod_is_added() {
     nothing_lost(traffic, &scene);
 }
 
+/// Nothing runs on a node that was just booted, and the file of another has what ran last.
+#[test]
+fn after_a_reboot_those_that_ran_last_are_used() {
+    let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
+    let [before, after] = [lab.node(1), lab.node(2)];
+    before.start_agent().unwrap();
+    before.wait_ready().unwrap();
+    fs::create_dir_all(kept(after).parent().unwrap()).unwrap();
+    fs::copy(kept(before), kept(after)).unwrap();
+    after.start_agent_refused("current", &[]).unwrap();
+    after.wait_ready().unwrap();
+    let said = programs(after);
+    assert!(said.starts_with("last good, of version "), "{said}");
+    trouble(after, "ProgramsRefused");
+    let scene = Scene::new(lab).unwrap();
+    reaches(scene.pod(2, 1), scene.pod(2, 2));
+    reaches(scene.pod(1, 1), scene.pod(2, 1));
+}
+
 /// After a reboot nothing runs: what the kernel takes of this version is used.
 #[test]
 fn what_a_kernel_takes_of_the_programs_is_used() {
