@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const LOOK: Duration = Duration::from_millis(10);
 /// What a start leaves to do, or a pod.
 const SETTLE: Duration = Duration::from_secs(5);
+/// Bytes of a heartbeat by the watch: a whole Node.
+const LEAST_OF_A_BEAT: f64 = 1e3;
 const BETWEEN_PODS: Duration = Duration::from_millis(300);
 
 /// How long and how often things are measured.
@@ -88,6 +90,8 @@ pub fn measure(
     now("start after a kill");
     node.kill_agent()?;
     let again = start(node, &kubeconfig, nodes)?;
+    // It is ready by the nodes that it kept, before it has read those of the API server.
+    wait_connected(node)?;
     thread::sleep(SETTLE);
 
     now("at rest");
@@ -103,6 +107,11 @@ pub fn measure(
     let rest_cpu = (process::cpu(pid)? - before.0).as_secs_f64() / minutes;
     let rest_received = (process::received(node.namespace())? - before.1) / minutes;
     let beats = (heartbeats.sent()? - before.2) as f64 / minutes;
+    ensure!(
+        rest_received >= beats * LEAST_OF_A_BEAT,
+        "the agent heard of less than {beats:.0} heartbeats a minute, {rest_received:.0} bytes:\n{}",
+        node.log()
+    );
     let resident = process::memory(pid)?.resident;
 
     // What rest costs is no part of what a change or a pod does.
@@ -148,6 +157,19 @@ pub fn measure(
         pod_cpu,
         peak,
     })
+}
+
+fn wait_connected(node: &Node) -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        match node.ask(Request::Status)? {
+            Response::Status(status) if status.source.connected => return Ok(()),
+            _ if begun.elapsed() > PATIENCE => {
+                bail!("the agent has not read the nodes:\n{}", node.log());
+            }
+            _ => thread::sleep(LOOK),
+        }
+    }
 }
 
 fn start(node: &Node, kubeconfig: &str, nodes: usize) -> Result<Start> {
