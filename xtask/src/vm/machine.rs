@@ -29,9 +29,11 @@ const QEMU: &str = "qemu-system-x86_64";
 const SILENCE: Duration = Duration::from_secs(300);
 /// Lines of the console worth showing.
 const LAST_LINES: usize = 25;
-/// All that can be emulated but CMPXCHG16B: qemu 7.2 leaves garbage in the flags after it, and the
-/// kernel's allocator uses it on every path (seen as double faults in `__kmalloc`).
-const CPU: &str = "max,cx16=off";
+/// All that can be emulated.
+const CPU: &str = "max";
+/// All but CMPXCHG16B: qemu 7.2 leaves garbage in the flags after it, and the kernel's allocator uses it
+/// on every path (seen as double faults in `__kmalloc` of 6.12).
+const CPU_WITHOUT_CX16: &str = "max,cx16=off";
 const MEMORY_MB: &str = "1280";
 
 /// Machines that run; none once all were ended.
@@ -115,7 +117,12 @@ impl Machine<'_> {
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])
             .args(["-M", "microvm,acpi=off,pic=on,pit=on,rtc=on,isa-serial=on"])
-            .args(["-accel", "tcg,thread=multi", "-cpu", CPU])
+            .args([
+                "-accel",
+                "tcg,thread=multi",
+                "-cpu",
+                cpu(&self.image.release),
+            ])
             .args(["-smp", "2", "-m", MEMORY_MB])
             .arg("-kernel")
             .arg(&self.image.vmlinuz)
@@ -245,6 +252,19 @@ pub fn kernel_trouble(dir: &Path) -> Option<String> {
     Some(format!("{} ({})", line.trim(), console.display()))
 }
 
+/// The processor for a kernel. Since 7.2 BPF's storage of sockets is allocated without locks
+/// (`kmalloc_nolock`), and without CMPXCHG16B not at all: nothing would be accelerated there.
+fn cpu(release: &str) -> &'static str {
+    let mut numbers = release
+        .split(['.', '-'])
+        .map(|number| number.parse().unwrap_or(0));
+    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    match version >= (7, 2) {
+        true => CPU,
+        false => CPU_WITHOUT_CX16,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -261,6 +281,16 @@ mod tests {
         let result = follow(&mut child, &mut |message| said.push(message));
         let ended = end(&mut child);
         (said, result.and(ended))
+    }
+
+    #[test]
+    fn newer_kernels_need_all_of_the_processor() {
+        for release in ["7.2.12+deb13-cloud-amd64", "7.10-rc1", "8.0.0"] {
+            assert_eq!(cpu(release), CPU, "{release}");
+        }
+        for release in ["7.0.0-14-generic", "6.12.107+deb13", "5.10.0-46", ""] {
+            assert_eq!(cpu(release), CPU_WITHOUT_CX16, "{release}");
+        }
     }
 
     #[test]
