@@ -163,7 +163,14 @@ impl Uninstalled {
         let file = dir.join(names::PROGRAMS_FILE);
         self.cleared(&file);
         self.note(&file, fs::remove_file(&file));
-        self.note(dir, fs::remove_dir(dir));
+        match fs::remove_dir(dir) {
+            // Somebody gave it a file system of its own.
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                let text = format!("{}: empty, and a mount point", dir.display());
+                self.left.push(text);
+            }
+            outcome => self.note(dir, outcome),
+        }
     }
 
     fn state(&mut self, dir: &Path, socket: &Path) {
