@@ -4,7 +4,7 @@
 //! `digest` of them all. It is replaced in one step, once other programs run on every pod.
 
 use super::files::ObjectFiles;
-use sinabro_common::{abi::layout, atomic_file::AtomicFile};
+use sinabro_common::{abi::layout, algo::hash::fnv1a, atomic_file::AtomicFile};
 use std::{
     borrow::Cow,
     collections::BTreeMap,
@@ -122,9 +122,9 @@ fn digest(files: &ObjectFiles) -> String {
     let all = [&files.pod, &files.uplink, &files.overlay, &files.sock];
     let hash = layout::start(&files.version, all.len(), 1);
     let hash = layout::both(hash, files.layout);
-    let hash = all.iter().fold(hash, |hash, object| {
-        layout::both(hash, layout::bytes_of(object))
-    });
+    let hash = all
+        .iter()
+        .fold(hash, |hash, object| layout::both(hash, fnv1a(object)));
     format!("{hash:016x}")
 }
 

@@ -8,6 +8,7 @@
 //!   no program reads it.
 
 use super::map_type;
+use crate::algo::hash::{fnv1a, fnv1a_more};
 
 /// A key or value of a map.
 pub trait Layout {
@@ -34,7 +35,7 @@ map_type!(MapRecord, 16, 1, [layout, id, pad]);
 
 /// A map's name in `LAYOUTS`.
 pub const fn key(name: &str) -> u64 {
-    bytes_of(name.as_bytes())
+    fnv1a(name.as_bytes())
 }
 
 /// Types that mean what they are.
@@ -59,54 +60,26 @@ impl<A: Layout, B: Layout> Layout for (A, B) {
 
 /// The layout of a type without its fields.
 pub const fn start(name: &str, size: usize, number: u32) -> u64 {
-    let hash = bytes(OFFSET_BASIS, name.as_bytes());
-    let hash = bytes(hash, &(size as u64).to_le_bytes());
-    bytes(hash, &number.to_le_bytes())
+    let hash = fnv1a(name.as_bytes());
+    let hash = fnv1a_more(hash, &(size as u64).to_le_bytes());
+    fnv1a_more(hash, &number.to_le_bytes())
 }
 
 /// Adds a field.
 pub const fn field(hash: u64, name: &str, offset: usize) -> u64 {
     // The zero keeps the names of two fields apart.
-    let hash = bytes(bytes(hash, name.as_bytes()), &[0]);
-    bytes(hash, &(offset as u64).to_le_bytes())
+    let hash = fnv1a_more(fnv1a_more(hash, name.as_bytes()), &[0]);
+    fnv1a_more(hash, &(offset as u64).to_le_bytes())
 }
 
 /// Of two layouts, one after the other.
 pub const fn both(first: u64, second: u64) -> u64 {
-    bytes(first, &second.to_le_bytes())
-}
-
-/// A number for a file's bytes, against damage.
-pub const fn bytes_of(content: &[u8]) -> u64 {
-    bytes(OFFSET_BASIS, content)
-}
-
-/// FNV-1a, whose offset basis and prime are in RFC 9923: small enough to run while compiling, and
-/// the same with every compiler.
-const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
-const PRIME: u64 = 0x0000_0100_0000_01b3;
-
-const fn bytes(hash: u64, bytes: &[u8]) -> u64 {
-    let mut hash = hash;
-    let mut at = 0;
-    while at < bytes.len() {
-        hash = (hash ^ bytes[at] as u64).wrapping_mul(PRIME);
-        at += 1;
-    }
-    hash
+    fnv1a_more(first, &second.to_le_bytes())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_byte_counts_as_fnv_1a_has_it() {
-        // From the test vectors of the algorithm's authors.
-        assert_eq!(bytes(OFFSET_BASIS, b""), 0xcbf2_9ce4_8422_2325);
-        assert_eq!(bytes(OFFSET_BASIS, b"a"), 0xaf63_dc4c_8601_ec8c);
-        assert_eq!(bytes(OFFSET_BASIS, b"foobar"), 0x8594_4171_f739_67e8);
-    }
 
     #[test]
     fn a_change_of_the_same_size_is_another_layout() {
