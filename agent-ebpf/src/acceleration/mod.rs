@@ -15,7 +15,7 @@
 //! the pod's address. Translated on the way, the two ends' addresses do not mirror each other,
 //! the server's address is no pod's, and the connection is not enrolled.
 //!
-//! Helpers used are those of Linux 5.14 (`bpf_get_netns_cookie` in `sock_ops`).
+//! Helpers used are those of Linux 5.15 (`bpf_get_netns_cookie` in `sock_ops`).
 
 pub mod account;
 pub mod charge;
