@@ -27,10 +27,12 @@ fn main() -> anyhow::Result<()> {
                 // aya-build passes every line of the inner cargo on as a warning.
                 env::set_var("CARGO_TERM_QUIET", "true");
             }
+            let next = env::var_os("CARGO_FEATURE_LAYOUT_NEXT").is_some();
             aya_build::build_ebpf(
                 [Package {
                     name: "sinabro-ebpf",
                     root_dir: "../agent-ebpf",
+                    features: if next { &["layout-next"] } else { &[] },
                     ..Package::default()
                 }],
                 Toolchain::Custom(

@@ -15,7 +15,7 @@ use sinabro_common::abi::{
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
     flow::{FlowKey, MAX_STACK_FLOWS},
-    layout::{MAX_MAPS, MapRecord},
+    layout::{FieldKey, FieldSpan, MAX_FIELDS, MAX_MAPS, MapRecord},
     nat::{MAX_NAT_ENTRIES, NatEntry, NatKey},
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
 };
@@ -56,3 +56,7 @@ pub static OVERLAY: Array<Overlay> = Array::pinned(1, 0);
 
 #[map]
 pub static LAYOUTS: HashMap<u64, MapRecord> = HashMap::pinned(MAX_MAPS, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static LAYOUT_FIELDS: HashMap<FieldKey, FieldSpan> =
+    HashMap::pinned(MAX_FIELDS, BPF_F_NO_PREALLOC);

@@ -20,6 +20,7 @@ use crate::{
         status::{Core, Telemetry},
     },
     apply::OverlayStatus,
+    chain::Chain,
     cluster_api::ClusterApi,
     config::{FactsFrom, Settings},
     datapath,
@@ -111,9 +112,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         spawn_blocking(move || restore(&settings)).await??
     };
 
-    if let Some(trouble) = troubles::programs::find(datapath.choice()) {
-        troubles::stand(&standing, trouble);
-    }
+    troubles::programs::find(&datapath)
+        .into_iter()
+        .for_each(|trouble| troubles::stand(&standing, trouble));
 
     let (stop, stopping) = watch::channel(false);
     let (facts, facts_from) = (source.updates.clone(), source.from);
@@ -174,6 +175,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         standing: standing.clone(),
     });
     tasks.spawn(ends("the look-out for troubles", task));
+    let leaving = datapath.clone();
     let core = Arc::new(Core {
         settings: settings.clone(),
         reaper: Reaper::start(endpoints.clone()),
@@ -218,6 +220,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     if !server.is_finished() {
         // Its own deadline is shorter; this is for what cannot be waited for.
         let _ = timeout(Duration::from_secs(10), server).await;
+    }
+    match spawn_blocking(move || leaving.leave()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::warn!("nothing is left for an earlier version: {}", Chain(&error))
+        }
+        Err(error) => tracing::warn!("nothing is left for an earlier version: {error}"),
     }
     outcome
 }

@@ -255,6 +255,7 @@ fn a_node_does_without_acceleration() {
         why.starts_with("off: ") && why.contains("R0 !read_ok"),
         "{why}"
     );
+    assert!(trouble(node, "AccelerationRefused").contains("R0 !read_ok"));
     let (a, b) = (node.add_pod("a").unwrap(), node.add_pod("b").unwrap());
     reaches(&a, &b);
 }

@@ -103,11 +103,30 @@ pub fn collect(target: &Path, arch: Arch, dir: &Path) -> Result<()> {
 
 /// Programs as a debug build makes them, for tests; in `target/debug`.
 pub fn debug() -> Result<()> {
+    debug_with(&[])
+}
+
+/// The same of a version that lays maps out in another way, for tests of upgrades; in a directory of
+/// their own.
+pub fn next() -> Result<PathBuf> {
+    debug_with(&["--features", "sinabro-agent/layout-next"])?;
+    let dir = target().join("next");
+    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    for (name, _) in PROGRAMS {
+        install(&target().join("debug").join(name), &dir.join(name))?;
+    }
+    // Cargo has one place for both, which is that of the programs under test.
+    debug()?;
+    Ok(dir)
+}
+
+fn debug_with(arguments: &[&str]) -> Result<()> {
     let mut command = cargo_with_ebpf();
     command.arg("build");
     for (name, package) in PROGRAMS {
         command.args(["--package", package, "--bin", name]);
     }
+    command.args(arguments);
     show(&mut command).context("cannot build the programs under test")
 }
 

@@ -38,10 +38,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if !root::is_root() {
         root::require_sudo("a part of the tests")?;
     }
-    let earlier = match upgrades(&options.arguments) {
+    let earlier = match runs(&["upgrade", "layouts"], &options.arguments) {
         true => earlier()?,
         false => None,
     };
+    let next = runs(&["layouts"], &options.arguments).then(build::next);
 
     let mut command = cargo_with_ebpf();
     let own = env::current_exe().context("cannot find this program")?;
@@ -50,6 +51,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     command.args(["--config", &runner, "test"]);
     if let Some(dir) = earlier {
         command.env("SINABRO_EARLIER_DIR", dir);
+    }
+    if let Some(dir) = next.transpose()? {
+        command.env("SINABRO_NEXT_DIR", dir);
     }
     let mut arguments = options.arguments.iter();
     match arguments.any(|argument| argument == "-p" || argument.starts_with("--package")) {
@@ -120,9 +124,9 @@ fn mostly_waits(program: &Path) -> bool {
     name.is_some_and(|name| MOSTLY_WAIT.contains(&name))
 }
 
-/// Whether the tests that cargo is asked for may be those of upgrades, which need the programs of
-/// an earlier state.
-fn upgrades(arguments: &[String]) -> bool {
+/// Whether the tests that cargo is asked for may be these of the lab, which need programs of another
+/// state.
+fn runs(tests: &[&str], arguments: &[String]) -> bool {
     let mut arguments = arguments.iter().map(String::as_str).peekable();
     let (mut package, mut target) = (true, true);
     while let Some(argument) = arguments.next() {
@@ -132,7 +136,7 @@ fn upgrades(arguments: &[String]) -> bool {
         };
         match name {
             "-p" | "--package" => package = value == Some("sinabro-lab"),
-            "--test" => target = value == Some("upgrade"),
+            "--test" => target = value.is_some_and(|value| tests.contains(&value)),
             "--lib" | "--bins" | "--bin" | "--doc" => target = false,
             _ => {}
         }
@@ -172,7 +176,7 @@ mod tests {
     fn only_tests_of_upgrades_have_an_earlier_state_built() {
         let upgrades = |text: &str| {
             let words = text.split_whitespace().map(str::to_owned);
-            super::upgrades(&words.collect::<Vec<_>>())
+            super::runs(&["upgrade"], &words.collect::<Vec<_>>())
         };
         for text in [
             "",

@@ -25,7 +25,7 @@ use aya_ebpf::{
 use sinabro_common::{
     abi::{
         Addr,
-        config::NodeConfig,
+        config::{FLAG_CARRYING, NodeConfig},
         drop::DropReason,
         nat::{KIND_FORWARD, KIND_INBOUND, KIND_REVERSE, NatEntry, NatKey},
     },
@@ -37,7 +37,9 @@ const EEXIST: i32 = -17;
 /// A packet of a busy flow writes its time no more often than this.
 const REFRESH_NS: u64 = 1_000_000_000;
 
+const TCP_SYN: u8 = 0x02;
 const TCP_RST: u8 = 0x04;
+const TCP_ACK: u8 = 0x10;
 
 /// Gives a pod's packet that leaves the cluster the node's address.
 #[inline(always)]
@@ -75,6 +77,7 @@ pub fn masquerade(ctx: &TcContext, config: &NodeConfig, ip: &Ip, l4: Option<L4>)
         return Ok(PASS);
     }
     match ip.proto {
+        proto::TCP if is_carried(config, ip, l4.tcp_flags) => return Err(DropReason::NatCarried),
         proto::TCP | proto::UDP | proto::ICMP => {}
         _ => return Err(DropReason::NatProtocol),
     }
@@ -98,7 +101,10 @@ pub fn reverse(ctx: &TcContext, config: &NodeConfig, ip: &Ip, l4: &L4) -> Action
         }
         let key = key(ip, l4);
         let Some(entry) = NAT.get_ptr_mut(&key) else {
-            return Ok(PASS);
+            return match is_carried(config, ip, l4.tcp_flags) {
+                true => Err(DropReason::NatCarried),
+                false => Ok(PASS),
+            };
         };
         // SAFETY: as in `masquerade`.
         let (kind, addr, port) = unsafe { ((*entry).kind, (*entry).addr, (*entry).port) };
@@ -122,6 +128,14 @@ pub fn reverse(ctx: &TcContext, config: &NodeConfig, ip: &Ip, l4: &L4) -> Action
         return inbound(ip, l4);
     }
     Ok(PASS)
+}
+
+/// Whether a packet that no entry was found for may be of a connection whose entry is on its way here:
+/// another port would break it, and so would the node's own RST.
+#[inline(always)]
+fn is_carried(config: &NodeConfig, ip: &Ip, tcp_flags: u8) -> bool {
+    let begins = tcp_flags & (TCP_SYN | TCP_ACK) == TCP_SYN;
+    config.flags & FLAG_CARRYING != 0 && ip.proto == proto::TCP && !begins
 }
 
 /// A packet from outside to a pod's own address: its replies must keep that address.

@@ -85,7 +85,7 @@ impl Core {
         let choice = self.datapath.choice();
         match choice.level {
             Level::None if self.settings.require_programs => {
-                let why = choice.refused.join("; ");
+                let why = choice.why();
                 let text = format!(
                     "the kernel refused the eBPF programs, without which no pod is started: {why}"
                 );
@@ -212,7 +212,7 @@ impl Core {
             condition(
                 "programs",
                 self.programs().is_ok(),
-                self.datapath.choice().refused.join("; "),
+                self.datapath.choice().why(),
             ),
             condition(
                 "facts",

@@ -40,7 +40,7 @@ impl Apart {
         // Left by a process that was killed.
         remove(directory)?;
         let load = || {
-            let mut ebpf = object::load_apart(directory)?;
+            let mut ebpf = object::try_each(directory, object::SOCK_OBJECT)?.whole()?;
             let maps = maps::Acceleration::take(&mut ebpf, UNLIMITED)?;
             let attached = sock::attach(&ebpf, None, cgroup)?;
             Ok(Self {

@@ -14,11 +14,10 @@
 use super::{
     DatapathConfig, DatapathError,
     files::{ObjectFiles, spoil},
-    last_good,
+    last_good, maps,
     object::{self, Extent, Objects},
 };
 use crate::chain::Chain;
-use aya::maps::{Array, Map, MapData};
 use sinabro_common::{
     abi::{Addr, config::NodeConfig},
     fail_point,
@@ -58,6 +57,13 @@ pub struct Choice {
     pub ran: bool,
     /// What was tried before, and what the kernel said.
     pub refused: Vec<String>,
+}
+
+impl Choice {
+    /// Why nothing better, in a line; empty if there is nothing better.
+    pub fn why(&self) -> String {
+        self.refused.join("; ")
+    }
 }
 
 impl fmt::Display for Choice {
@@ -176,7 +182,7 @@ fn kept(config: &DatapathConfig, current: &ObjectFiles) -> Result<Option<ObjectF
 }
 
 /// Which program, and the verifier's verdict; the log has all that it said.
-fn in_a_line(error: &DatapathError) -> String {
+pub fn in_a_line(error: &DatapathError) -> String {
     match error {
         DatapathError::Refused {
             program,
@@ -209,10 +215,6 @@ fn is_refusal(error: &DatapathError) -> bool {
 /// Whether an agent of any version had programs on this node since it was booted: each sets the
 /// node's settings then, and none without programs does.
 fn has_run(directory: &Path) -> bool {
-    let path = directory.join("CONFIG");
-    if !path.exists() {
-        return false;
-    }
     const UNSET: NodeConfig = NodeConfig {
         masquerade_v4: Addr([0; 16]),
         masquerade_v6: Addr([0; 16]),
@@ -220,11 +222,10 @@ fn has_run(directory: &Path) -> bool {
         nat_port_max: 0,
         flags: 0,
     };
-    let config = || -> Option<NodeConfig> {
-        let map = Map::Array(MapData::from_pin(&path).ok()?);
-        let map: Array<MapData, NodeConfig> = map.try_into().ok()?;
-        map.get(&0, 0).ok()
-    };
-    // What cannot be read is somebody's.
-    config() != Some(UNSET)
+    match maps::config::pinned(directory) {
+        None => false,
+        Some(Ok(config)) => config != UNSET,
+        // What cannot be read is somebody's.
+        Some(Err(_)) => true,
+    }
 }

@@ -4,6 +4,9 @@
 //! - [`Datapath::load`] loads and verifies every program before it touches a link. Pinned maps
 //!   are used again, so a restart keeps every flow; pinned links are updated in place, so no
 //!   packet passes without a program.
+//! - Where this version has other maps than those that run, it takes over what is in them
+//!   ([`transition`]): begun by [`Datapath::load`], done with the first [`Datapath::set_uplinks`]
+//!   after [`Datapath::retain_pods`], when every program is this version's.
 //! - [`Datapath::attach_pod`] and [`Datapath::set_uplinks`] are idempotent: after a restart the
 //!   agent calls them again for what it restored.
 //! - Every method blocks for a few system calls and may be called from any thread.
@@ -13,6 +16,7 @@
 mod apart;
 mod attach;
 mod btf;
+mod carry;
 mod cgroup;
 mod error;
 mod files;
@@ -23,10 +27,12 @@ mod maps;
 mod object;
 pub mod pins;
 mod probe;
+mod raw_map;
 mod remove;
 mod statistics;
 mod sweep;
 mod sys;
+mod transition;
 mod verify;
 
 pub use apart::Apart;
@@ -39,7 +45,7 @@ pub use verify::verify;
 use crate::chain::Chain;
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
-use maps::Maps;
+use maps::{Maps, shape};
 pub use maps::{PodAcceleration, QueueLimits, QueueUsage, Tunnels};
 use sinabro_common::{
     abi::{
@@ -52,6 +58,7 @@ use sinabro_common::{
         nat::NatKey,
     },
     algo::acceleration,
+    fail_point::fail_point,
     names,
 };
 use std::{
@@ -62,6 +69,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
+use transition::Transition;
 
 /// How to load the data path.
 #[derive(Clone, Debug)]
@@ -130,6 +138,7 @@ pub struct ProgramReport {
 
 /// The loaded data path.
 pub struct Datapath {
+    config: DatapathConfig,
     choice: Choice,
     maps: Maps,
     classifiers: Classifiers,
@@ -138,6 +147,8 @@ pub struct Datapath {
     attached: Mutex<HashSet<String>>,
     /// Whether `ENDPOINTS` is known to hold every pod of this node.
     complete: AtomicBool,
+    /// None once it is done.
+    transition: Mutex<Option<Transition>>,
     suspects: Mutex<HashSet<NatKey>>,
     /// Addresses whose pod went since the last sweep: their flows may still be there.
     departed: Mutex<HashSet<Addr>>,
@@ -155,21 +166,27 @@ impl Datapath {
     /// Loads and verifies every program, using maps that are already pinned, then updates every
     /// pinned link in place. If the kernel refuses one: see [`Level`].
     ///
-    /// Where a pinned map did not fit and was replaced by an empty one, links are left alone
+    /// Where a pinned map did not fit and was replaced by one without its content, links are left alone
     /// until [`Self::attach_pod`] and [`Self::set_uplinks`] come by, after the records are there.
     pub fn load(config: &DatapathConfig) -> Result<Self, DatapathError> {
         let (mut objects, choice) = level::choose(config)?;
-        let fits = match choice.level {
+        let (mut transition, fits) = match choice.level {
             Level::None => {
-                objects.leave_misfits(&config.bpf_dir)?;
-                false
+                objects.leave_misfits()?;
+                (None, false)
             }
-            _ => objects.replace_misfits(&config.bpf_dir)?.is_empty(),
+            _ => {
+                let (begun, fits) = Transition::begin(&mut objects, config)?;
+                (Some(begun), fits)
+            }
         };
+        fail_point("carried");
         let links = config.bpf_dir.join(names::BPF_LINKS_DIR);
         let maps = Maps::take(&mut objects.pod)?;
+        // Set by one that was killed.
+        maps.config.carrying(false)?;
         if choice.level != Level::None {
-            let expected = maps::shape::expected(config);
+            let expected = shape::expected(config);
             maps.layouts.note(&config.bpf_dir, &expected)?;
         }
         let mut logs = vec![log::reader(&mut objects.uplink)?];
@@ -216,16 +233,18 @@ impl Datapath {
                 }
             }
         };
-        if fits {
-            classifiers.swap()?;
+        if fits && let Some(transition) = &mut transition {
+            transition.swap(&maps.config, || classifiers.swap())?;
         }
         Ok(Self {
+            config: config.clone(),
             choice,
             maps,
             classifiers,
             acceleration,
             attached: Mutex::default(),
             complete: AtomicBool::new(fits),
+            transition: Mutex::new(transition),
             suspects: Mutex::default(),
             departed: Mutex::default(),
             flows: AtomicU64::new(0),
@@ -365,7 +384,35 @@ impl Datapath {
 
     /// Attaches the uplink programs to exactly these interfaces. Idempotent.
     pub fn set_uplinks(&self, ifindexes: &[u32]) -> Result<(), DatapathError> {
-        self.classifiers.set_uplinks(ifindexes)
+        let mut transition = lock(&self.transition);
+        let Some(under_way) = &mut *transition else {
+            return self.classifiers.set_uplinks(ifindexes);
+        };
+        under_way.swap(&self.maps.config, || {
+            self.classifiers.set_uplinks(ifindexes).map(|()| true)
+        })?;
+        if self.complete.load(Ordering::Relaxed) {
+            fail_point("carried-all");
+            if let Some(done) = transition.take() {
+                done.finish(&self.config.bpf_dir, &self.maps.layouts)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// To be called before this process ends: an agent of the version before may be the next, and does
+    /// not know this version's maps ([`transition::leave`]).
+    ///
+    /// # Errors
+    /// If nothing can be left to it.
+    pub fn leave(&self) -> Result<(), DatapathError> {
+        // Until it is done, what was before is still there.
+        match &*lock(&self.transition) {
+            None if self.choice.level != Level::None => {
+                transition::leave(&self.config, &self.maps.layouts)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Sets this node's settings. Flows masqueraded as another address than the new one end at the next
@@ -385,6 +432,14 @@ impl Datapath {
     /// Which programs run, and why no others.
     pub fn choice(&self) -> &Choice {
         &self.choice
+    }
+
+    /// Why there is no acceleration although it was wanted, in a line; none if there is, or it was not.
+    pub fn acceleration_refused(&self) -> Option<String> {
+        match &self.acceleration {
+            Acceleration::Failed(error) => Some(level::in_a_line(error)),
+            Acceleration::Off | Acceleration::On(..) => None,
+        }
     }
 
     /// Keeps this version's programs for when the kernel refuses the next one's, or the next kernel

@@ -2,17 +2,21 @@
 //!
 //! Pinned maps are used again if they have the expected shape. One that has not (an older
 //! agent's, or something else under that name) is replaced, but only once every program has
-//! been accepted: until then its successor is pinned under a name of its own.
+//! been accepted: until then its successor is pinned under a name of its own, or in the directory of
+//! the generation that changed its layout ([`sinabro_common::abi::layout::Place`]). What it takes over
+//! is [`super::transition`]'s.
 
 use super::{
     DatapathConfig, DatapathError, btf,
     files::{self, ObjectFiles},
     log,
     maps::{
+        self,
+        fields::Moves,
         layouts::Recorded,
         shape::{self, Expected, Shape},
     },
-    sys,
+    raw_map::RawMap,
 };
 use aya::{
     Ebpf, EbpfLoader,
@@ -21,7 +25,6 @@ use aya::{
 use sinabro_common::names;
 use std::{
     fs, io,
-    os::fd::AsFd,
     path::{Path, PathBuf},
 };
 
@@ -54,17 +57,38 @@ pub struct Objects {
     pub overlay: Ebpf,
     /// TCP acceleration, or why there is none.
     pub sock: Option<Result<Ebpf, DatapathError>>,
-    /// Maps whose pins are to be replaced by empty ones.
-    misfits: Vec<Misfit>,
+    /// Maps that were made, but in an empty place.
+    pub successors: Vec<Successor>,
+    /// The layout generation of the programs that run until others do.
+    pub ran: u32,
 }
 
-/// A map whose pin is not what the programs expect.
-struct Misfit {
-    name: &'static str,
-    how: String,
+/// A map that was made in the place of another.
+pub struct Successor {
+    pub map: Expected,
+    /// Where it is pinned until its programs run.
+    pub pin: PathBuf,
+    pub instead_of: Before,
 }
 
-/// Loads and verifies the programs. What is pinned stays: see [`Objects::replace_misfits`].
+/// What a map was made in the place of.
+pub enum Before {
+    /// One of an earlier layout, which is in another place, or none at all.
+    Earlier,
+    /// One of a later layout, in that place, and perhaps what was left in the map's own.
+    Later(PathBuf, Moves),
+    /// One in its own place, with which something is wrong.
+    Misfit(Misfit),
+}
+
+/// How a pinned map is not what the programs expect.
+pub struct Misfit {
+    pub how: String,
+    /// It has another size, and nothing else is wrong.
+    pub is_other_size: bool,
+}
+
+/// Loads and verifies the programs. What is pinned stays: see [`super::transition`].
 pub fn load(
     config: &DatapathConfig,
     files: &ObjectFiles,
@@ -73,13 +97,27 @@ pub fn load(
     make_directory(&config.bpf_dir)?;
     raise_memlock();
 
-    let recorded = Recorded::read(&config.bpf_dir);
-    let mut misfits = Vec::new();
+    let directory = &config.bpf_dir;
+    let recorded = Recorded::read(directory);
+    let ran = generation(directory);
+    let mut successors = Vec::new();
     for map in shape::expected(config) {
-        if let Some(how) = misfit(&config.bpf_dir, &map, &recorded) {
-            let name = map.shape.name;
-            misfits.push(Misfit { name, how });
-        }
+        // Those of a later generation are of programs that did not come to run, or gave way to earlier ones.
+        let path = map.path(directory);
+        let (pin, instead_of) = if map.number > ran {
+            (path, Before::Earlier)
+        } else if let Some((later, moves)) = later(directory, &map, &recorded, ran) {
+            (next_pin(&path), Before::Later(later, moves))
+        } else if let Some(misfit) = misfit(directory, &map, &recorded) {
+            (next_pin(&path), Before::Misfit(misfit))
+        } else {
+            continue;
+        };
+        successors.push(Successor {
+            map,
+            pin,
+            instead_of,
+        });
     }
 
     let wanted = config.acceleration && extent == Extent::Whole;
@@ -91,11 +129,15 @@ pub fn load(
     if let Some(entries) = config.nat_entries {
         loader.map_max_entries("NAT", entries);
     }
-    for Misfit { name, .. } in &misfits {
-        let next = next_pin(&config.bpf_dir, name);
+    for map in shape::expected(config).iter().filter(|map| map.number > 1) {
+        let pin = map.path(directory);
+        make_parent(&pin)?;
+        loader.map_pin_path(map.shape.name, pin);
+    }
+    for Successor { map, pin, .. } in &successors {
         // Left by a process that was killed in the middle, or by an attempt before.
-        remove_pin(&next)?;
-        loader.map_pin_path(name, next);
+        remove_pin(pin)?;
+        loader.map_pin_path(map.shape.name, pin);
     }
     if extent == Extent::Reduced {
         loader.override_global(WITHOUT_REDIRECT, &1u8, false);
@@ -119,60 +161,32 @@ pub fn load(
         uplink,
         overlay,
         sock: sock.or(unknown),
-        misfits,
+        successors,
+        ran,
     })
 }
 
 impl Objects {
-    /// Puts the maps that were made in the place of pinned ones that do not fit; which those are.
-    pub fn replace_misfits(
-        &mut self,
-        directory: &Path,
-    ) -> Result<Vec<&'static str>, DatapathError> {
-        let mut replaced = Vec::new();
-        for Misfit { name, how } in self.misfits.drain(..) {
-            let next = next_pin(directory, name);
-            let path = directory.join(name);
-            // The acceleration's maps are there only where its object was loaded.
-            if !exists(&next) {
-                continue;
-            }
-            tracing::warn!(
-                path = %path.display(),
-                "pinned map does not fit and is replaced by an empty one: {how}"
-            );
-            if path.is_dir() {
-                remove_pin(&path)?;
-            }
-            fs::rename(&next, &path).map_err(|source| DatapathError::File {
-                what: "replacing pinned map",
-                path,
-                source,
-            })?;
-            replaced.push(name);
-        }
-        Ok(replaced)
-    }
-
     /// Leaves pinned what does not fit, with the programs that use it.
-    pub fn leave_misfits(&mut self, directory: &Path) -> Result<(), DatapathError> {
-        self.misfits
-            .drain(..)
-            .try_for_each(|misfit| remove_pin(&next_pin(directory, misfit.name)))
+    pub fn leave_misfits(&mut self) -> Result<(), DatapathError> {
+        for Successor { pin, .. } in self.successors.drain(..) {
+            remove_pin(&pin)?;
+            if let Some(directory) = pin.parent() {
+                // Of a generation, if nothing else is in it.
+                let _ = fs::remove_dir(directory);
+            }
+        }
+        Ok(())
     }
 }
 
-/// The same programs of the TCP acceleration with maps of their own, pinned in a directory of
-/// their own.
-pub fn load_apart(directory: &Path) -> Result<Ebpf, DatapathError> {
-    let files = ObjectFiles::current()?;
-    make_directory(directory)?;
-    let offsets = btf::kernel_offsets().map_err(DatapathError::KernelTypes)?;
-    let mut loader = loader(directory);
-    loader.override_global(KERNEL_OFFSETS, &offsets, true);
-    let result = load_object(&mut loader, SOCK_OBJECT, &files.sock);
-    trim();
-    result
+/// The layout generation of the programs that run.
+fn generation(directory: &Path) -> u32 {
+    match maps::config::pinned(directory) {
+        Some(Ok(config)) => config.generation(),
+        // Nothing ran, or something of which nothing is known.
+        Some(Err(_)) | None => 1,
+    }
 }
 
 /// An object whose programs were loaded each by itself: what one is refused for says nothing of
@@ -181,6 +195,16 @@ pub struct Tried {
     pub bytes: &'static [u8],
     pub programs: Vec<(String, Result<(), DatapathError>)>,
     pub ebpf: Ebpf,
+}
+
+impl Tried {
+    /// The object, if the kernel took all of it.
+    pub fn whole(self) -> Result<Ebpf, DatapathError> {
+        self.programs
+            .into_iter()
+            .try_for_each(|(_, result)| result)?;
+        Ok(self.ebpf)
+    }
 }
 
 /// Tries every program of an object, with maps of its own in a directory of its own.
@@ -310,37 +334,67 @@ pub fn make_directory(path: &Path) -> Result<(), DatapathError> {
     })
 }
 
+/// The map of a later layout that the programs use, if they do and the agent that put it there said how
+/// it becomes one of this layout.
+fn later(
+    directory: &Path,
+    map: &Expected,
+    recorded: &Recorded,
+    ran: u32,
+) -> Option<(PathBuf, Moves)> {
+    let place = |number| Expected { number, ..*map };
+    let mut places = (map.number + 1..=ran).rev().map(place);
+    let (later, pinned) =
+        places.find_map(|later| Some((later, RawMap::open(&later.path(directory)).ok()?)))?;
+    let moves = recorded.moves(later.place(), pinned.info().id, map)?;
+    Some((later.path(directory), moves))
+}
+
 /// What is wrong with a pinned map, if there is one and it does not fit.
-fn misfit(directory: &Path, map: &Expected, recorded: &Recorded) -> Option<String> {
+pub fn misfit(directory: &Path, map: &Expected, recorded: &Recorded) -> Option<Misfit> {
     let shape = &map.shape;
-    let path = directory.join(shape.name);
+    let path = map.path(directory);
     if !exists(&path) {
         return None;
     }
-    let describe = || -> io::Result<Option<String>> {
-        let fd = sys::obj_get(&path)?;
-        Ok(match sys::kind(fd.as_fd())? {
-            sys::Kind::Map => {
-                let info = sys::map_info(fd.as_fd())?;
-                let found = Shape::of(shape.name, &info);
-                match found == *shape {
-                    true => recorded.misfit(map, info.id),
-                    false => Some(format!("expected {shape}, found {found}")),
-                }
-            }
-            other => Some(format!("it is not a map but {other:?}")),
-        })
+    let whole = |how| Misfit {
+        how,
+        is_other_size: false,
     };
     // What cannot even be opened (a directory, for example) does not fit either.
-    describe().unwrap_or_else(|error| Some(format!("it is not a map: {error}")))
+    let pinned = match RawMap::open(&path) {
+        Ok(pinned) => pinned,
+        Err(error) => return Some(whole(format!("it cannot be used: {error}"))),
+    };
+    let found = Shape::of(shape.name, pinned.info());
+    let layout = recorded.misfit(map, pinned.info().id);
+    match (found == *shape, layout) {
+        (true, layout) => layout.map(whole),
+        (false, layout) => Some(Misfit {
+            how: format!("expected {shape}, found {found}"),
+            is_other_size: layout.is_none() && found.is_other_size_of(shape),
+        }),
+    }
 }
 
-fn next_pin(directory: &Path, name: &str) -> PathBuf {
-    directory.join(format!("{name}{NEXT}"))
+fn next_pin(path: &Path) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(NEXT);
+    path.into()
 }
 
-fn exists(path: &Path) -> bool {
+pub fn exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
+}
+
+/// Makes the directory that something is to be pinned in.
+pub fn make_parent(path: &Path) -> Result<(), DatapathError> {
+    let directory = path.parent().unwrap_or(path);
+    fs::create_dir_all(directory).map_err(|source| DatapathError::File {
+        what: "making directory",
+        path: directory.to_owned(),
+        source,
+    })
 }
 
 /// Removes a pin; none is fine.

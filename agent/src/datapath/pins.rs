@@ -2,7 +2,7 @@
 
 use super::{
     DatapathError, attach,
-    maps::shape::Shape,
+    maps::shape::{self, Shape},
     sys::{self, MapInfo},
 };
 use sinabro_common::names;
@@ -19,14 +19,14 @@ use std::{
 pub fn describe(bpf_dir: &Path) -> Result<Vec<String>, DatapathError> {
     let mut lines = Vec::new();
     for name in attach::list(bpf_dir)? {
-        if name == names::BPF_LINKS_DIR {
-            continue;
+        let path = bpf_dir.join(&name);
+        if name == names::BPF_LINKS_DIR || shape::generation_of(&name).is_some() {
+            for within in attach::list(&path)? {
+                lines.push(line(&format!("{name}/{within}"), &path.join(within)));
+            }
+        } else {
+            lines.push(line(&name, &path));
         }
-        lines.push(line(&name, &bpf_dir.join(&name)));
-    }
-    for name in attach::list(&bpf_dir.join(names::BPF_LINKS_DIR))? {
-        let path = bpf_dir.join(names::BPF_LINKS_DIR).join(&name);
-        lines.push(line(&format!("{}/{name}", names::BPF_LINKS_DIR), &path));
     }
     lines.sort();
     Ok(lines)

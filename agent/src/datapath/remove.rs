@@ -32,9 +32,15 @@ pub fn remove(bpf_dir: &Path) -> Removed {
         }
     }
     for name in entries(bpf_dir, &mut removed) {
-        let map = name.strip_suffix(object::NEXT).unwrap_or(&name);
-        if shape::is_map(map) {
-            removed.pin(&bpf_dir.join(name));
+        let path = bpf_dir.join(&name);
+        if shape::generation_of(&name).is_some() {
+            // Maps of any version: nobody else's.
+            for map in entries(&path, &mut removed) {
+                removed.pin(&path.join(map));
+            }
+            removed.directory(&path);
+        } else if shape::is_map(name.strip_suffix(object::NEXT).unwrap_or(&name)) {
+            removed.pin(&path);
         }
     }
     for dir in [&links, bpf_dir] {

@@ -1,5 +1,6 @@
 //! The few bpf(2) commands that aya does not offer in the form needed here: links of any type
-//! that are pinned, looked at and updated through their file, and maps read many entries at once.
+//! that are pinned, looked at and updated through their file. Maps whose types nobody here knows:
+//! [`super::raw_map`].
 //!
 //! Structures are those of linux/bpf.h, cut where the rest would be zero: the kernel takes
 //! shorter ones.
@@ -8,7 +9,7 @@ use std::{
     ffi::{CStr, CString},
     io, mem,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
         unix::ffi::OsStrExt,
     },
     path::Path,
@@ -20,7 +21,6 @@ const OBJ_PIN: libc::c_int = 6;
 const OBJ_GET: libc::c_int = 7;
 const PROG_ATTACH: libc::c_int = 8;
 const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
-const MAP_LOOKUP_BATCH: libc::c_int = 24;
 const LINK_CREATE: libc::c_int = 28;
 const LINK_UPDATE: libc::c_int = 29;
 
@@ -39,7 +39,7 @@ pub enum AttachType {
 /// # Safety
 ///
 /// `attr` is the structure of `cmd`, and every pointer in it is valid for what `cmd` does.
-unsafe fn bpf<T>(cmd: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
+pub(super) unsafe fn bpf<T>(cmd: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
     // SAFETY: the caller's promise; the size is that of the structure.
     let ret = unsafe {
         libc::syscall(
@@ -60,7 +60,7 @@ unsafe fn bpf<T>(cmd: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
 /// # Safety
 ///
 /// `fd` was just given by the kernel and belongs to nobody else.
-unsafe fn own(fd: RawFd) -> OwnedFd {
+pub(super) unsafe fn own(fd: RawFd) -> OwnedFd {
     // SAFETY: the caller's promise.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
@@ -290,73 +290,5 @@ pub fn verifier_statistics<I>(kind: u32, program: &[I], license: &CStr) -> io::R
     match loaded {
         Ok(_) => Ok(log),
         Err(error) => Err(io::Error::new(error.kind(), format!("{error}: {log}"))),
-    }
-}
-
-/// Entries read at once: more than any hash bucket holds, else the kernel refuses.
-const BATCH: usize = 4096;
-
-/// Calls `each` with every entry of a hash map, many at a time. Entries that come or go meanwhile
-/// may be missed; none is seen twice.
-pub fn for_each<K: aya::Pod, V: aya::Pod>(
-    map: BorrowedFd<'_>,
-    mut each: impl FnMut(K, V),
-) -> io::Result<()> {
-    #[repr(C)]
-    struct Attr {
-        in_batch: u64,
-        out_batch: u64,
-        keys: u64,
-        values: u64,
-        count: u32,
-        map: u32,
-        elem_flags: u64,
-        flags: u64,
-    }
-    let mut keys: Vec<mem::MaybeUninit<K>> = Vec::with_capacity(BATCH);
-    let mut values: Vec<mem::MaybeUninit<V>> = Vec::with_capacity(BATCH);
-    // Where the walk goes on: for a hash map the number of a bucket.
-    let mut next = 0u32;
-    let mut first = true;
-    loop {
-        let from = next;
-        let mut attr = Attr {
-            in_batch: if first {
-                0
-            } else {
-                std::ptr::from_ref(&from) as u64
-            },
-            out_batch: std::ptr::from_mut(&mut next) as u64,
-            keys: keys.as_mut_ptr() as u64,
-            values: values.as_mut_ptr() as u64,
-            count: BATCH as u32,
-            map: map.as_fd().as_raw_fd() as u32,
-            elem_flags: 0,
-            flags: 0,
-        };
-        // SAFETY: both buffers have room for `count` entries of the map, whose key and value
-        // sizes the caller's types have; `from` and `next` outlive the call.
-        let result = unsafe { bpf(MAP_LOOKUP_BATCH, &mut attr) };
-        let end = match result {
-            Ok(_) => false,
-            // The end; `count` entries came with it.
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
-            Err(error) => return Err(error),
-        };
-        let count = (attr.count as usize).min(BATCH);
-        for i in 0..count {
-            // SAFETY: the kernel has written the first `count` entries.
-            let (key, value) = unsafe {
-                (
-                    keys.as_ptr().add(i).read().assume_init(),
-                    values.as_ptr().add(i).read().assume_init(),
-                )
-            };
-            each(key, value);
-        }
-        if end {
-            return Ok(());
-        }
-        first = false;
     }
 }

@@ -1,12 +1,29 @@
 //! eBPF programs that the kernel refused, and what runs in their place.
 
 use super::trouble;
-use crate::datapath::{Choice, Level};
+use crate::datapath::{Choice, Datapath, Level};
 use sinabro_common::api::Trouble;
 
-/// What is wrong with the programs, if they are not this version's.
-pub fn find(choice: &Choice) -> Option<Trouble> {
-    let why = choice.refused.join("; ");
+/// What is wrong with the programs that this agent has loaded, or could not.
+pub fn find(datapath: &Datapath) -> Vec<Trouble> {
+    let refused = datapath.acceleration_refused();
+    let acceleration = refused.map(|why| {
+        trouble(
+            "AccelerationRefused",
+            format!(
+                "TCP is not accelerated on this node, although the self-test found that it can be: {why}; pods' connections go through the kernel's TCP"
+            ),
+        )
+    });
+    classifiers(datapath.choice())
+        .into_iter()
+        .chain(acceleration)
+        .collect()
+}
+
+/// Of the programs of interfaces, if they are not this version's.
+fn classifiers(choice: &Choice) -> Option<Trouble> {
+    let why = choice.why();
     let next = "send what `sinabroctl debug` writes to Sinabro's developers, and go back to the version before or to the kernel before";
     Some(match choice.level {
         Level::Current => return None,

@@ -18,6 +18,15 @@ pub const FLAG_TUNNELS: u32 = 1 << 2;
 /// uplinks begin to stamp: what they let in before has none, and is on its way to the device.
 pub const FLAG_STAMPED: u32 = 1 << 3;
 
+/// Masqueraded flows are being carried to a map of another layout: a connection that the programs do
+/// not find is on its way, and its packets are dropped instead of taken for another's. TCP sends
+/// them again.
+pub const FLAG_CARRYING: u32 = 1 << 4;
+
+/// The highest byte of the flags: the layout generation ([`super::layout::Place`]) of the programs that
+/// run, zero if an agent set them that knows of none, whose maps are those of the first.
+const GENERATION_SHIFT: u32 = 24;
+
 /// Entries of `NON_MASQUERADE`: pod ranges of all nodes and what the user listed.
 pub const MAX_NON_MASQUERADE: u32 = 16384;
 
@@ -32,8 +41,26 @@ pub struct NodeConfig {
     pub nat_port_min: u16,
     /// Last translated port, inclusive, host order.
     pub nat_port_max: u16,
-    /// `FLAG_*`.
+    /// `FLAG_*`, and the generation.
     pub flags: u32,
+}
+
+impl NodeConfig {
+    /// The layout generation of the programs that run.
+    pub const fn generation(&self) -> u32 {
+        match self.flags >> GENERATION_SHIFT {
+            0 => 1,
+            generation => generation,
+        }
+    }
+
+    pub const fn with_generation(self, generation: u32) -> Self {
+        let flags = self.flags & ((1 << GENERATION_SHIFT) - 1);
+        Self {
+            flags: flags | generation << GENERATION_SHIFT,
+            ..self
+        }
+    }
 }
 map_type!(
     NodeConfig,
@@ -47,3 +74,26 @@ map_type!(
         flags
     ]
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generation_is_beside_the_flags_and_zero_is_the_first() {
+        let config = |flags| NodeConfig {
+            masquerade_v4: Addr::UNSPECIFIED,
+            masquerade_v6: Addr::UNSPECIFIED,
+            nat_port_min: 0,
+            nat_port_max: 0,
+            flags,
+        };
+        assert_eq!(config(FLAG_CARRYING).generation(), 1);
+        let later = config(FLAG_CARRYING | FLAG_MASQUERADE).with_generation(7);
+        assert_eq!(later.generation(), 7);
+        let earlier = later.with_generation(2);
+        assert_eq!(earlier.generation(), 2);
+        let of_programs = earlier.flags & (FLAG_CARRYING | FLAG_MASQUERADE | FLAG_STAMPED);
+        assert_eq!(of_programs, FLAG_CARRYING | FLAG_MASQUERADE);
+    }
+}

@@ -67,6 +67,8 @@ drop_reasons! {
     RouterMessage = 17, "router_message", "a pod sent a router advertisement or a redirect";
     /// Destination is a loopback address, which on the other side of the link is the node's.
     Loopback = 18, "loopback", "a pod sent to a loopback address of its node";
+    /// Its entry is on its way to a map of another layout.
+    NatCarried = 19, "nat_carried", "a masqueraded connection was being carried to another layout of the table";
 }
 
 #[cfg(test)]

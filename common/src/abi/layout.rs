@@ -4,8 +4,14 @@
 //! of the same size is found by [`Layout::LAYOUT`], which is made of the type's name, its size, its
 //! number (see `map_type`), and name and place of each field.
 //!
-//! - map `LAYOUTS`, hash: [`key`] of a map's name (u64) → [`MapRecord`], written by agents for each other;
-//!   no program reads it.
+//! - map `LAYOUTS`, hash: [`key`] of a map's [`Place`] (u64) → [`MapRecord`], written by agents for each
+//!   other; no program reads it.
+//! - map `LAYOUT_FIELDS`, hash: [`FieldKey`] → [`FieldSpan`]: where the fields are, for an agent of a version
+//!   before, which knows some of them by name but not this layout. A field that means something else
+//!   has another name.
+//!
+//! The number says where a map is pinned, too ([`Place`]): two layouts of one map are there beside each
+//! other while one version gives way to another.
 
 use super::map_type;
 use crate::algo::hash::{fnv1a, fnv1a_more};
@@ -13,12 +19,60 @@ use crate::algo::hash::{fnv1a, fnv1a_more};
 /// A key or value of a map.
 pub trait Layout {
     const LAYOUT: u64;
-    /// Raised where its bytes got another meaning; 1 at first.
+    /// The layout generation that gave it this layout; 1 at first. See [`Place`].
     const NUMBER: u32;
+    /// All of its bytes, if they have names.
+    const FIELDS: &'static [Field];
+}
+
+/// Where a field begins; it ends where the next one does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// A hash of it.
+    pub name: u64,
+    pub offset: u32,
+}
+
+impl Field {
+    pub const fn new(name: &str, offset: usize) -> Self {
+        Self {
+            name: fnv1a(name.as_bytes()),
+            offset: offset as u32,
+        }
+    }
 }
 
 /// Room in `LAYOUTS`.
 pub const MAX_MAPS: u32 = 64;
+/// Room in `LAYOUT_FIELDS`.
+pub const MAX_FIELDS: u32 = 2048;
+
+/// A field of a map's key or value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FieldKey {
+    /// [`key`] of its place.
+    pub map: u64,
+    /// [`Field::name`].
+    pub name: u64,
+    /// [`OF_KEY`] or [`OF_VALUE`].
+    pub part: u32,
+    /// Zero.
+    pub pad: u32,
+}
+map_type!(FieldKey, 24, 1, [map, name, part, pad]);
+
+pub const OF_KEY: u32 = 0;
+pub const OF_VALUE: u32 = 1;
+
+/// Where it is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FieldSpan {
+    pub offset: u32,
+    pub len: u32,
+}
+map_type!(FieldSpan, 8, 1, [offset, len]);
 
 /// Which map it was that an agent used, and what it meant by its bytes.
 #[repr(C)]
@@ -33,9 +87,23 @@ pub struct MapRecord {
 }
 map_type!(MapRecord, 16, 1, [layout, id, pad]);
 
+/// Where a map is pinned: by its name if it is laid out as the first version had it, else in a
+/// directory of the generation that changed it, `v<N>/`. A version that changes layouts is a
+/// generation, one more than the last; what it does not change stays where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place<'a> {
+    pub name: &'a str,
+    /// Of key and value, the higher one.
+    pub number: u32,
+}
+
 /// A map's name in `LAYOUTS`.
-pub const fn key(name: &str) -> u64 {
-    fnv1a(name.as_bytes())
+pub const fn key(place: Place<'_>) -> u64 {
+    let hash = fnv1a(place.name.as_bytes());
+    match place.number {
+        0 | 1 => hash,
+        number => fnv1a_more(hash, &number.to_le_bytes()),
+    }
 }
 
 /// Types that mean what they are.
@@ -44,6 +112,7 @@ macro_rules! plain {
         $(impl Layout for $type {
             const LAYOUT: u64 = start(stringify!($type), size_of::<$type>(), Self::NUMBER);
             const NUMBER: u32 = 1;
+            const FIELDS: &'static [Field] = &[Field::new("", 0)];
         })+
     };
 }
@@ -56,6 +125,7 @@ impl<A: Layout, B: Layout> Layout for (A, B) {
         true => A::NUMBER,
         false => B::NUMBER,
     };
+    const FIELDS: &'static [Field] = &[];
 }
 
 /// The layout of a type without its fields.

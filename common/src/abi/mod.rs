@@ -91,13 +91,19 @@ impl From<Addr> for std::net::IpAddr {
 /// Asserts a map type's size, marks it as plain old data for aya, and gives it a [`Layout`].
 ///
 /// The size is spelt out by hand so that a change of layout is a change in the diff: it also
-/// means that maps pinned by an older agent no longer fit. The number after it stands for what the
-/// fields mean: raise it when one means something else than before in the same bytes.
+/// means that maps pinned by an older agent no longer fit. The number after it is the layout generation
+/// that made it so (see [`layout::Place`]): another one for any change, also of what a field means.
 macro_rules! map_type {
     ($type:ident, $size:literal, $number:literal, [$($field:tt),+ $(,)?]) => {
         const _: () = assert!(core::mem::size_of::<$type>() == $size);
         impl $crate::abi::layout::Layout for $type {
             const NUMBER: u32 = $number;
+            const FIELDS: &'static [$crate::abi::layout::Field] = &[
+                $($crate::abi::layout::Field::new(
+                    stringify!($field),
+                    core::mem::offset_of!($type, $field),
+                )),+
+            ];
             const LAYOUT: u64 = {
                 // All of them: a pattern that lacks one does not compile.
                 let _ = |value: $type| {

@@ -41,6 +41,8 @@ pub const KIND_INBOUND: u8 = 3;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NatEntry {
+    #[cfg(feature = "layout-next")]
+    pub last_seen_ns: u64,
     /// The address to write.
     pub addr: Addr,
     /// The port (or echo id) to write, network order.
@@ -55,13 +57,22 @@ pub struct NatEntry {
     /// Zero.
     pub pad: [u8; 3],
     /// `bpf_ktime_get_ns` of the last packet in this entry's direction.
+    #[cfg(not(feature = "layout-next"))]
     pub last_seen_ns: u64,
 }
+#[cfg(not(feature = "layout-next"))]
 map_type!(
     NatEntry,
     32,
     1,
     [addr, port, kind, state, peer_state, pad, last_seen_ns]
+);
+#[cfg(feature = "layout-next")]
+map_type!(
+    NatEntry,
+    32,
+    2,
+    [last_seen_ns, addr, port, kind, state, peer_state, pad]
 );
 
 const PROTO_ICMP: u8 = 1;

@@ -60,6 +60,9 @@ enum Direction {
 impl Hook {
     pub const POD: [Self; 2] = [Self::PodOut, Self::PodIn];
     pub const UPLINK: [Self; 2] = [Self::UplinkOut, Self::UplinkIn];
+    /// The order in which they take the place of others: first what waits for entries that are on
+    /// their way (`FLAG_CARRYING`), then what makes new ones. Earlier programs do not wait.
+    const SWAPPED: [Self; 2] = [Self::UplinkIn, Self::UplinkOut];
 
     pub fn program(self) -> &'static str {
         match self {
@@ -275,8 +278,8 @@ impl Classifiers {
 
     /// Attaches to these uplinks and to no other.
     pub fn set_uplinks(&self, ifindexes: &[u32]) -> Result<(), DatapathError> {
-        for &ifindex in ifindexes {
-            for hook in Hook::UPLINK {
+        for hook in Hook::SWAPPED {
+            for &ifindex in ifindexes {
                 self.attach(hook, ifindex, &uplink(ifindex))?;
             }
         }
@@ -300,22 +303,26 @@ impl Classifiers {
         self.attach(Hook::OverlayIn, ifindex, names::VXLAN_LINK)
     }
 
-    /// Updates every pinned link of an interface that still exists.
-    pub fn swap(&self) -> Result<(), DatapathError> {
+    /// Updates every pinned link of an interface that still exists; whether one of an uplink was.
+    pub fn swap(&self) -> Result<bool, DatapathError> {
         let Some(loaded) = &self.loaded else {
-            return Ok(());
+            return Ok(false);
         };
-        for pin in self.pins()? {
-            let Some((hook, _)) = Hook::of_pin(&pin) else {
-                continue;
-            };
-            let path = self.links.join(&pin);
-            if let Err(error) = tcx::update(&path, loaded.program(hook)) {
+        let of_pin =
+            |pin: String| Hook::of_pin(&pin).map(|(hook, _)| (hook, self.links.join(&pin)));
+        let mut pins: Vec<_> = self.pins()?.into_iter().filter_map(of_pin).collect();
+        pins.sort_by_key(|(hook, _)| Hook::SWAPPED.iter().position(|of| of == hook));
+        let mut uplink = false;
+        for (hook, path) in pins {
+            match tcx::update(&path, loaded.program(hook)) {
+                Ok(()) => uplink |= Hook::UPLINK.contains(&hook),
                 // Its interface is gone, or will be attached again.
-                tracing::debug!(path = %path.display(), %error, "pinned link not updated");
+                Err(error) => {
+                    tracing::debug!(path = %path.display(), %error, "pinned link not updated");
+                }
             }
         }
-        Ok(())
+        Ok(uplink)
     }
 
     fn attach(&self, hook: Hook, ifindex: u32, place: &str) -> Result<(), DatapathError> {

@@ -3,9 +3,9 @@
 use super::{
     error, found, lock,
     queues::{QueueLimits, QueueUsage, Queues},
-    removed, take,
+    raw, removed, take,
 };
-use crate::datapath::{DatapathError, sys};
+use crate::datapath::{DatapathError, raw_map::RawMap};
 use aya::{
     Ebpf,
     maps::{Array, HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues},
@@ -19,7 +19,6 @@ use sinabro_common::abi::{
 };
 use std::{
     collections::HashSet,
-    os::fd::{AsFd as _, OwnedFd},
     sync::{Mutex, MutexGuard},
 };
 
@@ -47,8 +46,7 @@ struct Tables {
     pods: HashMap<MapData, Addr, AcceleratedPod>,
     loopback: HashMap<MapData, u64, AcceleratedPod>,
     enrolled: HashMap<MapData, ConnectionKey, Enrolled>,
-    /// The same map, to be read many entries at once.
-    enrolled_fd: OwnedFd,
+    enrolled_raw: RawMap,
     traffic: HashMap<MapData, ServerKey, Traffic>,
     counters: PerCpuHashMap<MapData, u32, AccelerationCounters>,
     epoch: Array<MapData, u32>,
@@ -70,16 +68,12 @@ impl Acceleration {
                 name: ENROLLED,
             });
         };
-        let enrolled_fd = data
-            .fd()
-            .as_fd()
-            .try_clone_to_owned()
-            .map_err(|source| error(ENROLLED, "opening")(source.into()))?;
+        let enrolled_raw = raw(data, ENROLLED)?;
         Ok(Self(Mutex::new(Tables {
             pods: open(ebpf, PODS)?,
             loopback: open(ebpf, LOOPBACK)?,
             enrolled: enrolled.try_into().map_err(error(ENROLLED, "opening"))?,
-            enrolled_fd,
+            enrolled_raw,
             traffic: open(ebpf, TRAFFIC)?,
             counters: open(ebpf, COUNTERS)?,
             epoch: open(ebpf, EPOCH)?,
@@ -305,15 +299,14 @@ impl Tables {
         is_over: impl Fn(&ConnectionKey, &Enrolled) -> bool,
     ) -> Result<(), DatapathError> {
         let mut keys = Vec::new();
-        sys::for_each(
-            self.enrolled_fd.as_fd(),
-            |key: ConnectionKey, enrolled: Enrolled| {
-                if is_over(&key, &enrolled) {
-                    keys.push(key);
-                }
-            },
-        )
-        .map_err(|source| error(ENROLLED, "reading from")(MapError::from(source)))?;
+        let each = |key: ConnectionKey, enrolled: Enrolled| {
+            if is_over(&key, &enrolled) {
+                keys.push(key);
+            }
+        };
+        self.enrolled_raw
+            .for_each_of(each)
+            .map_err(|source| error(ENROLLED, "reading from")(MapError::from(source)))?;
         for key in keys {
             removed(self.enrolled.remove(&key)).map_err(error(ENROLLED, "removing from"))?;
         }

@@ -6,9 +6,9 @@ use aya::maps::{Array, LpmTrie, Map, MapData, lpm_trie::Key};
 use ipnet::IpNet;
 use sinabro_common::abi::{
     Addr,
-    config::{FLAG_STAMPED, FLAG_TUNNELS, NodeConfig},
+    config::{FLAG_CARRYING, FLAG_STAMPED, FLAG_TUNNELS, NodeConfig},
 };
-use std::{collections::HashSet, sync::Mutex, thread, time::Duration};
+use std::{collections::HashSet, fs, path::Path, sync::Mutex, thread, time::Duration};
 
 const CONFIG: &str = "CONFIG";
 const NON_MASQUERADE: &str = "NON_MASQUERADE";
@@ -19,20 +19,58 @@ const IN_FLIGHT: Duration = Duration::from_millis(20);
 
 pub struct Config(Mutex<Array<MapData, NodeConfig>>);
 
+/// What is pinned, read before anything is loaded; none if there is no such map.
+pub fn pinned(directory: &Path) -> Option<Result<NodeConfig, DatapathError>> {
+    let path = directory.join(CONFIG);
+    fs::symlink_metadata(&path).ok()?;
+    let open = || {
+        let data = MapData::from_pin(&path).map_err(error(CONFIG, "opening"))?;
+        read(
+            &Map::Array(data)
+                .try_into()
+                .map_err(error(CONFIG, "opening"))?,
+        )
+    };
+    Some(open())
+}
+
 impl Config {
     pub fn new(map: Map) -> Result<Self, DatapathError> {
         let map = map.try_into().map_err(error(CONFIG, "opening"))?;
         Ok(Self(Mutex::new(map)))
     }
 
-    /// Whether stamps are asked for stays as it is while tunnels are checked.
+    /// Whether stamps are asked for stays as it is while tunnels are checked, and so does what is about
+    /// the programs: [`Self::runs`], [`Self::carrying`].
     pub fn set(&self, config: NodeConfig) -> Result<(), DatapathError> {
+        self.change(|before| {
+            let tunnels = config.flags & FLAG_TUNNELS != 0;
+            let kept = FLAG_CARRYING | if tunnels { FLAG_STAMPED } else { 0 };
+            let flags = config.flags | before.flags & kept;
+            NodeConfig { flags, ..config }.with_generation(before.generation())
+        })
+    }
+
+    /// Whose programs run now.
+    pub fn runs(&self, generation: u32) -> Result<(), DatapathError> {
+        self.change(|before| before.with_generation(generation))
+    }
+
+    /// Whether flows are being carried from one map to another.
+    pub fn carrying(&self, is: bool) -> Result<(), DatapathError> {
+        self.change(|before| {
+            let flags = match is {
+                true => before.flags | FLAG_CARRYING,
+                false => before.flags & !FLAG_CARRYING,
+            };
+            NodeConfig { flags, ..before }
+        })
+    }
+
+    fn change(&self, change: impl FnOnce(NodeConfig) -> NodeConfig) -> Result<(), DatapathError> {
         let mut map = lock(&self.0);
-        let mut config = config;
-        if config.flags & FLAG_TUNNELS != 0 {
-            config.flags |= read(&map)?.flags & FLAG_STAMPED;
-        }
-        write(&mut map, config)
+        let before = read(&map)?;
+        write(&mut map, change(before))
     }
 
     /// Has the VXLAN device ask for stamps, once tunnels have been stamped for [`IN_FLIGHT`].

@@ -3,11 +3,13 @@
 //! aya wants a map exclusively to write to it; a lock per map serves several threads.
 
 mod acceleration;
-mod config;
+pub mod config;
 mod counters;
 mod drops;
 mod endpoints;
+pub mod fields;
 pub mod layouts;
+pub mod migrations;
 pub mod nat;
 mod nodes;
 mod queues;
@@ -23,14 +25,17 @@ pub use nat::Nat;
 pub use nodes::{Nodes, Tunnels};
 pub use queues::{QueueLimits, QueueUsage};
 
-use super::DatapathError;
+use super::{DatapathError, raw_map::RawMap};
 use aya::{
     Ebpf,
-    maps::{Map, MapError},
+    maps::{Map, MapData, MapError},
 };
 use ipnet::IpNet;
 use sinabro_common::abi::Addr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    os::fd::AsFd as _,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 pub struct Maps {
     pub config: Config,
@@ -55,7 +60,7 @@ impl Maps {
             counters: Counters::new(take(ebpf, "POD_COUNTERS")?)?,
             drops: Drops::new(take(ebpf, "DROPS")?)?,
             nat: Nat::new(take(ebpf, "NAT")?)?,
-            layouts: Layouts::new(take(ebpf, "LAYOUTS")?)?,
+            layouts: Layouts::new(take(ebpf, "LAYOUTS")?, take(ebpf, "LAYOUT_FIELDS")?)?,
             nodes: Nodes::new(
                 take(ebpf, "NODES")?,
                 take(ebpf, "POD_RANGES")?,
@@ -68,6 +73,14 @@ impl Maps {
 fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, DatapathError> {
     ebpf.take_map(name)
         .ok_or(DatapathError::Missing { what: "map", name })
+}
+
+/// The same map, to be read many entries at once.
+fn raw(data: &MapData, name: &'static str) -> Result<RawMap, DatapathError> {
+    let clone = data.fd().as_fd().try_clone_to_owned();
+    clone
+        .and_then(RawMap::new)
+        .map_err(|source| error(name, "opening")(source.into()))
 }
 
 /// Locks a map. A panic elsewhere leaves a map whole: the kernel changes entries atomically.

@@ -1,47 +1,34 @@
 //! `NAT`.
 
-use super::{error, found, lock, removed};
-use crate::datapath::{DatapathError, sys};
+use super::{error, found, lock, raw, removed};
+use crate::datapath::{DatapathError, raw_map::RawMap};
 use aya::maps::{HashMap, Map, MapData, MapError};
 use sinabro_common::abi::nat::{NatEntry, NatKey};
-use std::{
-    os::fd::{AsFd, OwnedFd},
-    sync::Mutex,
-};
+use std::sync::Mutex;
 
 const NAME: &str = "NAT";
 
 pub struct Nat {
     map: Mutex<HashMap<MapData, NatKey, NatEntry>>,
-    /// The same map, to be read many entries at once.
-    fd: OwnedFd,
-    max_entries: u32,
+    raw: RawMap,
 }
 
 impl Nat {
     pub fn new(map: Map) -> Result<Self, DatapathError> {
-        let open = error(NAME, "opening");
         let Map::HashMap(data) = &map else {
             return Err(DatapathError::Missing {
                 what: "hash map",
                 name: NAME,
             });
         };
-        let fd = data
-            .fd()
-            .as_fd()
-            .try_clone_to_owned()
-            .map_err(|source| open(source.into()))?;
-        let max_entries = data.info().map_err(&open)?.max_entries();
         Ok(Self {
-            map: Mutex::new(map.try_into().map_err(open)?),
-            fd,
-            max_entries,
+            raw: raw(data, NAME)?,
+            map: Mutex::new(map.try_into().map_err(error(NAME, "opening"))?),
         })
     }
 
     pub fn max_entries(&self) -> u32 {
-        self.max_entries
+        self.raw.info().max_entries
     }
 
     pub fn get(&self, key: &NatKey) -> Result<Option<NatEntry>, DatapathError> {
@@ -54,7 +41,8 @@ impl Nat {
 
     /// Calls `each` with every entry; the map may be changed meanwhile, also by `each`.
     pub fn for_each(&self, each: impl FnMut(NatKey, NatEntry)) -> Result<(), DatapathError> {
-        sys::for_each(self.fd.as_fd(), each)
+        self.raw
+            .for_each_of(each)
             .map_err(|source| error(NAME, "reading from")(MapError::from(source)))
     }
 }

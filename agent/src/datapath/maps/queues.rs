@@ -6,8 +6,8 @@
 //! charges are removed here, once their socket is in the map of sockets no more at two sweeps in a
 //! row: one that is just being enrolled is charged before it is there.
 
-use super::{error, found, removed, take};
-use crate::datapath::{DatapathError, sys};
+use super::{error, found, raw, removed, take};
+use crate::datapath::{DatapathError, raw_map::RawMap};
 use aya::{
     Ebpf,
     maps::{HashMap, Map, MapData, MapError, SockHash},
@@ -61,8 +61,7 @@ pub struct QueueUsage {
 pub struct Queues {
     limits: QueueLimits,
     charges: HashMap<MapData, ChargeKey, Charge>,
-    /// The same map, to be read many entries at once.
-    charges_fd: OwnedFd,
+    charges_raw: RawMap,
     accounts: HashMap<MapData, u32, Account>,
     budgets: HashMap<MapData, u32, Budget>,
     sockets: SockHash<MapData, u64>,
@@ -73,8 +72,8 @@ pub struct Queues {
 impl Queues {
     pub fn take(ebpf: &mut Ebpf, limits: QueueLimits) -> Result<Self, DatapathError> {
         let charges = take(ebpf, CHARGES)?;
-        let charges_fd = match &charges {
-            Map::HashMap(data) => clone(data, CHARGES)?,
+        let charges_raw = match &charges {
+            Map::HashMap(data) => raw(data, CHARGES)?,
             _ => return Err(missing("hash map", CHARGES)),
         };
         // Attaching needs it, too.
@@ -87,7 +86,7 @@ impl Queues {
         let mut queues = Self {
             limits,
             charges: charges.try_into().map_err(error(CHARGES, "opening"))?,
-            charges_fd,
+            charges_raw,
             accounts: take(ebpf, ACCOUNTS)?.try_into().map_err(open)?,
             budgets: take(ebpf, BUDGETS)?
                 .try_into()
@@ -154,7 +153,8 @@ impl Queues {
         let add = |key, charge| {
             charges.insert(key, charge);
         };
-        sys::for_each(self.charges_fd.as_fd(), add)
+        self.charges_raw
+            .for_each_of(add)
             .map_err(|source| error(CHARGES, "reading from")(MapError::from(source)))?;
         if charges.is_empty() {
             self.suspects.clear();

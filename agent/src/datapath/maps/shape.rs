@@ -14,11 +14,16 @@ use sinabro_common::abi::{
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
     flow::{FlowKey, MAX_STACK_FLOWS},
-    layout::{self, Layout, MAX_MAPS, MapRecord},
+    layout::{
+        self, Field, FieldKey, FieldSpan, Layout, MAX_FIELDS, MAX_MAPS, MapRecord, OF_KEY, Place,
+    },
     nat::{MAX_NAT_ENTRIES, NatEntry, NatKey},
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
 };
-use std::fmt;
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 /// `enum bpf_map_type`.
 const HASH: u32 = 1;
@@ -59,6 +64,30 @@ impl Shape {
     }
 }
 
+impl Shape {
+    /// Whether they differ in their size alone.
+    pub fn is_other_size_of(&self, other: &Self) -> bool {
+        let max_entries = self.max_entries;
+        let other = Self {
+            max_entries,
+            ..*other
+        };
+        *self == other
+    }
+
+    /// To make such a map.
+    pub fn info(&self) -> MapInfo {
+        MapInfo {
+            map_type: self.map_type,
+            id: 0,
+            key_size: self.key_size,
+            value_size: self.value_size,
+            max_entries: self.max_entries,
+            map_flags: self.flags,
+        }
+    }
+}
+
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.map_type {
@@ -88,6 +117,62 @@ pub struct Expected {
     pub layout: u64,
     /// and the higher number of key and value.
     pub number: u32,
+    /// Of the key and of the value.
+    pub fields: [&'static [Field]; 2],
+}
+
+impl Expected {
+    pub fn place(&self) -> Place<'static> {
+        Place {
+            name: self.shape.name,
+            number: self.number,
+        }
+    }
+
+    /// The fields of one part, which follow each other without a gap.
+    pub fn spans(&self, part: u32) -> Vec<(u64, FieldSpan)> {
+        let (fields, size) = match part {
+            OF_KEY => (self.fields[0], self.shape.key_size),
+            _ => (self.fields[1], self.shape.value_size),
+        };
+        let mut fields = fields.to_vec();
+        fields.sort_by_key(|field| field.offset);
+        let ends = fields.iter().skip(1).map(|field| field.offset);
+        let ends: Vec<u32> = ends.chain([size]).collect();
+        let span = |(field, end): (&Field, u32)| {
+            let len = end - field.offset;
+            let offset = field.offset;
+            (field.name, FieldSpan { offset, len })
+        };
+        fields.iter().zip(ends).map(span).collect()
+    }
+
+    /// Where it is pinned, below the directory of pins.
+    pub fn path(&self, directory: &Path) -> PathBuf {
+        match self.number {
+            1 => directory.join(self.shape.name),
+            number => directory
+                .join(generation_directory(number))
+                .join(self.shape.name),
+        }
+    }
+}
+
+/// Where maps are that a generation changed.
+pub fn generation_directory(number: u32) -> String {
+    format!("v{number}")
+}
+
+/// Whose directory that is, of any version; none if a name below the directory of pins is not one.
+pub fn generation_of(name: &str) -> Option<u32> {
+    let number = name.strip_prefix('v')?.parse().ok()?;
+    (generation_directory(number) == name).then_some(number)
+}
+
+/// The layout generation of this version: that of the map that changed last.
+pub fn generation() -> u32 {
+    let all = expected(&DatapathConfig::default());
+    all.iter().map(|map| map.number).max().unwrap_or(1)
 }
 
 fn map<K: Layout, V: Layout>(
@@ -108,6 +193,7 @@ fn map<K: Layout, V: Layout>(
         shape,
         layout: layout::both(K::LAYOUT, V::LAYOUT),
         number: K::NUMBER.max(V::NUMBER),
+        fields: [K::FIELDS, V::FIELDS],
     }
 }
 
@@ -146,6 +232,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),
         map::<u32, Overlay>("OVERLAY", ARRAY, 1, 0),
         map::<u64, MapRecord>("LAYOUTS", HASH, MAX_MAPS, NO_PREALLOC),
+        map::<FieldKey, FieldSpan>("LAYOUT_FIELDS", HASH, MAX_FIELDS, NO_PREALLOC),
         map::<Addr, AcceleratedPod>("ACCELERATED_PODS", HASH, 2 * MAX_PODS, NO_PREALLOC),
         map::<u64, AcceleratedPod>("LOOPBACK_PODS", HASH, MAX_PODS, NO_PREALLOC),
         map::<u64, u32>("SOCKETS", SOCKHASH, MAX_SOCKETS, 0),
@@ -163,4 +250,73 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<u32, Budget>("QUEUE_BUDGETS", HASH, MAX_PODS + 1, NO_PREALLOC),
         map::<u32, u32>("ACCELERATION_EPOCH", ARRAY, 1, 0),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinabro_common::abi::layout::OF_VALUE;
+
+    #[test]
+    fn fields_take_all_bytes() {
+        for map in expected(&DatapathConfig::default()) {
+            for (part, size) in [
+                (OF_KEY, map.shape.key_size),
+                (OF_VALUE, map.shape.value_size),
+            ] {
+                let spans = map.spans(part);
+                let all: u32 = spans.iter().map(|(_, span)| span.len).sum();
+                assert!(
+                    spans.is_empty() || all == size,
+                    "{}: {spans:?}",
+                    map.shape.name
+                );
+            }
+        }
+    }
+
+    /// What each map's layout was under each number, for as long as there may be one on a node.
+    #[cfg(not(feature = "layout-next"))]
+    const WRITTEN_DOWN: &str = include_str!("layouts.txt");
+
+    #[cfg(not(feature = "layout-next"))]
+    #[test]
+    fn a_layout_that_changed_has_another_number() {
+        let mut missing = Vec::new();
+        for map in expected(&DatapathConfig::default()) {
+            let start = format!("{} {} ", map.shape.name, map.number);
+            let line = format!("{start}{:016x}", map.layout);
+            match WRITTEN_DOWN.lines().find(|line| line.starts_with(&start)) {
+                Some(written) => assert_eq!(
+                    written, line,
+                    "its layout is another one: raise the number of its key or value in common/src/abi to \
+                     the next generation, and say in maps/migrations how its entries are carried"
+                ),
+                None => missing.push(line),
+            }
+        }
+        assert!(
+            missing.is_empty(),
+            "add to maps/layouts.txt:\n{}",
+            missing.join("\n")
+        );
+    }
+
+    /// They are read before it is known what anything means.
+    #[test]
+    fn what_tells_of_layouts_never_changes_its_own() {
+        let all = expected(&DatapathConfig::default());
+        for name in ["CONFIG", "LAYOUTS", "LAYOUT_FIELDS"] {
+            let map = all.iter().find(|map| map.shape.name == name);
+            assert_eq!(map.map(|map| map.number), Some(1), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_generation_has_one_directory() {
+        assert_eq!(generation_of(&generation_directory(12)), Some(12));
+        for name in ["v", "v01", "v-1", "V2", "v2_next", "2", "links"] {
+            assert_eq!(generation_of(name), None, "{name}");
+        }
+    }
 }

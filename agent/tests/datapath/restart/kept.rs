@@ -2,32 +2,6 @@
 
 use super::*;
 
-/// A connection that can be asked whether it still works.
-struct Call {
-    client: TcpStream,
-    server: TcpStream,
-}
-
-impl Call {
-    fn new(listener: TcpListener, client: TcpStream) -> Self {
-        let (server, _) = listener.accept().unwrap();
-        for stream in [&server, &client] {
-            let timeout = Some(Duration::from_secs(10));
-            stream.set_read_timeout(timeout).unwrap();
-        }
-        Self { client, server }
-    }
-
-    fn works(&mut self) {
-        let mut got = [0; 4];
-        self.client.write_all(b"ping").unwrap();
-        self.server.read_exact(&mut got).unwrap();
-        self.server.write_all(b"pong").unwrap();
-        self.client.read_exact(&mut got).unwrap();
-        assert_eq!(&got, b"pong");
-    }
-}
-
 #[test]
 fn a_restart_keeps_every_flow() {
     for mode in kit::modes() {

@@ -1,7 +1,12 @@
 //! Pins of another shape, a kernel that refuses, a directory that is no bpffs.
 
 use super::*;
-use sinabro_common::abi::layout::{MapRecord, key};
+use sinabro_common::abi::layout::{MapRecord, Place, key};
+
+const NAT: Place<'_> = Place {
+    name: "NAT",
+    number: 1,
+};
 
 #[test]
 fn a_pin_that_does_not_fit_is_replaced() {
@@ -56,6 +61,12 @@ fn a_pin_that_does_not_fit_is_replaced() {
     });
 }
 
+/// Names of the maps that are others than before.
+fn changed_since(before: &BTreeMap<&'static str, u32>) -> Vec<&'static str> {
+    let changed = maps().into_iter().filter(|(name, id)| before[name] != *id);
+    changed.map(|(name, _)| name).collect()
+}
+
 #[test]
 fn a_map_whose_bytes_mean_something_else_does_not_fit() {
     kit::fresh(|| {
@@ -68,7 +79,7 @@ fn a_map_whose_bytes_mean_something_else_does_not_fit() {
             let map = aya::maps::Map::HashMap(MapData::from_pin(pin("LAYOUTS")).unwrap());
             map.try_into().unwrap()
         };
-        let record = open().get(&key("NAT"), 0).unwrap();
+        let record = open().get(&key(NAT), 0).unwrap();
         assert_eq!(record.id, before["NAT"], "this very map");
 
         // As of a version that has another meaning in the same bytes.
@@ -76,15 +87,10 @@ fn a_map_whose_bytes_mean_something_else_does_not_fit() {
             layout: record.layout + 1,
             ..record
         };
-        open().insert(key("NAT"), other, 0).unwrap();
+        open().insert(key(NAT), other, 0).unwrap();
         let datapath = load(AttachMode::Auto);
-        let changed: Vec<_> = maps()
-            .into_iter()
-            .filter(|(name, id)| before[name] != *id)
-            .map(|(name, _)| name)
-            .collect();
-        assert_eq!(changed, ["NAT"]);
-        let now = open().get(&key("NAT"), 0).unwrap();
+        assert_eq!(changed_since(&before), ["NAT"]);
+        let now = open().get(&key(NAT), 0).unwrap();
         assert_eq!((now.layout, now.id), (record.layout, maps()["NAT"]));
         drop(datapath);
         let before = maps();
@@ -95,22 +101,31 @@ fn a_map_whose_bytes_mean_something_else_does_not_fit() {
 }
 
 #[test]
-fn a_smaller_table_is_a_table_that_does_not_fit() {
+fn a_table_of_another_size_takes_over_what_was_in_the_one_before() {
     kit::fresh(|| {
-        drop(load(AttachMode::Auto));
-        let before = maps();
-        let datapath = Datapath::load(&DatapathConfig {
-            nat_entries: Some(1000),
-            ..kit::config()
-        })
-        .unwrap();
-        assert_eq!(datapath.nat_usage().capacity, 500);
-        let changed: Vec<_> = maps()
-            .into_iter()
-            .filter(|(name, id)| before[name] != *id)
-            .map(|(name, _)| name)
-            .collect();
-        assert_eq!(changed, ["NAT"]);
+        let datapath = load(AttachMode::Auto);
+        datapath.set_node_config(kit::node_config()).unwrap();
+        let outside = Outside::new(&datapath);
+        let pod = Pod::live(&datapath, 5);
+        let listener = outside.run(|| TcpListener::bind((OUTSIDE, 80)).unwrap());
+        let client = pod.run(|| TcpStream::connect((OUTSIDE, 80)).unwrap());
+        let mut call = Call::new(listener, client);
+        call.works();
+        drop(datapath);
+        for entries in [1000, 3000] {
+            let before = maps();
+            let datapath = Datapath::load(&DatapathConfig {
+                nat_entries: Some(entries),
+                ..kit::config()
+            })
+            .unwrap();
+            assert_eq!(datapath.nat_usage().capacity, u64::from(entries / 2));
+            assert_eq!(changed_since(&before), ["NAT"]);
+            call.works();
+            pod.attach(&datapath);
+            datapath.set_uplinks(&[outside.uplink]).unwrap();
+            call.works();
+        }
     });
 }
 

@@ -27,7 +27,7 @@ use std::{
     time::Duration,
 };
 
-const MAPS: [&str; 12] = [
+const MAPS: [&str; 13] = [
     "CONFIG",
     "ENDPOINTS",
     "POD_LINKS",
@@ -40,6 +40,7 @@ const MAPS: [&str; 12] = [
     "POD_RANGES",
     "OVERLAY",
     "LAYOUTS",
+    "LAYOUT_FIELDS",
 ];
 
 fn pin(name: &str) -> PathBuf {
@@ -82,4 +83,30 @@ fn with_links(test: impl FnOnce() + Send) {
         return;
     }
     kit::fresh(test);
+}
+
+/// A connection that can be asked whether it still works.
+struct Call {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl Call {
+    fn new(listener: TcpListener, client: TcpStream) -> Self {
+        let (server, _) = listener.accept().unwrap();
+        for stream in [&server, &client] {
+            let timeout = Some(Duration::from_secs(10));
+            stream.set_read_timeout(timeout).unwrap();
+        }
+        Self { client, server }
+    }
+
+    fn works(&mut self) {
+        let mut got = [0; 4];
+        self.client.write_all(b"ping").unwrap();
+        self.server.read_exact(&mut got).unwrap();
+        self.server.write_all(b"pong").unwrap();
+        self.client.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"pong");
+    }
 }

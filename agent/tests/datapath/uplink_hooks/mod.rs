@@ -14,6 +14,7 @@ use sinabro_agent::datapath::{Datapath, DatapathConfig, monotonic_ns};
 use sinabro_common::{
     abi::{
         Addr,
+        config::FLAG_CARRYING,
         drop::DropReason,
         nat::{KIND_FORWARD, KIND_INBOUND, KIND_REVERSE, NatEntry, NatKey},
     },

@@ -37,6 +37,31 @@ fn pods_leave_as_the_node_and_get_their_replies() {
 }
 
 #[test]
+fn while_entries_are_carried_tcp_that_finds_none_waits() {
+    world(|w| {
+        let known = w.sent(&make(TCP, (w.a.v4, 4000), (FAR, 443)));
+        let mut config = kit::node_config();
+        config.flags |= FLAG_CARRYING;
+        w.datapath.set_node_config(config).unwrap();
+        assert_eq!(w.received(&reply_to(&known)).dst, w.a.v4);
+        for proto in [TCP, UDP] {
+            assert_eq!(
+                w.sent(&make(proto, (w.a.v4, 4001), (FAR, 443))).src,
+                NODE_IP
+            );
+        }
+        for flags in [ACK, SYN | ACK, FIN | ACK] {
+            let leaves = packet::tcp((w.a.v4, 4002), (FAR, 444), flags, b"");
+            w.dropped("uplink_out", &leaves, DropReason::NatCarried);
+            let comes = packet::tcp((FAR, 444), (NODE_IP, PORT_MIN), flags, b"");
+            w.dropped("uplink_in", &comes, DropReason::NatCarried);
+            let own = packet::tcp((FAR, 444), (NODE_IP, 4000), flags, b"");
+            w.leaves_alone(&own, "the node's");
+        }
+    });
+}
+
+#[test]
 fn options_are_no_obstacle() {
     world(|w| {
         let mut ip = make(UDP, (w.a.v4, 4000), (FAR, 53));

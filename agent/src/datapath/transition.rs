@@ -1,0 +1,345 @@
+//! From the maps of the programs that run to those of the programs that are about to, and back.
+//!
+//! 1. [`Transition::begin`]: the new maps are there, beside the old ones. What is in those is carried
+//!    over once, and then what changed meanwhile, until hardly anything does;
+//! 2. [`Transition::swap`]: the programs are swapped, and what was written since is carried;
+//! 3. [`Transition::finish`]: nobody uses the old maps any more, and their pins go.
+//!
+//! Which maps are used at a moment is said by `CONFIG`, where the generation of the programs that run
+//! is written as they are swapped. Whoever is killed is followed by one that begins with the maps that
+//! are used, and removes the others.
+//!
+//! An agent of an earlier generation knows no function for later maps. It takes the fields that it knows
+//! by name, where they are written down (`LAYOUT_FIELDS`); an agent of the first release, which reads
+//! nothing of that, finds what one that ended in order left in its own places ([`leave`]).
+
+use super::{
+    DatapathConfig, DatapathError,
+    attach::list,
+    carry::{Carry, Convert},
+    maps::{
+        self, Layouts,
+        layouts::Recorded,
+        migrations::{self, same},
+        shape::{self, Expected},
+    },
+    object::{self, Before, Objects, Successor},
+    raw_map::RawMap,
+    sys,
+};
+use crate::chain::Chain;
+use sinabro_common::{abi::layout::Place, fail_point::fail_point};
+use std::{collections::BTreeSet, fs, path::Path};
+
+/// Passes before programs are swapped, at most: where so much changes, more would not help.
+const PASSES: usize = 8;
+
+pub struct Transition {
+    carries: Vec<Carry>,
+    maps: Vec<Expected>,
+}
+
+impl Transition {
+    /// Takes over what there is for the objects' maps; also whether those hold what the maps of
+    /// before did, so that their programs can run at once.
+    pub fn begin(
+        objects: &mut Objects,
+        config: &DatapathConfig,
+    ) -> Result<(Self, bool), DatapathError> {
+        let directory = &config.bpf_dir;
+        let recorded = Recorded::read(directory);
+        let maps = shape::expected(config);
+        let mut carries = Vec::new();
+        let mut whole = true;
+        for successor in objects.successors.drain(..) {
+            // The acceleration's maps are there only where its object was loaded.
+            if !object::exists(&successor.pin) {
+                continue;
+            }
+            let before = carries.len();
+            let Successor {
+                map,
+                pin,
+                instead_of,
+            } = successor;
+            let (name, path) = (map.shape.name, map.path(directory));
+            match instead_of {
+                Before::Earlier => carries.extend(from_earlier(directory, &map, &recorded)),
+                Before::Later(later, moves) => {
+                    let convert = move |key: &[u8], value: &[u8]| moves.entry(key, value);
+                    carries.extend(carry(name, &later, &pin, Box::new(convert)));
+                    replace(&pin, &path)?;
+                }
+                Before::Misfit(misfit) => {
+                    if misfit.is_other_size {
+                        carries.extend(carry(name, &path, &pin, Box::new(same)));
+                    }
+                    let by = match carries.len() > before {
+                        true => "another that takes over what is in it",
+                        false => "an empty one",
+                    };
+                    let how = misfit.how;
+                    tracing::warn!(
+                        path = %path.display(),
+                        "pinned map does not fit and is replaced by {by}: {how}"
+                    );
+                    replace(&pin, &path)?;
+                }
+            }
+            whole &= carries.len() > before;
+        }
+        // Left by one that was killed before it had carried everything, or by one that ended in order,
+        // for an agent of before.
+        if objects.ran == shape::generation() {
+            let carried: BTreeSet<_> = carries.iter().map(|carry: &Carry| carry.name).collect();
+            let others = maps.iter().filter(|map| !carried.contains(map.shape.name));
+            let left = others.flat_map(|map| from_earlier(directory, map, &recorded));
+            carries.extend(left.collect::<Vec<_>>());
+        }
+        let begun = carries.len();
+        let mut transition = Self { carries, maps };
+        transition.settle();
+        whole &= transition.carries.len() == begun;
+        Ok((transition, whole))
+    }
+
+    /// Puts the programs of interfaces in the place of others, which use other maps, and carries what those
+    /// write until then. `put` says whether any of an uplink was replaced.
+    pub fn swap(
+        &mut self,
+        config: &maps::Config,
+        put: impl FnOnce() -> Result<bool, DatapathError>,
+    ) -> Result<(), DatapathError> {
+        self.settle();
+        if !self.carries.is_empty() {
+            config.carrying(true)?;
+        }
+        let put = put();
+        fail_point("swapped");
+        if let Ok(true) = put {
+            config.runs(shape::generation())?;
+        }
+        fail_point("swapped-noted");
+        self.carry();
+        config.carrying(false)?;
+        put.map(drop)
+    }
+
+    /// Carries until hardly anything changes meanwhile.
+    fn settle(&mut self) {
+        for _ in 0..PASSES {
+            if self.carry() == 0 {
+                break;
+            }
+        }
+    }
+
+    /// Carries what was written since the last time, and returns how many entries that were. What
+    /// cannot be carried is no reason to have no programs.
+    fn carry(&mut self) -> u64 {
+        let mut carried = 0;
+        self.carries.retain_mut(|carry| match carry.pass() {
+            Ok(count) => {
+                carried += count;
+                true
+            }
+            Err(error) => {
+                tracing::warn!(
+                    map = carry.name,
+                    "its content cannot be carried over, and begins again: {error}"
+                );
+                false
+            }
+        });
+        carried
+    }
+
+    /// Removes what nobody uses any more.
+    pub fn finish(self, directory: &Path, layouts: &Layouts) -> Result<(), DatapathError> {
+        for carry in &self.carries {
+            let Carry {
+                name: map,
+                carried,
+                lost,
+                garbage,
+                ..
+            } = *carry;
+            tracing::info!(
+                map,
+                carried,
+                lost,
+                garbage,
+                "carried over to a map of this version"
+            );
+        }
+        let places: BTreeSet<_> = self.maps.iter().map(|map| map.path(directory)).collect();
+        let remove = |place: Place<'_>, path: &Path| {
+            if places.contains(path) || path.is_dir() {
+                return Ok(());
+            }
+            object::remove_pin(path)?;
+            layouts.forget(place)
+        };
+        for map in earlier_maps(&self.maps).iter().chain(&self.maps) {
+            let place = Place {
+                number: 1,
+                ..map.place()
+            };
+            remove(place, &directory.join(place.name))?;
+        }
+        for name in list(directory)? {
+            let Some(number) = shape::generation_of(&name) else {
+                continue;
+            };
+            let of_generation = directory.join(&name);
+            for name in &list(&of_generation)? {
+                remove(Place { name, number }, &of_generation.join(name))?;
+            }
+            // It has maps of this version, or what others put there.
+            let _ = fs::remove_dir(&of_generation);
+        }
+        Ok(())
+    }
+}
+
+/// Puts a map that was made in the place of another.
+fn replace(pin: &Path, path: &Path) -> Result<(), DatapathError> {
+    if path.is_dir() {
+        object::remove_pin(path)?;
+    }
+    fs::rename(pin, path).map_err(|source| DatapathError::File {
+        what: "replacing pinned map",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Carries from the earlier maps of one, as far as they are there and what they are thought to be.
+fn from_earlier(directory: &Path, map: &Expected, recorded: &Recorded) -> Vec<Carry> {
+    let of_map = migrations::ALL
+        .iter()
+        .filter(|migration| migration.map == map.shape.name);
+    of_map
+        .filter_map(|migration| {
+            let earlier = (migration.earlier)(*map);
+            let misfit = object::misfit(directory, &earlier, recorded);
+            if misfit.is_some_and(|misfit| !misfit.is_other_size) {
+                return None;
+            }
+            let (from, to) = (earlier.path(directory), map.path(directory));
+            carry(map.shape.name, &from, &to, Box::new(migration.up))
+        })
+        .collect()
+}
+
+fn carry(name: &'static str, from: &Path, to: &Path, convert: Box<Convert>) -> Option<Carry> {
+    let (from, to) = (RawMap::open(from).ok()?, RawMap::open(to).ok()?);
+    (from.is_table() && to.is_table()).then(|| Carry::new(name, from, to, convert))
+}
+
+fn earlier_maps(maps: &[Expected]) -> Vec<Expected> {
+    let earlier = |migration: &migrations::Migration| {
+        let present = maps.iter().find(|map| map.shape.name == migration.map);
+        present.map(|map| (migration.earlier)(*map))
+    };
+    migrations::ALL.iter().filter_map(earlier).collect()
+}
+
+/// Leaves what is in the maps in the places and the layouts that the version before has, which may be
+/// the next to come: it uses what it finds there. Where the present version comes again, it removes that.
+pub fn leave(config: &DatapathConfig, layouts: &Layouts) -> Result<(), DatapathError> {
+    let directory = &config.bpf_dir;
+    let maps = shape::expected(config);
+    for migration in migrations::ALL {
+        let Some(map) = maps.iter().find(|map| map.shape.name == migration.map) else {
+            continue;
+        };
+        let earlier = (migration.earlier)(*map);
+        let path = earlier.path(directory);
+        let fill = || -> std::io::Result<RawMap> {
+            let present = RawMap::open(&map.path(directory))?;
+            let copy = RawMap::create(&earlier.shape.info())?;
+            let filled = RawMap::new(copy.fd().try_clone_to_owned()?)?;
+            Carry::new(map.shape.name, present, copy, Box::new(migration.down)).pass()?;
+            Ok(filled)
+        };
+        match fill() {
+            Ok(filled) => {
+                object::remove_pin(&path)?;
+                object::make_parent(&path)?;
+                sys::obj_pin(filled.fd(), &path).map_err(|source| DatapathError::File {
+                    what: "pinning map",
+                    path,
+                    source,
+                })?;
+                layouts.note(directory, &[earlier])?;
+            }
+            Err(error) => {
+                let map = map.shape.name;
+                tracing::warn!(
+                    map,
+                    "an earlier version would find it empty: {}",
+                    Chain(&error)
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::sys::MapInfo, *};
+    use crate::datapath::raw_map::Put;
+    use aya::maps::{Map, MapData};
+    use sinabro_common::abi::config::{FLAG_CARRYING, NodeConfig};
+
+    fn map(map_type: u32, value_size: u32) -> RawMap {
+        RawMap::create(&MapInfo {
+            map_type,
+            id: 0,
+            key_size: 4,
+            value_size,
+            max_entries: 1,
+            map_flags: 0,
+        })
+        .unwrap()
+    }
+
+    fn again(map: &RawMap) -> RawMap {
+        RawMap::new(map.fd().try_clone_to_owned().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_while_programs_are_swapped_arrives() {
+        let array = map(2, size_of::<NodeConfig>() as u32);
+        let array = MapData::from_fd(array.fd().try_clone_to_owned().unwrap()).unwrap();
+        let config = maps::Config::new(Map::Array(array)).unwrap();
+        let (from, to) = (map(1, 1), map(1, 1));
+        let carry = Carry::new("TABLE", again(&from), again(&to), Box::new(same));
+        let mut transition = Transition {
+            carries: vec![carry],
+            maps: Vec::new(),
+        };
+        let flags = || config.get().unwrap().flags & FLAG_CARRYING;
+        let swap = || {
+            assert_eq!(
+                flags(),
+                FLAG_CARRYING,
+                "programs wait for what is on its way"
+            );
+            from.put(&[1; 4], &[7], Put::Any).unwrap();
+            Ok(true)
+        };
+        transition.swap(&config, swap).unwrap();
+        assert_eq!(to.get(&[1; 4]).unwrap(), Some(vec![7]));
+        assert_eq!(flags(), 0);
+        assert_eq!(config.get().unwrap().flags >> 24, shape::generation());
+
+        // What fails leaves nobody waiting, and does not say that others run.
+        config.runs(9).unwrap();
+        let failed = || Err(DatapathError::NotBuilt);
+        assert!(transition.swap(&config, failed).is_err());
+        assert_eq!((flags(), config.get().unwrap().generation()), (0, 9));
+    }
+}

@@ -1,0 +1,316 @@
+//! An agent that lays a map out in another way takes the place of one that does not, and gives way to it
+//! again, under load: masqueraded connections keep their ports, no path stands still, and nothing is left.
+//!
+//! `cargo xtask test` builds such an agent (feature `layout-next`), as well as an earlier state from git's
+//! history, and says where they are.
+#![allow(clippy::unwrap_used)]
+
+use sinabro_common::{
+    api::{Request, Response},
+    fail_point, names,
+};
+use sinabro_lab::{
+    Binaries, Lab, Lifetime, Node,
+    checks::Scene,
+    traffic::{
+        PATIENCE, accept, connect, readable,
+        unbroken::{Pace, Traffic},
+    },
+};
+use std::{
+    env,
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::unix::process::ExitStatusExt as _,
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// Undisturbed, to be compared with.
+const BEFORE: Duration = Duration::from_secs(8);
+
+/// Two meters at once would be in each other's way.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn from(variable: &str) -> Binaries {
+    let dir = env::var_os(variable);
+    Binaries::at(dir.unwrap_or_else(|| {
+        panic!("{variable} is a directory of programs: `cargo xtask test` builds them and sets it")
+    }))
+    .unwrap()
+}
+
+fn next() -> Binaries {
+    from("SINABRO_NEXT_DIR")
+}
+
+fn outside_v4(scene: &Scene) -> IpAddr {
+    let addresses = scene.lab().outside_addresses().unwrap();
+    addresses.into_iter().find(IpAddr::is_ipv4).unwrap()
+}
+
+/// A connection and a flow of datagrams from a pod to the outside, and as whom the outside knows them.
+struct Held {
+    client: TcpStream,
+    server: TcpStream,
+    asks: UdpSocket,
+    answers: UdpSocket,
+    known_as: SocketAddr,
+    said: u64,
+}
+
+impl Held {
+    fn open(scene: &Scene) -> Self {
+        let (pod, outside) = (scene.pod(1, 1).place(), scene.lab().outside().place());
+        let address = outside_v4(scene);
+        let bound = outside.run(|| {
+            Ok((
+                TcpListener::bind((address, 0))?,
+                UdpSocket::bind((address, 0))?,
+            ))
+        });
+        let (listener, answers) = bound.unwrap();
+        let (tcp, udp) = (
+            listener.local_addr().unwrap(),
+            answers.local_addr().unwrap(),
+        );
+        let opened = pod.run(|| {
+            let asks = UdpSocket::bind(("0.0.0.0", 0))?;
+            asks.connect(udp)?;
+            Ok((connect(tcp)?, asks))
+        });
+        let (client, asks) = opened.unwrap();
+        let (server, _) = accept(&listener, Instant::now() + PATIENCE).unwrap();
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        }
+        let mut held = Self {
+            client,
+            server,
+            known_as: SocketAddr::new(address, 0),
+            asks,
+            answers,
+            said: 0,
+        };
+        held.known_as = held.datagram();
+        held
+    }
+
+    /// Both ways; and who the outside thinks that it was.
+    fn datagram(&mut self) -> SocketAddr {
+        self.said += 1;
+        let said = self.said.to_be_bytes();
+        self.asks.send(&said).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        assert!(readable(&self.answers, deadline).unwrap(), "no datagram");
+        let mut heard = [0; 8];
+        let (_, from) = self.answers.recv_from(&mut heard).unwrap();
+        assert_eq!(heard, said);
+        self.answers.send_to(&said, from).unwrap();
+        assert!(readable(&self.asks, deadline).unwrap(), "no answer");
+        self.asks.recv(&mut heard).unwrap();
+        assert_eq!(heard, said);
+        from
+    }
+
+    /// That what was there before goes on, in both directions, as the same.
+    fn goes_on(&mut self, when: &str) {
+        assert_eq!(self.datagram(), self.known_as, "{when}");
+        let said = self.said.to_be_bytes();
+        for (from, to) in [(&self.client, &self.server), (&self.server, &self.client)] {
+            let (mut from, mut to, mut heard) = (from, to, [0; 8]);
+            from.write_all(&said)
+                .and_then(|()| to.read_exact(&mut heard))
+                .unwrap_or_else(|error| panic!("{when}: {error}"));
+            assert_eq!(heard, said, "{when}");
+        }
+    }
+}
+
+fn pins(node: &Node) -> PathBuf {
+    node.namespace().path(names::BPF_DIR)
+}
+
+/// Exactly one table is there, in this version's place.
+fn only_of(node: &Node, generation: u32) {
+    let (first, second) = (pins(node).join("NAT"), pins(node).join("v2"));
+    let found = (first.exists(), second.join("NAT").exists(), second.exists());
+    let is_second = generation == 2;
+    assert_eq!(found, (!is_second, is_second, is_second), "{}", node.log());
+    assert!(!pins(node).join("NAT_next").exists());
+}
+
+fn start(node: &Node, binaries: &Binaries, flags: &[&str]) {
+    node.set_binaries(binaries.clone());
+    node.start_agent_with(flags).unwrap();
+    node.wait_ready().unwrap();
+}
+
+fn scene(binaries: &Binaries, flags: &[&str]) -> Scene {
+    let lab = Lab::new(binaries.clone(), 2, Lifetime::Process).unwrap();
+    for node in lab.nodes() {
+        node.start_agent_with(flags).unwrap();
+        node.wait_ready().unwrap();
+    }
+    Scene::new(lab).unwrap()
+}
+
+/// Programs by links where the kernel has them (Linux 6.6), swapped as soon as they are loaded.
+#[test]
+fn flows_outlive_another_layout_and_the_way_back() {
+    there_and_back("auto");
+}
+
+/// Programs by filters, each of which is replaced when its interface comes by.
+#[test]
+fn flows_outlive_another_layout_by_filters() {
+    there_and_back("clsact");
+}
+
+fn there_and_back(mode: &str) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let attach = format!("--attach={mode}");
+    let flags = [attach.as_str()];
+    let (now, next) = (Binaries::find().unwrap(), next());
+    let scene = scene(&now, &flags);
+    let node = scene.node(1);
+    let mut held = Held::open(&scene);
+    let pace = Pace {
+        pause: Duration::from_millis(10),
+        clients: 1,
+    };
+    let traffic = Traffic::start(&scene.paths().unwrap(), pace).unwrap();
+    traffic.watch(BEFORE);
+    for (step, binaries, generation, killed) in [
+        ("upgraded", &next, 2, false),
+        ("taken back", &now, 1, false),
+        ("upgraded again", &next, 2, true),
+        ("started again", &next, 2, false),
+        ("taken back after a kill", &now, 1, true),
+    ] {
+        traffic.event(&format!("n1 was {step}")).unwrap();
+        match killed {
+            true => node.kill_agent().unwrap(),
+            false => node.stop_agent().unwrap(),
+        }
+        held.goes_on(&format!("without an agent, before it was {step}"));
+        start(node, binaries, &flags);
+        held.goes_on(step);
+        // Begun by its programs.
+        Held::open(&scene).goes_on(step);
+        only_of(node, generation);
+        traffic.must_flow(step).unwrap();
+    }
+    println!(
+        "{}",
+        traffic
+            .finish()
+            .unwrap_or_else(|error| panic!("{error:?}\n{}", node.log()))
+    );
+    let log = node.log();
+    let broken = log.lines().filter(|line| line.contains("ERROR"));
+    assert_eq!(broken.collect::<Vec<_>>(), Vec::<&str>::new());
+}
+
+/// Killed between any two steps: whoever comes next goes on, of either version.
+#[test]
+fn killed_between_two_steps_flows_go_on_with_either_version() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (now, next) = (Binaries::find().unwrap(), next());
+    let scene = scene(&now, &[]);
+    let node = scene.node(1);
+    let mut held = Held::open(&scene);
+    for point in fail_point::CARRYING {
+        for (dies, generation) in [(&next, 2), (&now, 1)] {
+            for (follows, left) in [(&next, 2), (&now, 1)] {
+                let round = format!("killed at {point} towards {generation}, then {left}");
+                // From the other version.
+                let other = if generation == 2 { &now } else { &next };
+                node.stop_agent().unwrap();
+                start(node, other, &[]);
+                held.goes_on(&format!("before: {round}"));
+                node.stop_agent().unwrap();
+                node.set_binaries(dies.clone());
+                node.start_agent_failing_at(point, &[]).unwrap();
+                let end = node.agent_end().unwrap();
+                assert_eq!(end.signal(), Some(9), "{round}: {end}\n{}", node.log());
+                held.goes_on(&format!("{round}: without an agent"));
+                start(node, follows, &[]);
+                held.goes_on(&round);
+                only_of(node, left);
+            }
+        }
+    }
+}
+
+/// The first release keeps no records: it finds what an agent that ends in order leaves to it.
+#[test]
+fn the_first_release_finds_its_own() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (first, next) = (from("SINABRO_EARLIER_DIR"), next());
+    let scene = scene(&first, &[]);
+    let node = scene.node(1);
+    let mut held = Held::open(&scene);
+    for step in ["once", "twice"] {
+        node.stop_agent().unwrap();
+        start(node, &next, &[]);
+        held.goes_on(&format!("upgraded {step}"));
+        only_of(node, 2);
+        node.stop_agent().unwrap();
+        start(node, &first, &[]);
+        held.goes_on(&format!("taken back {step}"));
+    }
+    // Killed, it leaves nothing, and what the first release makes then is what counts.
+    node.stop_agent().unwrap();
+    start(node, &next, &[]);
+    node.kill_agent().unwrap();
+    start(node, &first, &[]);
+    let mut late = Held::open(&scene);
+    node.stop_agent().unwrap();
+    start(node, &next, &[]);
+    late.goes_on("upgraded after the first release ran");
+    only_of(node, 2);
+}
+
+/// As many flows as there are ports for.
+#[test]
+fn a_large_table_is_carried_whole() {
+    const FLOWS: u16 = 20_000;
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (now, next) = (Binaries::find().unwrap(), next());
+    let scene = scene(&now, &[]);
+    let node = scene.node(1);
+    let address = outside_v4(&scene);
+    let mut held = Held::open(&scene);
+    let sent = scene.pod(1, 2).place().run(|| {
+        let socket = UdpSocket::bind(("0.0.0.0", 0))?;
+        for port in 20_000..20_000 + FLOWS {
+            // Nobody is there, which the outside says by ICMP.
+            let _ = socket.send_to(b"x", (address, port));
+        }
+        Ok(())
+    });
+    sent.unwrap();
+    for (binaries, generation) in [(&next, 2), (&now, 1)] {
+        node.stop_agent().unwrap();
+        start(node, binaries, &[]);
+        held.goes_on("with a large table");
+        only_of(node, generation);
+        let Response::Metrics(metrics) = node.ask(Request::Metrics).unwrap() else {
+            panic!("no metrics");
+        };
+        let log = node.log();
+        let said = log.lines().rfind(|line| line.contains("carried over"));
+        let said = said.unwrap();
+        println!("{} flows: {said}", metrics.nat_flows);
+        assert!(
+            said.contains("garbage=0") && said.contains("lost=0"),
+            "{said}"
+        );
+        // Half a minute without an answer ends them.
+        if generation == 2 {
+            assert!(metrics.nat_flows >= FLOWS.into(), "{}", metrics.nat_flows);
+        }
+    }
+}
