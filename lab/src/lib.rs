@@ -12,6 +12,7 @@
 //! - [`lab`]: the drawing above; [`node`], [`agent`], [`pod`], [`cni`]: what is on a node;
 //! - [`program`]: other programs, in a pod and on a CPU;
 //! - [`confinement`]: programs that may do no more than in an unprivileged container;
+//! - [`datapath`]: the maps of a node's data path;
 //! - [`kernel`]: what the running kernel lacks;
 //! - [`traffic`]: what is sent between them;
 //! - [`checks`], [`measures`]: what must hold and how well, for the demo and the tests alike;
@@ -25,6 +26,7 @@ pub mod agent;
 pub mod checks;
 pub mod cni;
 pub mod confinement;
+pub mod datapath;
 pub mod holder;
 pub mod kernel;
 pub mod lab;

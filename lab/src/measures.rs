@@ -86,8 +86,8 @@ pub fn measure(planned: &Planned<'_>) -> Result<Path> {
         name,
         title,
         gbit_per_second: stream.per_second() * 8.0 / 1e9,
-        latency_p50_us: latency.p50.as_secs_f64() * 1e6,
-        latency_p99_us: latency.p99.as_secs_f64() * 1e6,
+        latency_p50_us: latency.percentile(50.0).as_secs_f64() * 1e6,
+        latency_p99_us: latency.percentile(99.0).as_secs_f64() * 1e6,
     })
 }
 

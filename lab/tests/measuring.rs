@@ -6,8 +6,9 @@ use sinabro_lab::{
     Place,
     traffic::{
         brief::brief,
-        one_way::one_way,
-        round_trips::round_trips,
+        datagrams::datagrams,
+        one_way::{one_way, streams},
+        round_trips::{latency, round_trips},
         seat::{Ends, Seat, two_cpus},
     },
 };
@@ -53,6 +54,8 @@ fn every_kind_of_traffic_counts_what_arrived() -> Result<()> {
             assert!(measured.count > 0 && measured.cpu > Duration::ZERO);
             assert_eq!(measured.count % message as u64, 0);
         }
+        let measured = streams(ends, &listener, 8, 100_000, TIME)?;
+        assert!(measured.count >= 800_000 && measured.time > Duration::ZERO);
         // More than the sockets' buffers hold, both ways, over connections of one thread.
         for (size, connections) in [(1, 1), (64 << 10, 1), (1, 16), (1 << 20, 16)] {
             let measured = round_trips(ends, &listener, size, connections, TIME)?;
@@ -60,6 +63,13 @@ fn every_kind_of_traffic_counts_what_arrived() -> Result<()> {
         }
         let measured = brief(ends, &listener, 4, 10, TIME)?;
         assert!(measured.count > 0);
+        for size in [64, 1400] {
+            let measured = datagrams(ends, size, TIME)?;
+            assert!(measured.received.count > 0 && measured.received.count <= measured.sent);
+        }
+        let latency = latency(ends, 100)?;
+        assert!(latency.percentile(50.0) <= latency.percentile(99.0));
+        assert!(latency.percentile(0.0) > Duration::ZERO);
         Ok(())
     })
 }

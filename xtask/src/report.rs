@@ -1,22 +1,33 @@
-//! Reports as JSON files.
+//! Reports as files.
 
 use crate::root;
 use anyhow::{Context as _, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::{fs, path::Path};
 
 /// Writes a report; it belongs to the user who asked for it, also under sudo.
 pub fn write(path: &Path, report: &impl Serialize) -> Result<()> {
-    let mut json = serde_json::to_vec_pretty(report)?;
-    json.push(b'\n');
-    fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
-    root::give_back(path);
+    let mut json = serde_json::to_string_pretty(report)?;
+    json.push('\n');
+    write_text(path, &json)
+}
+
+/// The same of a report that is text already.
+pub fn write_text(path: &Path, text: &str) -> Result<()> {
+    save(path, text)?;
     println!("  written to {}", path.display());
     Ok(())
 }
 
+/// The same without a word.
+pub fn save(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    root::give_back(path);
+    Ok(())
+}
+
 /// What the figures were measured on.
-#[derive(Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Machine {
     pub kernel: String,
     pub cpu: String,

@@ -38,6 +38,8 @@ pub enum Need {
     Iperf3,
     /// Makes the firewalls of others in tests.
     Nft,
+    /// Makes the rules of kube-proxy and flannel in benchmarks.
+    Iptables,
     /// A C++ compiler, which builds libFuzzer.
     CppCompiler,
     /// The plugins that ours is compared with.
@@ -75,6 +77,13 @@ pub const BENCH: &[Need] = &[
     Need::BpfLinker,
     Need::StaticLibc,
     Need::ReferencePlugins,
+];
+pub const BENCH_POD: &[Need] = &[
+    Need::RustSrc,
+    Need::BpfLinker,
+    Need::StaticLibc,
+    Need::ReferencePlugins,
+    Need::Iptables,
 ];
 pub const BENCH_TCP: &[Need] = &[
     Need::RustSrc,
@@ -133,6 +142,7 @@ const ALL: &[Need] = &[
     Need::CppCompiler,
     Need::Iperf3,
     Need::Nft,
+    Need::Iptables,
     Need::ReferencePlugins,
     Need::HttpTools,
     Need::Runc,
@@ -179,6 +189,7 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
             | Need::CppCompiler
             | Need::Iperf3
             | Need::Nft
+            | Need::Iptables
             | Need::Qemu
             | Need::ClusterTools
             | Need::CrossCompiler(_) => {}
@@ -201,6 +212,7 @@ impl Need {
             Self::CppCompiler => "C++ compiler",
             Self::Iperf3 => "iperf3",
             Self::Nft => "nft",
+            Self::Iptables => "iptables",
             Self::ReferencePlugins => "ptp, host-local",
             Self::HttpTools => "wrk, nginx",
             Self::Runc => "runc",
@@ -233,6 +245,7 @@ impl Need {
             Self::CppCompiler => which("c++")?,
             Self::Iperf3 => which("iperf3")?,
             Self::Nft => which("nft")?,
+            Self::Iptables => which("iptables-restore")?,
             Self::ReferencePlugins => reference_plugins()?,
             Self::HttpTools => {
                 let (wrk, nginx) = (which("wrk")?, nginx()?);
@@ -266,6 +279,7 @@ impl Need {
             Self::CppCompiler => &[("c++", "g++")],
             Self::Iperf3 => &[("iperf3", "iperf3")],
             Self::Nft => &[("nft", "nftables")],
+            Self::Iptables => &[("iptables-restore", "iptables")],
             Self::HttpTools => &[("wrk", "wrk")],
             Self::Qemu => &QEMU,
             Self::ClusterTools => &CLUSTER_TOOLS,

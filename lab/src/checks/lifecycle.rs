@@ -3,11 +3,12 @@
 use super::Scene;
 use crate::{
     Node, Pod,
+    datapath::map,
     traffic::{PATIENCE, icmp, udp},
     wait::wait_for,
 };
 use anyhow::{Context as _, Result, ensure};
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{HashMap, MapData};
 use sinabro_common::{
     abi::{
         Addr,
@@ -181,15 +182,6 @@ fn traces(node: &Node, pod: &Pod, link: &str) -> Result<Vec<String>> {
         }
     }
     Ok(traces)
-}
-
-/// A map of the node's data path.
-fn map<K: aya::Pod, V: aya::Pod>(node: &Node, name: &str) -> Result<HashMap<MapData, K, V>> {
-    let open = || -> Result<_> {
-        let path = node.namespace().path(names::BPF_DIR).join(name);
-        Ok(Map::from_map_data(MapData::from_pin(path)?)?.try_into()?)
-    };
-    open().with_context(|| format!("cannot open map {name} of {}", node.name()))
 }
 
 pub(super) fn report(node: &Node, pod: &Pod) -> Result<EndpointReport> {

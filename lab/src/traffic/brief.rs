@@ -5,16 +5,15 @@
 
 use super::{
     PATIENCE,
-    seat::{Ends, Measured, thread_cpu, timed},
+    seat::{Ends, Measured, by_threads, timed},
 };
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
 use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::AsRawFd as _,
     sync::atomic::{AtomicBool, Ordering},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -60,23 +59,6 @@ fn clients(target: SocketAddr, threads: usize, before: usize, time: Duration) ->
     let (count, cpu) = timed(time, |stop| by_threads(threads, || visits(target, stop)))?;
     let time = start.elapsed();
     Ok(Measured { count, time, cpu })
-}
-
-/// The sum of what several threads counted, and of their CPU time.
-fn by_threads(threads: usize, f: impl Fn() -> Result<u64> + Sync) -> Result<(u64, Duration)> {
-    let one = || -> Result<_> {
-        let cpu = thread_cpu()?;
-        Ok((f()?, thread_cpu()? - cpu))
-    };
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
-        let mut sum = (0, Duration::ZERO);
-        for thread in threads {
-            let (count, cpu) = thread.join().map_err(|_| anyhow!("a thread panicked"))??;
-            sum = (sum.0 + count, sum.1 + cpu);
-        }
-        Ok(sum)
-    })
 }
 
 fn visits(target: SocketAddr, stop: &AtomicBool) -> Result<u64> {

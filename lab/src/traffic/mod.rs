@@ -3,10 +3,11 @@
 //! Every exchange has a deadline; every error says from where to where. Servers take a free
 //! port, so exchanges may run beside one another.
 //!
-//! [`round_trips`], [`one_way`] and [`brief`] are for measuring: one CPU per end ([`seat`]), a
+//! [`round_trips`], [`one_way`], [`brief`] and [`datagrams`] are for measuring: one CPU per end ([`seat`]), a
 //! given port, and nothing but the system calls that an application would make.
 
 pub mod brief;
+pub mod datagrams;
 pub mod gaps;
 pub mod http;
 pub mod icmp;

@@ -6,14 +6,17 @@
 
 use super::{
     PATIENCE, accept, connect,
-    seat::{Ends, Measured, thread_cpu, timed},
+    seat::{Ends, Measured, by_threads, timed},
     tcp,
 };
 use anyhow::{Context as _, Result, ensure};
 use std::{
     io::Write as _,
-    net::TcpListener,
-    sync::atomic::Ordering,
+    net::{SocketAddr, TcpListener},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -24,38 +27,51 @@ pub fn one_way(
     message: usize,
     time: Duration,
 ) -> Result<Measured> {
+    streams(ends, listener, 1, message, time)
+}
+
+/// The same of several connections at once, each with a thread at both ends.
+pub fn streams(
+    ends: Ends<'_>,
+    listener: &TcpListener,
+    connections: usize,
+    message: usize,
+    time: Duration,
+) -> Result<Measured> {
     let target = listener.local_addr()?;
-    let client = || -> Result<(u64, Duration)> {
-        let mut stream = connect(target).context("cannot connect")?;
-        stream.set_nodelay(false)?;
-        let mut block = tcp::block();
-        block.resize(message, b'x');
-        let cpu = thread_cpu()?;
-        let sent = timed(time, |stop| -> Result<u64> {
-            let mut sent = 0;
-            while !stop.load(Ordering::Relaxed) {
-                stream.write_all(&block).context("cannot send")?;
-                sent += message as u64;
-            }
-            Ok(sent)
-        })?;
-        Ok((sent, thread_cpu()? - cpu))
+    let client = || {
+        timed(time, |stop| {
+            by_threads(connections, || send(target, message, stop))
+        })
     };
-    let server = || -> Result<Measured> {
-        let (mut stream, _) = accept(listener, Instant::now() + PATIENCE)?;
-        let cpu = thread_cpu()?;
-        let (count, time) = tcp::drain(&mut stream, message).context("cannot receive")?;
-        let cpu = thread_cpu()? - cpu;
-        Ok(Measured { count, time, cpu })
+    let longest = Mutex::new(Duration::ZERO);
+    let server = || {
+        by_threads(connections, || {
+            let (mut stream, _) = accept(listener, Instant::now() + PATIENCE)?;
+            let (count, time) = tcp::drain(&mut stream, message).context("cannot receive")?;
+            let mut longest = longest.lock().unwrap_or_else(PoisonError::into_inner);
+            *longest = time.max(*longest);
+            Ok(count)
+        })
     };
-    let ((sent, cpu), received) = ends.run(client, server)?;
-    ensure!(
-        sent == received.count,
-        "{} of {sent} bytes arrived",
-        received.count
-    );
+    let ((sent, client_cpu), (count, server_cpu)) = ends.run(client, server)?;
+    ensure!(sent == count, "{count} of {sent} bytes arrived");
     Ok(Measured {
-        cpu: received.cpu + cpu,
-        ..received
+        count,
+        time: longest.into_inner().unwrap_or_else(PoisonError::into_inner),
+        cpu: client_cpu + server_cpu,
     })
+}
+
+fn send(target: SocketAddr, message: usize, stop: &AtomicBool) -> Result<u64> {
+    let mut stream = connect(target).context("cannot connect")?;
+    stream.set_nodelay(false)?;
+    let mut block = tcp::block();
+    block.resize(message, b'x');
+    let mut sent = 0;
+    while !stop.load(Ordering::Relaxed) {
+        stream.write_all(&block).context("cannot send")?;
+        sent += message as u64;
+    }
+    Ok(sent)
 }

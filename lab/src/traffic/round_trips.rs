@@ -66,10 +66,18 @@ pub fn round_trips(
 }
 
 /// How long round trips of one byte take over one open connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Latency {
-    pub p50: Duration,
-    pub p99: Duration,
+    /// In their order, at least one.
+    times: Vec<Duration>,
+}
+
+impl Latency {
+    /// The time that `percent` of the round trips did not exceed (nearest rank).
+    pub fn percentile(&self, percent: f64) -> Duration {
+        let rank = (percent * self.times.len() as f64 / 100.0).ceil() as usize;
+        self.times[rank.clamp(1, self.times.len()) - 1]
+    }
 }
 
 /// Times each of so many round trips by itself: a look at the clock costs about a percent of one,
@@ -92,9 +100,8 @@ pub fn latency(ends: Ends<'_>, rounds: usize) -> Result<Latency> {
     let server = || answer(accept(&listener, Instant::now() + PATIENCE)?.0, 1);
     let (mut times, _) = ends.run(client, server)?;
     times.sort_unstable();
-    let at = |percent: usize| times.get(rounds.saturating_sub(1) * percent / 100).copied();
-    let (p50, p99) = at(50).zip(at(99)).context("no round trip was made")?;
-    Ok(Latency { p50, p99 })
+    ensure!(!times.is_empty(), "no round trip was made");
+    Ok(Latency { times })
 }
 
 fn ask(mut stream: TcpStream, size: usize, stop: &AtomicBool) -> Result<u64> {
@@ -227,4 +234,27 @@ fn advance(stream: &mut TcpStream, phase: Phase, buffer: &mut [u8]) -> Result<St
         }
     }
     Ok(Step::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_the_nearest_rank() {
+        let times = (1..=1000).map(Duration::from_micros).collect();
+        let latency = Latency { times };
+        for (percent, micros) in [
+            (0.0, 1),
+            (50.0, 500),
+            (99.0, 990),
+            (99.9, 999),
+            (100.0, 1000),
+        ] {
+            let found = latency.percentile(percent);
+            assert_eq!(found, Duration::from_micros(micros), "{percent}");
+        }
+        let times = vec![Duration::from_micros(7)];
+        assert_eq!(Latency { times }.percentile(99.9), Duration::from_micros(7));
+    }
 }

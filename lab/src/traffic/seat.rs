@@ -130,6 +130,26 @@ pub(super) fn thread_cpu() -> Result<Duration> {
     Ok(time.context("cannot ask for a thread's CPU time")?.into())
 }
 
+/// The sum of what several threads counted, and of their CPU time.
+pub(super) fn by_threads(
+    threads: usize,
+    f: impl Fn() -> Result<u64> + Sync,
+) -> Result<(u64, Duration)> {
+    let one = || -> Result<_> {
+        let cpu = thread_cpu()?;
+        Ok((f()?, thread_cpu()? - cpu))
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
+        let mut sum = (0, Duration::ZERO);
+        for thread in threads {
+            let (count, cpu) = thread.join().map_err(|_| anyhow!("a thread panicked"))??;
+            sum = (sum.0 + count, sum.1 + cpu);
+        }
+        Ok(sum)
+    })
+}
+
 /// Calls `f` with a flag that goes up after `time`: looking at it costs less than at a clock.
 pub(super) fn timed<T>(time: Duration, f: impl FnOnce(&AtomicBool) -> T) -> T {
     let stop = AtomicBool::new(false);

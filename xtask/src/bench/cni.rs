@@ -8,11 +8,11 @@
 //! Our DEL answers before the kernel has taken the link apart, ptp's after. So the time until
 //! all links are gone is a row of its own, and nothing is timed before the kernel has settled.
 
-use super::{Programs, Report, Row, stats, verdict};
-use crate::{interrupt, report, root, setup, ui};
+use super::{Output, Programs, Report, Row, stats, verdict};
+use crate::{interrupt, root, setup, ui};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
-use sinabro_lab::{Binaries, Lab, Lifetime, Node, cni::Call, holder, node::netns_path};
+use sinabro_lab::{Binaries, Lab, Lifetime, Node, Place, cni::Call, holder, node::netns_path};
 use sinabro_netlink::link;
 use std::{
     fs,
@@ -38,9 +38,8 @@ pub struct Options {
     #[arg(long, default_value_t = 50)]
     pods: usize,
 
-    /// Write the figures to a file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub fn run(options: &Options) -> Result<ExitCode> {
@@ -51,10 +50,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let given = ["bench", "cni", "--rounds", &rounds, "--pods", &pods];
         let mut arguments = given.map(String::from).to_vec();
         arguments.extend(options.programs.arguments()?);
-        if let Some(path) = &options.json {
-            let path = std::path::absolute(path)?.display().to_string();
-            arguments.extend(["--json".into(), path]);
-        }
+        arguments.extend(options.output.arguments()?);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         root::become_root("making network namespaces", &arguments)?;
     }
@@ -136,16 +132,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
 
     let rows = rows(&rounds, &ours.name, &theirs.name, options.pods);
     print(&rows);
-    if let Some(path) = &options.json {
-        let machine = report::Machine::look()?;
-        report::write(
-            path,
-            &Report {
-                machine,
-                rows: rows.clone(),
-            },
-        )?;
-    }
+    options.output.report("cni", &Report::of(rows.clone())?)?;
     Ok(match earlier {
         Some((commit, _)) => verdict(
             commit,
@@ -254,7 +241,7 @@ fn settle(node: &Node) -> Result<()> {
 
 /// A sandbox without duplicate address detection (RFC 4862 §5.4): ptp waits more than a second
 /// for it, which would say nothing about the plugins' own work. Ours never waits.
-pub(super) fn quick_sandbox(node: &Node, id: &str) -> Result<()> {
+pub(super) fn quick_sandbox(node: &Node, id: &str) -> Result<Place> {
     let sandbox = node.make_sandbox(id)?;
     sandbox.run(|| {
         for conf in ["all", "default"] {
@@ -262,7 +249,8 @@ pub(super) fn quick_sandbox(node: &Node, id: &str) -> Result<()> {
             fs::write(&path, "0").with_context(|| format!("cannot write {path}"))?;
         }
         Ok(())
-    })
+    })?;
+    Ok(sandbox)
 }
 
 pub(super) fn in_sequence(
@@ -360,19 +348,13 @@ fn rows(rounds: &[[Round; 2]], ours: &str, theirs: &str, pods: usize) -> Vec<Row
                     .map(|round| metric(pick(&round[subject])))
                     .collect()
             };
-            let (value, against) = (figures(0), figures(1));
-            let ratios: Vec<f64> = value.iter().zip(&against).map(|(a, b)| a / b).collect();
-            rows.push(Row {
-                case: case.clone(),
-                metric: name.into(),
-                unit: "ms",
-                subject: ours.into(),
-                value: stats::median(&value),
-                against: theirs.into(),
-                against_value: stats::median(&against),
-                ratio: stats::median(&ratios),
-                spread: stats::extent(&ratios),
-            });
+            rows.extend(Row::new(
+                &case,
+                name,
+                "ms",
+                (ours, &figures(0)),
+                (theirs, &figures(1)),
+            ));
         }
     }
     rows

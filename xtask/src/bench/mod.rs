@@ -2,23 +2,36 @@
 
 mod cni;
 mod nodes;
+mod output;
+mod page;
+mod pod;
 mod pods;
+mod processor;
+mod row;
 mod stats;
 mod tcp;
+mod whole;
+
+use output::{Output, Report};
+use row::Row;
 
 use crate::{build, earlier::Earlier, setup, workspace::dist};
 use anyhow::Result;
 use clap::Subcommand;
-use serde::Serialize;
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
+    time::{Duration, Instant},
 };
 
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Options {
     #[command(subcommand)]
-    what: What,
+    what: Option<What>,
+
+    #[command(flatten)]
+    whole: whole::Options,
 }
 
 #[derive(Subcommand)]
@@ -28,6 +41,10 @@ enum What {
     Cni(cni::Options),
     /// The agent in clusters of thousands of nodes, before Kubernetes' own API server
     Nodes(nodes::Options),
+    /// Draw the page of a report from its JSON file
+    Page(whole::Page),
+    /// Traffic between pods, on one node and across nodes, beside what others put there
+    Pod(pod::Options),
     /// Pods from request to Running on a real cluster, beside the plugin bridge
     Pods(pods::Options),
     /// TCP between two pods of one node, accelerated, beside plain and beside 127.0.0.1, or beside
@@ -37,36 +54,14 @@ enum What {
 
 pub fn run(options: &Options) -> Result<ExitCode> {
     match &options.what {
-        What::Cni(options) => cni::run(options),
-        What::Nodes(options) => nodes::run(options),
-        What::Pods(options) => pods::run(options),
-        What::Tcp(options) => tcp::run(options),
+        None => whole::run(&options.whole),
+        Some(What::Cni(options)) => cni::run(options),
+        Some(What::Nodes(options)) => nodes::run(options),
+        Some(What::Page(options)) => whole::draw(options),
+        Some(What::Pod(options)) => pod::run(options),
+        Some(What::Pods(options)) => pods::run(options),
+        Some(What::Tcp(options)) => tcp::run(options),
     }
-}
-
-/// One comparison.
-#[derive(Clone, Serialize)]
-pub struct Row {
-    pub case: String,
-    pub metric: String,
-    pub unit: &'static str,
-    pub subject: String,
-    /// Median over the rounds.
-    pub value: f64,
-    pub against: String,
-    /// Median over the rounds.
-    pub against_value: f64,
-    /// Median over the rounds of each round's own ratio: what slows a whole round cancels out.
-    pub ratio: f64,
-    /// Smallest and largest of the rounds' ratios.
-    pub spread: [f64; 2],
-}
-
-/// A bench's JSON file.
-#[derive(Serialize)]
-pub struct Report {
-    pub machine: crate::report::Machine,
-    pub rows: Vec<Row>,
 }
 
 /// What is measured: the present programs and, if wanted, an earlier commit's.
@@ -140,4 +135,17 @@ fn verdict<'a>(commit: &str, slower: impl Iterator<Item = (&'a str, &'a str, f64
         println!("  nothing is slower than {commit} in every round");
     }
     code
+}
+
+/// About how long the rounds that are left take, once one has counted.
+fn remaining(started: Instant, round: u32, rounds: u32) -> String {
+    if round == 0 {
+        return String::new();
+    }
+    let each = started.elapsed() / round;
+    let left = (each * (rounds + 1)).saturating_sub(started.elapsed());
+    match left > Duration::from_secs(60) {
+        true => format!(", {} min left", left.as_secs().div_ceil(60)),
+        false => format!(", {} s left", left.as_secs()),
+    }
 }

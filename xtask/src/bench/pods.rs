@@ -6,11 +6,11 @@
 //! containerd, runc) is in both figures, so the ratio says what a user notices, not what a plugin
 //! does; `bench cni` measures that.
 
-use super::{Report, Row, stats};
+use super::{Output, Report, Row, stats};
 use crate::{
     cluster::{self, Cluster},
     e2e::pods::{PAUSE, manifest},
-    interrupt, report, setup, ui,
+    interrupt, setup, ui,
 };
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{BufRead as _, BufReader},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, ExitCode, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
@@ -41,9 +41,8 @@ pub struct Options {
     #[arg(long, default_value_t = 30)]
     pods: usize,
 
-    /// Write the figures to a file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub fn run(options: &Options) -> Result<ExitCode> {
@@ -64,15 +63,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     let rows = measured?;
     print(&rows);
-    if let Some(path) = &options.json {
-        report::write(
-            path,
-            &Report {
-                machine: report::Machine::look()?,
-                rows,
-            },
-        )?;
-    }
+    options.output.report("pods", &Report::of(rows)?)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -121,24 +112,14 @@ fn measure(cluster: &Cluster, options: &Options) -> Result<Vec<Row>> {
                 .map(|round| figure(&round[subject]))
                 .collect::<Vec<_>>()
         };
-        let (ours, theirs) = (of(0), of(1));
-        let ratios: Vec<f64> = ours.iter().zip(&theirs).map(|(a, b)| a / b).collect();
-        Row {
-            case: format!("{} pods at once", options.pods),
-            metric: metric.into(),
-            unit: "ms",
-            subject: "sinabro".into(),
-            value: stats::median(&ours),
-            against: "bridge".into(),
-            against_value: stats::median(&theirs),
-            ratio: stats::median(&ratios),
-            spread: stats::extent(&ratios),
-        }
+        let case = format!("{} pods at once", options.pods);
+        Row::new(&case, metric, "ms", ("sinabro", &of(0)), ("bridge", &of(1)))
     };
-    Ok(vec![
+    let rows = [
         row("p50", |sample| stats::percentile(sample, 50.0)),
         row(stats::tail_name(options.pods), |sample| stats::tail(sample)),
-    ])
+    ];
+    Ok(rows.into_iter().flatten().collect())
 }
 
 /// Puts the other network's configuration in place, or takes it away. The runtime watches the

@@ -219,18 +219,26 @@ const PREPARED: &str = "SINABRO_CLUSTER_PREPARED";
 /// Prepares what clusters with these options need, if any are meant to come up, and goes on as
 /// root with the arguments that this process was given.
 pub fn as_root<'a>(options: impl IntoIterator<Item = &'a Options>) -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    as_root_with(options, &arguments)
+}
+
+/// The same with other arguments.
+pub fn as_root_with<'a>(
+    options: impl IntoIterator<Item = &'a Options>,
+    arguments: &[String],
+) -> Result<()> {
     if std::env::var_os(PREPARED).is_none() {
         for options in options {
             prepare(options)?;
         }
     }
     if !root::is_root() {
-        let arguments: Vec<String> = std::env::args().skip(1).collect();
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         // Root's home is another.
         let cache = layout::cache()?.display().to_string();
         let environment = [(layout::CACHE, cache), (PREPARED, "1".to_string())];
-        root::become_root_with("a cluster of namespaces", &arguments, &environment)?;
+        root::become_root_with("making network namespaces", &arguments, &environment)?;
     }
     Ok(())
 }

@@ -5,14 +5,14 @@ use super::{
     nginx::{self, BODIES},
     subject::{Scene, Subject},
 };
+use crate::bench::processor::busy;
 use anyhow::{Context as _, Result};
 use sinabro_lab::traffic::{
     brief::brief, one_way::one_way, round_trips::round_trips, seat::Measured,
 };
 use std::{
-    fmt, fs,
+    fmt,
     sync::atomic::{AtomicU16, Ordering},
-    thread,
     time::Duration,
 };
 
@@ -277,51 +277,5 @@ impl Meter {
             figures.push(figure(CROSSED, "B", (after - before) as f64 / count));
         }
         Ok(figures)
-    }
-}
-
-/// How much of the CPUs' time something else takes, while nothing is measured.
-pub fn background() -> Result<f64> {
-    const TIME: Duration = Duration::from_millis(500);
-    let before = busy()?;
-    thread::sleep(TIME);
-    let cpus = thread::available_parallelism()?.get() as f64;
-    let busy = busy()?.saturating_sub(before);
-    Ok(busy.as_secs_f64() / TIME.as_secs_f64() / cpus)
-}
-
-/// What all CPUs have done since the machine started: user, nice, system, irq and softirq time
-/// (proc_stat(5)). Only on an otherwise idle machine is it all for what is measured.
-fn busy() -> Result<Duration> {
-    let text = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
-    let ticks = busy_ticks(&text).context("/proc/stat has no line `cpu`")?;
-    // USER_HZ, which is 100 on every architecture (sysconf(_SC_CLK_TCK)).
-    Ok(Duration::from_millis(ticks * 10))
-}
-
-fn busy_ticks(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
-    let fields: Vec<u64> = line
-        .split_ascii_whitespace()
-        .map_while(|field| field.parse().ok())
-        .collect();
-    // Idle and iowait are the fourth and the fifth.
-    let [user, nice, system, _, _, irq, softirq, ..] = fields[..] else {
-        return None;
-    };
-    Some(user + nice + system + irq + softirq)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn idle_time_is_not_busy() {
-        let text = "cpu  1 20 300 999 999 4000 50000 7 8 9\ncpu0 5 5 5 5 5 5 5 5 5 5\n";
-        assert_eq!(busy_ticks(text), Some(54_321));
-        assert_eq!(busy_ticks("cpu  1 20 300 999 999 4000\n"), None);
-        assert_eq!(busy_ticks("cpu  1 20 x 999 999 4000 50000\n"), None);
-        assert_eq!(busy_ticks(""), None);
     }
 }

@@ -1,7 +1,10 @@
 //! From the rounds' values to medians, ratios and the aims they are held against.
 
 use super::case::{CROSSED, Case, Figure, LEARNT};
-use crate::{bench::stats, report, ui};
+use crate::{
+    bench::{self, stats},
+    report, ui,
+};
 use serde::Serialize;
 
 /// The subjects' order.
@@ -24,9 +27,8 @@ pub struct Figures {
 }
 
 /// One metric of one case; every value is the median over the rounds.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Row {
-    #[serde(skip)]
     of: Case,
     pub case: String,
     pub metric: &'static str,
@@ -71,7 +73,7 @@ pub struct Report {
     pub control: bool,
     /// The earlier commit whose pods are in the place of the plain ones.
     pub against: Option<String>,
-    pub rows: Vec<Row>,
+    pub rows: Vec<bench::Row>,
     pub aims: Vec<Aim>,
 }
 
@@ -97,6 +99,23 @@ impl Figures {
                 }
             }
         }
+    }
+
+    /// What is accelerated beside what is plain, and beside what is local, as all benches say it.
+    pub fn compared(&self, names: [&str; 3]) -> Vec<bench::Row> {
+        let against = |series: &Series, other: usize| {
+            let of = |subject: usize| (names[subject], &series.values[subject][..]);
+            let case = series.case.to_string();
+            bench::Row::new(
+                &case,
+                series.metric,
+                series.unit,
+                of(ACCELERATED),
+                of(other),
+            )
+        };
+        let both = |series| [against(series, PLAIN), against(series, LOCAL)];
+        self.series.iter().flat_map(both).flatten().collect()
     }
 
     /// Rows in the order of the cases.

@@ -21,17 +21,13 @@ mod http;
 mod nginx;
 mod subject;
 
-use super::{Programs, verdict};
+use super::{Output, Programs, processor, remaining, verdict};
 use crate::{interrupt, report, root, setup, ui};
 use anyhow::{Context as _, Result};
 use case::{Bench, Part};
 use figures::{Figures, Report};
 use sinabro_lab::{holder, traffic::seat::two_cpus};
-use std::{
-    path::PathBuf,
-    process::ExitCode,
-    time::{Duration, Instant},
-};
+use std::{process::ExitCode, time::Instant};
 use subject::Scene;
 
 #[derive(Clone, clap::Args)]
@@ -59,9 +55,8 @@ pub struct Options {
     #[arg(long)]
     control: bool,
 
-    /// Write the figures to a file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 impl Options {
@@ -85,16 +80,10 @@ impl Options {
         if let Some(part) = self.only {
             arguments.extend(["--only".into(), part.name().into()]);
         }
-        if let Some(path) = &self.json {
-            let path = std::path::absolute(path)?.display().to_string();
-            arguments.extend(["--json".into(), path]);
-        }
+        arguments.extend(self.output.arguments()?);
         Ok(arguments)
     }
 }
-
-/// What a machine without other work may do of its own.
-const QUIET: f64 = 0.05;
 
 pub fn run(options: &Options) -> Result<ExitCode> {
     let mut options = options.clone();
@@ -116,11 +105,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
 
     let rounds = options.rounds();
     println!("{}", introduction(&scene, rounds));
-    let background = case::background()?;
-    if background > QUIET {
-        let percent = background * 100.0;
-        println!("  The machine is busy with something else: {percent:.0} % of its CPUs' time");
-    }
+    let background = processor::background()?;
     scene.verify(&bench)?;
     let mut figures = Figures::default();
     let mut step = ui::step("measuring");
@@ -156,7 +141,8 @@ fn measure(options: &Options) -> Result<ExitCode> {
         figures::print_not_accelerated(&rows, rounds);
     }
     figures::print_aims(&aims);
-    if let Some(path) = &options.json {
+    let met = aims.iter().all(|aim| aim.met);
+    if options.output.is_wanted() {
         let report = Report {
             machine: report::Machine::look()?,
             client_cpu: cpus[0],
@@ -166,17 +152,17 @@ fn measure(options: &Options) -> Result<ExitCode> {
             ipv6: options.ipv6,
             control: options.control,
             against: earlier.map(|(commit, _)| commit.to_owned()),
-            rows: rows.clone(),
-            aims: aims.clone(),
+            rows: figures.compared(scene.names()),
+            aims,
         };
-        report::write(path, &report)?;
+        options.output.write("tcp", &report, &report.rows, &[])?;
     }
     if let Some((commit, _)) = earlier {
         let slower = rows.iter().filter(|row| row.is_worse_in_every_round());
         let slower = slower.map(|row| (&*row.case, row.metric, row.ratio));
         return Ok(verdict(commit, slower));
     }
-    Ok(match aims.iter().all(|aim| aim.met) {
+    Ok(match met {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
@@ -197,17 +183,4 @@ fn introduction(scene: &Scene, rounds: u32) -> String {
          machine did meanwhile, \"CPU\" what the threads of both ends did; \"crossed the link\" are\n  \
          bytes, of streams per MB",
     )
-}
-
-/// About how long the rounds that are left take, once one has counted.
-fn remaining(started: Instant, round: u32, rounds: u32) -> String {
-    if round == 0 {
-        return String::new();
-    }
-    let each = started.elapsed() / round;
-    let left = (each * (rounds + 1)).saturating_sub(started.elapsed());
-    match left > Duration::from_secs(60) {
-        true => format!(", {} min left", left.as_secs().div_ceil(60)),
-        false => format!(", {} s left", left.as_secs()),
-    }
 }

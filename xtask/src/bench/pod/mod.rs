@@ -1,0 +1,163 @@
+//! Traffic between pods, on one node and across two, beside what others put there, and beside the
+//! limit: the same machines without any pod network.
+//!
+//! All subjects are on one lab, in turns: each case is measured for all of them before the next one,
+//! in an order that rotates from round to round. Clients are on one CPU and servers on another. So
+//! what the machine does to a round it does to all, and the ratio within a round is what counts.
+//!
+//! Nothing is accelerated: that is `bench tcp`. Nodes have the netfilter rules that kube-proxy has for
+//! some Services, as they have in a cluster, with all subjects but the limit.
+
+mod case;
+mod figures;
+mod others;
+mod rules;
+mod scene;
+
+use super::{
+    Output, Programs,
+    output::Report,
+    processor, remaining,
+    row::{Curve, Row},
+    verdict,
+};
+use crate::{interrupt, root, setup, ui};
+use anyhow::{Context as _, Result};
+use case::Bench;
+use figures::Figures;
+use scene::{Scene, Way};
+use sinabro_lab::{holder, traffic::seat::two_cpus};
+use std::{process::ExitCode, time::Instant};
+
+#[derive(Clone, clap::Args)]
+pub struct Options {
+    #[command(flatten)]
+    programs: Programs,
+
+    /// Rounds, each of all subjects; at least 5
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(5..))]
+    rounds: u32,
+
+    /// Shorter measurements: three minutes instead of six
+    #[arg(long)]
+    short: bool,
+
+    /// Only the pods of one node, or only those of two
+    #[arg(long, value_enum)]
+    only: Option<Way>,
+
+    /// For how many Services the nodes have the rules that kube-proxy makes with iptables
+    #[arg(long, value_name = "SERVICES", default_value_t = 100,
+          value_parser = clap::value_parser!(u32).range(..=20_000))]
+    rules: u32,
+
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Options {
+    /// The same options for the same program under sudo.
+    fn arguments(&self) -> Result<Vec<String>> {
+        let mut arguments: Vec<String> = ["bench", "pod"].map(String::from).into();
+        arguments.extend(self.programs.arguments()?);
+        arguments.extend(["--rounds".into(), self.rounds.to_string()]);
+        arguments.extend(["--rules".into(), self.rules.to_string()]);
+        arguments.extend(self.short.then(|| "--short".into()));
+        if let Some(way) = self.only {
+            arguments.extend(["--only".into(), way.name().into()]);
+        }
+        arguments.extend(self.output.arguments()?);
+        Ok(arguments)
+    }
+}
+
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let mut options = options.clone();
+    options.programs.ensure(setup::BENCH_POD)?;
+    if !root::is_root() {
+        let arguments = options.arguments()?;
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        root::become_root("making network namespaces", &arguments)?;
+    }
+    measure(&options)
+}
+
+fn measure(options: &Options) -> Result<ExitCode> {
+    interrupt::on_interrupt(holder::end_all)?;
+    let cpus = two_cpus()?;
+    let step = ui::step("making nodes and pods of all subjects");
+    let scene = Scene::make(cpus, options)?;
+    step.done_in_time();
+    println!("{}", introduction(&scene, options));
+    processor::background()?;
+    scene.verify()?;
+
+    let bench = Bench::new(options.short);
+    let mut figures = Figures::default();
+    let mut step = ui::step("measuring");
+    let started = Instant::now();
+    // The first round warms caches up, and does not count.
+    for round in 0..=options.rounds {
+        for way in scene.ways() {
+            let subjects = scene.subjects(way);
+            for case in case::cases(way) {
+                let left = remaining(started, round, options.rounds);
+                let rounds = options.rounds;
+                step.now(format!("round {round} of {rounds}{left}: {case}"));
+                for turn in 0..subjects.len() {
+                    let subject = &subjects[(turn + round as usize) % subjects.len()];
+                    let measured = bench
+                        .measure(&case, &scene, subject)
+                        .with_context(|| format!("{case}, {}", subject.name))?;
+                    if round > 0 {
+                        figures.add(&case, &subject.name, measured);
+                    }
+                }
+            }
+        }
+    }
+    step.clear();
+    scene.verify()?;
+
+    let rows: Vec<Row> = figures.rows();
+    let curves: Vec<Curve> = figures.curves();
+    for way in scene.ways() {
+        figures::print(&rows, way);
+    }
+    let report = Report {
+        curves,
+        ..Report::of(rows)?
+    };
+    options.output.report("pod", &report)?;
+    Ok(match options.programs.earlier() {
+        Some((commit, _)) => verdict(commit, slower(&report.rows)),
+        None => ExitCode::SUCCESS,
+    })
+}
+
+/// What is worse than an earlier commit's in every round. What other work of the machine is in, and a
+/// tail of a fraction of a second, is noise alone.
+fn slower(rows: &[Row]) -> impl Iterator<Item = (&str, &str, f64)> {
+    let counts = |row: &&Row| !["machine CPU", "p99", "p99.9"].contains(&&*row.metric);
+    let worse = |row: &&Row| match row.more_is_better() {
+        true => row.spread[1] < 1.0,
+        false => row.spread[0] > 1.0,
+    };
+    let rows = rows.iter().filter(counts).filter(worse);
+    rows.map(|row| (&*row.case, &*row.metric, row.ratio))
+}
+
+fn introduction(scene: &Scene, options: &Options) -> String {
+    let mut text = String::new();
+    for way in scene.ways() {
+        let names: Vec<&str> = scene.subjects(way).iter().map(|s| &*s.name).collect();
+        text += &format!("  {way}: {}\n", names.join(", "));
+    }
+    let [client, server] = scene.cpus();
+    text + &format!(
+        "  clients on CPU {client}, servers on CPU {server}; rules for {} Services; {} rounds in turns.\n  \
+         CPU is what the threads of both ends did per request, packet or gigabyte, in the kernel\n  \
+         too; \"machine CPU\" is all that the machine did meanwhile",
+        options.rules, options.rounds
+    )
+}

@@ -1,0 +1,309 @@
+//! What is compared, and on which nodes.
+//!
+//! | nodes | | same node | across |
+//! |---|---|---|---|
+//! | n1, n2 | Sinabro | `sinabro` | `sinabro` |
+//! | n3 | Sinabro, packets between its pods through the stack | `without redirect_peer` | |
+//! | n4 | bridge and ptp with host-local | `bridge`, `ptp` | |
+//! | n5, n6 | bridge with host-local, and what flannel makes between nodes | | `flannel's way` |
+//! | n7, n8 | nothing | `bare veth`, two networks and a veth pair | `bare nodes` |
+//!
+//! Against an earlier commit n3 and n4 have that commit's programs, and nothing else is compared.
+
+use super::{
+    Options,
+    others::{self, Attached},
+    rules,
+};
+use anyhow::{Context as _, Result, ensure};
+use ipnet::IpNet;
+use sinabro_lab::{
+    Binaries, Lab, Lifetime, Node, Place, Pod, datapath,
+    traffic::{
+        round_trips::round_trips,
+        seat::{Ends, Seat},
+    },
+};
+use std::{fmt, fs, net::IpAddr, time::Duration};
+
+pub const OURS: &str = "sinabro";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Way {
+    SameNode,
+    Across,
+}
+
+impl Way {
+    /// As options call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SameNode => "same-node",
+            Self::Across => "across",
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SameNode => "same node",
+            Self::Across => "across nodes",
+        })
+    }
+}
+
+pub struct Subject {
+    pub name: String,
+    way: Way,
+    client: Place,
+    server: Place,
+    /// Of the server, IPv4 first.
+    addresses: [IpAddr; 2],
+    /// Whether the packets of two pods of this node, by its number, go through the node's stack.
+    through_stack: Option<(usize, bool)>,
+}
+
+impl Subject {
+    fn new(name: &str, way: Way, [client, server]: [(&Place, [IpAddr; 2]); 2]) -> Self {
+        Self {
+            name: name.into(),
+            way,
+            client: client.0.clone(),
+            server: server.0.clone(),
+            addresses: server.1,
+            through_stack: None,
+        }
+    }
+}
+
+pub struct Scene {
+    // Dropped before the lab that they are in.
+    subjects: [Vec<Subject>; 2],
+    lab: Lab,
+    cpus: [usize; 2],
+}
+
+impl Scene {
+    pub fn make(cpus: [usize; 2], options: &Options) -> Result<Self> {
+        let wanted = |way| options.only.is_none_or(|only| only == way);
+        let present = Binaries::at(options.programs.present())?;
+        let earlier = options.programs.earlier();
+        let lab = Lab::new(
+            present,
+            if earlier.is_some() { 4 } else { 8 },
+            Lifetime::Process,
+        )?;
+        // Who has an agent, and which nodes those are to know of.
+        let agents = match earlier {
+            Some((_, dir)) => {
+                for number in [3, 4] {
+                    lab.node(number).set_binaries(Binaries::at(dir)?);
+                }
+                4
+            }
+            None => 3,
+        };
+        let nodes = &lab.nodes()[..agents];
+        lab.publish_entries(&nodes.iter().map(Node::entry).collect::<Vec<_>>())?;
+        for node in nodes {
+            node.start_agent()?;
+        }
+        for node in nodes {
+            node.wait_ready()?;
+        }
+        let mut subjects = sinabro(OURS, &lab, 1)?;
+        match earlier {
+            Some((commit, _)) => subjects.extend(sinabro(commit, &lab, 3)?),
+            None => subjects.extend(theirs(&lab)?),
+        }
+        for node in lab.nodes().iter().take(6) {
+            rules::kube_proxy(node, options.rules)?;
+        }
+        let mut of_ways = [Vec::new(), Vec::new()];
+        for subject in subjects {
+            if wanted(subject.way) {
+                of_ways[subject.way as usize].push(subject);
+            }
+        }
+        Ok(Self {
+            subjects: of_ways,
+            lab,
+            cpus,
+        })
+    }
+
+    pub fn cpus(&self) -> [usize; 2] {
+        self.cpus
+    }
+
+    /// Those that are measured.
+    pub fn ways(&self) -> impl Iterator<Item = Way> {
+        let ways = [Way::SameNode, Way::Across].into_iter();
+        ways.filter(|way| !self.subjects(*way).is_empty())
+    }
+
+    pub fn subjects(&self, way: Way) -> &[Subject] {
+        &self.subjects[way as usize]
+    }
+
+    pub fn ends<'a>(&self, subject: &'a Subject, ipv6: bool) -> Ends<'a> {
+        let [client, server] = self.cpus;
+        Ends {
+            client: Seat {
+                place: &subject.client,
+                cpu: client,
+            },
+            server: Seat {
+                place: &subject.server,
+                cpu: server,
+            },
+            address: subject.addresses[usize::from(ipv6)],
+        }
+    }
+
+    /// Sees to it that packets go the way that a subject stands for: an error if they do not.
+    pub fn verify(&self) -> Result<()> {
+        for subject in self.subjects.iter().flatten() {
+            let Some((number, through_stack)) = subject.through_stack else {
+                continue;
+            };
+            let node = self.lab.node(number);
+            for ipv6 in [false, true] {
+                let before = forwarded(node)?;
+                let ends = self.ends(subject, ipv6);
+                let time = Duration::from_millis(50);
+                let asked = round_trips(ends, &ends.listen(0)?, 64, 1, time)?;
+                let packets = forwarded(node)?.saturating_sub(before);
+                // A request and its answer, if they do; else what else the node does meanwhile.
+                let expected = 2 * asked.count;
+                let went = packets >= expected;
+                ensure!(
+                    went == through_stack && (went || packets < asked.count / 2 + 100),
+                    "{}: of {expected} packets {packets} went through the node's stack",
+                    subject.name
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+fn end(pod: &Pod) -> (&Place, [IpAddr; 2]) {
+    (pod.place(), pod.addresses())
+}
+
+/// Two pods of n`number`, which has an agent.
+fn same_node(name: &str, lab: &Lab, number: usize) -> Result<Subject> {
+    let pod = |id| lab.node(number).add_pod(id);
+    let (client, server) = (pod("near-client")?, pod("near-server")?);
+    Ok(Subject::new(
+        name,
+        Way::SameNode,
+        [end(&client), end(&server)],
+    ))
+}
+
+/// Pods of n`number` and of the node after it, which have agents.
+fn across(name: &str, lab: &Lab, number: usize) -> Result<Subject> {
+    let client = lab.node(number).add_pod("far-client")?;
+    let server = lab.node(number + 1).add_pod("far-server")?;
+    Ok(Subject::new(
+        name,
+        Way::Across,
+        [end(&client), end(&server)],
+    ))
+}
+
+/// As installed, on n`number` and the node after it.
+fn sinabro(name: &str, lab: &Lab, number: usize) -> Result<Vec<Subject>> {
+    let mut same = same_node(name, lab, number)?;
+    same.through_stack = Some((number, false));
+    Ok(vec![same, across(name, lab, number)?])
+}
+
+fn theirs(lab: &Lab) -> Result<Vec<Subject>> {
+    fn end(pod: &Attached) -> (&Place, [IpAddr; 2]) {
+        (&pod.place, pod.addresses)
+    }
+    datapath::deliver_by_stack(lab.node(3))?;
+    let mut by_stack = same_node("without redirect_peer", lab, 3)?;
+    by_stack.through_stack = Some((3, true));
+
+    let node = lab.node(4);
+    let pair = |plugin: &str, ranges: [&str; 2]| -> Result<Subject> {
+        let ranges: [IpNet; 2] = [ranges[0].parse()?, ranges[1].parse()?];
+        let config = others::config(plugin, &ranges);
+        let attach = |number| others::attach(node, plugin, &config, &format!("{plugin}-{number}"));
+        let pods = [0, 1].map(attach);
+        let [client, server] = pods;
+        Ok(Subject::new(
+            plugin,
+            Way::SameNode,
+            [end(&client?), end(&server?)],
+        ))
+    };
+
+    let pair_of_nodes = [lab.node(5), lab.node(6)];
+    others::flannel(pair_of_nodes)?;
+    let pods = pair_of_nodes.map(|node| {
+        let config = others::config("bridge", &node.entry().pod_cidrs);
+        others::attach(node, "bridge", &config, "pod")
+    });
+    let [client, server] = pods;
+    let flannel = Subject::new("flannel's way", Way::Across, [end(&client?), end(&server?)]);
+
+    let bare = [lab.node(7), lab.node(8)].map(|node| {
+        let addresses: [IpAddr; 2] = node.addresses().try_into().ok()?;
+        Some((node.place(), addresses))
+    });
+    let [Some(client), Some(server)] = bare else {
+        anyhow::bail!("a node has not one address of each family");
+    };
+    let nodes = Subject::new("bare nodes", Way::Across, [client, server]);
+    let veth = others::cable()?;
+    let veth = Subject::new("bare veth", Way::SameNode, [end(&veth[0]), end(&veth[1])]);
+    let bridge = pair("bridge", ["10.99.1.0/24", "fd00:99:1::/64"])?;
+    let ptp = pair("ptp", ["10.99.2.0/24", "fd00:99:2::/64"])?;
+    Ok(vec![by_stack, bridge, ptp, veth, flannel, nodes])
+}
+
+/// Packets that a node's stack has forwarded, of both families.
+fn forwarded(node: &Node) -> Result<u64> {
+    let read = |file: &str| {
+        let path = format!("/proc/thread-self/net/{file}");
+        node.place().run(move || Ok(fs::read_to_string(path)?))
+    };
+    let (v4, v6) = (read("snmp")?, read("snmp6")?);
+    let v4 = field_of_snmp(&v4, "ForwDatagrams").context("no ForwDatagrams in /proc/net/snmp")?;
+    let v6 = field_of_snmp6(&v6, "Ip6OutForwDatagrams");
+    Ok(v4 + v6.context("no Ip6OutForwDatagrams in /proc/net/snmp6")?)
+}
+
+/// A field of `Ip`: a line of names, and one of values.
+fn field_of_snmp(text: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
+    let at = lines.next()?.split(' ').position(|field| field == name)?;
+    lines.next()?.split(' ').nth(at)?.parse().ok()
+}
+
+fn field_of_snmp6(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forwarded_packets_are_read() {
+        let text = "Ip: Forwarding DefaultTTL ForwDatagrams\nIp: 1 64 77\nIcmp: A\nIcmp: 5\n";
+        assert_eq!(field_of_snmp(text, "ForwDatagrams"), Some(77));
+        assert_eq!(field_of_snmp(text, "InReceives"), None);
+        assert_eq!(field_of_snmp("Ip: ForwDatagrams\n", "ForwDatagrams"), None);
+        let text = "Ip6InReceives    \t3\nIp6OutForwDatagrams             \t42\n";
+        assert_eq!(field_of_snmp6(text, "Ip6OutForwDatagrams"), Some(42));
+        assert_eq!(field_of_snmp6(text, "Ip6OutRequests"), None);
+    }
+}
