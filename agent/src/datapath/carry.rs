@@ -162,7 +162,9 @@ mod tests {
     /// Twice as long, the other way round; nothing of what is odd.
     fn longer(key: &[u8], value: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
         let back: Vec<u8> = value.iter().rev().copied().collect();
-        (value[0] % 2 == 0).then(|| (key.to_vec(), [value, &back].concat()))
+        value[0]
+            .is_multiple_of(2)
+            .then(|| (key.to_vec(), [value, &back].concat()))
     }
 
     #[test]
@@ -260,7 +262,7 @@ mod tests {
                 for (&key, &value) in &part {
                     put(&from, key, &[value]);
                     // What became garbage is as it was.
-                    if value % 2 == 0 {
+                    if value.is_multiple_of(2) {
                         whole.insert(key, vec![value, value]);
                     }
                 }

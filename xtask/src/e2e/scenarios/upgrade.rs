@@ -15,9 +15,9 @@ use crate::{
 };
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use sinabro_common::names::ACCELERATION_ANNOTATION;
-use sinabro_lab::traffic::path::Path;
-use std::{fs, io::Write as _};
+use sinabro_common::names::{self, ACCELERATION_ANNOTATION};
+use sinabro_lab::traffic::path::Path as Way;
+use std::{fs, io::Write as _, path::Path};
 
 /// A state of the project on a cluster: the manifest that users apply, with the image's name.
 pub struct State {
@@ -96,7 +96,7 @@ impl State {
     }
 }
 
-fn read(path: &std::path::Path) -> Result<String> {
+fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
@@ -138,7 +138,7 @@ fn there_and_back(world: &World, before: &State, present: &State) -> Result<Stri
     let addresses = world.cluster.variant().families.control().into_iter();
     let outside = addresses
         .filter(|address| address.is_ipv4())
-        .map(|address| Path::new("outside, IPv4", &pods[1].place, &control, address))
+        .map(|address| Way::new("outside, IPv4", &pods[1].place, &control, address))
         .collect();
     let traffic = traffic_and(world, [&pods[0], &pods[1], &pods[2]], outside)?;
     let accelerated = Whole::start(world, &nodes[0], fast.each_ref())?;
@@ -161,12 +161,41 @@ fn there_and_back(world: &World, before: &State, present: &State) -> Result<Stri
             Ok((!now.iter().any(|(_, owner)| *owner == leaves)).then_some(()))
         })?;
         leaves = comes.into();
+        nodes.iter().try_for_each(|node| kept(world, node))?;
     }
+    nodes.iter().try_for_each(|node| settled(world, node))?;
     let megabytes = accelerated.finish()?;
     Ok(format!(
         "{}; {megabytes} MB between accelerated pods, digests equal",
         traffic.finish()?
     ))
+}
+
+/// What the present state falls back on if a kernel refuses others: it outlives agents that know nothing
+/// of it.
+fn kept(world: &World, node: &str) -> Result<()> {
+    let path = Path::new(names::PROGRAMS_DIR).join(names::PROGRAMS_FILE);
+    let path = world.path(node, &path.to_string_lossy())?;
+    ensure!(path.is_file(), "{node} keeps no programs");
+    Ok(())
+}
+
+/// The present state's own programs run, and no map of another agent is left.
+fn settled(world: &World, node: &str) -> Result<()> {
+    let status = world.status(node)?;
+    let programs = status.modes.get("programs").map(String::as_str);
+    ensure!(programs == Some("current"), "{node} runs {programs:?}");
+    for entry in fs::read_dir(world.path(node, names::BPF_DIR)?)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let of_generation = name
+            .strip_prefix('v')
+            .is_some_and(|n| n.parse::<u32>().is_ok());
+        ensure!(
+            !of_generation && !name.ends_with("_next"),
+            "{node} has {name} left"
+        );
+    }
+    Ok(())
 }
 
 /// Every lease of the cluster, with its pod's name.
