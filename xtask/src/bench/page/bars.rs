@@ -1,6 +1,10 @@
 //! The values of a group of cases: a card for each case, a bar for each subject.
 
-use super::{colour, in_order, matrix::judgement, number, percent, ratio, split};
+use super::{
+    colour, in_order,
+    matrix::{judgement, spread},
+    number, percent, ratio, split,
+};
 use crate::bench::row::Row;
 use maud::{Markup, html};
 
@@ -61,17 +65,12 @@ fn metric_of_case(rows: &[&Row], subjects: &[&str]) -> Markup {
                 (picture(bar, longest, subjects))
                 span.value { (number(bar.value)) }
                 @match bar.compared {
-                    Some(row) => span.cell.(judgement(row)) title=(spread(row)) { (ratio(row.ratio)) },
+                    Some(row) => span.cell.(judgement(row)) title={ (spread(row)) " over the rounds" } { (ratio(row.ratio)) },
                     None => span {},
                 }
             }
         }
     }
-}
-
-fn spread(row: &Row) -> String {
-    let [least, most] = row.spread;
-    format!("{}–{} over the rounds", ratio(least), ratio(most))
 }
 
 fn picture(bar: &Bar<'_>, longest: f64, subjects: &[&str]) -> Markup {

@@ -67,9 +67,15 @@ fn cell(row: &Row) -> Markup {
     html! {
         td.cell.(judgement(row)) {
             (ratio(row.ratio))
-            span.spread { (ratio(row.spread[0])) "–" (ratio(row.spread[1])) }
+            span.spread { (spread(row)) }
         }
     }
+}
+
+/// From the smallest ratio of a round to the largest.
+pub fn spread(row: &Row) -> String {
+    let [least, most] = row.spread;
+    format!("{least:.2}–{most:.2}")
 }
 
 /// Noise is now on this side and now on that.

@@ -124,6 +124,31 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// What is compared.
+    fn lead(&self) -> Option<&'static str> {
+        Some(match &*self.ran.bench {
+            "cni" => {
+                "Whole CNI plugins from exec to exit, for pods one after the other and all at once, on one node, with \
+                 IPv4 and IPv6. “All done”: from the first exec until the kernel has made, or removed, every link."
+            }
+            "tcp" => {
+                "TCP between two accelerated pods of one node, beside two plain pods of the same node and beside \
+                 127.0.0.1 in one pod; clients on one CPU, servers on another. HTTP is nginx and wrk."
+            }
+            "pod" => {
+                "Nothing is accelerated here. “Without redirect_peer” is Sinabro with packets through the node's stack; \
+                 bridge and ptp are the reference plugins with host-local; “flannel's way” is its VXLAN devices, entries \
+                 and masquerade, made by this bench; the bare ones are the limit: two networks and a veth pair, and the \
+                 nodes themselves. CPU is what the threads of both ends did per request, packet or gigabyte."
+            }
+            "pods" => {
+                "From kubectl apply until each pod of a real cluster is Running, beside the plugin bridge on the same \
+                 node: mostly scheduler, kubelet, containerd and runc, which are in both figures."
+            }
+            _ => return None,
+        })
+    }
+
     fn draw(&self) -> Markup {
         let ran = self.ran;
         // What precedes a colon is common to several cases.
@@ -131,6 +156,7 @@ impl<'a> Section<'a> {
         html! {
             section id=(ran.bench) {
                 h2 { (self.title()) }
+                @if let Some(lead) = self.lead() { p { (lead) } }
                 p.facts {
                     code { (ran.command) }
                     @if ran.seconds > 0 { span { (duration(ran.seconds)) } }
@@ -144,7 +170,7 @@ impl<'a> Section<'a> {
                     @if !group.is_empty() { h3 { (group) } }
                     (matrix::draw(&rows))
                     (self.curves(group))
-                    details {
+                    details open="open" {
                         summary { "All values" }
                         (bars::draw(&rows, &self.subjects))
                     }

@@ -49,7 +49,7 @@ pub fn config(plugin: &str, ranges: &[IpNet]) -> Value {
     });
     if plugin == "bridge" {
         config["bridge"] = "cni0".into();
-        config["isDefaultGateway"] = true.into();
+        config["isGateway"] = true.into();
         config["hairpinMode"] = true.into();
     }
     config

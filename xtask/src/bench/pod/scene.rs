@@ -6,7 +6,7 @@
 //! | n3 | Sinabro, packets between its pods through the stack | `without redirect_peer` | |
 //! | n4 | bridge and ptp with host-local | `bridge`, `ptp` | |
 //! | n5, n6 | bridge with host-local, and what flannel makes between nodes | | `flannel's way` |
-//! | n7, n8 | nothing | `bare veth`, two networks and a veth pair | `bare nodes` |
+//! | n7, n8 | nothing | `bare veth (limit)`, two networks and a veth pair | `bare nodes (limit)` |
 //!
 //! Against an earlier commit n3 and n4 have that commit's programs, and nothing else is compared.
 
@@ -260,9 +260,13 @@ fn theirs(lab: &Lab) -> Result<Vec<Subject>> {
     let [Some(client), Some(server)] = bare else {
         anyhow::bail!("a node has not one address of each family");
     };
-    let nodes = Subject::new("bare nodes", Way::Across, [client, server]);
+    let nodes = Subject::new("bare nodes (limit)", Way::Across, [client, server]);
     let veth = others::cable()?;
-    let veth = Subject::new("bare veth", Way::SameNode, [end(&veth[0]), end(&veth[1])]);
+    let veth = Subject::new(
+        "bare veth (limit)",
+        Way::SameNode,
+        [end(&veth[0]), end(&veth[1])],
+    );
     let bridge = pair("bridge", ["10.99.1.0/24", "fd00:99:1::/64"])?;
     let ptp = pair("ptp", ["10.99.2.0/24", "fd00:99:2::/64"])?;
     Ok(vec![by_stack, bridge, ptp, veth, flannel, nodes])
