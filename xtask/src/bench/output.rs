@@ -54,8 +54,10 @@ pub struct Ran {
     pub bench: String,
     pub command: String,
     pub seconds: u64,
-    /// What went wrong.
+    /// Why there are no figures.
     pub failure: Option<String>,
+    /// It has figures, and aims that they miss.
+    pub missed: bool,
 }
 
 /// What belongs to one bench.
@@ -154,6 +156,7 @@ impl Output {
                 command: format!("cargo xtask bench {bench}"),
                 seconds: 0,
                 failure: None,
+                missed: false,
             };
             whole.add(ran, rows, curves);
             report::write_text(path, &page(&whole))?;

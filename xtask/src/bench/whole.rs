@@ -201,9 +201,9 @@ fn measure(
         let report = fs::read(&json).map_err(anyhow::Error::from);
         let report = report.and_then(|text| Ok(serde_json::from_slice::<Report>(&text)?));
         // A bench that misses its aims has figures all the same.
+        let missed = ended.is_err() && report.is_ok();
         let (rows, curves, failure) = match (ended, report) {
-            (Ok(()), Ok(report)) => (report.rows, report.curves, None),
-            (Err(failure), Ok(report)) => (report.rows, report.curves, Some(failure)),
+            (_, Ok(report)) => (report.rows, report.curves, None),
             (Err(failure), Err(_)) => (Vec::new(), Vec::new(), Some(failure)),
             (Ok(()), Err(unread)) => (Vec::new(), Vec::new(), Some(unread)),
         };
@@ -218,6 +218,7 @@ fn measure(
             command: command.trim_end().into(),
             seconds: started.elapsed().as_secs(),
             failure,
+            missed,
         };
         whole.add(ran, &rows, &curves);
         // What comes later may take long, or fail.

@@ -162,7 +162,10 @@ impl<'a> Section<'a> {
                     @if ran.seconds > 0 { span { (duration(ran.seconds)) } }
                 }
                 @if let Some(failure) = &ran.failure {
-                    p.failure { "Did not end well: " (failure) }
+                    p.failure { "No figures: " (failure) }
+                }
+                @if ran.missed {
+                    p.note { "The figures miss an aim of this bench; its own output says which." }
                 }
                 @for group in groups {
                     @let rows = self.rows.iter().filter(|row| split(&row.case).0 == group);

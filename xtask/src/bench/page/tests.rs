@@ -66,6 +66,7 @@ fn whole() -> Whole {
         command: format!("cargo xtask bench {bench}"),
         seconds: 100,
         failure: failure.map(str::to_owned),
+        missed: failure.is_none(),
     };
     let curves = [curve("sinabro", 0.3), curve(HOSTILE, 0.5), empty, zero];
     whole.add(ran("pod", None), &rows, &curves);
