@@ -5,12 +5,17 @@ use serde::{Deserialize, Serialize};
 use sinabro_common::api::VerifyReport;
 use std::{collections::BTreeMap, path::PathBuf};
 
+mod base64_text;
+
 /// Where the machine finds its [`Job`].
 pub const JOB_FILE: &str = "/job.json";
 /// Where the programs under test are in the machine.
 pub const BIN_DIR: &str = "/bin";
 /// The suite of `agent/tests/datapath`, in [`BIN_DIR`].
 pub const DATAPATH_SUITE: &str = "datapath-suite";
+/// An agent with the tests' fail points (`sinabro_common::fail_point`), in [`BIN_DIR`] where a step
+/// needs it.
+pub const REFUSING_AGENT: &str = "sinabro-agent-refusing";
 /// The port for messages; the kernel's log and whatever else has the first one.
 pub const MESSAGE_PORT: &str = "/dev/ttyS1";
 
@@ -66,6 +71,12 @@ pub enum Step {
     Lab,
     /// The suite of the data path; all of it takes an hour under emulation.
     Datapath { thorough: bool },
+    /// The machine is a node until the power fails.
+    PowerOff,
+    /// It was rebooted, and its kernel refuses the agent's programs.
+    Refused,
+    /// It refuses those that ran last, too.
+    AllRefused,
 }
 
 /// What a machine says, one line each.
@@ -76,12 +87,18 @@ pub enum Message {
     Started {
         release: String,
     },
+    /// A step begins.
+    Step(String),
     /// What it is doing from now on.
     Doing(String),
     Programs(VerifyReport),
     /// What the agent chose by itself.
     Modes(BTreeMap<String, String>),
     Check(Check),
+    /// What a step does not do here, and why.
+    LeftOut(String),
+    /// Is there at the machine's next boot.
+    Survives(Survivor),
     /// That was all: without it, something ended the machine.
     Done,
 }
@@ -92,6 +109,14 @@ pub struct Check {
     pub name: String,
     pub ok: bool,
     pub detail: String,
+}
+
+/// A file of the machine's disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Survivor {
+    pub path: PathBuf,
+    #[serde(with = "base64_text")]
+    pub content: Vec<u8>,
 }
 
 /// Why a line is no message.
@@ -152,7 +177,11 @@ mod tests {
 
     #[test]
     fn a_message_is_one_line_and_comes_back() {
-        for message in [check(), Message::Done, Message::Doing("x".into())] {
+        let survives = Message::Survives(Survivor {
+            path: "/var/lib/x".into(),
+            content: (0..=255).collect(),
+        });
+        for message in [check(), Message::Done, Message::Doing("x".into()), survives] {
             let line = message.to_line().expect("it is JSON");
             assert_eq!(line.matches('\n').count(), 1);
             assert_eq!(

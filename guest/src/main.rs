@@ -4,6 +4,7 @@
 //! ends it. Everything else is done by the child, so that whatever happens to it is seen.
 
 mod init;
+mod node;
 mod report;
 mod steps;
 

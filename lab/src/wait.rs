@@ -19,7 +19,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// patience.
 pub const SLOWNESS: &str = "SINABRO_LAB_SLOWNESS";
 
-fn slowness() -> u32 {
+/// How many times as slow this machine is as others; 1 unless [`SLOWNESS`] says more.
+pub fn slowness() -> u32 {
     static SLOWNESS_HERE: OnceLock<u32> = OnceLock::new();
     *SLOWNESS_HERE.get_or_init(|| {
         let times = env::var(SLOWNESS).ok().and_then(|text| text.parse().ok());

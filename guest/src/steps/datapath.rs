@@ -2,8 +2,9 @@
 
 use crate::report::Report;
 use anyhow::{Context as _, Result, bail, ensure};
-use sinabro_guest::{BIN_DIR, DATAPATH_SUITE};
+use sinabro_guest::{BIN_DIR, DATAPATH_SUITE, Message};
 use std::{
+    collections::BTreeMap,
     io::{BufRead as _, BufReader, Read as _},
     path::Path,
     process::{Command, Stdio},
@@ -36,7 +37,7 @@ pub fn run(report: &mut Report, thorough: bool) -> Result<()> {
         suite.args(SOME);
     }
     let mut suite = suite
-        .args(["--test-threads", "2", "--color", "never"])
+        .args(["--test-threads", "2", "--color", "never", "--show-output"])
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
         .spawn()
@@ -72,6 +73,17 @@ pub fn run(report: &mut Report, thorough: bool) -> Result<()> {
         "the suite ended with {status}, and {} tests failed",
         found.failed.len()
     );
+    if found.filtered > 0 {
+        let all = ran + found.filtered;
+        let left_out = format!(
+            "{} of the data path's {all} tests; --thorough",
+            found.filtered
+        );
+        report.say(&Message::LeftOut(left_out))?;
+    }
+    for (why, tests) in skipped(&said) {
+        report.say(&Message::LeftOut(format!("{}: {why}", tests.join(", "))))?;
+    }
     for (name, why) in &found.failed {
         report.check(&format!("datapath::{name}"), Err(anyhow::anyhow!("{why}")))?;
     }
@@ -88,6 +100,8 @@ struct Found {
     passed: usize,
     /// And what each printed.
     failed: Vec<(String, String)>,
+    /// How many were not asked for.
+    filtered: usize,
 }
 
 /// The name of a test and whether it passed, if the line tells.
@@ -121,6 +135,7 @@ fn parse(said: &str) -> Result<Found> {
             .position(|word| word.trim_end_matches(';') == what)?;
         words.get(at.checked_sub(1)?)?.parse().ok()
     };
+    found.filtered = count("filtered").unwrap_or_default();
     let counted = (count("passed"), count("failed"));
     if counted != (Some(found.passed), Some(found.failed.len())) {
         bail!(
@@ -131,6 +146,22 @@ fn parse(said: &str) -> Result<Found> {
     }
     ensure!(found.passed > 0, "the suite has no tests");
     Ok(found)
+}
+
+/// Tests that pass because this kernel lacks what they are about, by what they say of it.
+fn skipped(said: &str) -> BTreeMap<&str, Vec<&str>> {
+    let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut test = "";
+    for line in said.lines() {
+        let head = line.strip_prefix("---- ");
+        if let Some(name) = head.and_then(|rest| rest.strip_suffix(" stdout ----")) {
+            test = name;
+        }
+        if let Some(why) = line.strip_prefix("skipped: ") {
+            found.entry(why).or_default().push(test);
+        }
+    }
+    found
 }
 
 /// What a failed test printed.
@@ -154,9 +185,11 @@ mod tests {
         test nat::a ... ok\n\
         test nat::b ... FAILED\n\
         test of ... dots ... ok\n\
+        \nsuccesses:\n\n---- nat::a stdout ----\nskipped: no acceleration, it is too old\n\n\
+        \nsuccesses:\n    nat::a\n    of ... dots\n\
         \nfailures:\n\n---- nat::b stdout ----\nthread 'nat::b' panicked at x.rs:1:\nno route\n\
         stack backtrace:\n   0: rust_begin_unwind\n\n\nfailures:\n    nat::b\n\n\
-        test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.0s\n";
+        test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 9 filtered out; finished in 1.0s\n";
 
     #[test]
     fn finds_each_test_and_why_it_failed() {
@@ -164,6 +197,9 @@ mod tests {
         assert_eq!(found.passed, 2);
         let why = "thread 'nat::b' panicked at x.rs:1:\nno route";
         assert_eq!(found.failed, [("nat::b".to_owned(), why.to_owned())]);
+        assert_eq!(found.filtered, 9);
+        let why = "no acceleration, it is too old";
+        assert_eq!(skipped(SAID), BTreeMap::from([(why, vec!["nat::a"])]));
     }
 
     #[test]

@@ -4,10 +4,10 @@
 use crate::report::Report;
 use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_common::api::{Request, Response};
-use sinabro_guest::BIN_DIR;
+use sinabro_guest::{BIN_DIR, Message};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node,
-    checks::{CHECKS, Check, Scene},
+    checks::{self, CHECKS, Check, Scene},
     traffic::tcp,
 };
 
@@ -19,6 +19,9 @@ pub fn run(report: &mut Report) -> Result<()> {
         report.doing(check.title)?;
         report.check(check.name, check.run(&scene))?;
     }
+    let sent = checks::large() >> 20;
+    let title = Check::by_name("large_transfer").map_or("", |check| check.title);
+    report.say(&Message::LeftOut(format!("{title}: {sent} MB here")))?;
     report.doing("restarting agents")?;
     report.check("agent_restart", restart(&scene, Node::stop_agent))?;
     report.doing("killing agents")?;

@@ -3,6 +3,7 @@
 mod datapath;
 mod lab;
 mod node;
+mod refused;
 mod verify;
 
 use crate::{job, report::Report};
@@ -17,13 +18,25 @@ pub fn run() -> Result<()> {
         release: release.release().to_string_lossy().into_owned(),
     })?;
     for step in &job.steps {
-        // What comes after it may still be worth knowing.
-        let (name, result) = match step {
-            Step::Verify => ("verify", verify::run(&mut report)),
-            Step::Node => ("node", node::run(&mut report, &job.environment)),
-            Step::Lab => ("lab", lab::run(&mut report)),
-            Step::Datapath { thorough } => ("datapath", datapath::run(&mut report, *thorough)),
+        let name = match step {
+            Step::Verify => "verify",
+            Step::Node => "node",
+            Step::Lab => "lab",
+            Step::Datapath { .. } => "datapath",
+            Step::PowerOff => "power_off",
+            Step::Refused | Step::AllRefused => "refused",
         };
+        report.say(&Message::Step(name.into()))?;
+        let result = match step {
+            Step::Verify => verify::run(&mut report),
+            Step::Node => node::run(&mut report, &job.environment),
+            Step::Lab => lab::run(&mut report),
+            Step::Datapath { thorough } => datapath::run(&mut report, *thorough),
+            Step::PowerOff => refused::power_off(&mut report, &job.environment),
+            Step::Refused => refused::last_good(&mut report, &job.environment),
+            Step::AllRefused => refused::all(&mut report, &job.environment),
+        };
+        // What comes after it may still be worth knowing.
         if let Err(error) = result {
             report.check(name, Err(error))?;
         }

@@ -12,6 +12,8 @@ mod reach;
 pub mod spoof;
 pub mod tunnel;
 
+pub use reach::large;
+
 use crate::{Lab, Node, Pod, traffic::path::Path};
 use anyhow::{Context as _, Result};
 use std::{net::IpAddr, thread};

@@ -4,11 +4,18 @@ use super::{Family, Scene};
 use crate::{
     Place, Pod,
     traffic::{PATIENCE, icmp, packet, tcp, udp},
+    wait::slowness,
 };
 use anyhow::{Result, ensure};
 use std::{net::IpAddr, time::Duration};
 
 const LARGE: u64 = 64 << 20;
+
+/// What [`large_transfer`] sends each way. An emulated machine copies and digests far less in the same
+/// time.
+pub fn large() -> u64 {
+    LARGE / u64::from(slowness()).pow(2)
+}
 
 /// TCP, UDP and ICMP echo; the other side must see `source`. Returns the ICMP round trip.
 fn reaches(from: &Place, source: IpAddr, to: &Place, address: IpAddr) -> Result<Duration> {
@@ -154,7 +161,7 @@ pub fn one_byte(scene: &Scene) -> Result<String> {
 pub fn large_transfer(scene: &Scene) -> Result<String> {
     let mut digest = String::new();
     for (_, from, to, address) in paths(scene) {
-        digest = tcp::transfer(from, to, address, LARGE)?.digest;
+        digest = tcp::transfer(from, to, address, large())?.digest;
     }
     Ok(format!(
         "same node and across, v4 and v6, SHA-256 {}…",

@@ -1,5 +1,6 @@
 //! Machines that are special in some way, and what the agent has to choose there by itself.
 
+use super::{kernels::Kernel, steps::StepName};
 use sinabro_guest::{Cgroups, Environment};
 
 pub struct Special {
@@ -9,8 +10,40 @@ pub struct Special {
     /// For the kernel's command line.
     pub command_line: &'static str,
     pub environment: fn() -> Environment,
+    /// What is done there.
+    pub steps: &'static [StepName],
+    /// Another kernel is booted before this one, and files survive.
+    pub rebooted: bool,
+    /// One of the few for CI.
+    pub short: bool,
     /// A mode as the agent has to name it: its key and how its value begins.
     pub modes: &'static [(&'static str, &'static str)],
+}
+
+impl Special {
+    /// A machine that is usual in all else.
+    const USUAL: Self = Self {
+        name: "",
+        kernels: &[],
+        command_line: "",
+        environment: Environment::default,
+        // Where it is the machine that is special, and not the packets.
+        steps: &[StepName::Verify, StepName::Node],
+        rebooted: false,
+        short: false,
+        modes: &[],
+    };
+
+    /// The kernel that is booted first: an older one, and before the oldest the newest.
+    pub fn before(&self, kernel: Option<&Kernel>) -> Option<&'static str> {
+        let oldest = self.kernels.first()?;
+        let newest = self.kernels.last()?;
+        match kernel {
+            Some(kernel) if self.rebooted && kernel.name == *oldest => Some(newest),
+            Some(_) if self.rebooted => Some(oldest),
+            _ => None,
+        }
+    }
 }
 
 const ACCELERATED: (&str, &str) = ("tcpAcceleration", "on, ");
@@ -19,24 +52,32 @@ const NO_BTF: (&str, &str) = ("btf", "no");
 
 pub const SPECIAL: &[Special] = &[
     Special {
+        name: "reboot, programs refused",
+        kernels: &["5.10", "7.3"],
+        steps: &[StepName::Refused],
+        rebooted: true,
+        short: true,
+        ..Special::USUAL
+    },
+    Special {
         name: "cgroup v1 only",
         kernels: &["5.10", "6.12"],
-        command_line: "",
         environment: || Environment {
             cgroups: Cgroups::V1,
             ..Environment::default()
         },
         modes: &[PLAIN],
+        ..Special::USUAL
     },
     Special {
         name: "cgroup v1 and v2",
         kernels: &["5.15", "6.12"],
-        command_line: "",
         environment: || Environment {
             cgroups: Cgroups::Hybrid,
             ..Environment::default()
         },
         modes: &[ACCELERATED],
+        ..Special::USUAL
     },
     Special {
         name: "no IPv6",
@@ -46,69 +87,67 @@ pub const SPECIAL: &[Special] = &[
             without_ipv6: true,
             ..Environment::default()
         },
-        modes: &[],
+        ..Special::USUAL
     },
     Special {
         name: "no BTF",
         kernels: &["5.10", "6.12"],
-        command_line: "",
         environment: || Environment {
             without_btf: true,
             ..Environment::default()
         },
         modes: &[PLAIN, NO_BTF],
+        ..Special::USUAL
     },
     Special {
         name: "unprivileged_bpf_disabled=1",
         kernels: &["6.12"],
-        command_line: "",
         environment: || with_sysctl("kernel/unprivileged_bpf_disabled", "1"),
         modes: &[ACCELERATED],
+        ..Special::USUAL
     },
     Special {
         name: "unprivileged_bpf_disabled=0",
         kernels: &["6.1"],
-        command_line: "",
         environment: || with_sysctl("kernel/unprivileged_bpf_disabled", "0"),
         modes: &[ACCELERATED],
+        ..Special::USUAL
     },
     Special {
         name: "lockdown=integrity",
         kernels: &["6.12", "7.2"],
-        command_line: "",
         environment: || Environment {
             lockdown: Some("integrity".into()),
             ..Environment::default()
         },
         modes: &[ACCELERATED],
+        ..Special::USUAL
     },
     Special {
         name: "lockdown=confidentiality",
         kernels: &["6.12"],
-        command_line: "",
         environment: || Environment {
             lockdown: Some("confidentiality".into()),
             ..Environment::default()
         },
         // What reads the kernel's memory is refused.
         modes: &[PLAIN],
+        ..Special::USUAL
     },
     Special {
         name: "bpf_jit_enable=0",
         kernels: &["6.12"],
-        command_line: "",
         environment: || with_sysctl("net/core/bpf_jit_enable", "0"),
-        modes: &[],
+        ..Special::USUAL
     },
     Special {
         name: "SCTP",
         kernels: &["5.10", "6.12"],
-        command_line: "",
         environment: || Environment {
             sctp: true,
             ..Environment::default()
         },
-        modes: &[],
+        ..Special::USUAL
     },
 ];
 
@@ -122,7 +161,17 @@ fn with_sysctl(name: &str, value: &str) -> Environment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::kernels::Kernel;
+
+    #[test]
+    fn a_reboot_is_from_another_kernel() {
+        for special in SPECIAL {
+            for name in special.kernels {
+                let before = special.before(Some(Kernel::by_name(name).unwrap()));
+                assert_eq!(before.is_some(), special.rebooted, "{}", special.name);
+                assert_ne!(before, Some(*name), "{}", special.name);
+            }
+        }
+    }
 
     #[test]
     fn every_special_machine_has_a_kernel() {
@@ -131,6 +180,7 @@ mod tests {
             for kernel in special.kernels {
                 assert!(Kernel::by_name(kernel).is_ok(), "{kernel}");
             }
+            assert!(!special.steps.is_empty(), "{}", special.name);
         }
     }
 }

@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use sinabro_guest::{JOB_FILE, Job, Message};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::{BufRead as _, BufReader, Read, Write as _},
     os::unix::process::CommandExt as _,
@@ -50,12 +50,22 @@ pub fn end_all() {
     }
 }
 
+/// How a machine ended.
+pub struct Ended {
+    /// An error if not by itself: with the end of its console.
+    pub result: Result<()>,
+    /// Of this machine's processors.
+    pub processor: Duration,
+}
+
 /// What a machine is started with.
 pub struct Machine<'a> {
     pub image: &'a Image,
-    /// Everything but the modules and the job.
-    pub programs: &'a [u8],
+    /// Archives of everything but the modules and the job.
+    pub programs: &'a [&'a [u8]],
     pub modules: &'a [Module],
+    /// Files that were on its disk when it was switched off.
+    pub survivors: &'a BTreeMap<PathBuf, Vec<u8>>,
     pub job: Job,
     /// For the kernel, besides what every machine gets.
     pub command_line: &'a str,
@@ -65,11 +75,20 @@ pub struct Machine<'a> {
 
 impl Machine<'_> {
     /// Runs it to its end and hands over each message as it comes.
-    ///
-    /// # Errors
-    /// If it did not come to its end by itself: with the end of its console.
-    pub fn run(self, mut each: impl FnMut(Message)) -> Result<()> {
+    pub fn run(self, mut each: impl FnMut(Message)) -> Ended {
         let console = self.dir.join("console.log");
+        let mut processor = Duration::ZERO;
+        let mut run = || -> Result<()> {
+            let mut child = self.start(&console)?;
+            let result = follow(&mut child, &mut each);
+            processor = processor_time(child.id());
+            result.and(end(&mut child))
+        };
+        let result = run().with_context(|| last_lines(&console));
+        Ended { result, processor }
+    }
+
+    fn start(&self, console: &Path) -> Result<Child> {
         let mut command = self.command()?;
         command
             .args([
@@ -84,10 +103,7 @@ impl Machine<'_> {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut child = start(&mut command)?;
-        let result = follow(&mut child, &mut each);
-        let ended = end(&mut child);
-        result.and(ended).with_context(|| last_lines(&console))
+        start(&mut command)
     }
 
     /// Runs it with its console on this terminal.
@@ -140,9 +156,15 @@ impl Machine<'_> {
             archive.file(&path, &module.bytes);
             job.modules.push(path.into());
         }
+        for (path, content) in self.survivors {
+            let path = path.to_str().context("a path that is no text")?;
+            archive.file(path, content);
+        }
         archive.file(JOB_FILE, &serde_json::to_vec(&job)?);
         let mut file = File::create(path)?;
-        file.write_all(self.programs)?;
+        for archive in self.programs {
+            file.write_all(archive)?;
+        }
         Ok(file.write_all(&archive.finish())?)
     }
 }
@@ -198,6 +220,19 @@ fn follow(child: &mut Child, each: &mut impl FnMut(Message)) -> Result<()> {
             }
         }
     }
+}
+
+/// What a process has had of the processors, all its threads (proc_pid_stat(5)); of one that is no
+/// more, nothing.
+fn processor_time(pid: u32) -> Duration {
+    /// Of a second (`USER_HZ`); 100 on every architecture.
+    const TICKS: u64 = 100;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // Behind the name, which may contain anything, the first field is the third.
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks = fields.split_ascii_whitespace().skip(14 - 3).take(2);
+    let ticks: u64 = ticks.filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    Duration::from_millis(ticks * (1000 / TICKS))
 }
 
 /// Ends it, whatever it does, and says what qemu complained of.
@@ -310,6 +345,22 @@ mod tests {
         // What qemu itself says is not lost.
         let error = messages(&format!("echo no memory >&2; {}", say(&done))).1;
         assert!(error.unwrap_err().to_string().contains("no memory"));
+    }
+
+    #[test]
+    fn a_process_has_had_processor_time() {
+        let mut shell = Command::new("sh");
+        // Ends once it has had some, and is not waited for until that was read.
+        shell.args([
+            "-c",
+            "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; echo",
+        ]);
+        let mut child = shell.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = [0];
+        child.stdout.take().unwrap().read_exact(&mut line).unwrap();
+        assert!(processor_time(child.id()) > Duration::ZERO);
+        child.wait().unwrap();
+        assert_eq!(processor_time(child.id()), Duration::ZERO);
     }
 
     #[test]

@@ -9,7 +9,10 @@ mod machine;
 mod modules;
 mod outcome;
 mod programs;
+mod run;
+mod steps;
 mod tables;
+mod times;
 
 use crate::{arch::Arch, interrupt, report, root, setup, ui, workspace::target};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -18,21 +21,13 @@ use environments::{SPECIAL, Special};
 use kernels::{Image, KERNELS, Kernel};
 use machine::Machine;
 use modules::{Module, Modules};
-use outcome::{Expected, Outcome};
+use outcome::Outcome;
 use programs::Programs;
+use run::{Boot, Run};
 use serde::Serialize;
-use sinabro_guest::{Check, Job, Message, Step};
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    process::ExitCode,
-    sync::{Mutex, MutexGuard, PoisonError},
-    thread,
-    time::Instant,
-};
-
-/// Machines at the same time: each has something to wait for, and two processors.
-const AT_ONCE: usize = 2;
+use sinabro_guest::{Job, Step};
+use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, time::Instant};
+use steps::StepName;
 
 /// What nodes and tests use. A kernel may have it built in.
 const MODULES: &[&str] = &[
@@ -55,7 +50,7 @@ pub struct Options {
     #[arg(long, value_name = "KERNEL")]
     only: Vec<String>,
 
-    /// No special machines; and without --only, the oldest kernel, one in the middle, the newest
+    /// Few special machines; and without --only, the oldest kernel, one in the middle, the newest
     #[arg(long)]
     short: bool,
 
@@ -97,34 +92,6 @@ pub struct Options {
     programs: Option<PathBuf>,
 }
 
-/// What is done in a machine.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum StepName {
-    /// Load, verify and attach every program
-    Verify,
-    /// Be a node: prepare, agent, the plugin's verbs, an agent that is killed, uninstall
-    Node,
-    /// The demo's checks between two nodes, and agents that restart and are killed
-    Lab,
-    /// The data path's tests
-    Datapath,
-}
-
-impl StepName {
-    const ALL: [Self; 4] = [Self::Verify, Self::Node, Self::Lab, Self::Datapath];
-    /// Where it is the machine that is special.
-    const SPECIAL: [Self; 2] = [Self::Verify, Self::Node];
-
-    fn step(self, thorough: bool) -> Step {
-        match self {
-            Self::Verify => Step::Verify,
-            Self::Node => Step::Node,
-            Self::Lab => Step::Lab,
-            Self::Datapath => Step::Datapath { thorough },
-        }
-    }
-}
-
 #[derive(clap::Subcommand)]
 enum Action {
     /// The kernels, and which of them are here
@@ -139,16 +106,6 @@ enum Action {
 #[derive(Serialize)]
 struct Report<'a> {
     kernels: &'a [Outcome],
-}
-
-/// One machine to run.
-struct Run<'a> {
-    /// The series, or none for somebody's own.
-    kernel: Option<&'static Kernel>,
-    image: &'a Image,
-    modules: &'a [Module],
-    special: Option<&'static Special>,
-    steps: Vec<Step>,
 }
 
 pub fn run(options: &Options) -> Result<ExitCode> {
@@ -201,8 +158,9 @@ fn shell(kernel: &'static Kernel, options: &Options) -> Result<ExitCode> {
     let programs = Programs::build(options.programs.as_deref())?.with_busybox()?;
     let machine = Machine {
         image: &image,
-        programs: &programs.finish(),
+        programs: &[&programs.finish()],
         modules: &modules,
+        survivors: &BTreeMap::new(),
         job: Job {
             shell: true,
             ..Job::default()
@@ -214,52 +172,56 @@ fn shell(kernel: &'static Kernel, options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// A kernel that machines are started with.
+struct Kit {
+    /// The series, or none for somebody's own.
+    kernel: Option<&'static Kernel>,
+    image: Image,
+    /// Without SCTP, and with it.
+    modules: [Vec<Module>; 2],
+}
+
+impl Kit {
+    fn new(kernel: Option<&'static Kernel>, image: Image) -> Result<Self> {
+        let step = ui::step(format!("unpacking modules of {}", image.release));
+        let modules = [modules_of(&image, false)?, modules_of(&image, true)?];
+        step.clear();
+        Ok(Self {
+            kernel,
+            image,
+            modules,
+        })
+    }
+
+    fn is(&self, name: &str) -> bool {
+        self.kernel.is_some_and(|kernel| kernel.name == name)
+    }
+}
+
 fn all(options: &Options) -> Result<ExitCode> {
     let started = Instant::now();
-    let images = images(options)?;
-    let programs = Programs::build(options.programs.as_deref())?
-        .archive
-        .finish();
-    // Without SCTP, and with it.
-    let mut modules = BTreeMap::new();
-    for (_, image) in &images {
-        let step = ui::step(format!("unpacking modules of {}", image.release));
-        let both = [modules_of(image, false)?, modules_of(image, true)?];
-        modules.insert(image.release.clone(), both);
-        step.clear();
+    let mut kits = Vec::new();
+    for (kernel, image) in images(options)? {
+        kits.push(Kit::new(kernel, image)?);
     }
-    let mut runs = Vec::new();
-    for (kernel, image) in &images {
-        let [plain, with_sctp] = &modules[&image.release];
-        let run = |special: Option<&'static Special>, steps: &[StepName]| {
-            let chosen =
-                |step: &&StepName| options.steps.is_empty() || options.steps.contains(step);
-            let steps: Vec<_> = steps
-                .iter()
-                .filter(chosen)
-                .map(|step| step.step(options.thorough))
-                .collect();
-            (!steps.is_empty()).then_some(Run {
-                kernel: *kernel,
-                image,
-                modules: match special {
-                    Some(special) if (special.environment)().sctp => with_sctp,
-                    _ => plain,
-                },
-                special,
-                steps,
-            })
-        };
-        runs.extend(run(None, &StepName::ALL));
-        let of = |special: &&Special| kernel.is_some_and(|k| special.kernels.contains(&k.name));
-        if !options.short {
-            let specials = SPECIAL.iter().filter(of);
-            runs.extend(specials.filter_map(|special| run(Some(special), &StepName::SPECIAL)));
+    let wanted = machines(options, &kits);
+    // Those that a machine has before the one that it is about.
+    let mut others = Vec::new();
+    for (kit, special) in &wanted {
+        if let Some(name) = special.and_then(|special| special.before(kit.kernel))
+            && !kits.iter().chain(&others).any(|kit| kit.is(name))
+        {
+            let kernel = Kernel::by_name(name)?;
+            others.push(Kit::new(Some(kernel), kernel.image()?)?);
         }
     }
-    // What takes longest first.
-    runs.sort_by_key(|run| run.special.is_some());
-    let mut outcomes = run_all(&runs, &programs);
+    let stock: Vec<&Kit> = kits.iter().chain(&others).collect();
+    let runs = wanted
+        .into_iter()
+        .map(|(kit, special)| plan(options, kit, special, &stock));
+    let runs: Vec<_> = runs.collect();
+    let archives = programs::archives(options.programs.as_deref(), &runs)?;
+    let mut outcomes = run::all(&runs, &archives);
     let order = |outcome: &Outcome| {
         KERNELS
             .iter()
@@ -269,6 +231,7 @@ fn all(options: &Options) -> Result<ExitCode> {
     judge_budget(options, &mut outcomes)?;
 
     tables::print(&outcomes);
+    times::print(&outcomes);
     let failed: usize = outcomes
         .iter()
         .map(|outcome| outcome.failures().count())
@@ -285,6 +248,64 @@ fn all(options: &Options) -> Result<ExitCode> {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
     })
+}
+
+/// Those without anything special first: they take longest.
+fn machines<'a>(options: &Options, kits: &'a [Kit]) -> Vec<(&'a Kit, Option<&'static Special>)> {
+    let mut found: Vec<(&Kit, Option<&'static Special>)> =
+        kits.iter().map(|kit| (kit, None)).collect();
+    for special in SPECIAL {
+        let of = kits
+            .iter()
+            .filter(|kit| special.kernels.iter().any(|name| kit.is(name)));
+        if special.short || !options.short {
+            found.extend(of.map(|kit| (kit, Some(special))));
+        }
+    }
+    found.retain(|(_, special)| !steps(options, *special).is_empty());
+    found
+}
+
+/// What is wanted of such a machine.
+fn steps(options: &Options, special: Option<&Special>) -> Vec<Step> {
+    let names = special.map_or(StepName::PLAIN, |special| special.steps);
+    let chosen = |name: &&StepName| options.steps.is_empty() || options.steps.contains(name);
+    let chosen = names.iter().filter(chosen);
+    chosen
+        .flat_map(|name| name.boots(options.thorough))
+        .collect()
+}
+
+/// What such a machine does.
+fn plan<'a>(
+    options: &Options,
+    kit: &'a Kit,
+    special: Option<&'static Special>,
+    stock: &[&'a Kit],
+) -> Run<'a> {
+    let steps = steps(options, special);
+    let with_sctp = special.is_some_and(|special| (special.environment)().sctp);
+    let boot = |kit: &'a Kit, steps: &[Step]| Boot {
+        image: &kit.image,
+        modules: &kit.modules[usize::from(with_sctp)],
+        steps: steps.to_vec(),
+    };
+    let before = special.and_then(|special| special.before(kit.kernel));
+    let before = before.and_then(|name| stock.iter().copied().find(|kit| kit.is(name)));
+    let boots = match (before, steps.split_first()) {
+        (Some(before), Some((first, rest))) => {
+            let first = boot(before, std::slice::from_ref(first));
+            let rest = rest.chunks(1).map(|step| boot(kit, step));
+            [first].into_iter().chain(rest).collect()
+        }
+        _ => vec![boot(kit, &steps)],
+    };
+    Run {
+        kernel: kit.kernel,
+        image: &kit.image,
+        special,
+        boots,
+    }
 }
 
 fn images(options: &Options) -> Result<Vec<(Option<&'static Kernel>, Image)>> {
@@ -321,85 +342,6 @@ fn modules_of(image: &Image, sctp: bool) -> Result<Vec<Module>> {
     order().with_context(|| format!("modules of {}", image.release))
 }
 
-/// Some at a time.
-fn run_all(runs: &[Run<'_>], programs: &[u8]) -> Vec<Outcome> {
-    let waiting = Mutex::new(runs.iter());
-    let outcomes = Mutex::new(Vec::new());
-    let progress = Progress::default();
-    thread::scope(|scope| {
-        for _ in 0..AT_ONCE.min(runs.len()) {
-            scope.spawn(|| {
-                loop {
-                    let next = lock(&waiting).next();
-                    let Some(run) = next else { return };
-                    let outcome = run.go(programs, &progress);
-                    progress.done(&outcome);
-                    lock(&outcomes).push(outcome);
-                }
-            });
-        }
-    });
-    progress.clear();
-    outcomes
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What these locks guard is whole after every step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Run<'_> {
-    fn go(&self, programs: &[u8], progress: &Progress) -> Outcome {
-        let started = Instant::now();
-        let mut outcome = Outcome::new(
-            self.kernel
-                .map_or(self.image.release.as_str(), |kernel| kernel.name),
-            &self.image.release,
-            self.special.map_or("", |special| special.name),
-        );
-        let title = outcome.title();
-        let dir = title.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-");
-        let dir = target().join("vm").join(dir);
-        let machine = Machine {
-            image: self.image,
-            programs,
-            modules: self.modules,
-            job: Job {
-                environment: self
-                    .special
-                    .map(|special| (special.environment)())
-                    .unwrap_or_default(),
-                steps: self.steps.clone(),
-                ..Job::default()
-            },
-            command_line: self.special.map_or("", |special| special.command_line),
-            dir: dir.clone(),
-        };
-        let ended = machine.run(|message| match message {
-            Message::Doing(what) => progress.now(&title, what),
-            message => {
-                if let Message::Check(check) = &message
-                    && !check.ok
-                {
-                    progress.failed(&title, check);
-                }
-                outcome.take(message);
-            }
-        });
-        outcome.end(ended, machine::kernel_trouble(&dir));
-        outcome.judge(&Expected {
-            kernel: self.kernel,
-            special: self.special,
-            is_verified: self.steps.contains(&Step::Verify),
-            has_agent: self.steps.contains(&Step::Node),
-        });
-        outcome.seconds = started.elapsed().as_secs_f64();
-        outcome
-    }
-}
-
 /// The programs of kernels as they come are held to what is written down.
 fn judge_budget(options: &Options, outcomes: &mut [Outcome]) -> Result<()> {
     let path = Budget::path();
@@ -429,50 +371,4 @@ fn judge_budget(options: &Options, outcomes: &mut [Outcome]) -> Result<()> {
         bail!("no kernel of the list was run: nothing is written down");
     }
     Ok(())
-}
-
-/// What each machine is doing, in one line.
-#[derive(Default)]
-struct Progress {
-    doing: Mutex<BTreeMap<String, String>>,
-    step: Mutex<Option<ui::Step>>,
-}
-
-impl Progress {
-    fn now(&self, title: &str, what: String) {
-        let mut doing = lock(&self.doing);
-        doing.insert(title.to_owned(), what);
-        let all: Vec<_> = doing
-            .iter()
-            .map(|(title, what)| format!("{title}: {what}"))
-            .collect();
-        let mut step = lock(&self.step);
-        step.get_or_insert_with(|| ui::step("booting"))
-            .now(all.join("; "));
-    }
-
-    /// At once: the rest may take minutes.
-    fn failed(&self, title: &str, check: &Check) {
-        let first = check.detail.lines().next().unwrap_or_default();
-        let verdict = ui::verdict(false);
-        self.print(&format!("  {verdict}  {title}: {}: {first}", check.name));
-    }
-
-    fn done(&self, outcome: &Outcome) {
-        lock(&self.doing).remove(&outcome.title());
-        self.print(&outcome.line());
-    }
-
-    fn print(&self, line: &str) {
-        match lock(&self.step).take() {
-            Some(step) => step.done(line),
-            None => println!("{line}"),
-        }
-    }
-
-    fn clear(&self) {
-        if let Some(step) = lock(&self.step).take() {
-            step.clear();
-        }
-    }
 }

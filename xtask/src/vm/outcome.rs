@@ -1,12 +1,18 @@
 //! What a machine said, and whether it is as it should be there.
 
-use super::{environments::Special, kernels::Kernel};
+use super::{
+    environments::Special,
+    kernels::Kernel,
+    machine::Ended,
+    times::{Clock, Took},
+};
 use crate::ui;
-use anyhow::Result;
 use serde::Serialize;
 use sinabro_common::api::VerifiedProgram;
 use sinabro_guest::{Check, Message};
 use std::collections::BTreeMap;
+
+const KERNEL_LOG: &str = "kernel_log";
 
 #[derive(Debug, Default, Serialize)]
 pub struct Outcome {
@@ -19,7 +25,18 @@ pub struct Outcome {
     /// What the agent chose by itself.
     pub modes: BTreeMap<String, String>,
     pub checks: Vec<Check>,
+    /// What was not done there, and why.
+    pub left_out: Vec<String>,
     pub seconds: f64,
+    /// What it had of the processors: comparable, also if others used them meanwhile.
+    pub processor_seconds: f64,
+    /// Where the time went.
+    pub steps: Vec<Took>,
+    #[serde(skip)]
+    pub clock: Clock,
+    /// Of the kernel that was booted.
+    #[serde(skip)]
+    pub booted: String,
 }
 
 /// What is known of a machine before it runs.
@@ -79,7 +96,7 @@ impl Outcome {
     pub fn take(&mut self, message: Message) {
         match message {
             Message::Started { release } => {
-                let expected = self.release.clone();
+                let expected = self.booted.clone();
                 if release != expected {
                     self.note("release", Err(format!("{release} runs, not {expected}")));
                 }
@@ -87,7 +104,9 @@ impl Outcome {
             Message::Programs(report) => self.programs = report.programs,
             Message::Modes(modes) => self.modes = modes,
             Message::Check(check) => self.checks.push(check),
-            Message::Doing(_) | Message::Done => {}
+            Message::Step(name) => self.clock.next(&mut self.steps, &name),
+            Message::LeftOut(what) => self.left_out.push(what),
+            Message::Doing(_) | Message::Survives(_) | Message::Done => {}
         }
     }
 
@@ -99,18 +118,31 @@ impl Outcome {
         });
     }
 
-    /// How it ended.
-    pub fn end(&mut self, ended: Result<()>, kernel_trouble: Option<String>) {
-        if let Err(error) = ended {
+    /// A kernel is started, of that release.
+    pub fn boots(&mut self, release: &str) {
+        release.clone_into(&mut self.booted);
+        self.clock.next(&mut self.steps, "boot");
+    }
+
+    /// How it ended; whether all is well.
+    pub fn end(&mut self, ended: Ended, kernel_trouble: Option<String>) -> bool {
+        self.clock.stop(&mut self.steps);
+        self.seconds = self.steps.iter().map(|took| took.seconds).sum();
+        self.processor_seconds += ended.processor.as_secs_f64();
+        if let Err(error) = ended.result {
             self.note("machine", Err(format!("{error:#}")));
         }
+        // Once, of all its boots.
+        self.checks
+            .retain(|check| check.name != KERNEL_LOG || !check.ok);
         self.note(
-            "kernel_log",
+            KERNEL_LOG,
             match kernel_trouble {
                 None => Ok("the kernel complains of nothing".into()),
                 Some(trouble) => Err(trouble),
             },
         );
+        self.failures().next().is_none()
     }
 
     /// Whether programs and modes are what they should be.
@@ -187,6 +219,7 @@ impl Outcome {
 mod tests {
     use super::*;
     use crate::vm::{environments::SPECIAL, kernels::Kernel};
+    use std::time::Duration;
 
     fn row(name: &str, required: bool, ok: bool) -> VerifiedProgram {
         VerifiedProgram {
@@ -269,10 +302,29 @@ mod tests {
     #[test]
     fn another_kernel_than_was_booted_and_an_early_end_are_failures() {
         let mut outcome = Outcome::new("6.12", "6.12.1", "");
+        outcome.boots("6.12.1");
         outcome.take(Message::Started {
             release: "6.18.1".into(),
         });
-        outcome.end(Err(anyhow::anyhow!("it hung")), Some("WARNING: x".into()));
+        let ended = |result| Ended {
+            result,
+            processor: Duration::from_secs(2),
+        };
+        let hung = Err(anyhow::anyhow!("it hung"));
+        assert!(!outcome.end(ended(hung), Some("WARNING: x".into())));
         assert_eq!(failing(&outcome), ["release", "machine", "kernel_log"]);
+
+        // Of several boots each has its own release, and what one did is added up.
+        let mut outcome = Outcome::new("6.12", "6.12.1", "");
+        for release in ["6.18.1", "6.12.1"] {
+            outcome.boots(release);
+            let release = release.into();
+            outcome.take(Message::Started { release });
+            assert!(outcome.end(ended(Ok(())), None));
+        }
+        assert_eq!(outcome.processor_seconds, 4.0);
+        let steps: Vec<_> = outcome.steps.iter().map(|took| &took.name).collect();
+        assert_eq!(steps, ["boot"]);
+        assert_eq!(outcome.checks.len(), 1, "{:?}", outcome.checks);
     }
 }

@@ -1,13 +1,13 @@
 //! What is put into every machine: the programs that users get, process 1, the data path's tests.
 
-use super::initrd::Archive;
+use super::{initrd::Archive, run::Run};
 use crate::{
     build,
     workspace::{cargo_with_ebpf, dist, output, run as show, target, which},
 };
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
-use sinabro_guest::{BIN_DIR, DATAPATH_SUITE};
+use sinabro_guest::{BIN_DIR, DATAPATH_SUITE, REFUSING_AGENT, Step};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -53,6 +53,55 @@ impl Programs {
         );
         Ok(archive)
     }
+}
+
+/// What machines have in their file systems.
+pub struct Archives {
+    common: Vec<u8>,
+    /// If a step needs it.
+    refusing: Option<Vec<u8>>,
+}
+
+impl Archives {
+    /// What a machine needs that takes these steps.
+    pub fn of(&self, steps: &[Step]) -> Vec<&[u8]> {
+        let refusing = self.refusing.iter().filter(|_| refuses(steps));
+        let all = [&self.common].into_iter().chain(refusing);
+        all.map(Vec::as_slice).collect()
+    }
+}
+
+fn refuses(steps: &[Step]) -> bool {
+    let needs = |step: &Step| matches!(step, Step::Refused | Step::AllRefused);
+    steps.iter().any(needs)
+}
+
+/// Builds what these machines need.
+pub fn archives(dir: Option<&Path>, runs: &[Run<'_>]) -> Result<Archives> {
+    let common = Programs::build(dir)?.archive.finish();
+    let mut boots = runs.iter().flat_map(|run| &run.boots);
+    let refusing = boots.any(|boot| refuses(&boot.steps)).then(refusing);
+    Ok(Archives {
+        common,
+        refusing: refusing.transpose()?,
+    })
+}
+
+/// The agent that the lab's tests start: only a debug build has its programs refused.
+fn refusing() -> Result<Vec<u8>> {
+    let mut cargo = cargo_with_ebpf();
+    show(cargo.args([
+        "build",
+        "--package",
+        "sinabro-agent",
+        "--bin",
+        "sinabro-agent",
+    ]))
+    .context("cannot build the agent")?;
+    let mut archive = Archive::default();
+    let path = format!("{BIN_DIR}/{REFUSING_AGENT}");
+    put(&mut archive, &path, &target().join("debug/sinabro-agent"))?;
+    Ok(archive.finish())
 }
 
 /// The tests' program, as cargo names it.

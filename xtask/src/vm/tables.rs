@@ -1,5 +1,5 @@
-//! What is printed at the end: kernel by program, kernel by check, special machines, and why what
-//! failed did.
+//! What is printed at the end: kernel by program, kernel by check, what the agent chose on each
+//! machine, what was left out, and why what failed did.
 
 use super::outcome::Outcome;
 use crate::ui;
@@ -10,22 +10,27 @@ use sinabro_guest::SELF_TEST;
 const NO_MODE: &str = "-";
 
 pub fn print(outcomes: &[Outcome]) {
-    let (plain, special): (Vec<_>, Vec<_>) = outcomes
+    let plain = outcomes
         .iter()
-        .partition(|outcome| outcome.environment.is_empty());
-    println!(
-        "\n{}",
-        ui::bold("Programs: instructions that the verifier walked through")
+        .filter(|outcome| outcome.environment.is_empty());
+    let plain: Vec<_> = plain.collect();
+    let show = |title: &str, rows: &[Vec<String>]| {
+        // With a heading alone it says nothing.
+        if rows.len() > 1 {
+            println!("\n{}", ui::bold(title));
+            ui::table(rows);
+        }
+    };
+    show(
+        "Programs: instructions that the verifier walked through",
+        &programs(&plain),
     );
-    ui::table(&programs(&plain));
-    println!("\n{}", ui::bold("Checks"));
-    ui::table(&checks(&plain));
-    if !special.is_empty() {
-        println!(
-            "\n{}",
-            ui::bold("Special machines, and what the agent chose there by itself")
-        );
-        ui::table(&specials(&special));
+    show("Checks", &checks(&plain));
+    show("What the agent chose by itself", &choices(outcomes));
+    let left_out = left_out(outcomes);
+    if !left_out.is_empty() {
+        println!("\n{}", ui::bold("Left out"));
+        left_out.iter().for_each(|line| println!("  {line}"));
     }
     for outcome in outcomes {
         for check in outcome.failures() {
@@ -111,17 +116,33 @@ fn checks(outcomes: &[&Outcome]) -> Vec<Vec<String>> {
     rows
 }
 
-fn specials(outcomes: &[&Outcome]) -> Vec<Vec<String>> {
+/// What was not done, and where.
+fn left_out(outcomes: &[Outcome]) -> Vec<String> {
+    let mut found: Vec<(&str, Vec<String>)> = Vec::new();
+    for outcome in outcomes {
+        for what in &outcome.left_out {
+            match found.iter_mut().find(|(other, _)| *other == what) {
+                Some((_, titles)) => titles.push(outcome.title()),
+                None => found.push((what.as_str(), vec![outcome.title()])),
+            }
+        }
+    }
+    let line = |(what, titles): (&str, Vec<String>)| format!("{}: {what}", titles.join("; "));
+    found.into_iter().map(line).collect()
+}
+
+fn choices(outcomes: &[Outcome]) -> Vec<Vec<String>> {
     let heading = [
-        "machine",
         "kernel",
+        "machine",
         "result",
         "uplinks",
         "accelerated TCP",
         "its self-test",
     ];
     let mut rows = vec![heading.map(String::from).to_vec()];
-    for outcome in outcomes {
+    // Where no agent ran, nothing was chosen.
+    for outcome in outcomes.iter().filter(|outcome| !outcome.modes.is_empty()) {
         // A verifier's log has lines; they are in the JSON.
         let mode = |key: &str| {
             let found = outcome
@@ -132,8 +153,8 @@ fn specials(outcomes: &[&Outcome]) -> Vec<Vec<String>> {
         };
         let failed = outcome.failures().count();
         rows.push(vec![
-            outcome.environment.clone(),
             format!("Linux {}", outcome.name),
+            outcome.environment.clone(),
             if failed == 0 {
                 "ok".into()
             } else {
@@ -155,6 +176,16 @@ fn indented(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_left_out_is_said_once_with_all_machines() {
+        let of = |name: &str, left_out: &[&str]| Outcome {
+            left_out: left_out.iter().map(|what| (*what).to_owned()).collect(),
+            ..Outcome::new(name, "", "")
+        };
+        let all = [of("a", &["x", "y"]), of("b", &[]), of("c", &["x"])];
+        assert_eq!(left_out(&all), ["a; c: x", "a: y"]);
+    }
 
     #[test]
     fn a_program_that_one_kernel_refuses_is_in_its_column() {
