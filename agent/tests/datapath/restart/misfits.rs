@@ -130,6 +130,36 @@ fn a_table_of_another_size_takes_over_what_was_in_the_one_before() {
 }
 
 #[test]
+fn maps_of_another_layout_are_listed_and_go() {
+    kit::fresh(|| {
+        drop(load(AttachMode::Auto));
+        let directory = Path::new(names::BPF_DIR);
+        // Of a version that did not say that its programs run.
+        let leave = || {
+            fs::create_dir(pin("v7")).unwrap();
+            let other = MapData::from_pin(pin("DROPS")).unwrap();
+            other.pin(pin("v7/NAT")).unwrap();
+        };
+        leave();
+        let lines = datapath::pins::describe(directory).unwrap();
+        let listed = |line: &String| line.starts_with("v7/NAT: per-CPU array of ");
+        assert!(lines.iter().any(listed), "{lines:?}");
+        let datapath = load(AttachMode::Auto);
+        assert!(
+            pin("v7/NAT").exists(),
+            "programs may use it until others do"
+        );
+        let outside = Outside::new(&datapath);
+        assert!(!pin("v7").exists());
+        drop((datapath, outside));
+        leave();
+        let removed = datapath::remove(directory);
+        assert!(removed.problems.is_empty(), "{:?}", removed.problems);
+        assert!(!directory.exists());
+    });
+}
+
+#[test]
 fn a_kernel_that_refuses_leaves_everything_as_it_was() {
     kit::fresh(|| {
         let datapath = load(AttachMode::Auto);

@@ -12,7 +12,7 @@ use aya::{
     maps::{MapData, MapInfo},
     programs::links::{FdLink, PinnedLink},
 };
-use sinabro_agent::datapath::{AttachMode, Datapath, DatapathConfig, Level};
+use sinabro_agent::datapath::{self, AttachMode, Datapath, DatapathConfig, Level};
 use sinabro_common::names;
 use sinabro_netlink::{
     Conn, link,
