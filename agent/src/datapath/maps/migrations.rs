@@ -31,5 +31,5 @@ pub fn same(key: &[u8], value: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     Some((key.to_vec(), value.to_vec()))
 }
 
-#[cfg(feature = "layout-next")]
+#[cfg(any(test, feature = "layout-next"))]
 mod next;

@@ -53,6 +53,18 @@ mod tests {
     use super::*;
     use proptest::{collection::vec, prelude::*};
 
+    /// What it is carried from is what this version has.
+    #[cfg(not(feature = "layout-next"))]
+    #[test]
+    fn the_earlier_layout_is_the_present_one() {
+        use crate::datapath::{DatapathConfig, maps::shape};
+        let all = shape::expected(&DatapathConfig::default());
+        let present = *all.iter().find(|map| map.shape.name == NAT.map).unwrap();
+        let earlier = (NAT.earlier)(present);
+        assert_eq!((earlier.layout, earlier.number), (present.layout, 1));
+        assert_eq!(earlier.shape, present.shape);
+    }
+
     proptest! {
         #[test]
         fn an_entry_goes_up_and_comes_back(
