@@ -180,7 +180,6 @@ fn measure(
     output: &Output,
     programs: &Path,
 ) -> Result<ExitCode> {
-    let directory = tempfile::tempdir().context("cannot make a directory")?;
     let mut whole = Whole::now()?;
     for (number, bench) in benches.iter().enumerate() {
         let left: u64 = benches[number..]
@@ -195,7 +194,9 @@ fn measure(
             left.div_ceil(60)
         );
         println!("\n{}", ui::bold(&heading));
-        let json = directory.path().join(bench.name()).with_extension("json");
+        let json = own_json(output, *bench);
+        // What an earlier run wrote is not this one's.
+        let _ = fs::remove_file(&json);
         let started = Instant::now();
         let ended = one(*bench, options.short, programs, &json);
         let report = fs::read(&json).map_err(anyhow::Error::from);
@@ -232,6 +233,12 @@ fn measure(
             true => ExitCode::FAILURE,
         },
     )
+}
+
+/// Where a bench writes what it has to say by itself: beside the report.
+fn own_json(output: &Output, bench: Bench) -> PathBuf {
+    let report = output.json.clone().unwrap_or_default();
+    report.with_extension(format!("{}.json", bench.name()))
 }
 
 /// The bench that runs; 0: none.
