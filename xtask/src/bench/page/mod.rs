@@ -184,7 +184,10 @@ impl<'a> Section<'a> {
 
     fn curves(&self, group: &str) -> Markup {
         let curves = self.curves.iter().filter(|curve| curve.case == group);
-        curves::draw(&curves.copied().collect::<Vec<_>>(), &self.subjects)
+        let mut curves: Vec<&Curve> = curves.copied().collect();
+        // Turns rotate: which came first says nothing.
+        curves.sort_by_key(|curve| self.subjects.iter().position(|name| *name == curve.subject));
+        curves::draw(&curves, &self.subjects)
     }
 }
 
