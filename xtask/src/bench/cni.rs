@@ -8,8 +8,8 @@
 //! Our DEL answers before the kernel has taken the link apart, ptp's after. So the time until
 //! all links are gone is a row of its own, and nothing is timed before the kernel has settled.
 
-use super::{Output, Programs, Report, Row, stats, verdict};
-use crate::{interrupt, root, setup, ui};
+use super::{Output, Programs, Report, Row, as_root, stats, verdict};
+use crate::{interrupt, setup, ui};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 use sinabro_lab::{Binaries, Lab, Lifetime, Node, Place, cni::Call, holder, node::netns_path};
@@ -45,15 +45,12 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<ExitCode> {
     let mut options = options.clone();
     options.programs.ensure(setup::BENCH)?;
-    if !root::is_root() {
-        let (rounds, pods) = (options.rounds.to_string(), options.pods.to_string());
-        let given = ["bench", "cni", "--rounds", &rounds, "--pods", &pods];
-        let mut arguments = given.map(String::from).to_vec();
-        arguments.extend(options.programs.arguments()?);
-        arguments.extend(options.output.arguments()?);
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        root::become_root("making network namespaces", &arguments)?;
-    }
+    let (rounds, pods) = (options.rounds.to_string(), options.pods.to_string());
+    let given = ["bench", "cni", "--rounds", &rounds, "--pods", &pods];
+    let mut arguments = given.map(String::from).to_vec();
+    arguments.extend(options.programs.arguments()?);
+    arguments.extend(options.output.arguments()?);
+    as_root(&arguments)?;
     measure(&options)
 }
 

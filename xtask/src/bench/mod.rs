@@ -15,7 +15,7 @@ mod whole;
 use output::{Output, Report};
 use row::Row;
 
-use crate::{build, earlier::Earlier, setup, workspace::dist};
+use crate::{build, earlier::Earlier, root, setup, workspace::dist};
 use anyhow::Result;
 use clap::Subcommand;
 use std::{
@@ -135,6 +135,24 @@ fn verdict<'a>(commit: &str, slower: impl Iterator<Item = (&'a str, &'a str, f64
         println!("  nothing is slower than {commit} in every round");
     }
     code
+}
+
+/// Goes on as root with these arguments.
+fn as_root(arguments: &[String]) -> Result<()> {
+    if !root::is_root() {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        root::become_root("making network namespaces", &arguments)?;
+    }
+    Ok(())
+}
+
+/// Three digits or all before the point.
+fn number(value: f64) -> String {
+    match value {
+        100.0.. => format!("{value:.0}"),
+        10.0..100.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
 }
 
 /// About how long the rounds that are left take, once one has counted.

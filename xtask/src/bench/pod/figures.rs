@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     bench::{
+        number,
         row::{Curve, Row},
         stats,
     },
@@ -158,15 +159,6 @@ pub fn print(rows: &[Row], way: Way) {
     }
     println!();
     ui::table(&table);
-}
-
-/// Three digits or all before the point.
-fn number(value: f64) -> String {
-    match value {
-        100.0.. => format!("{value:.0}"),
-        10.0..100.0 => format!("{value:.1}"),
-        _ => format!("{value:.2}"),
-    }
 }
 
 #[cfg(test)]

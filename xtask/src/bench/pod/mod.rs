@@ -15,13 +15,13 @@ mod rules;
 mod scene;
 
 use super::{
-    Output, Programs,
+    Output, Programs, as_root,
     output::Report,
     processor, remaining,
     row::{Curve, Row},
     verdict,
 };
-use crate::{interrupt, root, setup, ui};
+use crate::{interrupt, setup, ui};
 use anyhow::{Context as _, Result};
 use case::Bench;
 use figures::Figures;
@@ -74,11 +74,7 @@ impl Options {
 pub fn run(options: &Options) -> Result<ExitCode> {
     let mut options = options.clone();
     options.programs.ensure(setup::BENCH_POD)?;
-    if !root::is_root() {
-        let arguments = options.arguments()?;
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        root::become_root("making network namespaces", &arguments)?;
-    }
+    as_root(&options.arguments()?)?;
     measure(&options)
 }
 

@@ -2,7 +2,7 @@
 
 use super::case::{CROSSED, Case, Figure, LEARNT};
 use crate::{
-    bench::{self, stats},
+    bench::{self, number, stats},
     report, ui,
 };
 use serde::Serialize;
@@ -266,15 +266,6 @@ pub fn print_aims(aims: &[Aim]) {
 
 fn spread([least, most]: [f64; 2]) -> String {
     format!("{least:.2}–{most:.2}")
-}
-
-/// Three digits or all before the point.
-fn number(value: f64) -> String {
-    match value {
-        100.0.. => format!("{value:.0}"),
-        10.0..100.0 => format!("{value:.1}"),
-        _ => format!("{value:.2}"),
-    }
 }
 
 #[cfg(test)]

@@ -21,8 +21,8 @@ mod http;
 mod nginx;
 mod subject;
 
-use super::{Output, Programs, processor, remaining, verdict};
-use crate::{interrupt, report, root, setup, ui};
+use super::{Output, Programs, as_root, processor, remaining, verdict};
+use crate::{interrupt, report, setup, ui};
 use anyhow::{Context as _, Result};
 use case::{Bench, Part};
 use figures::{Figures, Report};
@@ -88,11 +88,7 @@ impl Options {
 pub fn run(options: &Options) -> Result<ExitCode> {
     let mut options = options.clone();
     options.programs.ensure(setup::BENCH_TCP)?;
-    if !root::is_root() {
-        let arguments = options.arguments()?;
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        root::become_root("making network namespaces", &arguments)?;
-    }
+    as_root(&options.arguments()?)?;
     measure(&options)
 }
 
