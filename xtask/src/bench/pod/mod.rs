@@ -131,13 +131,17 @@ fn measure(options: &Options) -> Result<ExitCode> {
     })
 }
 
-/// What is worse than an earlier commit's in every round. What other work of the machine is in, and a
-/// tail of a fraction of a second, is noise alone.
+/// By how much a median is worse before it counts.
+const NOTABLE: f64 = 0.03;
+
+/// What is worse than an earlier commit's in every round, and notably so: of so many rows, a few are
+/// worse in each of five rounds by chance. What other work of the machine is in, and a tail of a fraction
+/// of a second, is noise alone.
 fn slower(rows: &[Row]) -> impl Iterator<Item = (&str, &str, f64)> {
-    let counts = |row: &&Row| !["machine CPU", "p99", "p99.9"].contains(&&*row.metric);
+    let counts = |row: &&Row| !["machine CPU", "p90", "p99", "p99.9"].contains(&&*row.metric);
     let worse = |row: &&Row| match row.more_is_better() {
-        true => row.spread[1] < 1.0,
-        false => row.spread[0] > 1.0,
+        true => row.spread[1] < 1.0 && row.ratio < 1.0 - NOTABLE,
+        false => row.spread[0] > 1.0 && row.ratio > 1.0 + NOTABLE,
     };
     let rows = rows.iter().filter(counts).filter(worse);
     rows.map(|row| (&*row.case, &*row.metric, row.ratio))
@@ -156,4 +160,24 @@ fn introduction(scene: &Scene, options: &Options) -> String {
          too; \"machine CPU\" is all that the machine did meanwhile",
         options.rules, options.rounds
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slower_is_slower_in_every_round_and_notably() {
+        let found = |metric, unit, ratios: [f64; 5]| {
+            let row = Row::new("c", metric, unit, ("a", &ratios), ("b", &[1.0; 5]));
+            slower(&[row.unwrap()]).count() == 1
+        };
+        let worse = [0.8, 0.9, 0.95, 0.9, 0.85];
+        assert!(found("requests", "1/s", worse));
+        assert!(!found("CPU", "µs", worse));
+        assert!(found("CPU", "µs", worse.map(|ratio| 1.0 / ratio)));
+        assert!(!found("machine CPU", "µs", worse.map(|ratio| 1.0 / ratio)));
+        assert!(!found("requests", "1/s", [0.8, 0.9, 1.01, 0.9, 0.85]));
+        assert!(!found("requests", "1/s", [0.98, 0.99, 0.97, 0.98, 0.99]));
+    }
 }
