@@ -128,7 +128,8 @@ fn mostly_waits(program: &Path) -> bool {
 /// state.
 fn runs(tests: &[&str], arguments: &[String]) -> bool {
     let mut arguments = arguments.iter().map(String::as_str).peekable();
-    let (mut package, mut target) = (true, true);
+    // Of several targets one is enough.
+    let (mut package, mut target) = (true, None);
     while let Some(argument) = arguments.next() {
         let (name, value) = match argument.split_once('=') {
             Some((name, value)) => (name, Some(value)),
@@ -136,12 +137,15 @@ fn runs(tests: &[&str], arguments: &[String]) -> bool {
         };
         match name {
             "-p" | "--package" => package = value == Some("sinabro-lab"),
-            "--test" => target = value.is_some_and(|value| tests.contains(&value)),
-            "--lib" | "--bins" | "--bin" | "--doc" => target = false,
+            "--test" => {
+                let is = value.is_some_and(|value| tests.contains(&value));
+                target = Some(is || target == Some(true));
+            }
+            "--lib" | "--bins" | "--bin" | "--doc" => target = target.or(Some(false)),
             _ => {}
         }
     }
-    package && target
+    package && target.unwrap_or(true)
 }
 
 /// Where the earlier programs are. Without git's history there are none, and only the tests that
@@ -184,6 +188,8 @@ mod tests {
             "-p sinabro-lab",
             "--package=sinabro-lab",
             "--test upgrade",
+            "--test upgrade --test=overlay",
+            "--test overlay --test upgrade --lib",
         ] {
             assert!(upgrades(text), "{text}");
         }
