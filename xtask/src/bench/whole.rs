@@ -96,8 +96,8 @@ impl Bench {
             (Self::Tcp, _) => 150,
             (Self::Pod, false) => 360,
             (Self::Pod, true) => 180,
-            (Self::Pods, false) => 420,
-            (Self::Pods, true) => 240,
+            (Self::Pods, false) => 240,
+            (Self::Pods, true) => 90,
         }
     }
 
