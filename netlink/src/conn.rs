@@ -85,8 +85,8 @@ impl Request {
         }
     }
 
-    pub(crate) fn holding(mut self, netns: &NetNs) -> Request {
-        self.fd = Some(netns.shared_fd());
+    pub(crate) fn holding(mut self, fd: Arc<OwnedFd>) -> Request {
+        self.fd = Some(fd);
         self
     }
 

@@ -144,7 +144,7 @@ pub fn set_master(index: u32, master: Option<u32>) -> Request {
 /// Moves a link to another namespace.
 pub fn set_netns(index: u32, netns: &NetNs) -> Request {
     let what = format!("move link #{index} to another namespace");
-    set(what, index, in_netns(netns)).holding(netns)
+    set(what, index, in_netns(netns)).holding(netns.shared_fd())
 }
 
 pub(crate) fn set(what: String, index: u32, attribute: LinkAttribute) -> Request {

@@ -45,7 +45,7 @@ impl Veth<'_> {
         ]);
         let request = Request::new(what, libc::RTM_NEWLINK, CREATE, &message);
         match self.peer_netns {
-            Some(netns) => request.holding(netns),
+            Some(netns) => request.holding(netns.shared_fd()),
             None => request,
         }
     }

@@ -3,11 +3,15 @@ use sinabro_netlink::{
     Conn, Family,
     netns::in_fresh,
     nft::{FORWARD, Nft},
+    tc::{Direction, Place, add_clsact, delete_filter, set_program},
     xtables,
 };
 use std::{
+    fs::File,
     io::Write as _,
+    os::fd::OwnedFd,
     process::{Command, Stdio},
+    sync::Arc,
 };
 
 /// Has `nft` load a ruleset into the calling thread's namespace.
@@ -99,6 +103,28 @@ fn a_link_without_filters_has_none() {
         let mut conn = Conn::new().unwrap();
         let link = pair(&mut conn);
         assert_eq!(conn.filters(link).unwrap(), []);
+    });
+}
+
+#[test]
+fn a_filter_needs_a_qdisc_and_a_program() {
+    in_fresh(|| {
+        let mut conn = Conn::new().unwrap();
+        let link = pair(&mut conn);
+        let place = Place {
+            direction: Direction::Egress,
+            priority: 7,
+            handle: 1,
+        };
+        let no_program = Arc::new(OwnedFd::from(File::open("/dev/null").unwrap()));
+        let set = || set_program(link, place, "none", &no_program);
+        assert!(conn.execute(set()).is_err());
+        conn.execute(add_clsact(link)).unwrap();
+        assert!(conn.execute(add_clsact(link)).unwrap_err().is_exists());
+        assert!(conn.execute(set()).is_err());
+        assert_eq!(conn.filters(link).unwrap(), []);
+        assert!(conn.execute(delete_filter(link, place)).is_err());
+        assert!(conn.execute(add_clsact(999)).is_err());
     });
 }
 

@@ -1,74 +1,67 @@
 //! Filters on a clsact qdisc, for kernels without tcx links. They belong to the interface, so
 //! they outlive the agent without a pin, and are replaced in place by their priority and handle.
 
-use super::{Direction, Hook};
+use super::{Classifier, Hook};
 use crate::datapath::DatapathError;
-use aya::programs::{
-    ProgramError, SchedClassifier, TcAttachType,
-    links::Link,
-    tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle},
+use aya::programs::{TcAttachType, tc};
+use nix::net::if_::if_nameindex;
+use sinabro_netlink::{
+    Conn, ResultExt as _,
+    tc::{Direction, Place, add_clsact, delete_filter, set_program},
 };
-use nix::net::if_::{if_indextoname, if_nameindex};
-use std::{io, iter};
+use std::iter;
 
 /// Where our filter is among others': anywhere, but always the same.
 const PRIORITY: u16 = 91;
-const HANDLE: TcHandle = TcHandle::new(0, 1);
+const HANDLE: u32 = 1;
 
 impl Hook {
-    fn tc(self) -> TcAttachType {
-        match self.direction() {
-            Direction::Ingress => TcAttachType::Ingress,
-            Direction::Egress => TcAttachType::Egress,
+    fn place(self) -> Place {
+        Place {
+            direction: self.direction(),
+            priority: PRIORITY,
+            handle: HANDLE,
         }
     }
 }
 
-/// Attaches the filter or replaces its program.
-pub fn attach(
-    hook: Hook,
-    program: &mut SchedClassifier,
-    ifindex: u32,
-) -> Result<(), DatapathError> {
-    let failed = |error: Box<dyn std::error::Error + Send + Sync>| DatapathError::Attach {
-        program: hook.program(),
-        target: format!("interface {ifindex} by clsact"),
-        source: error,
+/// Attaches filters to an interface or replaces their programs, in one exchange with the kernel:
+/// each part of it waits for the lock that every link being made needs, too.
+pub fn attach(programs: &[(Hook, &Classifier)], ifindex: u32) -> Result<(), DatapathError> {
+    let failed = |hook: Hook| {
+        move |error: sinabro_netlink::Error| DatapathError::Attach {
+            program: hook.program(),
+            target: format!("interface {ifindex} by clsact"),
+            source: error.into(),
+        }
     };
-    let name = name(ifindex).map_err(|error| failed(error.into()))?;
-    match tc::qdisc_add_clsact(&name) {
-        Err(error) if errno(&error) != Some(libc::EEXIST) => return Err(failed(error.into())),
+    let Some((first, _)) = programs.first() else {
+        return Ok(());
+    };
+    let mut conn = Conn::new().map_err(failed(*first))?;
+    let set = |(hook, program): &(Hook, &Classifier)| {
+        set_program(ifindex, hook.place(), hook.program(), &program.fd)
+    };
+    let requests = iter::once(add_clsact(ifindex)).chain(programs.iter().map(set));
+    let mut outcomes = conn.execute_each(requests).into_iter();
+    match outcomes.next() {
+        Some(Err(error)) if !error.is_exists() => return Err(failed(*first)(error)),
         _ => {}
     }
-    let there = SchedClassifierLink::attached(&name, hook.tc(), PRIORITY, HANDLE, None)
-        .map_err(|error| failed(error.into()))?;
-    let id = match program.attach_to_link(there) {
-        Err(ProgramError::TcError(error)) if errno(&error) == Some(libc::ENOENT) => {
-            let options = TcAttachOptions::Netlink(NlOptions {
-                priority: PRIORITY,
-                handle: HANDLE,
-                classid: None,
-            });
-            program.attach_with_options(&name, hook.tc(), options)
-        }
-        other => other,
-    }
-    .map_err(|error| failed(error.into()))?;
-    // aya takes a filter away with the value that stands for it; ours is to stay.
-    let link = program
-        .take_link(id)
-        .map_err(|error| failed(error.into()))?;
-    std::mem::forget(link);
-    Ok(())
+    programs
+        .iter()
+        .zip(outcomes)
+        .try_for_each(|((hook, _), outcome)| outcome.map_err(failed(*hook)))
 }
 
 /// Removes the filter, if there is one.
 pub fn detach(hook: Hook, ifindex: u32) {
-    if let Ok(name) = name(ifindex)
-        && let Ok(link) = SchedClassifierLink::attached(&name, hook.tc(), PRIORITY, HANDLE, None)
-    {
-        // No such filter, as a rule.
-        let _ = link.detach();
+    let deleted = Conn::new()
+        .and_then(|mut conn| conn.execute(delete_filter(ifindex, hook.place())))
+        .ignore_not_found();
+    if let Err(error) = deleted {
+        // No such qdisc, as a rule.
+        tracing::debug!(%error, "no filter removed");
     }
 }
 
@@ -84,7 +77,7 @@ pub fn detach_others(hooks: &[Hook], keep: &[u32]) -> Result<Vec<String>, Datapa
         for hook in hooks {
             for program in iter::once(hook.program()).chain(hook.earlier_program()) {
                 // The program's name tells our filter from others'; most interfaces have none.
-                if tc::qdisc_detach_program(&name, hook.tc(), program).is_ok() {
+                if tc::qdisc_detach_program(&name, attach_type(*hook), program).is_ok() {
                     detached.push(format!("filter {program} of {name}"));
                 }
             }
@@ -93,15 +86,9 @@ pub fn detach_others(hooks: &[Hook], keep: &[u32]) -> Result<Vec<String>, Datapa
     Ok(detached)
 }
 
-/// aya wants names. One that changes meanwhile is found again at the next attempt.
-fn name(ifindex: u32) -> io::Result<String> {
-    Ok(if_indextoname(ifindex)?.to_string_lossy().into_owned())
-}
-
-fn errno(error: &TcError) -> Option<i32> {
-    match error {
-        TcError::NetlinkError(error) => error.raw_os_error(),
-        TcError::IoError(error) => error.raw_os_error(),
-        _ => None,
+fn attach_type(hook: Hook) -> TcAttachType {
+    match hook.direction() {
+        Direction::Ingress => TcAttachType::Ingress,
+        Direction::Egress => TcAttachType::Egress,
     }
 }

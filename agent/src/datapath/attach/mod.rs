@@ -28,12 +28,13 @@ mod tcx;
 use super::{AttachMode, DatapathError, ProgramReport, object, probe};
 use aya::{Ebpf, programs::SchedClassifier};
 use sinabro_common::names;
+use sinabro_netlink::tc::Direction;
 use std::{
     collections::BTreeSet,
     fmt, fs,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::Arc,
 };
 
 /// Pins of uplinks begin with this, and no pod link's name does.
@@ -49,12 +50,6 @@ pub enum Hook {
     UplinkOut,
     UplinkIn,
     OverlayIn,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
-    Ingress,
-    Egress,
 }
 
 impl Hook {
@@ -148,7 +143,7 @@ impl fmt::Display for Mode {
 
 /// A verified program.
 pub struct Classifier {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     id: u32,
     /// Instructions that the verifier walked through (Linux 5.16).
     instructions: Option<u32>,
@@ -165,10 +160,6 @@ struct Loaded {
     pods: Mode,
     uplinks: Mode,
     programs: Vec<(Hook, Classifier)>,
-    /// The objects, which aya wants exclusively to attach filters.
-    pod: Mutex<Ebpf>,
-    uplink: Mutex<Ebpf>,
-    overlay: Mutex<Ebpf>,
 }
 
 impl Loaded {
@@ -187,14 +178,14 @@ impl Loaded {
 }
 
 impl Classifiers {
+    /// Takes the programs out of their objects.
     pub fn new(
-        pod: Ebpf,
-        uplink: Ebpf,
-        overlay: Ebpf,
+        mut pod: Ebpf,
+        mut uplink: Ebpf,
+        mut overlay: Ebpf,
         links: PathBuf,
         wanted: AttachMode,
     ) -> Result<Self, DatapathError> {
-        let (mut pod, mut uplink, mut overlay) = (pod, uplink, overlay);
         let mut programs = Vec::new();
         for hook in Hook::POD {
             programs.push((hook, classifier(&mut pod, hook)?));
@@ -215,9 +206,6 @@ impl Classifiers {
             pods,
             uplinks,
             programs,
-            pod: Mutex::new(pod),
-            uplink: Mutex::new(uplink),
-            overlay: Mutex::new(overlay),
         };
         Ok(Self {
             links,
@@ -253,9 +241,7 @@ impl Classifiers {
     }
 
     pub fn attach_pod(&self, ifindex: u32, link: &str) -> Result<(), DatapathError> {
-        Hook::POD
-            .into_iter()
-            .try_for_each(|hook| self.attach(hook, ifindex, link))
+        self.attach(&Hook::POD, ifindex, link)
     }
 
     /// Removes a pod's pins. Filters go with the interface.
@@ -280,7 +266,7 @@ impl Classifiers {
     pub fn set_uplinks(&self, ifindexes: &[u32]) -> Result<(), DatapathError> {
         for hook in Hook::SWAPPED {
             for &ifindex in ifindexes {
-                self.attach(hook, ifindex, &uplink(ifindex))?;
+                self.attach(&[hook], ifindex, &uplink(ifindex))?;
             }
         }
         let wanted: BTreeSet<String> = ifindexes.iter().map(|&index| uplink(index)).collect();
@@ -300,7 +286,7 @@ impl Classifiers {
 
     /// Attaches to the VXLAN device.
     pub fn attach_overlay(&self, ifindex: u32) -> Result<(), DatapathError> {
-        self.attach(Hook::OverlayIn, ifindex, names::VXLAN_LINK)
+        self.attach(&[Hook::OverlayIn], ifindex, names::VXLAN_LINK)
     }
 
     /// Updates every pinned link of an interface that still exists; whether one of an uplink was.
@@ -325,31 +311,28 @@ impl Classifiers {
         Ok(uplink)
     }
 
-    fn attach(&self, hook: Hook, ifindex: u32, place: &str) -> Result<(), DatapathError> {
+    fn attach(&self, hooks: &[Hook], ifindex: u32, place: &str) -> Result<(), DatapathError> {
         let Some(loaded) = &self.loaded else {
             return Ok(());
         };
-        let path = self.links.join(hook.pin(place));
-        match loaded.mode(hook) {
-            Mode::Tcx => {
-                let created = tcx::attach(&path, hook, loaded.program(hook), ifindex)?;
-                if created {
-                    // Left by an agent that had to use filters, or was configured to.
-                    clsact::detach(hook, ifindex);
+        let mut filters = Vec::with_capacity(hooks.len());
+        for &hook in hooks {
+            let program = loaded.program(hook);
+            match loaded.mode(hook) {
+                Mode::Clsact => filters.push((hook, program)),
+                Mode::Tcx => {
+                    let path = self.links.join(hook.pin(place));
+                    if tcx::attach(&path, hook, program, ifindex)? {
+                        // Left by an agent that had to use filters, or was configured to.
+                        clsact::detach(hook, ifindex);
+                    }
                 }
-                Ok(())
-            }
-            Mode::Clsact => {
-                let ebpf = match hook {
-                    Hook::PodOut | Hook::PodIn => &loaded.pod,
-                    Hook::UplinkOut | Hook::UplinkIn => &loaded.uplink,
-                    Hook::OverlayIn => &loaded.overlay,
-                };
-                let mut ebpf = ebpf.lock().unwrap_or_else(PoisonError::into_inner);
-                clsact::attach(hook, find(&mut ebpf, hook)?, ifindex)?;
-                object::remove_pin(&path)
             }
         }
+        clsact::attach(&filters, ifindex)?;
+        filters
+            .iter()
+            .try_for_each(|(hook, _)| object::remove_pin(&self.links.join(hook.pin(place))))
     }
 
     fn pins(&self) -> Result<Vec<String>, DatapathError> {
@@ -376,7 +359,7 @@ const LOOPBACK: u32 = 1;
 pub fn try_on_loopback(ebpf: &mut Ebpf, hook: Hook, mode: Mode) -> Result<(), DatapathError> {
     match mode {
         Mode::Tcx => tcx::try_on(hook, &classifier(ebpf, hook)?, LOOPBACK),
-        Mode::Clsact => clsact::attach(hook, find(ebpf, hook)?, LOOPBACK),
+        Mode::Clsact => clsact::attach(&[(hook, &classifier(ebpf, hook)?)], LOOPBACK),
     }
 }
 
@@ -426,7 +409,7 @@ fn classifier(ebpf: &mut Ebpf, hook: Hook) -> Result<Classifier, DatapathError> 
         .try_clone_to_owned()
         .map_err(|error| attach(error.into()))?;
     Ok(Classifier {
-        fd,
+        fd: Arc::new(fd),
         id: info.id(),
         instructions: info.verified_instruction_count(),
     })
