@@ -11,7 +11,7 @@ use sinabro_common::abi::drop::DropReason;
 use sinabro_ebpf::{
     PASS,
     maps::{CONFIG, POD_LINKS},
-    parse::{Ip, arp, eth, l4},
+    parse::{Ip, arp, eth, l4, skb},
     stage::{Action, deliver, identity, report, track, tunnel},
 };
 
@@ -57,8 +57,8 @@ fn leave(ctx: &TcContext) -> Action {
 pub fn pod_in(ctx: TcContext) -> i32 {
     report::received(&ctx, ifindex(&ctx));
     if CONFIG.get(0).is_some_and(deliver::redirects)
-        && let Some(eth) = eth::read(&ctx)
-        && let Some(Some(ip)) = Ip::read(&ctx, eth.kind)
+        && let Some(Some(ip)) = Ip::read(&ctx, skb::kind(&ctx))
+        && track::is_of_pods(&ip)
         && let Some(l4) = l4::read(&ctx, &ip)
     {
         track::note(&ip, &l4);

@@ -22,6 +22,16 @@ impl Packet for TcContext {
     }
 }
 
+/// EtherType, as it is on the wire, of what the stack sends by an Ethernet interface. Costs nothing,
+/// while reading the header is a call; but other interfaces have no header at all, and what a pod
+/// sends is what its header says.
+#[inline(always)]
+pub fn kind(ctx: &TcContext) -> [u8; 2] {
+    // SAFETY: the context is valid for as long as the program runs.
+    let protocol = unsafe { (*ctx.skb.skb).protocol };
+    (protocol as u16).to_ne_bytes()
+}
+
 /// Whether a VLAN tag was taken out of the frame: what the header says is then not what the
 /// stack will make of it. A tag still inside the frame is an EtherType of its own.
 #[inline(always)]

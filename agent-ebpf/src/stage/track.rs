@@ -6,16 +6,19 @@ use crate::{
 };
 use sinabro_common::abi::flow::FlowKey;
 
+/// Whether a packet that the stack delivers to a pod is of a flow to [`note`]: from another pod of
+/// this node, and of a protocol with ports; only those are ever translated there.
+#[inline(always)]
+pub fn is_of_pods(ip: &Ip) -> bool {
+    ip.fragment == Fragment::No
+        && matches!(ip.proto, proto::TCP | proto::UDP | proto::SCTP)
+        && ENDPOINTS.get_ptr(ip.src).is_some()
+}
+
 /// Notes that replies to a packet which the stack delivers between two pods of this node must
-/// go back through it. Only protocols with ports are ever translated there.
+/// go back through it.
 #[inline(always)]
 pub fn note(ip: &Ip, l4: &L4) {
-    if ip.fragment != Fragment::No || !matches!(ip.proto, proto::TCP | proto::UDP | proto::SCTP) {
-        return;
-    }
-    if ENDPOINTS.get_ptr(ip.src).is_none() {
-        return;
-    }
     let reply = FlowKey {
         src: ip.dst,
         dst: ip.src,
