@@ -196,7 +196,7 @@ fn round(node: &Node, subject: &Subject, number: u32, pods: usize) -> Result<Rou
 
 /// Times calls on a settled kernel, and until the node has `links` links.
 fn phase(node: &Node, wanted: usize, calls: impl FnOnce() -> Result<Vec<f64>>) -> Result<Phase> {
-    settle(node)?;
+    settle(node.place())?;
     let start = Instant::now();
     let calls = calls()?;
     while links(node)? != wanted {
@@ -217,9 +217,9 @@ fn links(node: &Node) -> Result<usize> {
 
 /// Waits until the kernel has no leftovers to clean up: namespaces that were removed are taken
 /// apart under the lock that every change of a link needs.
-fn settle(node: &Node) -> Result<()> {
+pub(super) fn settle(place: &Place) -> Result<()> {
     const QUIET: u32 = 50;
-    let mut conn = node.netlink()?;
+    let mut conn = place.conn()?;
     let lo = conn.link_by_name("lo")?.index;
     let start = Instant::now();
     let mut quiet = 0;
