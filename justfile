@@ -59,6 +59,10 @@ bench-nodes *arguments:
 bench-pods *arguments:
     cargo xtask bench pods {{arguments}}
 
+# What each eBPF program costs for each packet; --against COMMIT
+bench-programs *arguments:
+    cargo xtask bench programs {{arguments}}
+
 # TCP between pods of one node, accelerated, beside plain
 bench-tcp *arguments:
     cargo xtask bench tcp {{arguments}}

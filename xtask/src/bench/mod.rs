@@ -7,6 +7,7 @@ mod page;
 mod pod;
 mod pods;
 mod processor;
+mod programs;
 mod row;
 mod stats;
 mod tcp;
@@ -47,6 +48,8 @@ enum What {
     Pod(pod::Options),
     /// Pods from request to Running on a real cluster, beside the plugin bridge
     Pods(pods::Options),
+    /// What each eBPF program costs for each packet, on every path, beside an earlier commit's
+    Programs(programs::Options),
     /// TCP between two pods of one node, accelerated, beside plain and beside 127.0.0.1, or beside
     /// an earlier commit's
     Tcp(tcp::Options),
@@ -60,6 +63,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Some(What::Page(options)) => whole::draw(options),
         Some(What::Pod(options)) => pod::run(options),
         Some(What::Pods(options)) => pods::run(options),
+        Some(What::Programs(options)) => programs::run(options),
         Some(What::Tcp(options)) => tcp::run(options),
     }
 }

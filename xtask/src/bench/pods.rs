@@ -27,7 +27,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{BufRead as _, BufReader},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, ExitCode, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,

@@ -1,0 +1,165 @@
+//! What each eBPF program costs for each run, in nanoseconds, under real traffic on every path that
+//! packets take; beside those of an earlier commit.
+//!
+//! The kernel counts: with BPF_ENABLE_STATS (Linux 5.8) it takes the time before and after each run
+//! of a program. Taking the time is in the figure itself, with some 20 ns, so a program's cost is
+//! less than what is shown, and a ratio nearer to one than the truth.
+//!
+//! Each subject has two lab nodes with agents of its own, among all of which the overlay is, and the
+//! same pods; what is measured of one is followed by the same of the other. Without an earlier commit
+//! both are the present programs: what then differs is this machine's noise.
+
+mod counted;
+mod paths;
+
+use super::{Output, Programs, Report, Row, verdict};
+use crate::{interrupt, root, setup, ui};
+use anyhow::Result;
+use counted::{Counted, Counter};
+use paths::{Path, Scene};
+use sinabro_lab::{Binaries, Lab, Lifetime, holder};
+use std::{collections::BTreeMap, process::ExitCode, time::Duration};
+
+#[derive(Clone, clap::Args)]
+pub struct Options {
+    #[command(flatten)]
+    programs: Programs,
+
+    /// Rounds, each of both subjects; at least 5
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(5..))]
+    rounds: u32,
+
+    #[command(flatten)]
+    output: Output,
+}
+
+/// How long traffic goes on for one figure.
+const TIME: Duration = Duration::from_millis(300);
+/// Fewer runs say nothing.
+const RUNS: u64 = 500;
+
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let mut options = options.clone();
+    options.programs.ensure(setup::BENCH)?;
+    if !root::is_root() {
+        let rounds = options.rounds.to_string();
+        let given = ["bench", "programs", "--rounds", &rounds];
+        let mut arguments = given.map(String::from).to_vec();
+        arguments.extend(options.programs.arguments()?);
+        arguments.extend(options.output.arguments()?);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        root::become_root("making network namespaces", &arguments)?;
+    }
+    measure(&options)
+}
+
+/// Nanoseconds of a run, of both subjects, in each round; by the numbers of path and program.
+type Figures = BTreeMap<[usize; 2], Vec<[f64; 2]>>;
+
+fn measure(options: &Options) -> Result<ExitCode> {
+    interrupt::on_interrupt(holder::end_all)?;
+    let present = Binaries::at(options.programs.present())?;
+    let earlier = options.programs.earlier();
+    let lab = Lab::new(present.clone(), 4, Lifetime::Process)?;
+    if let Some((_, dir)) = earlier {
+        for node in [3, 4] {
+            lab.node(node).set_binaries(Binaries::at(dir)?);
+        }
+    }
+    let names = [
+        "sinabro",
+        earlier.map_or("sinabro as well", |(commit, _)| commit),
+    ];
+    let scenes = [Scene::make(&lab, 1)?, Scene::make(&lab, 3)?];
+    println!(
+        "  {} against {}: nanoseconds of one run of each program, {} rounds in turns",
+        names[0], names[1], options.rounds
+    );
+    let counter = Counter::start()?;
+    let mut figures = Figures::new();
+    let mut step = ui::step("measuring");
+    let paths = Path::all();
+    // The first round warms caches up and does not count.
+    for round in 0..=options.rounds {
+        for (number, path) in paths.iter().enumerate() {
+            step.now(format!("round {round} of {}: {path}", options.rounds));
+            let mut pair = [None, None];
+            let first = round as usize % 2;
+            for subject in [first, 1 - first] {
+                let scene = &scenes[subject];
+                let before = counter.read(scene.maps())?;
+                scene.send(path, TIME)?;
+                pair[subject] = Some(counter.read(scene.maps())?.since(&before));
+            }
+            if let [Some(ours), Some(theirs)] = pair
+                && round > 0
+            {
+                note(&mut figures, number, &ours, &theirs);
+            }
+        }
+    }
+    step.clear();
+    drop(counter);
+
+    let rows = rows(&figures, &paths, options.rounds, names);
+    print(&rows);
+    let report = Report::of(rows.clone())?;
+    options.output.report("programs", &report)?;
+    Ok(match earlier {
+        Some((commit, _)) => verdict(
+            commit,
+            rows.iter()
+                .filter(|row| row.spread[0] > 1.0)
+                .map(|row| (&*row.case, &*row.metric, row.ratio)),
+        ),
+        None => ExitCode::SUCCESS,
+    })
+}
+
+fn note(figures: &mut Figures, path: usize, ours: &Counted, theirs: &Counted) {
+    for (program, name) in counted::NAMES.into_iter().enumerate() {
+        if let (Some(a), Some(b)) = (ours.mean(name, RUNS), theirs.mean(name, RUNS)) {
+            figures.entry([path, program]).or_default().push([a, b]);
+        }
+    }
+}
+
+/// Programs that every round saw; others run now and then only.
+fn rows(figures: &Figures, paths: &[Path], rounds: u32, names: [&str; 2]) -> Vec<Row> {
+    let complete = figures
+        .iter()
+        .filter(|(_, values)| values.len() == rounds as usize);
+    let row = |([path, program], values): (&[usize; 2], &Vec<[f64; 2]>)| {
+        let of = |subject: usize| values.iter().map(|pair| pair[subject]).collect::<Vec<_>>();
+        let case = paths[*path].to_string();
+        let program = counted::NAMES[*program];
+        let (ours, theirs) = ((names[0], &*of(0)), (names[1], &*of(1)));
+        Row::new(&case, program, "ns", ours, theirs)
+    };
+    complete.filter_map(row).collect()
+}
+
+fn print(rows: &[Row]) {
+    let Some(first) = rows.first() else {
+        return println!("  no program ran often enough");
+    };
+    let mut table = vec![vec![
+        "path".to_owned(),
+        "program".into(),
+        format!("{} ns", first.subject),
+        format!("{} ns", first.against),
+        "ratio".into(),
+        "over rounds".into(),
+    ]];
+    for row in rows {
+        table.push(vec![
+            row.case.clone(),
+            row.metric.clone(),
+            format!("{:.0}", row.value),
+            format!("{:.0}", row.against_value),
+            format!("{:.2}", row.ratio),
+            format!("{:.2}–{:.2}", row.spread[0], row.spread[1]),
+        ]);
+    }
+    ui::table(&table);
+}
