@@ -36,7 +36,7 @@ pub struct Options {
 /// How long traffic goes on for one figure.
 const TIME: Duration = Duration::from_millis(300);
 /// Fewer runs say nothing.
-const RUNS: u64 = 500;
+const RUNS: u64 = 100;
 
 pub fn run(options: &Options) -> Result<ExitCode> {
     let mut options = options.clone();
