@@ -9,8 +9,8 @@
 //! The pod's side cannot be up from the start: the kernel would open it before it is joined to
 //! the other (ENOTCONN). So the pod's list begins with raising it.
 //!
-//! Four exchanges with the kernel make all of it: the pair, the host side's settings, the pod's
-//! list, the host's list. The settings make the node deaf to routers in the pod
+//! Five exchanges with the kernel make all of it: the pair, a qdisc for programs, the host side's
+//! settings, the pod's list, the host's list. The settings make the node deaf to routers in the pod
 //! ([`sinabro_netlink::distrust`]); that a pod sends none of their messages is the data path's to
 //! see.
 //!
@@ -24,7 +24,7 @@ use ipnet::IpNet;
 use sinabro_common::{api::Attachment, names};
 use sinabro_netlink::{
     Conn, Family, NetNs, Request, ResultExt, addr::Addr, distrust::distrust, link, neigh::Neigh,
-    route::Route, sysctl, veth::Veth,
+    route::Route, sysctl, tc, veth::Veth,
 };
 use std::{
     net::IpAddr,
@@ -153,6 +153,10 @@ pub fn make(
         peer_netns: Some(netns),
     };
     let pair = make_pair(host, &veth)?;
+    // For the agent's programs, which makes it itself if it is missing. The first filter of a qdisc
+    // waits until an RCU grace period has passed since that was made (mini_qdisc_pair_swap), and
+    // holds the lock that all links need: by the time it comes, one will have passed.
+    let _ = host.execute(tc::add_clsact(pair.index));
     // While the pod's side is down: nothing comes from there yet.
     distrust(host, pair.index, veth.name).map_err(|error| {
         Error::new(Code::Kernel, format!("link {} cannot be set up", veth.name))

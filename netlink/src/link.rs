@@ -7,6 +7,7 @@ use crate::{Conn, Error, NetNs, Result};
 use netlink_packet_route::link::{
     LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage,
 };
+use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 
 /// linux/if.h; the libc crate has it not.
@@ -77,6 +78,18 @@ impl Conn {
             },
         )
     }
+}
+
+/// Whether the calling thread's network namespace has a link of this name. Read from a file that the
+/// kernel makes under RCU: RTM_GETLINK waits for the lock that every link being made needs, and
+/// SIOCGIFINDEX looks for a module of that name (dev_load).
+pub fn is_here(name: &str) -> Result<bool> {
+    let what = || format!("look for link {name}");
+    let text = fs::read_to_string("/proc/thread-self/net/dev");
+    let text = text.map_err(|error| Error::system(what(), &error))?;
+    // Two lines of headings; a name has no colon (dev_valid_name).
+    let mut links = text.lines().filter_map(|line| line.split_once(':'));
+    Ok(links.any(|(link, _)| link.trim_start() == name))
 }
 
 pub fn set_up(index: u32) -> Request {

@@ -25,10 +25,12 @@ pub fn run(conf: &Conf, target: &Target, args: Args) -> Result<String, Error> {
     let wishes = conf.wishes(&args)?;
     let previous = conf.prev_result()?;
     let dns = conf.dns()?;
-    let (netns, mut pod) = open_netns(target)?;
+    let (netns, mut pod, taken) = open_netns(target)?;
     let mut host = Conn::new().map_err(no_socket)?;
     let mut agent = Agent::connect(&conf.socket, ADD_BUDGET)?;
-    refuse_existing(&mut pod, &mut host, &mut agent, target)?;
+    if taken {
+        refuse_existing(&mut pod, &mut host, &mut agent, target)?;
+    }
 
     let mut undo = Undo::default();
     let request = allocate(conf, target, args, wishes);
@@ -71,11 +73,11 @@ fn attach(
     Ok((attachment, made))
 }
 
-/// Opens CNI_NETNS and a socket in it.
+/// Opens CNI_NETNS and a socket in it; whether the interface's name is taken there.
 ///
 /// # Errors
 /// Code 4 if it is no network namespace, or the plugin's own without leave.
-pub fn open_netns(target: &Target) -> Result<(NetNs, Conn), Error> {
+pub fn open_netns(target: &Target) -> Result<(NetNs, Conn, bool), Error> {
     let invalid = |why: &str| env::invalid("CNI_NETNS", &target.netns, why);
     let netns = NetNs::open(&target.netns).map_err(|error| match error {
         sinabro_netlink::Error::NotFound(_) => invalid("which does not exist"),
@@ -97,9 +99,10 @@ pub fn open_netns(target: &Target) -> Result<(NetNs, Conn), Error> {
         })
     };
     enter(&netns)?;
-    let pod = Conn::new();
+    let pod = Conn::new().and_then(|conn| Ok((conn, link::is_here(&target.owner.ifname)?)));
     enter(&own)?;
-    Ok((netns, pod.map_err(no_socket)?))
+    let (pod, taken) = pod.map_err(no_socket)?;
+    Ok((netns, pod, taken))
 }
 
 /// An interface that exists is an error (specification, section 2, ADD), unless it is this
@@ -115,10 +118,6 @@ fn refuse_existing(
     };
     let ifname = &target.owner.ifname;
     let name = target.owner.link();
-    let mut inner = || pod.link_by_name(ifname).ignore_not_found().map_err(refused);
-    if inner()?.is_none() {
-        return Ok(());
-    }
     // The agent answers once a DEL of this attachment, whose link goes after its reply, is done.
     let owner = target.owner.clone();
     match agent.call(Request::Check { owner }) {
@@ -129,7 +128,8 @@ fn refuse_existing(
         Err(other) => return Err(other.into()),
         Ok(_) => return Err(pod_link::exists(ifname)),
     }
-    let Some(inner) = inner()? else {
+    let inner = pod.link_by_name(ifname).ignore_not_found();
+    let Some(inner) = inner.map_err(refused)? else {
         return Ok(());
     };
     let outer = host

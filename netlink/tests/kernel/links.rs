@@ -8,6 +8,22 @@ use sinabro_netlink::{Conn, Error, NetNs, Request, ResultExt, bridge};
 use std::net::IpAddr;
 
 #[test]
+fn a_link_is_seen_by_its_whole_name() {
+    in_fresh(|| {
+        assert!(link::is_here("lo").unwrap());
+        pair(&mut Conn::new().unwrap());
+        let links = Conn::new().unwrap().links().unwrap();
+        assert!(links.len() >= 3, "{links:?}");
+        for found in links {
+            assert!(link::is_here(&found.name).unwrap(), "{found:?}");
+            assert!(!link::is_here(&format!("{}x", found.name)).unwrap());
+            assert!(!link::is_here(&found.name[1..]).unwrap());
+        }
+        assert!(!link::is_here("").unwrap());
+    });
+}
+
+#[test]
 fn a_veth_is_made_whole_by_one_request_with_its_peer_in_another_namespace() {
     in_fresh(|| {
         let mut host = Conn::new().unwrap();
