@@ -16,8 +16,14 @@ use std::{
     thread,
 };
 
-/// Machines at the same time: each has something to wait for, and two processors.
-const AT_ONCE: usize = 2;
+/// Each machine takes more than a gigabyte.
+const MOST_AT_ONCE: usize = 6;
+
+/// Machines at the same time: each has one processor, and something to wait for.
+fn at_once() -> usize {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    (processors + processors.div_ceil(2)).min(MOST_AT_ONCE)
+}
 
 /// One machine to run.
 pub struct Run<'a> {
@@ -42,7 +48,7 @@ pub fn all(runs: &[Run<'_>], archives: &Archives) -> Vec<Outcome> {
     let outcomes = Mutex::new(Vec::new());
     let progress = Progress::default();
     thread::scope(|scope| {
-        for _ in 0..AT_ONCE.min(runs.len()) {
+        for _ in 0..at_once().min(runs.len()) {
             scope.spawn(|| {
                 loop {
                     let next = lock(&waiting).next();
