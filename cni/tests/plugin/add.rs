@@ -11,7 +11,7 @@ use sinabro_common::{
     api::{ErrorCode, Request, TcpAcceleration},
     names,
 };
-use sinabro_netlink::{Conn, link, route::RouteFilter, veth::Veth};
+use sinabro_netlink::{Conn, link, route::RouteFilter, tc, veth::Veth};
 use std::fs;
 
 #[test]
@@ -74,6 +74,9 @@ fn the_kernel_has_what_the_agent_gave() {
     assert_eq!((outer.mtu, inner.mtu), (1400, 1400));
     assert_eq!(outer.mac, Some(names::HOST_MAC));
     assert_eq!(inner.mac, Some(record.mac.0));
+    // The agent of this test puts nothing on it: where programs go is there before they come.
+    let again = host.execute(tc::add_clsact(outer.index));
+    assert!(again.unwrap_err().is_exists());
 
     let addrs = inside.addrs(Some(inner.index)).unwrap();
     let gateways: [std::net::IpAddr; 2] = [names::GATEWAY_V4.into(), names::GATEWAY_V6.into()];
