@@ -30,7 +30,7 @@ fn every_program_is_verified_and_nothing_stays() {
         verify(dir, None).unwrap();
         assert!(!dir.exists());
         let running = kit::load();
-        let pod = kit::Pod::live(&running, 1);
+        let pod = kit::Pod::live(&running, 5);
         let before = (pins(dir), running.programs());
 
         let report = verify(dir, None).unwrap();
