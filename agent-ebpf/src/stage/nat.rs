@@ -145,10 +145,14 @@ pub fn reverse(ctx: &TcContext, config: &NodeConfig, ip: &Ip, l4: &L4) -> Action
 
 /// Whether a packet that no entry was found for may be of a connection whose entry is on its way here:
 /// another port would break it, and so would the node's own RST.
+///
+/// Without a branch for the flags: the verifier before Linux 6.4 would walk the loop over ports once
+/// more for each.
 #[inline(always)]
 fn is_carried(config: &NodeConfig, ip: &Ip, tcp_flags: u8) -> bool {
-    let begins = tcp_flags & (TCP_SYN | TCP_ACK) == TCP_SYN;
-    config.flags & FLAG_CARRYING != 0 && ip.proto == proto::TCP && !begins
+    let begins = (tcp_flags >> TCP_SYN.trailing_zeros()) & !(tcp_flags >> TCP_ACK.trailing_zeros());
+    let carrying = (config.flags >> FLAG_CARRYING.trailing_zeros()) as u8;
+    ip.proto == proto::TCP && carrying & !begins & 1 != 0
 }
 
 /// A packet from outside to a pod's own address: its replies must keep that address.
