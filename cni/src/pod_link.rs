@@ -156,7 +156,9 @@ pub fn make(
     // For the agent's programs, which makes it itself if it is missing. The first filter of a qdisc
     // waits until an RCU grace period has passed since that was made (mini_qdisc_pair_swap), and
     // holds the lock that all links need: by the time it comes, one will have passed.
-    let _ = host.execute(tc::add_clsact(pair.index));
+    if attachment.clsact {
+        let _ = host.execute(tc::add_clsact(pair.index));
+    }
     // While the pod's side is down: nothing comes from there yet.
     distrust(host, pair.index, veth.name).map_err(|error| {
         Error::new(Code::Kernel, format!("link {} cannot be set up", veth.name))

@@ -182,7 +182,10 @@ impl Session {
             self.core.announcer.passed_over(&request.pod, warning);
         }
         let mac = mac_of(request.mac, &addresses).unwrap_or(Mac(names::HOST_MAC));
-        let attachment = attachment(&request.owner, mac, mtu, addresses);
+        let attachment = Attachment {
+            clsact: self.core.datapath.pods_have_filters(),
+            ..attachment(&request.owner, mac, mtu, addresses)
+        };
         self.add = Some(Add {
             guard,
             request,

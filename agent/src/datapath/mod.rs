@@ -581,6 +581,11 @@ impl Datapath {
         }
     }
 
+    /// Whether programs on pod links are filters of a clsact qdisc.
+    pub fn pods_have_filters(&self) -> bool {
+        self.classifiers.pods_have_filters()
+    }
+
     /// What the kernel allowed, for people: `attachUplinks: tcx` and so on.
     pub fn modes(&self) -> BTreeMap<String, String> {
         let yes_no = |yes| if yes { "yes" } else { "no" }.to_owned();

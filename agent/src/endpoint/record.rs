@@ -97,6 +97,7 @@ pub fn attachment(owner: &Owner, mac: Mac, mtu: u32, addresses: Vec<IpAddr>) -> 
         mtu,
         gateways: addresses.iter().map(gateway).collect(),
         addresses,
+        clsact: false,
     }
 }
 

@@ -58,6 +58,21 @@ fn every_version_gets_its_own_result() {
     }
 }
 
+/// The agent of these tests puts nothing there.
+#[test]
+fn the_qdisc_for_filters_is_there_before_they_come_and_not_if_none_do() {
+    let (node, pod) = (Node::new(), Pod::new());
+    for filters in [true, false] {
+        node.agent().state().clsact = filters;
+        node.call("ADD", &pod).run().result();
+        let mut host = node.conn();
+        let link = host.link_by_name(&pod.link()).unwrap();
+        let again = host.execute(tc::add_clsact(link.index));
+        assert_eq!(again.is_err_and(|error| error.is_exists()), filters);
+        node.call("DEL", &pod).run();
+    }
+}
+
 #[test]
 fn the_kernel_has_what_the_agent_gave() {
     let (node, pod) = (Node::new(), Pod::new());
@@ -74,9 +89,6 @@ fn the_kernel_has_what_the_agent_gave() {
     assert_eq!((outer.mtu, inner.mtu), (1400, 1400));
     assert_eq!(outer.mac, Some(names::HOST_MAC));
     assert_eq!(inner.mac, Some(record.mac.0));
-    // The agent of this test puts nothing on it: where programs go is there before they come.
-    let again = host.execute(tc::add_clsact(outer.index));
-    assert!(again.unwrap_err().is_exists());
 
     let addrs = inside.addrs(Some(inner.index)).unwrap();
     let gateways: [std::net::IpAddr; 2] = [names::GATEWAY_V4.into(), names::GATEWAY_V6.into()];

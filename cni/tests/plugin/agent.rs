@@ -57,6 +57,8 @@ pub struct State {
     pub addresses: Option<Vec<IpAddr>>,
     /// Whether pods get no IPv6 address.
     pub v4_only: bool,
+    /// Its programs are filters of a clsact qdisc.
+    pub clsact: bool,
     pub mtu: u32,
     pub status: StatusReport,
     /// Whether a connection that closes early has its link deleted, as the real agent does.
@@ -79,6 +81,7 @@ impl Agent {
             script: BTreeMap::new(),
             addresses: None,
             v4_only: false,
+            clsact: true,
             mtu: 1400,
             status: status(),
             deletes_links: true,
@@ -297,6 +300,7 @@ impl Connection {
                         })
                         .collect(),
                     addresses,
+                    clsact: state.clsact,
                 };
                 self.held = Some((owner, attachment.clone()));
                 Response::Attachment(attachment)

@@ -187,6 +187,10 @@ pub struct Attachment {
     pub addresses: Vec<IpAddr>,
     /// Link-local gateway of each family in `addresses`, in the same order.
     pub gateways: Vec<IpAddr>,
+    /// Whether the agent's programs on the host-side link will be filters of a clsact qdisc. Others'
+    /// plugins may want that place where they are not.
+    #[serde(default)]
+    pub clsact: bool,
 }
 
 /// Why a request failed.

@@ -221,6 +221,12 @@ impl Classifiers {
         }
     }
 
+    /// Whether programs on pod links are filters of a clsact qdisc.
+    pub fn pods_have_filters(&self) -> bool {
+        let loaded = self.loaded.as_ref();
+        loaded.is_some_and(|loaded| loaded.pods == Mode::Clsact)
+    }
+
     /// How programs are on pod links and on uplinks.
     pub fn modes(&self) -> [(&'static str, String); 2] {
         let modes = match &self.loaded {

@@ -47,7 +47,7 @@ fn a_restart_keeps_every_flow() {
                 assert!(ids.contains(program), "{name}: the new program");
             }
 
-            // Each program is there once: five packets are five.
+            // Each program is there once: fifty packets are fifty, and the few of the pod's own IPv6.
             let sent = datapath
                 .pod_counters(a.ifindex)
                 .unwrap()
@@ -55,7 +55,7 @@ fn a_restart_keeps_every_flow() {
                 .tx_packets;
             a.run(|| {
                 let socket = std::net::UdpSocket::bind((a.v4, 0)).unwrap();
-                for _ in 0..5 {
+                for _ in 0..50 {
                     socket.send_to(b"x", (OUTSIDE, 9)).unwrap();
                 }
             });
@@ -64,7 +64,7 @@ fn a_restart_keeps_every_flow() {
                 .unwrap()
                 .unwrap()
                 .tx_packets;
-            assert_eq!(now - sent, 5);
+            assert!((50..100).contains(&(now - sent)), "{}", now - sent);
         });
     }
 }
