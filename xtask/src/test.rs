@@ -128,15 +128,17 @@ fn mostly_waits(program: &Path) -> bool {
 /// state.
 fn runs(tests: &[&str], arguments: &[String]) -> bool {
     let mut arguments = arguments.iter().map(String::as_str).peekable();
-    // Of several targets one is enough.
-    let (mut package, mut target) = (true, None);
+    // Of several packages, and of several targets, one is enough.
+    let (mut package, mut target) = (None, None);
     while let Some(argument) = arguments.next() {
         let (name, value) = match argument.split_once('=') {
             Some((name, value)) => (name, Some(value)),
             None => (argument, arguments.peek().copied()),
         };
         match name {
-            "-p" | "--package" => package = value == Some("sinabro-lab"),
+            "-p" | "--package" => {
+                package = Some(value == Some("sinabro-lab") || package == Some(true));
+            }
             "--test" => {
                 let is = value.is_some_and(|value| tests.contains(&value));
                 target = Some(is || target == Some(true));
@@ -145,7 +147,7 @@ fn runs(tests: &[&str], arguments: &[String]) -> bool {
             _ => {}
         }
     }
-    package && target.unwrap_or(true)
+    package.unwrap_or(true) && target.unwrap_or(true)
 }
 
 /// Where the earlier programs are. Without git's history there are none, and only the tests that
@@ -187,6 +189,7 @@ mod tests {
             "--release",
             "-p sinabro-lab",
             "--package=sinabro-lab",
+            "-p sinabro-lab -p xtask",
             "--test upgrade",
             "--test upgrade --test=overlay",
             "--test overlay --test upgrade --lib",

@@ -114,7 +114,9 @@ impl Session {
                         format!("there is no endpoint of {owner}"),
                     )
                 })?;
-                Ok(Response::Attachment(record.attachment()))
+                Ok(Response::Attachment(
+                    record.attachment(self.core.datapath.pods_have_filters()),
+                ))
             }
             Request::Release { owner } => self.release(owner).await,
             Request::Gc { network, valid } => {
@@ -182,10 +184,8 @@ impl Session {
             self.core.announcer.passed_over(&request.pod, warning);
         }
         let mac = mac_of(request.mac, &addresses).unwrap_or(Mac(names::HOST_MAC));
-        let attachment = Attachment {
-            clsact: self.core.datapath.pods_have_filters(),
-            ..attachment(&request.owner, mac, mtu, addresses)
-        };
+        let clsact = self.core.datapath.pods_have_filters();
+        let attachment = attachment(&request.owner, mac, mtu, addresses, clsact);
         self.add = Some(Add {
             guard,
             request,

@@ -189,12 +189,7 @@ pub fn in_a_line(error: &DatapathError) -> String {
             log,
             source,
         } => {
-            // After the verdict comes what the work was (`print_verification_stats`).
-            let is_work = |line: &str| {
-                let work = ["verification time ", "stack depth ", "processed "];
-                line.is_empty() || work.iter().any(|word| line.starts_with(word))
-            };
-            match log.lines().map(str::trim).rfind(|line| !is_work(line)) {
+            match verdict(log) {
                 Some(verdict) => format!("{program}: {verdict}"),
                 // Not the verifier's doing.
                 None => format!("{program}: {}", Chain(source.as_ref())),
@@ -202,6 +197,18 @@ pub fn in_a_line(error: &DatapathError) -> String {
         }
         other => Chain(other).to_string(),
     }
+}
+
+/// The verifier's last line before it says what the work was (`print_verification_stats`): in lines of
+/// which newer kernels have more.
+fn verdict(log: &str) -> Option<&str> {
+    let lines: Vec<&str> = log.lines().map(str::trim).collect();
+    let is_work = |line: &&str| {
+        let work = ["verification time ", "stack depth ", "processed "];
+        work.iter().any(|word| line.starts_with(word))
+    };
+    let end = lines.iter().position(is_work).unwrap_or(lines.len());
+    lines[..end].iter().rfind(|line| !line.is_empty()).copied()
 }
 
 /// Whether the kernel refused it, so that others may do better.
@@ -227,5 +234,36 @@ fn has_run(directory: &Path) -> bool {
         Some(Ok(config)) => config != UNSET,
         // What cannot be read is somebody's.
         Some(Err(_)) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::verdict;
+
+    #[test]
+    fn the_verdict_is_what_comes_before_the_work_in_whatever_words() {
+        let old = "0: (b7) r0 = 0\n1: (0f) r0 += r9\nR9 !read_ok\nverification time 41 usec\nstack depth 0\n\
+                   processed 2 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_states 0 mark_read 0\n";
+        // Linux 7.3 counts by subprogram, too.
+        let new = "R9 !read_ok\n\nverification time 41 usec\nstack depth 0+0\n\
+                   subprog 0 (pod_in) static insns_self 2 insns_total 2 stack 0\n\
+                   subprog 1 (memset) static insns_self 0 insns_total 0 stack 0\nprocessed 2 insns\n";
+        for log in [
+            old,
+            new,
+            "R9 !read_ok",
+            "R9 !read_ok\nprocessed 2 insns\nmore",
+        ] {
+            assert_eq!(verdict(log), Some("R9 !read_ok"), "{log}");
+        }
+        for log in [
+            "",
+            "\n\n",
+            "processed 2 insns (limit 1000000)",
+            "stack depth 0\nmore",
+        ] {
+            assert_eq!(verdict(log), None, "{log}");
+        }
     }
 }

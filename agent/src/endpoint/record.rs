@@ -77,13 +77,20 @@ impl EndpointRecord {
     }
 
     /// What the plugin gets to know about it.
-    pub fn attachment(&self) -> Attachment {
-        attachment(&self.owner, self.mac, self.mtu, self.addresses.clone())
+    pub fn attachment(&self, clsact: bool) -> Attachment {
+        let addresses = self.addresses.clone();
+        attachment(&self.owner, self.mac, self.mtu, addresses, clsact)
     }
 }
 
 /// Everything the plugin needs for a pod with these addresses.
-pub fn attachment(owner: &Owner, mac: Mac, mtu: u32, addresses: Vec<IpAddr>) -> Attachment {
+pub fn attachment(
+    owner: &Owner,
+    mac: Mac,
+    mtu: u32,
+    addresses: Vec<IpAddr>,
+    clsact: bool,
+) -> Attachment {
     let gateway = |address: &IpAddr| -> IpAddr {
         match address {
             IpAddr::V4(_) => names::GATEWAY_V4.into(),
@@ -97,7 +104,7 @@ pub fn attachment(owner: &Owner, mac: Mac, mtu: u32, addresses: Vec<IpAddr>) -> 
         mtu,
         gateways: addresses.iter().map(gateway).collect(),
         addresses,
-        clsact: false,
+        clsact,
     }
 }
 
