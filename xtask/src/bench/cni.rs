@@ -8,7 +8,7 @@
 //! Our DEL answers before the kernel has taken the link apart, ptp's after. So the time until
 //! all links are gone is a row of its own, and nothing is timed before the kernel has settled.
 
-use super::{Output, Programs, Report, Row, as_root, stats, verdict};
+use super::{Output, Programs, Report, Row, as_root, row, stats, verdict};
 use crate::{interrupt, setup, ui};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
@@ -128,7 +128,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
     step.clear();
 
     let rows = rows(&rounds, &ours.name, &theirs.name, options.pods);
-    print(&rows);
+    row::print(&rows, ["case", ""], 2);
     options.output.report("cni", &Report::of(rows.clone())?)?;
     Ok(match earlier {
         Some((commit, _)) => verdict(
@@ -355,26 +355,4 @@ fn rows(rounds: &[[Round; 2]], ours: &str, theirs: &str, pods: usize) -> Vec<Row
         }
     }
     rows
-}
-
-fn print(rows: &[Row]) {
-    let mut table = vec![vec![
-        "case".to_string(),
-        String::new(),
-        format!("{} ms", rows[0].subject),
-        format!("{} ms", rows[0].against),
-        "ratio".into(),
-        "over rounds".into(),
-    ]];
-    for row in rows {
-        table.push(vec![
-            row.case.clone(),
-            row.metric.clone(),
-            format!("{:.2}", row.value),
-            format!("{:.2}", row.against_value),
-            format!("{:.2}", row.ratio),
-            format!("{:.2}–{:.2}", row.spread[0], row.spread[1]),
-        ]);
-    }
-    ui::table(&table);
 }

@@ -13,7 +13,7 @@
 
 mod runtime;
 
-use super::{Output, Report, Row, cni::settle, stats};
+use super::{Output, Report, Row, cni::settle, row, stats};
 use crate::{
     cluster::{self, Cluster},
     e2e::pods::{PAUSE, manifest},
@@ -73,7 +73,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         cluster.down(false)?;
     }
     let rows = measured?;
-    print(&rows);
+    row::print(&rows, ["case", ""], 0);
     options.output.report("pods", &Report::of(rows)?)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -299,26 +299,4 @@ impl Drop for Watch {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn print(rows: &[Row]) {
-    let mut table = vec![vec![
-        "case".to_owned(),
-        String::new(),
-        "sinabro ms".into(),
-        "bridge ms".into(),
-        "ratio".into(),
-        "spread".into(),
-    ]];
-    for row in rows {
-        table.push(vec![
-            row.case.clone(),
-            row.metric.clone(),
-            format!("{:.0}", row.value),
-            format!("{:.0}", row.against_value),
-            format!("{:.2}x", row.ratio),
-            format!("{:.2}-{:.2}", row.spread[0], row.spread[1]),
-        ]);
-    }
-    ui::table(&table);
 }

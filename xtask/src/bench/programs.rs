@@ -12,7 +12,7 @@
 mod counted;
 mod paths;
 
-use super::{Output, Programs, Report, Row, verdict};
+use super::{Output, Programs, Report, Row, row, verdict};
 use crate::{interrupt, root, setup, ui};
 use anyhow::Result;
 use counted::{Counted, Counter};
@@ -102,7 +102,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
     drop(counter);
 
     let rows = rows(&figures, &paths, options.rounds, names);
-    print(&rows);
+    row::print(&rows, ["path", "program"], 0);
     let report = Report::of(rows.clone())?;
     options.output.report("programs", &report)?;
     Ok(match earlier {
@@ -137,29 +137,4 @@ fn rows(figures: &Figures, paths: &[Path], rounds: u32, names: [&str; 2]) -> Vec
         Row::new(&case, program, "ns", ours, theirs)
     };
     complete.filter_map(row).collect()
-}
-
-fn print(rows: &[Row]) {
-    let Some(first) = rows.first() else {
-        return println!("  no program ran often enough");
-    };
-    let mut table = vec![vec![
-        "path".to_owned(),
-        "program".into(),
-        format!("{} ns", first.subject),
-        format!("{} ns", first.against),
-        "ratio".into(),
-        "over rounds".into(),
-    ]];
-    for row in rows {
-        table.push(vec![
-            row.case.clone(),
-            row.metric.clone(),
-            format!("{:.0}", row.value),
-            format!("{:.0}", row.against_value),
-            format!("{:.2}", row.ratio),
-            format!("{:.2}–{:.2}", row.spread[0], row.spread[1]),
-        ]);
-    }
-    ui::table(&table);
 }

@@ -1,6 +1,7 @@
 //! What every bench reports: comparisons, and distributions.
 
 use super::stats;
+use crate::ui;
 use serde::{Deserialize, Serialize};
 
 /// One comparison. Values are medians over the rounds.
@@ -65,6 +66,34 @@ pub struct Curve {
     pub subject: String,
     /// Percent and time, both rising; times are medians over the rounds.
     pub points: Vec<[f64; 2]>,
+}
+
+/// Shows rows that are all of one unit and of the same two subjects. `columns` say what cases and
+/// metrics are.
+pub fn print(rows: &[Row], columns: [&str; 2], decimals: usize) {
+    let Some(first) = rows.first() else {
+        return println!("  nothing was measured");
+    };
+    let [case, metric] = columns;
+    let mut table = vec![vec![
+        case.to_owned(),
+        metric.into(),
+        format!("{} {}", first.subject, first.unit),
+        format!("{} {}", first.against, first.unit),
+        "ratio".into(),
+        "over rounds".into(),
+    ]];
+    for row in rows {
+        table.push(vec![
+            row.case.clone(),
+            row.metric.clone(),
+            format!("{:.decimals$}", row.value),
+            format!("{:.decimals$}", row.against_value),
+            format!("{:.2}", row.ratio),
+            format!("{:.2}–{:.2}", row.spread[0], row.spread[1]),
+        ]);
+    }
+    ui::table(&table);
 }
 
 #[cfg(test)]
