@@ -17,6 +17,7 @@ use super::{
         shape::{self, Expected, Shape},
     },
     raw_map::RawMap,
+    sys,
 };
 use aya::{
     Ebpf, EbpfLoader,
@@ -25,6 +26,7 @@ use aya::{
 use sinabro_common::names;
 use std::{
     fs, io,
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
 };
 
@@ -412,6 +414,20 @@ pub fn remove_pin(path: &Path) -> Result<(), DatapathError> {
         }),
         _ => Ok(()),
     }
+}
+
+/// Takes the program of a pinned link off, now, and removes the pin; none is fine, and what is
+/// pinned there may be something else. If only the pin goes, the kernel frees the link after an
+/// RCU grace period (`bpf_free_inode`): until then the program runs on, and attaching it to the
+/// same interface again fails with EEXIST.
+pub fn remove_link(path: &Path) -> Result<(), DatapathError> {
+    if let Ok(link) = sys::obj_get(path)
+        && sys::kind(link.as_fd()).is_ok_and(|kind| kind == sys::Kind::Link)
+        && let Err(error) = sys::link_detach(link.as_fd())
+    {
+        tracing::debug!(path = %path.display(), %error, "link not detached, its pin is removed");
+    }
+    remove_pin(path)
 }
 
 /// Until Linux 5.11 maps count against RLIMIT_MEMLOCK. Where raising it is not allowed, the

@@ -22,7 +22,8 @@ pub fn remove(bpf_dir: &Path) -> Removed {
     let links = bpf_dir.join(names::BPF_LINKS_DIR);
     for name in entries(&links, &mut removed) {
         if Hook::of_pin(&name).is_some() || name == attach::sock::PIN {
-            removed.pin(&links.join(name));
+            let path = links.join(name);
+            removed.pin(&path, object::remove_link(&path));
         }
     }
     // Left by a self-test, or by who verified the programs, if that was killed.
@@ -36,11 +37,12 @@ pub fn remove(bpf_dir: &Path) -> Removed {
         if shape::generation_of(&name).is_some() {
             // Maps of any version: nobody else's.
             for map in entries(&path, &mut removed) {
-                removed.pin(&path.join(map));
+                let map = path.join(map);
+                removed.pin(&map, object::remove_pin(&map));
             }
             removed.directory(&path);
         } else if shape::is_map(name.strip_suffix(object::NEXT).unwrap_or(&name)) {
-            removed.pin(&path);
+            removed.pin(&path, object::remove_pin(&path));
         }
     }
     for dir in [&links, bpf_dir] {
@@ -57,8 +59,8 @@ pub struct Removed {
 }
 
 impl Removed {
-    fn pin(&mut self, path: &Path) {
-        match object::remove_pin(path) {
+    fn pin(&mut self, path: &Path, result: Result<(), DatapathError>) {
+        match result {
             Ok(()) => self.done.push(format!("pin {}", path.display())),
             Err(error) => self.problems.push(error),
         }

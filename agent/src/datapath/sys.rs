@@ -23,6 +23,7 @@ const PROG_ATTACH: libc::c_int = 8;
 const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const LINK_CREATE: libc::c_int = 28;
 const LINK_UPDATE: libc::c_int = 29;
+const LINK_DETACH: libc::c_int = 34;
 
 /// `enum bpf_attach_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,6 +208,13 @@ pub fn link_update(link: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> io::Result<()>
     let mut attr = FourAttr([link.as_raw_fd() as u32, prog.as_raw_fd() as u32, 0, 0]);
     // SAFETY: no pointers.
     unsafe { bpf(LINK_UPDATE, &mut attr) }.map(drop)
+}
+
+/// Takes a link's program off, whoever else holds the link.
+pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = FourAttr([link.as_raw_fd() as u32, 0, 0, 0]);
+    // SAFETY: no pointers.
+    unsafe { bpf(LINK_DETACH, &mut attr) }.map(drop)
 }
 
 /// Attaches a program to a map of sockets, in the place of the one before.

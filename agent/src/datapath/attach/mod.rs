@@ -254,7 +254,7 @@ impl Classifiers {
     pub fn detach_pod(&self, link: &str) -> Result<(), DatapathError> {
         Hook::POD
             .into_iter()
-            .try_for_each(|hook| object::remove_pin(&self.links.join(hook.pin(link))))
+            .try_for_each(|hook| object::remove_link(&self.links.join(hook.pin(link))))
     }
 
     /// The places of pods that have pins.
@@ -280,7 +280,7 @@ impl Classifiers {
             if let Some((Hook::UplinkIn | Hook::UplinkOut, place)) = Hook::of_pin(&pin)
                 && !wanted.contains(place)
             {
-                object::remove_pin(&self.links.join(&pin))?;
+                object::remove_link(&self.links.join(&pin))?;
             }
         }
         let filters = |loaded: &Loaded| loaded.uplinks == Mode::Clsact;
@@ -338,7 +338,7 @@ impl Classifiers {
         clsact::attach(&filters, ifindex)?;
         filters
             .iter()
-            .try_for_each(|(hook, _)| object::remove_pin(&self.links.join(hook.pin(place))))
+            .try_for_each(|(hook, _)| object::remove_link(&self.links.join(hook.pin(place))))
     }
 
     fn pins(&self) -> Result<Vec<String>, DatapathError> {

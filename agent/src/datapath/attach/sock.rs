@@ -98,7 +98,7 @@ pub fn attach(
         return Ok(attached(cgroup, None));
     }
     if let Some(path) = &path {
-        object::remove_pin(path)?;
+        object::remove_link(path)?;
     }
     let link = sys::link_create(
         program.as_fd(),
@@ -131,5 +131,5 @@ fn report(
 
 /// Enrols no more connections; those enrolled stay what they are until they close.
 pub fn detach(links: &Path) -> Result<(), DatapathError> {
-    object::remove_pin(&links.join(PIN))
+    object::remove_link(&links.join(PIN))
 }

@@ -41,7 +41,7 @@ pub fn attach(
         return Ok(false);
     }
     // An interface that is gone, or something that is no link.
-    object::remove_pin(path)?;
+    object::remove_link(path)?;
     let link = sys::link_create(program.fd.as_fd(), ifindex, hook.tcx())
         .map_err(|error| failed(hook, ifindex, error))?;
     // Without a pin the link would end with this process: better now, and said.
