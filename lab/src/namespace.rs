@@ -13,7 +13,7 @@ use nix::{
     sched::{CloneFlags, setns, unshare},
     sys::{
         prctl,
-        signal::{Signal, kill},
+        signal::{SigSet, Signal, kill},
         wait::waitpid,
     },
     unistd::Pid,
@@ -136,7 +136,8 @@ impl Namespace {
                     prctl::set_pdeathsig(Signal::SIGKILL)?;
                 }
                 nix::unistd::setsid()?;
-                Ok(())
+                // Who starts it may block signals to wait for them; this one is to get its own.
+                Ok(SigSet::empty().thread_set_mask()?)
             });
         }
         let (reply, spawned) = channel();

@@ -6,7 +6,8 @@
 //! less than what is shown, and a ratio nearer to one than the truth.
 //!
 //! Each subject has two lab nodes with agents of its own, among all of which the overlay is, and the
-//! same pods; what is measured of one is followed by the same of the other. Without an earlier commit
+//! same pods; what is measured of one is followed by the same of the other. Each round has newly
+//! loaded programs. Without an earlier commit
 //! both are the present programs: what then differs is this machine's noise.
 
 mod counted;
@@ -81,6 +82,10 @@ fn measure(options: &Options) -> Result<ExitCode> {
     let paths = Path::all();
     // The first round warms caches up and does not count.
     for round in 0..=options.rounds {
+        step.now(format!("round {round} of {}: loading", options.rounds));
+        for scene in &scenes {
+            scene.load_anew()?;
+        }
         for (number, path) in paths.iter().enumerate() {
             step.now(format!("round {round} of {}: {path}", options.rounds));
             let mut pair = [None, None];

@@ -63,7 +63,8 @@ const SIZE: usize = 64;
 const THREADS: usize = 4;
 
 /// Two nodes with the programs of one subject, and pods on them.
-pub struct Scene {
+pub struct Scene<'a> {
+    nodes: [&'a Node; 2],
     client: Pod,
     near: Pod,
     far: Pod,
@@ -72,14 +73,13 @@ pub struct Scene {
     maps: BTreeSet<u32>,
 }
 
-impl Scene {
+impl<'a> Scene<'a> {
     /// On the node of this number and on the next one.
-    pub fn make(lab: &Lab, number: usize) -> Result<Self> {
+    pub fn make(lab: &'a Lab, number: usize) -> Result<Self> {
         let nodes = [lab.node(number), lab.node(number + 1)];
         let mut maps = BTreeSet::new();
         for node in nodes {
-            node.start_agent_with(&["--tcp-acceleration=opt-in"])?;
-            node.wait_ready()?;
+            start(node)?;
             let pid = node.agent_pid().context("the agent has ended")?;
             maps.extend(maps_of(pid)?);
             way_back(lab, node)?;
@@ -87,6 +87,7 @@ impl Scene {
         let [node, other] = nodes;
         let fast = |id: &str| node.add_pod_wishing(id, TcpAcceleration::Enabled);
         Ok(Self {
+            nodes,
             client: node.add_pod("client")?,
             near: node.add_pod("near")?,
             far: other.add_pod("far")?,
@@ -96,7 +97,17 @@ impl Scene {
         })
     }
 
-    /// Of the agents of both nodes.
+    /// Programs loaded anew, as by an agent that is replaced: where in memory the kernel puts one
+    /// changes what it costs by a tenth and more, until it is loaded again.
+    pub fn load_anew(&self) -> Result<()> {
+        for node in self.nodes {
+            node.stop_agent()?;
+            start(node)?;
+        }
+        Ok(())
+    }
+
+    /// Of the agents of both nodes; they are pinned, later agents have the same.
     pub fn maps(&self) -> &BTreeSet<u32> {
         &self.maps
     }
@@ -119,6 +130,12 @@ impl Scene {
         .with_context(|| path.to_string())?;
         Ok(())
     }
+}
+
+fn start(node: &Node) -> Result<()> {
+    node.start_agent_with(&["--tcp-acceleration=opt-in"])?;
+    node.wait_ready()?;
+    Ok(())
 }
 
 /// Pods' IPv6 is not masqueraded: the way back to them, which a user's routers know.
