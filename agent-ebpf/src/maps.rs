@@ -55,6 +55,9 @@ pub static POD_RANGES: LpmTrie<Addr, Node> = LpmTrie::pinned(MAX_POD_RANGES, BPF
 pub static OVERLAY: Array<Overlay> = Array::pinned(1, 0);
 
 #[map]
+pub static PATH_MTU: Array<u32> = Array::pinned(1, 0);
+
+#[map]
 pub static LAYOUTS: HashMap<u64, MapRecord> = HashMap::pinned(MAX_MAPS, BPF_F_NO_PREALLOC);
 
 #[map]

@@ -98,6 +98,25 @@ pub fn endpoint(
     Ok(ctx.store(offset as usize, &to_addr, 0)?)
 }
 
+/// Two bytes of a TCP header, at an offset in it.
+#[inline(always)]
+pub fn in_tcp_header(
+    ctx: &TcContext,
+    ip: &Ip,
+    offset: u32,
+    from: [u8; 2],
+    to: [u8; 2],
+) -> Result<(), Failed> {
+    // The sum is one of pairs of bytes; these may be of two.
+    let word = |bytes: [u8; 2]| match offset % 2 {
+        0 => u16::from_ne_bytes(bytes),
+        _ => u16::from_ne_bytes(bytes).swap_bytes(),
+    };
+    let checksum = (ip.l4 + l4::TCP_CHECKSUM) as usize;
+    ctx.l4_csum_replace(checksum, word(from).into(), word(to).into(), 2)?;
+    Ok(ctx.store((ip.l4 + offset) as usize, &to, 0)?)
+}
+
 /// Six bytes behind a UDP header, at an even offset in it.
 #[inline(always)]
 pub fn udp_payload(
@@ -129,6 +148,6 @@ pub fn udp_payload(
 
 /// The IPv4 address inside a mapped one, as it lies in memory on the wire.
 #[inline(always)]
-fn word(addr: &Addr) -> u32 {
+pub fn word(addr: &Addr) -> u32 {
     u32::from_ne_bytes([addr.0[12], addr.0[13], addr.0[14], addr.0[15]])
 }

@@ -20,7 +20,8 @@ pub use options::Options;
 use sinabro_common::names;
 use std::{ffi::OsString, fmt, io, net::SocketAddr, path::PathBuf};
 use value::{
-    absolute_path, acceleration_mode, boolean, cidr, device, memory, node_name, number, port_range,
+    absolute_path, acceleration_mode, boolean, cidr, device, local_mtu, memory, node_name, number,
+    port_range,
 };
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
@@ -46,6 +47,8 @@ pub struct Settings {
     pub uplinks: Vec<String>,
     /// MTU of the pods' interfaces and of the VXLAN device.
     pub mtu: Option<u32>,
+    /// MTU of pods' links, for what stays on the node; none: that of all else.
+    pub local_mtu: Option<u32>,
     pub vxlan_port: u16,
     pub vxlan_vni: u32,
     pub masquerade: bool,
@@ -202,6 +205,7 @@ impl Settings {
             cni_source: places.cni_source,
             uplinks: places.uplinks,
             mtu: layers.optional("mtu", |text| number(text, MIN_MTU, MAX_MTU))?,
+            local_mtu: layers.parse("localMTU", local_mtu)?,
             vxlan_port: layers.parse("vxlanPort", |text| number(text, 1, u16::MAX))?,
             // RFC 7348 §5: 24 bits.
             vxlan_vni: layers.parse("vxlanVni", |text| number(text, 1, (1 << 24) - 1))?,

@@ -27,6 +27,7 @@ use sinabro_common::{
 };
 use sinabro_netlink::Conn;
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr},
     sync::Arc,
 };
@@ -138,6 +139,17 @@ impl NodeState {
             ..other.clone()
         };
         *self == other
+    }
+
+    /// What never leaves the node, or is the node: its pod ranges and the addresses by which it speaks
+    /// to its pods.
+    pub fn local_destinations(&self) -> Vec<IpNet> {
+        let mut addresses: BTreeSet<IpAddr> = self.addresses.iter().copied().collect();
+        addresses.extend(self.masquerade_v4.map(IpAddr::V4));
+        let ranges = self.pod_cidrs.iter().copied();
+        ranges
+            .chain(addresses.into_iter().map(IpNet::from))
+            .collect()
     }
 
     /// What the programs read.

@@ -5,7 +5,7 @@
 
 use crate::error::{Code, Error};
 use sinabro_common::{
-    api::{Mac, Owner, PodRef, TcpAcceleration},
+    api::{LocalMtuWish, Mac, Owner, PodRef, TcpAcceleration},
     names,
 };
 use std::{ffi::OsString, net::IpAddr};
@@ -25,6 +25,8 @@ pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 /// The argument of a pod's wish about the acceleration of its TCP connections.
 const ACCELERATION: &str = "SINABRO_TCP_ACCELERATION";
+/// The argument of its wish about the MTU of its link.
+const LOCAL_MTU: &str = "SINABRO_LOCAL_MTU";
 
 /// What an ADD, DEL or CHECK is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +48,8 @@ pub struct Args {
     pub mac: Option<Mac>,
     /// [`ACCELERATION`].
     pub acceleration: Option<TcpAcceleration>,
+    /// [`LOCAL_MTU`].
+    pub local_mtu: Option<LocalMtuWish>,
 }
 
 /// CNI_COMMAND.
@@ -176,7 +180,13 @@ fn parse_args(text: &str) -> Result<Args, Error> {
                     .map_err(|e| bad(format!("`{ACCELERATION}` is `{}`, {e}", excerpt(value))))?;
                 args.acceleration = Some(wish);
             }
-            "IP" | "MAC" | ACCELERATION => {}
+            LOCAL_MTU if !value.is_empty() => {
+                let wish = value
+                    .parse()
+                    .map_err(|e| bad(format!("`{LOCAL_MTU}` is `{}`, {e}", excerpt(value))))?;
+                args.local_mtu = Some(wish);
+            }
+            "IP" | "MAC" | ACCELERATION | LOCAL_MTU => {}
             _ => unknown.push(excerpt(key)),
         }
     }
@@ -387,7 +397,7 @@ mod tests {
     #[test]
     fn arguments_of_kubernetes_are_understood() {
         let args = parse_args(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0;K8S_POD_INFRA_CONTAINER_ID=c1;K8S_POD_UID=77;IP=10.0.0.5/24;MAC=0a:58:0a:00:00:05;SINABRO_TCP_ACCELERATION=disabled;X=Y",
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0;K8S_POD_INFRA_CONTAINER_ID=c1;K8S_POD_UID=77;IP=10.0.0.5/24;MAC=0a:58:0a:00:00:05;SINABRO_TCP_ACCELERATION=disabled;SINABRO_LOCAL_MTU=off;X=Y",
         )
         .unwrap();
         assert_eq!(args.pod.namespace, "shop");
@@ -396,6 +406,7 @@ mod tests {
         assert_eq!(args.ip, Some("10.0.0.5".parse().unwrap()));
         assert_eq!(args.mac, Some("0a:58:0a:00:00:05".parse().unwrap()));
         assert_eq!(args.acceleration, Some(TcpAcceleration::Disabled));
+        assert_eq!(args.local_mtu, Some(LocalMtuWish::Off));
         let empty = parse_args("SINABRO_TCP_ACCELERATION=;IP=;MAC=").unwrap();
         assert_eq!(empty, Args::default());
     }

@@ -3,7 +3,11 @@
 //! The pod's side has its addresses with host prefixes, link-local gateways with permanent
 //! neighbour entries, and default routes through them; the host's side has a route and a
 //! permanent neighbour entry for each address. So nothing on the link is ever asked for or
-//! learnt. Everything but the pair itself is an [`Item`] in a list: ADD makes the list, CHECK
+//! learnt.
+//!
+//! What stays on the node knows no segment size but the link's ([`sinabro_common::api::LocalMtu`]): the link's MTU is
+//! large, routes to the node's own addresses have none, and the default routes have the MTU of all
+//! other ways. Everything but the pair itself is an [`Item`] in a list: ADD makes the list, CHECK
 //! compares it with the kernel.
 //!
 //! The pod's side cannot be up from the start: the kernel would open it before it is joined to
@@ -66,9 +70,15 @@ impl Item {
     }
 }
 
+/// MTU of both sides.
+pub fn link_mtu(attachment: &Attachment) -> u32 {
+    let local = attachment.local.as_ref();
+    local.map_or(attachment.mtu, |local| local.mtu)
+}
+
 /// What the pod's side has, `index` being its index.
 pub fn pod_items(attachment: &Attachment, index: u32) -> Vec<Item> {
-    let mut items = Vec::with_capacity(7);
+    let mut items = Vec::with_capacity(11);
     items.push(Item::Up(index));
     for (&address, &gateway) in attachment.addresses.iter().zip(&attachment.gateways) {
         items.push(Item::Addr(Addr::new(index, IpNet::from(address)).nodad()));
@@ -77,9 +87,32 @@ pub fn pod_items(attachment: &Attachment, index: u32) -> Vec<Item> {
             gateway,
             attachment.host_mac.0,
         )));
-        items.push(Item::Route(default_route(gateway, index)));
+        items.extend(routes(attachment, gateway, index).map(Item::Route));
     }
     items
+}
+
+/// The pod's routes by one gateway: to everything, then to what may be larger.
+fn routes(
+    attachment: &Attachment,
+    gateway: IpAddr,
+    index: u32,
+) -> impl Iterator<Item = Route> + use<'_> {
+    let family = Family::of(gateway);
+    let by_gateway = move |route: Route| route.via(gateway).dev(index).onlink();
+    let default = match &attachment.local {
+        Some(_) => Route::default_of(family).mtu(attachment.mtu),
+        None => Route::default_of(family),
+    };
+    let local = attachment
+        .local
+        .iter()
+        .flat_map(|local| &local.destinations);
+    let local = local.filter(move |net| Family::of(net.addr()) == family);
+    [default]
+        .into_iter()
+        .chain(local.map(|&net| Route::to(net)))
+        .map(by_gateway)
 }
 
 /// What the host's side has, `index` being its index.
@@ -95,13 +128,6 @@ pub fn host_items(attachment: &Attachment, index: u32) -> Vec<Item> {
         ));
     }
     items
-}
-
-fn default_route(gateway: IpAddr, index: u32) -> Route {
-    Route::default_of(Family::of(gateway))
-        .via(gateway)
-        .dev(index)
-        .onlink()
 }
 
 /// How long the kernel has for a local route of its own. It needs microseconds, or seconds on a
@@ -128,7 +154,7 @@ fn local_route(address: IpAddr, index: u32) -> Route {
 pub struct Made {
     /// Index of the host's side.
     pub host_index: u32,
-    /// Default routes made in the pod, which are none where it had one already.
+    /// Routes made in the pod, none of a family where it had a default route already.
     pub routes: Vec<Route>,
 }
 
@@ -147,7 +173,7 @@ pub fn make(
     let veth = Veth {
         name: &attachment.link,
         mac: attachment.host_mac.0,
-        mtu: attachment.mtu,
+        mtu: link_mtu(attachment),
         peer_name: ifname,
         peer_mac: attachment.mac.0,
         peer_netns: Some(netns),
@@ -190,12 +216,18 @@ pub fn make(
             .details(chain(&error))
     })?;
 
-    let routes = attachment
-        .gateways
-        .iter()
-        .map(|&gateway| default_route(gateway, pod_index))
-        .filter(|route| !taken.contains(&route.family()))
-        .collect();
+    let gateways = attachment.gateways.iter();
+    let routes = gateways.flat_map(|&gateway| routes(attachment, gateway, pod_index));
+    let (theirs, routes): (Vec<_>, Vec<_>) =
+        routes.partition(|route| taken.contains(&route.family()));
+    // What is not the pod's way out is no shortcut either.
+    let shortcuts = theirs.iter().filter(|route| route.dst.prefix_len() > 0);
+    for outcome in pod.execute_each(shortcuts.map(Route::delete)) {
+        outcome.ignore_not_found().map_err(|error| {
+            let what = format!("routes of {ifname} in the pod cannot be removed");
+            Error::new(Code::Kernel, what).details(chain(&error))
+        })?;
+    }
     Ok(Made {
         host_index: pair.index,
         routes,
@@ -254,7 +286,7 @@ pub fn exists(ifname: &str) -> Error {
     .details("DEL this attachment first, or ask for another CNI_IFNAME")
 }
 
-/// Makes a list in one exchange. Returns the families whose default route was there already.
+/// Makes a list in one exchange. Returns the families of routes by a gateway that were there already.
 fn apply(
     conn: &mut Conn,
     items: &[Item],

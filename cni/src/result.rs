@@ -105,12 +105,19 @@ impl IpConfig {
 }
 
 impl Route {
-    pub fn new(dst: IpNet, gw: IpAddr) -> Self {
+    pub fn new(dst: IpNet, gw: IpAddr, mtu: Option<u32>) -> Self {
+        let mtu = mtu.map(|mtu| ("mtu".to_owned(), mtu.into()));
         Self {
             dst,
             gw: Some(gw),
-            extra: Map::new(),
+            extra: mtu.into_iter().collect(),
         }
+    }
+
+    /// Since 1.1.0.
+    pub fn mtu(&self) -> Option<u32> {
+        let mtu = self.extra.get("mtu")?.as_u64()?;
+        mtu.try_into().ok()
     }
 }
 
@@ -243,8 +250,8 @@ mod tests {
                 IpConfig::new("fd00::5".parse().unwrap(), gw6, 1),
             ],
             routes: vec![
-                Route::new("0.0.0.0/0".parse().unwrap(), gw4),
-                Route::new("::/0".parse().unwrap(), gw6),
+                Route::new("0.0.0.0/0".parse().unwrap(), gw4, Some(1450)),
+                Route::new("::/0".parse().unwrap(), gw6, None),
             ],
             ..CniResult::default()
         }

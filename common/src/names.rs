@@ -52,6 +52,8 @@ pub const CNI_CONFLIST: &str = "00-sinabro.conflist";
 
 /// A pod's annotation: its wish about the acceleration of its TCP connections.
 pub const ACCELERATION_ANNOTATION: &str = "sinabro.io/tcp-acceleration";
+/// A pod's annotation: its wish about the MTU of its link.
+pub const LOCAL_MTU_ANNOTATION: &str = "sinabro.io/local-mtu";
 /// The capability of network configurations by which containerd and CRI-O hand a pod's
 /// annotations to a plugin, and the key in `runtimeConfig` under which they come.
 pub const ANNOTATIONS_CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";

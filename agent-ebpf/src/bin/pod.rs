@@ -6,25 +6,55 @@
 #![no_std]
 #![no_main]
 
-use aya_ebpf::{macros::classifier, programs::TcContext};
+use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, macros::classifier, programs::TcContext};
 use sinabro_common::abi::drop::DropReason;
 use sinabro_ebpf::{
     PASS,
     maps::{CONFIG, POD_LINKS},
     parse::{Ip, arp, eth, l4, skb},
-    stage::{Action, deliver, identity, report, track, tunnel},
+    stage::{Action, deliver, identity, mss, report, track, tunnel},
 };
 
+/// What `leave` says of a packet that passes and begins a connection; no action of the kernel's.
+const BEGINS: i32 = 64;
+
+/// Two functions, one after the other: each has a stack of its own, and what the second does is
+/// verified once.
 #[classifier]
 pub fn pod_out(ctx: TcContext) -> i32 {
-    match leave(&ctx) {
+    let skb = ctx.as_ptr().cast();
+    match leave(skb) {
+        BEGINS => begin(skb),
+        action => action,
+    }
+}
+
+#[inline(never)]
+fn leave(skb: *mut __sk_buff) -> i32 {
+    match checked(&TcContext::new(skb)) {
         Ok(action) => action,
         Err(reason) => report::dropped(reason),
     }
 }
 
+/// Few packets come here, so it may read them again.
+#[inline(never)]
+fn begin(skb: *mut __sk_buff) -> i32 {
+    let ctx = TcContext::new(skb);
+    let lowered = match Ip::read(&ctx, skb::kind(&ctx)) {
+        Some(Some(ip)) => l4::read(&ctx, &ip).map(|l4| mss::leaving(&ctx, &ip, &l4)),
+        _ => None,
+    };
+    match lowered {
+        Some(Ok(action)) => action,
+        Some(Err(reason)) => report::dropped(reason),
+        // It was read before.
+        None => PASS,
+    }
+}
+
 #[inline(always)]
-fn leave(ctx: &TcContext) -> Action {
+fn checked(ctx: &TcContext) -> Action {
     let ifindex = ifindex(ctx);
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
     let link = unsafe { POD_LINKS.get(ifindex) }.ok_or(DropReason::UnknownLink)?;
@@ -40,7 +70,10 @@ fn leave(ctx: &TcContext) -> Action {
             let config = CONFIG.get(0).ok_or(DropReason::UnknownLink)?;
             tunnel::from_pod(config, &ip, &l4)?;
             report::sent(ctx, ifindex);
-            deliver::local(ctx, config, ifindex, &ip, &l4)
+            match deliver::local(ctx, config, ifindex, &ip, &l4)? {
+                PASS if mss::begins(&ip, &l4) => Ok(BEGINS),
+                action => Ok(action),
+            }
         }
         None if eth.kind == eth::ARP => {
             let arp = arp::read(ctx).ok_or(DropReason::Malformed)?;

@@ -8,6 +8,8 @@ pub const TTL: u32 = eth::LEN + 8;
 pub const CHECKSUM: u32 = eth::LEN + 10;
 pub const SRC: u32 = eth::LEN + 12;
 pub const DST: u32 = eth::LEN + 16;
+/// Without options.
+pub const HEADER_LEN: u32 = 20;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -31,7 +33,7 @@ unsafe impl super::Header for Header {}
 pub fn read(ctx: &impl Packet) -> Option<Ip> {
     let header: Header = ctx.load(eth::LEN)?;
     let header_len = (header.version_length & 0x0f) as u32 * 4;
-    if header.version_length >> 4 != 4 || header_len < 20 {
+    if header.version_length >> 4 != 4 || header_len < HEADER_LEN {
         return None;
     }
     let there = ctx.len().wrapping_sub(eth::LEN);
@@ -52,7 +54,7 @@ pub fn read(ctx: &impl Packet) -> Option<Ip> {
         proto: header.proto,
         ttl: header.ttl,
         v6: false,
-        options: header_len > 20,
+        options: header_len > HEADER_LEN,
         fragment: if fragment & 0x1fff != 0 {
             Fragment::Later
         } else if fragment & 0x2000 != 0 {

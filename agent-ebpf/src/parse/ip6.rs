@@ -10,7 +10,8 @@ use sinabro_common::abi::Addr;
 /// Offset from the start of the frame.
 pub const HOP_LIMIT: u32 = eth::LEN + 7;
 
-const HEADER_LEN: u32 = 40;
+/// Without extension headers.
+pub const HEADER_LEN: u32 = 40;
 const SRC: u32 = 8;
 const DST: u32 = 24;
 const MAX_EXTENSIONS: u32 = 6;

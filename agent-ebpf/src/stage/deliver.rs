@@ -3,19 +3,20 @@
 //! Left to the stack, whose routes deliver it too: fragments, because only their first part
 //! names the flow; ICMP other than echo, because it speaks of a flow that the stack may have
 //! translated; options and extension headers, because a router must act on them; a TTL that
-//! ends here, because someone must say so.
+//! ends here, and what is too large for the receiver, because someone must say so.
 
 use super::{Action, report, track};
 use crate::{
     PASS,
     maps::ENDPOINTS,
-    parse::{Fragment, Ip, icmp, l4::L4, proto},
+    parse::{Fragment, Ip, eth, icmp, l4::L4, proto},
     rewrite,
 };
 use aya_ebpf::{helpers::bpf_redirect_peer, programs::TcContext};
 use sinabro_common::abi::{
     config::{FLAG_REDIRECT_PEER, NodeConfig},
     drop::DropReason,
+    endpoint::Endpoint,
 };
 
 /// linux/if_packet.h: the frame is to this interface's own MAC address.
@@ -32,6 +33,16 @@ pub fn redirects(config: &NodeConfig) -> bool {
     // SAFETY: a variable of this program; volatile, for its value here is not the one at run time.
     let without = unsafe { core::ptr::read_volatile(&raw const WITHOUT_REDIRECT) } != 0;
     !without && config.flags & FLAG_REDIRECT_PEER != 0
+}
+
+/// Whether a packet that nobody will cut does not fit into the receiver's link. The kernel would drop
+/// it without a word, while the stack tells the sender.
+#[inline(always)]
+fn is_too_large(ctx: &TcContext, receiver: &Endpoint) -> bool {
+    let mtu = receiver.mtu();
+    // SAFETY: the context is valid for as long as the program runs.
+    let (len, segments) = unsafe { ((*ctx.skb.skb).len, (*ctx.skb.skb).gso_size) };
+    mtu != 0 && len > mtu + eth::LEN && segments == 0
 }
 
 #[inline(always)]
@@ -53,6 +64,7 @@ pub fn local(ctx: &TcContext, config: &NodeConfig, ifindex: u32, ip: &Ip, l4: &L
         || ip.options
         || ip.fragment != Fragment::No
         || (matches!(ip.proto, proto::ICMP | proto::ICMPV6) && !icmp::is_echo(ip.v6, l4.icmp))
+        || is_too_large(ctx, receiver)
         || track::keeps_to_stack(ip, l4)
     {
         return Ok(PASS);

@@ -3,6 +3,7 @@
 
 pub mod deliver;
 pub mod identity;
+pub mod mss;
 pub mod nat;
 pub mod report;
 pub mod track;

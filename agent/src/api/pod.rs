@@ -12,7 +12,8 @@ use crate::{
 };
 use sinabro_common::{
     api::{
-        ApiError, Attachment, ErrorCode, Mac, Owner, PodRef, Request, Response, TcpAcceleration,
+        ApiError, Attachment, ErrorCode, LocalMtuWish, Mac, Owner, PodRef, Request, Response,
+        TcpAcceleration,
     },
     fail_point::fail_point,
     names,
@@ -49,6 +50,19 @@ struct Add {
     active: bool,
 }
 
+/// What the pod wishes beside addresses.
+struct Wishes {
+    acceleration: Option<TcpAcceleration>,
+    local_mtu: Option<LocalMtuWish>,
+}
+
+/// What the plugin made.
+struct Made {
+    ifindex: u32,
+    netns_cookie: Option<u64>,
+    local_mtu: bool,
+}
+
 impl Session {
     pub fn new(core: Arc<Core>) -> Self {
         Self { core, add: None }
@@ -80,6 +94,7 @@ impl Session {
                 addresses,
                 mac,
                 acceleration,
+                local_mtu,
                 warnings,
             } => {
                 let request = LeaseRequest {
@@ -91,16 +106,26 @@ impl Session {
                     addresses,
                 };
                 let pod = request.pod.clone();
-                let allocated = self.allocate(request, acceleration, &warnings).await;
+                let wishes = Wishes {
+                    acceleration,
+                    local_mtu,
+                };
+                let allocated = self.allocate(request, wishes, &warnings).await;
                 self.announced(&pod, allocated).map(Response::Attachment)
             }
             Request::Activate {
                 owner,
                 ifindex,
                 netns_cookie,
+                local_mtu,
             } => {
+                let made = Made {
+                    ifindex,
+                    netns_cookie,
+                    local_mtu,
+                };
                 let pod = self.add.as_ref().map(|add| add.request.pod.clone());
-                let activated = self.activate(owner, ifindex, netns_cookie).await;
+                let activated = self.activate(owner, made).await;
                 let pod = pod.unwrap_or_default();
                 self.announced(&pod, activated).map(Response::Attachment)
             }
@@ -139,7 +164,7 @@ impl Session {
     async fn allocate(
         &mut self,
         request: LeaseRequest,
-        acceleration: Option<TcpAcceleration>,
+        wishes: Wishes,
         warnings: &[String],
     ) -> Result<Attachment, ApiError> {
         if let Some(add) = &self.add {
@@ -185,11 +210,15 @@ impl Session {
         }
         let mac = mac_of(request.mac, &addresses).unwrap_or(Mac(names::HOST_MAC));
         let clsact = self.core.datapath.pods_have_filters();
-        let attachment = attachment(&request.owner, mac, mtu, addresses, clsact);
+        let local = self.core.local_mtu(wishes.local_mtu, &addresses);
+        let attachment = Attachment {
+            local,
+            ..attachment(&request.owner, mac, mtu, addresses, clsact)
+        };
         self.add = Some(Add {
             guard,
             request,
-            acceleration,
+            acceleration: wishes.acceleration,
             attachment: attachment.clone(),
             active: false,
         });
@@ -221,12 +250,7 @@ impl Session {
         }
     }
 
-    async fn activate(
-        &mut self,
-        owner: Owner,
-        ifindex: u32,
-        netns_cookie: Option<u64>,
-    ) -> Result<Attachment, ApiError> {
+    async fn activate(&mut self, owner: Owner, made: Made) -> Result<Attachment, ApiError> {
         let Some(add) = self.add.as_mut().filter(|add| add.request.owner == owner) else {
             return Err(invalid(format!(
                 "no addresses of {owner} were allocated on this connection"
@@ -239,13 +263,14 @@ impl Session {
             netns: request.netns,
             pod: request.pod,
             link: attachment.link.clone(),
-            ifindex,
+            ifindex: made.ifindex,
             mac: attachment.mac,
             host_mac: attachment.host_mac,
             addresses: attachment.addresses.clone(),
             mtu: attachment.mtu,
+            local: attachment.local.clone().filter(|_| made.local_mtu),
             acceleration: add.acceleration,
-            netns_cookie,
+            netns_cookie: made.netns_cookie,
         };
         let core = self.core.clone();
         blocking(move || core.endpoints.activate(record)).await?;

@@ -15,13 +15,15 @@ use crate::{
     telemetry::{Provider, Reports, metrics::Metrics, recent_log::RECENT},
     watch::Snapshot,
 };
+use ipnet::IpNet;
 use sinabro_common::abi::acceleration::NODE_ACCOUNT;
 use sinabro_common::api::{
     AccelerationReport, Adds, ApiError, Condition, DropReport, EndpointReport, ErrorCode,
-    IpamReport, MemoryReport, MetricsReport, NODES_OF_A_PAGE, NodeReport, Request, Response,
-    SelfTestReport, SourceReport, StatusReport, Trouble,
+    IpamReport, LocalMtu, LocalMtuWish, MemoryReport, MetricsReport, NODES_OF_A_PAGE, NodeReport,
+    Request, Response, SelfTestReport, SourceReport, StatusReport, Trouble,
 };
 use std::{
+    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -75,6 +77,23 @@ impl Core {
                 Err(ApiError::new(ErrorCode::NotReady, text))
             }
         }
+    }
+
+    /// What may be larger than [`Self::mtu`] for a pod with these addresses; none if nothing may.
+    pub fn local_mtu(&self, wish: Option<LocalMtuWish>, addresses: &[IpAddr]) -> Option<LocalMtu> {
+        let node = self.node.borrow();
+        let state = node.state.as_ref()?;
+        let mtu = self.settings.local_mtu.filter(|&mtu| mtu > state.mtu)?;
+        let destinations = state.local_destinations();
+        let of_pod = |net: &IpNet| {
+            addresses
+                .iter()
+                .any(|a| a.is_ipv4() == net.addr().is_ipv4())
+        };
+        (wish != Some(LocalMtuWish::Off)).then(|| LocalMtu {
+            mtu,
+            destinations: destinations.into_iter().filter(of_pod).collect(),
+        })
     }
 
     /// Whether pods can have the programs that they are to have.
@@ -254,6 +273,8 @@ impl Core {
                 ifindex: record.ifindex,
                 mac: record.mac,
                 addresses: record.addresses,
+                mtu: Some(record.mtu),
+                local_mtu: record.local,
                 tx_packets: counters.tx_packets,
                 tx_bytes: counters.tx_bytes,
                 rx_packets: counters.rx_packets,

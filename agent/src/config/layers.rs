@@ -173,8 +173,10 @@ fn origins_of_flags(matches: &ArgMatches) -> BTreeMap<String, Origin> {
 
 /// `state_dir` → `stateDir`, as serde's `camelCase` does.
 pub fn file_key(id: &str) -> String {
-    if id == "non_masquerade_cidrs" {
-        return "nonMasqueradeCIDRs".into();
+    match id {
+        "local_mtu" => return "localMTU".into(),
+        "non_masquerade_cidrs" => return "nonMasqueradeCIDRs".into(),
+        _ => {}
     }
     let mut words = id.split('_');
     let first = words.next().unwrap_or_default().to_owned();

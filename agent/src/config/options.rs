@@ -87,6 +87,18 @@ pub struct Options {
     #[arg(long, env = "SINABRO_MTU", value_name = "BYTES")]
     mtu: Option<String>,
 
+    /// MTU of pods' links, which what stays on the node may have: auto (as large as a link's can
+    /// be), off (as all else) or a number up to 65535. A pod that cannot have it, such as a virtual
+    /// machine, has the annotation sinabro.io/local-mtu: off. Pods that run keep what they have.
+    #[arg(
+        long,
+        env = "SINABRO_LOCAL_MTU",
+        value_name = "MTU",
+        default_value = "auto"
+    )]
+    #[serde(rename = "localMTU")]
+    local_mtu: Option<String>,
+
     /// UDP port of the VXLAN device, the same on all nodes.
     #[arg(
         long,

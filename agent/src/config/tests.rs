@@ -40,6 +40,7 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.vxlan_port, names::VXLAN_PORT);
     assert_eq!(settings.vxlan_vni, names::VXLAN_VNI);
     assert_eq!(settings.mtu, None);
+    assert_eq!(settings.local_mtu, Some(65_535));
     assert!(settings.masquerade && !settings.tcp_acceleration_loopback);
     assert!(settings.pod_metrics && settings.peer_probe);
     assert!(settings.tcp_acceleration_pod_memory.is_none());
@@ -118,6 +119,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         cniSource: /usr/bin/sinabro
         uplinks: [eth0, eth1]
         mtu: 1450
+        localMTU: 9000
         vxlanPort: 4789
         vxlanVni: 77
         masquerade: false
@@ -148,6 +150,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         cni_source: Some("/usr/bin/sinabro".into()),
         uplinks: vec!["a".into(), "b".into()],
         mtu: Some(1400),
+        local_mtu: Some(9000),
         vxlan_port: 4789,
         vxlan_vni: 77,
         masquerade: false,
@@ -217,6 +220,8 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("mtu", "1279"),
         ("mtu", "70000"),
         ("mtu", "fifteen"),
+        ("localMTU", "65536"),
+        ("localMTU", "on"),
         ("vxlanVni", "16777216"),
         ("vxlanVni", "0"),
         ("vxlanPort", "65536"),

@@ -1,5 +1,6 @@
 //! Text to values, with the reason if it is none.
 
+use super::{MAX_MTU, MIN_MTU};
 use crate::acceleration::choice::Mode;
 use ipnet::IpNet;
 use std::{fmt, path::PathBuf, str::FromStr};
@@ -81,6 +82,18 @@ pub fn memory(text: &str) -> Result<u64, String> {
         .filter(|_| digits.bytes().all(|b| b.is_ascii_digit()))
         .and_then(|number| number.checked_mul(1 << shift))
         .ok_or_else(|| "expected bytes, such as 64Mi or 1Gi".into())
+}
+
+/// MTU of pods' links, for what stays on the node; none if it is that of all else.
+pub fn local_mtu(text: &str) -> Result<Option<u32>, String> {
+    match text {
+        "auto" => Ok(Some(MAX_MTU)),
+        // YAML 1.1, which Helm reads, takes a bare `off` for the boolean.
+        "off" | "false" => Ok(None),
+        _ => number(text, MIN_MTU, MAX_MTU)
+            .map(Some)
+            .map_err(|_| format!("expected auto, off or a number from {MIN_MTU} to {MAX_MTU}")),
+    }
 }
 
 pub fn acceleration_mode(text: &str) -> Result<Mode, String> {

@@ -429,6 +429,11 @@ impl Datapath {
         }
     }
 
+    /// MTU of every way out of the node: pods announce no larger segments there.
+    pub fn set_path_mtu(&self, mtu: u32) -> Result<(), DatapathError> {
+        self.maps.path_mtu.set(mtu)
+    }
+
     /// Which programs run, and why no others.
     pub fn choice(&self) -> &Choice {
         &self.choice

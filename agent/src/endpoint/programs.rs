@@ -43,7 +43,7 @@ impl PodPrograms for Programs {
         };
         let endpoint = Endpoint {
             ifindex: record.ifindex,
-            flags: 0,
+            flags: Endpoint::flags_of(record.link_mtu()),
             mac: record.mac.0,
             host_mac: record.host_mac.0,
         };

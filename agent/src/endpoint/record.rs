@@ -7,7 +7,7 @@
 use crate::state_file::{self, FileError, read_small};
 use serde::{Deserialize, Serialize};
 use sinabro_common::{
-    api::{Attachment, Mac, Owner, PodRef, TcpAcceleration},
+    api::{Attachment, LocalMtu, Mac, Owner, PodRef, TcpAcceleration},
     atomic_file::is_temporary,
     names,
 };
@@ -42,7 +42,11 @@ pub struct EndpointRecord {
     pub host_mac: Mac,
     /// At most one of each family.
     pub addresses: Vec<IpAddr>,
+    /// Of all that the pod sends, but for `local`.
     pub mtu: u32,
+    /// What may be larger; none if the pod does not want it, and in what earlier releases wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local: Option<LocalMtu>,
     /// What the pod wishes about its TCP connections to pods of this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acceleration: Option<TcpAcceleration>,
@@ -79,11 +83,19 @@ impl EndpointRecord {
     /// What the plugin gets to know about it.
     pub fn attachment(&self, clsact: bool) -> Attachment {
         let addresses = self.addresses.clone();
-        attachment(&self.owner, self.mac, self.mtu, addresses, clsact)
+        Attachment {
+            local: self.local.clone(),
+            ..attachment(&self.owner, self.mac, self.mtu, addresses, clsact)
+        }
+    }
+
+    /// MTU of the pod's link.
+    pub fn link_mtu(&self) -> u32 {
+        self.local.as_ref().map_or(self.mtu, |local| local.mtu)
     }
 }
 
-/// Everything the plugin needs for a pod with these addresses.
+/// Everything the plugin needs for a pod with these addresses and one MTU for everything.
 pub fn attachment(
     owner: &Owner,
     mac: Mac,
@@ -102,6 +114,7 @@ pub fn attachment(
         host_mac: Mac(names::HOST_MAC),
         mac,
         mtu,
+        local: None,
         gateways: addresses.iter().map(gateway).collect(),
         addresses,
         clsact,
@@ -223,6 +236,10 @@ mod tests {
             host_mac: Mac(names::HOST_MAC),
             addresses: vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
             mtu: 1450,
+            local: Some(LocalMtu {
+                mtu: 65535,
+                destinations: vec!["10.0.0.0/24".parse().unwrap()],
+            }),
             acceleration: Some(TcpAcceleration::Disabled),
             netns_cookie: Some(u64::MAX),
         }
@@ -234,12 +251,15 @@ mod tests {
         let records = Records::open(dir.path()).unwrap();
         let mut earlier = serde_json::to_value(record()).unwrap();
         let fields = earlier.as_object_mut().unwrap();
-        assert!(fields.remove("acceleration").is_some() && fields.remove("netnsCookie").is_some());
+        for field in ["acceleration", "netnsCookie", "local"] {
+            assert!(fields.remove(field).is_some());
+        }
         fs::write(records.path(&record().link), earlier.to_string()).unwrap();
         let (found, bad) = records.load().unwrap();
         let expected = EndpointRecord {
             acceleration: None,
             netns_cookie: None,
+            local: None,
             ..record()
         };
         assert_eq!((found, bad.len()), (vec![expected], 0));

@@ -123,6 +123,7 @@ impl Endpoints {
             addresses,
             mtu: link.mtu,
             // Nothing else has them; the pod's connections go through the stack.
+            local: None,
             acceleration: None,
             netns_cookie: None,
         })

@@ -122,6 +122,7 @@ impl Node {
             host_mac: Mac(names::HOST_MAC),
             addresses,
             mtu: 1400,
+            local: None,
             acceleration: None,
             netns_cookie: None,
         };

@@ -187,6 +187,9 @@ fn apply_node(
         .set_node_config(state.config(ports))
         .context("cannot set the data path's settings")?;
     datapath
+        .set_path_mtu(state.mtu)
+        .context("cannot set the MTU of the ways out")?;
+    datapath
         .set_uplinks(&indexes(state))
         .context("cannot attach to the uplink")?;
     Ok(())

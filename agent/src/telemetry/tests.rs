@@ -30,6 +30,8 @@ fn endpoint(name: &str, tx_bytes: u64) -> EndpointReport {
         ifindex: 7,
         mac: "0a:58:0a:f4:01:02".parse().unwrap(),
         addresses: vec!["10.244.1.2".parse().unwrap()],
+        mtu: Some(1450),
+        local_mtu: None,
         tx_packets: 1,
         tx_bytes,
         rx_packets: 2,

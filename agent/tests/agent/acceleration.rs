@@ -32,6 +32,7 @@ fn a_wish_and_a_cookie_are_kept_with_the_pod_and_over_restarts() {
         owner: owner("a"),
         ifindex: node.add_link(&attachment),
         netns_cookie: Some(u64::MAX),
+        local_mtu: true,
     };
     plugin.call(activate).unwrap();
     let record = node.state(&format!("endpoints/{}.json", attachment.link));

@@ -123,6 +123,7 @@ fn texts_that_a_lease_file_cannot_hold_are_refused() {
         addresses: addresses.clone(),
         mac,
         acceleration,
+        local_mtu: None,
         warnings: Vec::new(),
     };
     let error = node

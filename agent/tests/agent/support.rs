@@ -264,6 +264,7 @@ impl Plugin {
             owner: owner(id),
             ifindex,
             netns_cookie: None,
+            local_mtu: true,
         }))
     }
 
@@ -300,6 +301,7 @@ pub fn allocate(id: &str) -> Request {
         addresses: Vec::new(),
         mac: None,
         acceleration: None,
+        local_mtu: None,
         warnings: Vec::new(),
     }
 }

@@ -1,8 +1,9 @@
 //! What runtime and user ask an ADD for.
 
 use super::{
-    Conf, acceleration,
+    Conf,
     key::{invalid, object, text},
+    wish,
 };
 use crate::{
     env::{Args, parse_address},
@@ -11,10 +12,10 @@ use crate::{
 use serde::Deserialize as _;
 use serde_json::{Map, Value};
 use sinabro_common::{
-    api::{Mac, TcpAcceleration},
+    api::{LocalMtuWish, Mac, TcpAcceleration},
     names,
 };
-use std::net::IpAddr;
+use std::{fmt, net::IpAddr, str::FromStr};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wishes {
@@ -22,14 +23,15 @@ pub struct Wishes {
     pub addresses: Vec<IpAddr>,
     pub mac: Option<Mac>,
     pub acceleration: Option<TcpAcceleration>,
+    pub local_mtu: Option<LocalMtuWish>,
     /// What was passed over: reported, but no reason to refuse a pod.
     pub warnings: Vec<String>,
 }
 
 impl Conf {
     /// What is asked for. Addresses and MAC: `runtimeConfig` (capabilities `ips` and `mac`), else
-    /// `args.cni`, else CNI_ARGS, in the order of the CNI conventions. Acceleration: the pod's
-    /// annotation, else CNI_ARGS, else the key `tcpAcceleration`.
+    /// `args.cni`, else CNI_ARGS, in the order of the CNI conventions. Acceleration and
+    /// local MTU: the pod's annotation, else CNI_ARGS, else the key `tcpAcceleration` or `localMTU`.
     ///
     /// # Errors
     /// Code 7 naming the key.
@@ -58,14 +60,32 @@ impl Conf {
             wishes.mac = Some(usable(mac, "MAC of CNI_ARGS")?);
         }
         // Wrong keys are refused even where they do not count, so that they are found.
-        let of_network = acceleration::of_network(&self.keys)?;
-        let of_pod = acceleration::of_pod(runtime).unwrap_or_else(|warning| {
+        let acceleration = wish::of_network(&self.keys, "tcpAcceleration")?;
+        let local_mtu = wish::of_network(&self.keys, "localMTU")?;
+        let annotations = wish::annotations(runtime).unwrap_or_else(|warning| {
             wishes.warnings.push(warning);
             None
         });
-        wishes.acceleration = of_pod.or(args.acceleration).or(of_network);
+        let of_pod = of_pod(&mut wishes, annotations, names::ACCELERATION_ANNOTATION);
+        wishes.acceleration = of_pod.or(args.acceleration).or(acceleration);
+        let of_pod = self::of_pod(&mut wishes, annotations, names::LOCAL_MTU_ANNOTATION);
+        wishes.local_mtu = of_pod.or(args.local_mtu).or(local_mtu);
         Ok(wishes)
     }
+}
+
+/// A wish in the pod's annotations; one that makes no sense is told and passed over.
+fn of_pod<T>(wishes: &mut Wishes, annotations: Option<&Map<String, Value>>, name: &str) -> Option<T>
+where
+    T: FromStr<Err: fmt::Display>,
+{
+    let wish = annotations.map(|annotations| wish::of_pod(annotations, name));
+    wish.transpose()
+        .unwrap_or_else(|warning| {
+            wishes.warnings.push(warning);
+            None
+        })
+        .flatten()
 }
 
 fn addresses(from: &Map<String, Value>, name: &str) -> Result<Vec<IpAddr>, Error> {
@@ -116,7 +136,7 @@ fn usable(mac: Mac, name: &str) -> Result<Mac, Error> {
 mod tests {
     use super::*;
     use crate::{
-        conf::{acceleration::tests::annotations, tests::parse},
+        conf::{tests::parse, wish::tests::annotations},
         error::Code,
     };
     use proptest::prelude::*;

@@ -67,6 +67,7 @@ fn attach(
         ifindex: made.host_index,
         // Nothing but acceleration needs it: a pod is served without, too.
         netns_cookie: pod.netns_cookie().ok().flatten(),
+        local_mtu: attachment.local.is_some(),
     };
     self::attachment(agent.call(activate)?, agent)?;
     pod_link::wait_usable(host, made.host_index);
@@ -152,6 +153,7 @@ fn allocate(conf: &Conf, target: &Target, args: Args, wishes: Wishes) -> Request
         addresses: wishes.addresses,
         mac: wishes.mac,
         acceleration: wishes.acceleration,
+        local_mtu: wishes.local_mtu,
         warnings: wishes.warnings,
     }
 }
@@ -184,14 +186,10 @@ fn check(attachment: &Attachment, target: &Target) -> Result<(), String> {
 fn describe(target: &Target, attachment: &Attachment, made: &Made) -> CniResult {
     let (host_mac, mac) = (attachment.host_mac.to_string(), attachment.mac.to_string());
     let mut result = CniResult::default();
+    let mtu = pod_link::link_mtu(attachment);
     result.interfaces = vec![
-        Interface::new(&attachment.link, host_mac, attachment.mtu, None),
-        Interface::new(
-            &target.owner.ifname,
-            mac,
-            attachment.mtu,
-            Some(&target.netns),
-        ),
+        Interface::new(&attachment.link, host_mac, mtu, None),
+        Interface::new(&target.owner.ifname, mac, mtu, Some(&target.netns)),
     ];
     let ips = attachment.addresses.iter().zip(&attachment.gateways);
     result.ips = ips
@@ -199,7 +197,7 @@ fn describe(target: &Target, attachment: &Attachment, made: &Made) -> CniResult 
         .collect();
     let routes = made.routes.iter();
     result.routes = routes
-        .filter_map(|route| Some(Route::new(route.dst, route.gateway?)))
+        .filter_map(|route| Some(Route::new(route.dst, route.gateway?, route.mtu)))
         .collect();
     result
 }

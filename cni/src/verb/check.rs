@@ -8,7 +8,7 @@ use crate::{
     conf::Conf,
     env::Target,
     error::{Code, Error, chain},
-    pod_link::{Item, host_items, pod_items},
+    pod_link::{Item, host_items, link_mtu, pod_items},
     result::CniResult,
     verb::add::open_netns,
 };
@@ -74,10 +74,14 @@ pub fn run(conf: &Conf, target: &Target) -> Result<(), Error> {
     );
     if let Some(inner) = &inner {
         let items = pod_items(&record, inner.index);
-        let wanted = items.into_iter().filter(|item| match item {
-            // A later plugin may have taken the route over, and said so.
-            Item::Route(route) => told.routes.contains(&(route.dst, route.gateway)),
-            _ => true,
+        let wanted = items.into_iter().filter_map(|item| match item {
+            // A later plugin may have taken the route over or changed it, and said so.
+            Item::Route(route) => {
+                let same = |r: &&crate::result::Route| r.dst == route.dst && r.gw == route.gateway;
+                let mtu = told.routes.iter().find(same)?.mtu().or(route.mtu);
+                Some(Item::Route(Route { mtu, ..route }))
+            }
+            other => Some(other),
         });
         let place = format!("in the pod, on {}", inner.name);
         compare_items(&mut found, &mut pod, inner, wanted, &place).map_err(refused)?;
@@ -130,7 +134,7 @@ impl Mismatches {
 struct Told {
     mac: Option<String>,
     mtu: Option<u32>,
-    routes: Vec<(ipnet::IpNet, Option<std::net::IpAddr>)>,
+    routes: Vec<crate::result::Route>,
 }
 
 fn compare_told(
@@ -141,7 +145,7 @@ fn compare_told(
 ) -> Told {
     let ifname = &target.owner.ifname;
     let mut told = Told {
-        routes: previous.routes.iter().map(|r| (r.dst, r.gw)).collect(),
+        routes: previous.routes.clone(),
         ..Told::default()
     };
     let outer = previous
@@ -240,13 +244,17 @@ fn compare_links(
             show(inner.mac)
         ));
     }
-    let mtu = told.mtu.unwrap_or(record.mtu);
+    let mtu = told.mtu.unwrap_or_else(|| link_mtu(record));
     if inner.mtu != mtu {
         found.add(format!(
             "interface {ifname} has MTU {} instead of {mtu}",
             inner.mtu
         ));
     }
+}
+
+fn show_mtu(mtu: Option<u32>) -> String {
+    mtu.map_or_else(|| "the link's MTU".to_owned(), |mtu| format!("MTU {mtu}"))
 }
 
 fn show(mac: Option<[u8; 6]>) -> String {
@@ -291,9 +299,16 @@ fn compare_items(
                 }
             }
             Item::Route(want) => {
-                let same = |r: &Route| r.dst == want.dst && r.gateway == want.gateway;
-                if !routes.iter().any(same) {
-                    found.add(format!("route {} is missing {place}", want.dst));
+                let same = |r: &&Route| r.dst == want.dst && r.gateway == want.gateway;
+                match routes.iter().find(same) {
+                    None => found.add(format!("route {} is missing {place}", want.dst)),
+                    Some(is) if want.mtu.is_some() && is.mtu != want.mtu => found.add(format!(
+                        "route {} has {} instead of {} {place}",
+                        want.dst,
+                        show_mtu(is.mtu),
+                        show_mtu(want.mtu)
+                    )),
+                    Some(_) => {}
                 }
             }
         }

@@ -152,6 +152,7 @@ fn the_agent_is_told_what_was_asked() {
         addresses: asked,
         mac,
         acceleration,
+        local_mtu,
         warnings,
     } = &calls[0]
     else {
@@ -165,6 +166,7 @@ fn the_agent_is_told_what_was_asked() {
     );
     assert_eq!(asked.len(), 2);
     assert_eq!(mac.unwrap().to_string(), "0a:58:00:00:00:99");
+    assert_eq!(*local_mtu, None);
     assert_eq!((*acceleration, &warnings[..]), (None, &[][..]));
 
     let second = Pod::new();

@@ -7,7 +7,7 @@ use nix::{
 };
 use sinabro_common::{
     api::{
-        Adds, ApiError, Attachment, ErrorCode, Mac, Owner, Reply, ReplyEnvelope, Request,
+        Adds, ApiError, Attachment, ErrorCode, LocalMtu, Mac, Owner, Reply, ReplyEnvelope, Request,
         RequestEnvelope, Response, StatusReport, VERSION, frame,
     },
     names,
@@ -60,6 +60,8 @@ pub struct State {
     /// Its programs are filters of a clsact qdisc.
     pub clsact: bool,
     pub mtu: u32,
+    /// What may be larger; nothing by default.
+    pub local: Option<LocalMtu>,
     pub status: StatusReport,
     /// Whether a connection that closes early has its link deleted, as the real agent does.
     pub deletes_links: bool,
@@ -82,6 +84,7 @@ impl Agent {
             addresses: None,
             v4_only: false,
             clsact: true,
+            local: None,
             mtu: 1400,
             status: status(),
             deletes_links: true,
@@ -292,6 +295,7 @@ impl Connection {
                         Mac(names::pod_mac(first.unwrap_or(names::GATEWAY_V4.into())))
                     }),
                     mtu: state.mtu,
+                    local: state.local.clone(),
                     gateways: addresses
                         .iter()
                         .map(|a| match a {
@@ -309,7 +313,9 @@ impl Connection {
                 owner,
                 ifindex,
                 netns_cookie: _,
+                local_mtu,
             } => {
+                assert_eq!(local_mtu, state.local.is_some());
                 let Some((held, attachment)) = self.held.take().filter(|(o, _)| *o == owner) else {
                     return Reply::Error(ApiError::new(ErrorCode::Invalid, "not allocated"));
                 };

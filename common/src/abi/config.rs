@@ -1,6 +1,8 @@
 //! Settings of this node that the programs read.
 //!
 //! - map `CONFIG`, array of one: 0 → [`NodeConfig`];
+//! - map `PATH_MTU`, array of one: 0 → u32: MTU of every way out of the node, as pods have it in
+//!   their routes; zero until it is known;
 //! - map `NON_MASQUERADE`, LPM trie: prefix over [`Addr`] (an IPv4 prefix of length n has
 //!   length 96 + n) → u8: destinations that keep the pod's own source address.
 

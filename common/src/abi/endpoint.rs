@@ -15,7 +15,7 @@ pub const MAX_PODS: u32 = 4096;
 pub struct Endpoint {
     /// Host-side veth; `bpf_redirect_peer` takes it and delivers inside the pod.
     pub ifindex: u32,
-    /// `PodLink` flags, none yet.
+    /// The link's MTU in the upper half, zero where an agent wrote it that did not say. No flags yet.
     pub flags: u32,
     /// The pod's own MAC address, destination of what is delivered.
     pub mac: [u8; 6],
@@ -23,6 +23,23 @@ pub struct Endpoint {
     pub host_mac: [u8; 6],
 }
 map_type!(Endpoint, 20, 1, [ifindex, flags, mac, host_mac]);
+
+impl Endpoint {
+    /// Flags that say the MTU of the link.
+    pub const fn flags_of(mtu: u32) -> u32 {
+        match mtu {
+            0..=0xffff => mtu << 16,
+            // No packet is larger.
+            _ => 0,
+        }
+    }
+
+    /// The MTU of the link; zero if it is not known.
+    #[inline(always)]
+    pub const fn mtu(&self) -> u32 {
+        self.flags >> 16
+    }
+}
 
 /// What a pod may send from.
 #[repr(C)]

@@ -113,6 +113,7 @@ mod tests {
                 addresses: vec!["10.244.0.9".parse().unwrap()],
                 mac: Some("0a:58:0a:f4:00:09".parse().unwrap()),
                 acceleration: Some(TcpAcceleration::Enabled),
+                local_mtu: None,
                 warnings: vec!["passed over".into()],
             },
         }
@@ -173,6 +174,7 @@ mod tests {
             request.request,
             Request::Activate {
                 netns_cookie: None,
+                local_mtu: false,
                 ..
             }
         ));

@@ -21,8 +21,9 @@ pub use mac::Mac;
 pub use report::*;
 pub use self_test::*;
 pub use verify::*;
-pub use wish::{ParseTcpAccelerationError, TcpAcceleration};
+pub use wish::{LocalMtuWish, ParseLocalMtuWishError, ParseTcpAccelerationError, TcpAcceleration};
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
@@ -112,6 +113,9 @@ pub enum Request {
         /// What the pod wishes about its TCP connections to pods of its node.
         #[serde(default)]
         acceleration: Option<TcpAcceleration>,
+        /// What it wishes about the MTU of its link.
+        #[serde(default)]
+        local_mtu: Option<LocalMtuWish>,
         /// What the plugin passed over, for the node's log and the pod's Events.
         #[serde(default)]
         warnings: Vec<String>,
@@ -123,6 +127,9 @@ pub enum Request {
         /// The pod's network namespace as sockets know it (SO_NETNS_COOKIE, Linux 5.14).
         #[serde(default)]
         netns_cookie: Option<u64>,
+        /// Whether the link has [`Attachment::local`]: plugins of earlier versions do not know it.
+        #[serde(default)]
+        local_mtu: bool,
     },
     /// The agent's record of an active endpoint; not found if there is none.
     Check {
@@ -182,7 +189,11 @@ pub struct Attachment {
     pub host_mac: Mac,
     /// MAC address of the pod's interface.
     pub mac: Mac,
+    /// MTU of all that the pod sends, but for [`Self::local`].
     pub mtu: u32,
+    /// What may be larger; without it the link has `mtu` and the default routes have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local: Option<LocalMtu>,
     /// One of each family the node has a range for; the pod has them as /32 and /128.
     pub addresses: Vec<IpAddr>,
     /// Link-local gateway of each family in `addresses`, in the same order.
@@ -191,6 +202,17 @@ pub struct Attachment {
     /// plugins may want that place where they are not.
     #[serde(default)]
     pub clsact: bool,
+}
+
+/// What stays on the node, and how large it may be: no segment size is between pods of one node but
+/// that of their links.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LocalMtu {
+    /// Of the pod's link, both sides.
+    pub mtu: u32,
+    /// The node's pod ranges and its own addresses, of the pod's families.
+    pub destinations: Vec<IpNet>,
 }
 
 /// Why a request failed.

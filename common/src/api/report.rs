@@ -1,6 +1,8 @@
 //! What `sinabroctl` shows; also its `-o json` output, so fields are only ever added.
 
-use super::{AccelerationCount, Mac, MemoryReport, Owner, PodRef, SelfTestReport, TcpAcceleration};
+use super::{
+    AccelerationCount, LocalMtu, Mac, MemoryReport, Owner, PodRef, SelfTestReport, TcpAcceleration,
+};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::IpAddr};
@@ -96,6 +98,12 @@ pub struct EndpointReport {
     pub ifindex: u32,
     pub mac: Mac,
     pub addresses: Vec<IpAddr>,
+    /// MTU of all that the pod sends, but for `local_mtu`. Unknown to earlier agents.
+    #[serde(default)]
+    pub mtu: Option<u32>,
+    /// What may be larger, and how large the link lets it be.
+    #[serde(default)]
+    pub local_mtu: Option<LocalMtu>,
     pub tx_packets: u64,
     pub tx_bytes: u64,
     pub rx_packets: u64,

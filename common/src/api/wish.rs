@@ -3,42 +3,65 @@
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// What a pod wishes about the acceleration of its TCP connections to pods of its node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum TcpAcceleration {
-    Enabled,
-    Disabled,
-}
-
-impl TcpAcceleration {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Enabled => "enabled",
-            Self::Disabled => "disabled",
+/// A wish out of a few, each with a word of its own: in annotations, CNI_ARGS and network
+/// configurations as on the socket.
+macro_rules! wish {
+    (
+        $(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $variant:ident = $word:literal,)+ }
+        $error:ident = $neither:literal
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum $name {
+            $($(#[$of])* #[serde(rename = $word)] $variant,)+
         }
-    }
+
+        impl $name {
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word,)+
+                }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+        #[error($neither)]
+        pub struct $error;
+
+        impl FromStr for $name {
+            type Err = $error;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                match text {
+                    $($word => Ok(Self::$variant),)+
+                    _ => Err($error),
+                }
+            }
+        }
+    };
 }
 
-impl fmt::Display for TcpAcceleration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
+wish! {
+    /// What a pod wishes about the acceleration of its TCP connections to pods of its node.
+    TcpAcceleration { Enabled = "enabled", Disabled = "disabled", }
+    ParseTcpAccelerationError = "neither enabled nor disabled"
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("neither enabled nor disabled")]
-pub struct ParseTcpAccelerationError;
-
-impl FromStr for TcpAcceleration {
-    type Err = ParseTcpAccelerationError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        [Self::Enabled, Self::Disabled]
-            .into_iter()
-            .find(|wish| wish.as_str() == text)
-            .ok_or(ParseTcpAccelerationError)
+wish! {
+    /// What a pod wishes about the MTU of its link, which may be larger than what leaves the node.
+    LocalMtuWish {
+        /// As the node has it.
+        Auto = "auto",
+        /// One MTU for everything.
+        Off = "off",
     }
+    ParseLocalMtuWishError = "neither auto nor off"
 }
 
 #[cfg(test)]
@@ -47,8 +70,12 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn text_and_json_are_the_same_two_words() {
+    fn text_and_json_are_the_same_words() {
         for wish in [TcpAcceleration::Enabled, TcpAcceleration::Disabled] {
+            assert_eq!(wish.to_string().parse(), Ok(wish));
+            assert_eq!(serde_json::to_value(wish).unwrap(), wish.as_str());
+        }
+        for wish in [LocalMtuWish::Auto, LocalMtuWish::Off] {
             assert_eq!(wish.to_string().parse(), Ok(wish));
             assert_eq!(serde_json::to_value(wish).unwrap(), wish.as_str());
         }
@@ -56,9 +83,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_else_is_understood(text in "\\PC{0,12}|[eE]nabled ?|DISABLED|true|on|") {
+        fn nothing_else_is_understood(text in "\\PC{0,12}|[eE]nabled ?|DISABLED|true|on|[aA]uto ?|OFF|") {
             let known = matches!(text.as_str(), "enabled" | "disabled");
             prop_assert_eq!(text.parse::<TcpAcceleration>().is_ok(), known);
+            let known = matches!(text.as_str(), "auto" | "off");
+            prop_assert_eq!(text.parse::<LocalMtuWish>().is_ok(), known);
         }
     }
 }

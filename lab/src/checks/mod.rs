@@ -164,6 +164,7 @@ checks! {
     across_nodes_ipv4 in reach: "pod → pod, across nodes, IPv4",
     across_nodes_ipv6 in reach: "pod → pod, across nodes, IPv6",
     full_mtu in reach: "full-size packets, DF, across nodes",
+    local_mtu in reach: "packets of 64 KB, same node",
     pod_to_node in reach: "pod → node",
     node_to_pod in reach: "node → pod",
     one_byte in reach: "1 byte by TCP, digests compared",

@@ -6,7 +6,7 @@ use crate::{
     traffic::{PATIENCE, icmp, packet, tcp, udp},
     wait::slowness,
 };
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use std::{net::IpAddr, time::Duration};
 
 const LARGE: u64 = 64 << 20;
@@ -86,27 +86,41 @@ pub fn across_nodes_ipv6(scene: &Scene) -> Result<String> {
 
 /// The largest packet that the pod's interface takes arrives whole; one byte more is refused at
 /// once instead of vanishing on the way.
+/// IP and UDP.
+const UDP_HEADERS: [(Family, usize); 2] = [(Family::V4, 20 + 8), (Family::V6, 40 + 8)];
+
 pub fn full_mtu(scene: &Scene) -> Result<String> {
     let (from, to) = (scene.pod(1, 1), scene.pod(2, 1));
-    let mtu = packet::interface(from.place(), crate::cni::IFNAME)?.mtu;
-    for (family, headers) in [(Family::V4, 20 + 8), (Family::V6, 40 + 8)] {
+    let endpoint = scene.node(1).endpoint(from)?;
+    let mtu = endpoint.and_then(|endpoint| endpoint.mtu);
+    let mtu = mtu.context("the agent does not say the pod's MTU")? as usize;
+    for (family, headers) in UDP_HEADERS {
         let payload = mtu - headers;
         let address = family.of(to);
         udp::echo(from.place(), to.place(), address, payload, true)?;
         udp::is_too_long(from.place(), address, payload + 1)?;
-        // The same between pods of one node.
-        let neighbour = scene.pod(1, 2);
-        udp::echo(
-            from.place(),
-            neighbour.place(),
-            family.of(neighbour),
-            payload,
-            true,
-        )?;
     }
     Ok(format!(
         "{mtu} bytes whole both ways, {} refused, v4 and v6",
         mtu + 1
+    ))
+}
+
+pub fn local_mtu(scene: &Scene) -> Result<String> {
+    let (from, to, node) = (scene.pod(1, 1), scene.pod(1, 2), scene.node(1));
+    let mtu = packet::interface(from.place(), crate::cni::IFNAME)?.mtu;
+    for (family, headers) in UDP_HEADERS {
+        let payload = mtu - headers;
+        udp::echo(from.place(), to.place(), family.of(to), payload, true)?;
+        udp::echo(node.place(), to.place(), family.of(to), payload, true)?;
+        for address in node.addresses() {
+            if address.is_ipv4() == family.of(to).is_ipv4() {
+                udp::echo(from.place(), node.place(), address, payload, true)?;
+            }
+        }
+    }
+    Ok(format!(
+        "{mtu} bytes whole, pod to pod and with the node, v4 and v6"
     ))
 }
 

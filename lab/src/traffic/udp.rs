@@ -33,7 +33,7 @@ fn exchange(from: &Place, to: &Place, address: IpAddr, size: usize, whole: bool)
     let bind = |ip: IpAddr| -> Result<UdpSocket> {
         let socket = UdpSocket::bind((ip, 0))?;
         if whole {
-            forbid_fragments(&socket, ip)?;
+            forbid_fragments(&socket, ip, libc::IP_PMTUDISC_PROBE)?;
         }
         Ok(socket)
     };
@@ -100,11 +100,11 @@ fn receive(client: &UdpSocket, buffer: &mut [u8]) -> Result<Option<usize>> {
     })
 }
 
-/// A datagram one byte longer than fits must be refused by the sender's own interface.
+/// A datagram one byte longer than fits must be refused by the sender's own kernel.
 pub fn is_too_long(from: &Place, address: IpAddr, size: usize) -> Result<()> {
     from.run(|| {
         let socket = UdpSocket::bind((any(address), 0))?;
-        forbid_fragments(&socket, address)?;
+        forbid_fragments(&socket, address, libc::IP_PMTUDISC_DO)?;
         match socket.send_to(&vec![0; size], (address, 9)) {
             Err(error) if error.raw_os_error() == Some(Errno::EMSGSIZE as i32) => Ok(()),
             other => bail!("{size} bytes should not fit, but: {other:?}"),
@@ -112,19 +112,12 @@ pub fn is_too_long(from: &Place, address: IpAddr, size: usize) -> Result<()> {
     })
 }
 
-/// IP_MTU_DISCOVER = PROBE: sets DF and ignores any path MTU learnt, so only links can refuse.
-fn forbid_fragments(socket: &impl AsFd, ip: IpAddr) -> io::Result<()> {
-    let (level, option, value) = match ip {
-        IpAddr::V4(_) => (
-            libc::IPPROTO_IP,
-            libc::IP_MTU_DISCOVER,
-            libc::IP_PMTUDISC_PROBE,
-        ),
-        IpAddr::V6(_) => (
-            libc::IPPROTO_IPV6,
-            libc::IPV6_MTU_DISCOVER,
-            libc::IPV6_PMTUDISC_PROBE,
-        ),
+/// IP_MTU_DISCOVER: sets DF. DO goes by the route and by what was learnt of the way; PROBE ignores
+/// both, so only links can refuse. The numbers are the same for IPv6.
+fn forbid_fragments(socket: &impl AsFd, ip: IpAddr, value: libc::c_int) -> io::Result<()> {
+    let (level, option) = match ip {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
     };
     // SAFETY: the option takes an int, whose address and size are given.
     Errno::result(unsafe {

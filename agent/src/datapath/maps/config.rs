@@ -12,6 +12,7 @@ use std::{collections::HashSet, fs, path::Path, sync::Mutex, thread, time::Durat
 
 const CONFIG: &str = "CONFIG";
 const NON_MASQUERADE: &str = "NON_MASQUERADE";
+const PATH_MTU: &str = "PATH_MTU";
 
 /// How long a packet may be on its way from an uplink to the VXLAN device: through the queues of
 /// receive packet steering and of GRO, by which time the kernel says nothing of it.
@@ -32,6 +33,22 @@ pub fn pinned(directory: &Path) -> Option<Result<NodeConfig, DatapathError>> {
         )
     };
     Some(open())
+}
+
+/// MTU of every way out of the node.
+pub struct PathMtu(Mutex<Array<MapData, u32>>);
+
+impl PathMtu {
+    pub fn new(map: Map) -> Result<Self, DatapathError> {
+        let map = map.try_into().map_err(error(PATH_MTU, "opening"))?;
+        Ok(Self(Mutex::new(map)))
+    }
+
+    pub fn set(&self, mtu: u32) -> Result<(), DatapathError> {
+        lock(&self.0)
+            .set(0, mtu, 0)
+            .map_err(error(PATH_MTU, "writing to"))
+    }
 }
 
 impl Config {

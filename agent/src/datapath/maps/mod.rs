@@ -16,7 +16,7 @@ mod queues;
 pub mod shape;
 
 pub use acceleration::{Acceleration, PodAcceleration};
-pub use config::{Config, NonMasquerade};
+pub use config::{Config, NonMasquerade, PathMtu};
 pub use counters::Counters;
 pub use drops::Drops;
 pub use endpoints::{Endpoints, PodLinks};
@@ -39,6 +39,7 @@ use std::{
 
 pub struct Maps {
     pub config: Config,
+    pub path_mtu: PathMtu,
     pub non_masquerade: NonMasquerade,
     pub endpoints: Endpoints,
     pub pod_links: PodLinks,
@@ -54,6 +55,7 @@ impl Maps {
     pub fn take(ebpf: &mut Ebpf) -> Result<Self, DatapathError> {
         Ok(Self {
             config: Config::new(take(ebpf, "CONFIG")?)?,
+            path_mtu: PathMtu::new(take(ebpf, "PATH_MTU")?)?,
             non_masquerade: NonMasquerade::new(take(ebpf, "NON_MASQUERADE")?)?,
             endpoints: Endpoints::new(take(ebpf, "ENDPOINTS")?)?,
             pod_links: PodLinks::new(take(ebpf, "POD_LINKS")?)?,

@@ -231,6 +231,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<Addr, Node>("NODES", HASH, MAX_NODE_ADDRESSES, NO_PREALLOC),
         map::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),
         map::<u32, Overlay>("OVERLAY", ARRAY, 1, 0),
+        map::<u32, u32>("PATH_MTU", ARRAY, 1, 0),
         map::<u64, MapRecord>("LAYOUTS", HASH, MAX_MAPS, NO_PREALLOC),
         map::<FieldKey, FieldSpan>("LAYOUT_FIELDS", HASH, MAX_FIELDS, NO_PREALLOC),
         map::<Addr, AcceleratedPod>("ACCELERATED_PODS", HASH, 2 * MAX_PODS, NO_PREALLOC),

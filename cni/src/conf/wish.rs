@@ -1,40 +1,51 @@
-//! Whether a pod's TCP connections are to be accelerated: its annotation, and the network's key.
+//! What a pod wishes by its annotations, and the network by its keys.
 
 use super::key::{invalid, text};
 use crate::{env::excerpt, error::Error};
 use serde_json::{Map, Value};
-use sinabro_common::{api::TcpAcceleration, names};
+use sinabro_common::names;
+use std::{fmt, str::FromStr};
 
 /// The network's own wish for its pods.
-pub fn of_network(keys: &Map<String, Value>) -> Result<Option<TcpAcceleration>, Error> {
-    const KEY: &str = "tcpAcceleration";
-    match text(keys, KEY)? {
+pub fn of_network<T>(keys: &Map<String, Value>, key: &str) -> Result<Option<T>, Error>
+where
+    T: FromStr<Err: fmt::Display>,
+{
+    match text(keys, key)? {
         None | Some("") => Ok(None),
         Some(text) => match text.parse() {
             Ok(wish) => Ok(Some(wish)),
-            Err(error) => Err(invalid(KEY, format!("`{}` is {error}", excerpt(text)))),
+            Err(error) => Err(invalid(key, format!("`{}` is {error}", excerpt(text)))),
         },
     }
 }
 
 /// The wish in the pod's annotations. Whoever writes a pod may write anything there, and learns
 /// more from a warning than from a pod that does not start.
-pub fn of_pod(runtime: Option<&Map<String, Value>>) -> Result<Option<TcpAcceleration>, String> {
-    const ANNOTATION: &str = names::ACCELERATION_ANNOTATION;
-    let annotations = match runtime.and_then(|r| r.get(names::ANNOTATIONS_CAPABILITY)) {
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::Object(annotations)) => annotations,
-        Some(_) => return Err("the runtime's annotations of the pod are not an object".into()),
-    };
-    match annotations.get(ANNOTATION) {
+pub fn of_pod<T>(annotations: &Map<String, Value>, name: &str) -> Result<Option<T>, String>
+where
+    T: FromStr<Err: fmt::Display>,
+{
+    match annotations.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => text.parse().map(Some).map_err(|error| {
             let text = excerpt(text);
-            format!("annotation {ANNOTATION} is {text:?}, {error}: it is passed over")
+            format!("annotation {name} is {text:?}, {error}: it is passed over")
         }),
         Some(_) => Err(format!(
-            "annotation {ANNOTATION} is not a string: it is passed over"
+            "annotation {name} is not a string: it is passed over"
         )),
+    }
+}
+
+/// The pod's annotations, if the runtime hands them on.
+pub fn annotations(
+    runtime: Option<&Map<String, Value>>,
+) -> Result<Option<&Map<String, Value>>, String> {
+    match runtime.and_then(|r| r.get(names::ANNOTATIONS_CAPABILITY)) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(annotations)) => Ok(Some(annotations)),
+        Some(_) => Err("the runtime's annotations of the pod are not an object".into()),
     }
 }
 
@@ -42,7 +53,7 @@ pub fn of_pod(runtime: Option<&Map<String, Value>>) -> Result<Option<TcpAccelera
 pub(super) mod tests {
     use crate::{conf::tests::parse, env::Args, error::Code};
     use serde_json::{Value, json};
-    use sinabro_common::api::TcpAcceleration;
+    use sinabro_common::api::{LocalMtuWish, TcpAcceleration};
 
     pub fn annotations(annotations: Value) -> Value {
         json!({"io.kubernetes.cri.pod-annotations": annotations})
@@ -78,6 +89,38 @@ pub(super) mod tests {
             let wishes = parse(more).unwrap().wishes(&args).unwrap();
             assert_eq!((wishes.acceleration, wishes.warnings), (wish, vec![]));
         }
+    }
+
+    #[test]
+    fn the_mtu_of_the_link_is_wished_for_in_the_same_ways() {
+        use LocalMtuWish::{Auto, Off};
+        for (annotated, argument, key, wish) in [
+            (Some("auto"), Some(Off), Some("off"), Some(Auto)),
+            (None, Some(Off), Some("auto"), Some(Off)),
+            (None, None, Some("off"), Some(Off)),
+            (None, None, None, None),
+        ] {
+            let args = Args {
+                local_mtu: argument,
+                ..Args::default()
+            };
+            let annotated = annotated.map(|text| json!({"sinabro.io/local-mtu": text}));
+            let mut more =
+                json!({"runtimeConfig": annotations(annotated.unwrap_or_else(|| json!({})))});
+            if let Some(text) = key {
+                more["localMTU"] = json!(text);
+            }
+            let wishes = parse(more).unwrap().wishes(&args).unwrap();
+            assert_eq!((wishes.local_mtu, wishes.warnings), (wish, vec![]));
+        }
+        // Each that makes no sense is passed over for itself.
+        let both = json!({"sinabro.io/local-mtu": "9000", "sinabro.io/tcp-acceleration": "?"});
+        let conf = parse(json!({"localMTU": "off", "runtimeConfig": annotations(both)}));
+        let wishes = conf.unwrap().wishes(&Args::default()).unwrap();
+        assert_eq!((wishes.local_mtu, wishes.warnings.len()), (Some(Off), 2));
+        let error = parse(json!({"localMTU": "on"})).unwrap();
+        let error = error.wishes(&Args::default()).unwrap_err();
+        assert!(error.msg.contains("localMTU"), "{error}");
     }
 
     #[test]
