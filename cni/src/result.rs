@@ -250,7 +250,7 @@ mod tests {
                 IpConfig::new("fd00::5".parse().unwrap(), gw6, 1),
             ],
             routes: vec![
-                Route::new("0.0.0.0/0".parse().unwrap(), gw4, Some(1450)),
+                Route::new("0.0.0.0/0".parse().unwrap(), gw4, None),
                 Route::new("::/0".parse().unwrap(), gw6, None),
             ],
             ..CniResult::default()

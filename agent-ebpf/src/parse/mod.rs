@@ -9,6 +9,7 @@ pub mod icmp;
 pub mod ip4;
 pub mod ip6;
 pub mod l4;
+pub mod mss;
 #[cfg(target_arch = "bpf")]
 pub mod skb;
 
@@ -38,6 +39,9 @@ pub unsafe trait Header: Copy {}
 
 // SAFETY: bytes alone.
 unsafe impl Header for Addr {}
+
+// SAFETY: a byte.
+unsafe impl Header for u8 {}
 
 /// IP protocol numbers.
 pub mod proto {

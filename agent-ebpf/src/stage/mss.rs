@@ -11,7 +11,7 @@ use super::Action;
 use crate::{
     PASS,
     maps::{ENDPOINTS, NODES, OVERLAY, PATH_MTU},
-    parse::{Fragment, Ip, ip4, ip6, l4::L4, proto},
+    parse::{Fragment, Ip, ip4, ip6, l4::L4, mss, proto},
     rewrite,
 };
 use aya_ebpf::{
@@ -23,20 +23,6 @@ use aya_ebpf::{
 use sinabro_common::abi::drop::DropReason;
 
 const TCP_SYN: u8 = 0x02;
-/// Of a TCP header without options.
-const TCP_HEADER: u32 = 20;
-/// Where a TCP header says its length, in the upper four bits, in words.
-const DATA_OFFSET: u32 = 12;
-
-/// Options of a TCP header (RFC 9293 §3.1).
-mod option {
-    pub const END: u8 = 0;
-    pub const NOP: u8 = 1;
-    pub const MSS: u8 = 2;
-    pub const MSS_LEN: u8 = 4;
-    /// Options that are looked at: a SYN has room for forty bytes, and stacks have MSS first.
-    pub const LOOKED_AT: u32 = 8;
-}
 
 /// Lowers what a pod's SYN announces to what the ways out of the node carry, unless it stays here.
 #[inline(always)]
@@ -48,14 +34,25 @@ pub fn leaving(ctx: &TcContext, ip: &Ip, l4: &L4) -> Action {
         ip6::HEADER_LEN
     } else {
         ip4::HEADER_LEN
-    } + TCP_HEADER;
+    } + mss::TCP_HEADER_LEN;
     match PATH_MTU.get(0).map(|mtu| mtu.saturating_sub(headers)) {
         // Not known yet.
         None | Some(0) => Ok(PASS),
-        Some(most) => match lower(ctx, ip, most as u16) {
-            Ok(()) => Ok(PASS),
-            Err(rewrite::Failed) => Err(DropReason::RewriteFailed),
-        },
+        Some(most) => lower(ctx, ip, most as u16),
+    }
+}
+
+#[inline(always)]
+fn lower(ctx: &TcContext, ip: &Ip, most: u16) -> Action {
+    match mss::read(ctx, ip) {
+        Some(mss) if u16::from_be_bytes(mss.value) > most => {
+            let to = most.to_be_bytes();
+            match rewrite::in_tcp_header(ctx, ip, mss.offset, mss.value, to) {
+                Ok(()) => Ok(PASS),
+                Err(rewrite::Failed) => Err(DropReason::RewriteFailed),
+            }
+        }
+        _ => Ok(PASS),
     }
 }
 
@@ -130,39 +127,4 @@ fn is_socket<A>(ctx: &TcContext, tuple: &mut Tuple<A>) -> bool {
         bpf_sk_release(socket.cast());
     }
     true
-}
-
-/// Lowers the maximum segment size of a SYN that has one.
-#[inline(always)]
-fn lower(ctx: &TcContext, ip: &Ip, most: u16) -> Result<(), rewrite::Failed> {
-    let Ok(offset) = ctx.load::<u8>((ip.l4 + DATA_OFFSET) as usize) else {
-        return Ok(());
-    };
-    let end = ip.l4 + (offset >> 4) as u32 * 4;
-    let mut at = ip.l4 + TCP_HEADER;
-    for _ in 0..option::LOOKED_AT {
-        if at + option::MSS_LEN as u32 > end {
-            return Ok(());
-        }
-        let Ok([kind, len, high, low]) = ctx.load::<[u8; 4]>(at as usize) else {
-            return Ok(());
-        };
-        match (kind, len) {
-            (option::END, _) => return Ok(()),
-            (option::NOP, _) => at += 1,
-            (option::MSS, option::MSS_LEN) => {
-                let announced = u16::from_be_bytes([high, low]);
-                return match announced > most {
-                    true => {
-                        let (from, to) = ([high, low], most.to_be_bytes());
-                        rewrite::in_tcp_header(ctx, ip, at + 2 - ip.l4, from, to)
-                    }
-                    false => Ok(()),
-                };
-            }
-            (_, 0 | 1) => return Ok(()),
-            (_, len) => at += len as u32,
-        }
-    }
-    Ok(())
 }

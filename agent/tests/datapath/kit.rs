@@ -219,7 +219,12 @@ impl Pod {
     }
 
     pub fn attach_with(&self, datapath: &Datapath, acceleration: Option<PodAcceleration>) {
-        self.attach_link(datapath, &self.pod_link(), acceleration);
+        self.attach_link(datapath, &self.pod_link(), 0, acceleration);
+    }
+
+    /// As if its link had this MTU.
+    pub fn attach_with_mtu(&self, datapath: &Datapath, mtu: u32) {
+        self.attach_link(datapath, &self.pod_link(), mtu, Some(self.acceleration()));
     }
 
     /// As if another hardware address were its own: what it sends is dropped.
@@ -228,18 +233,19 @@ impl Pod {
             mac,
             ..self.pod_link()
         };
-        self.attach_link(datapath, &link, Some(self.acceleration()));
+        self.attach_link(datapath, &link, 0, Some(self.acceleration()));
     }
 
     fn attach_link(
         &self,
         datapath: &Datapath,
         link: &PodLink,
+        mtu: u32,
         acceleration: Option<PodAcceleration>,
     ) {
         let endpoint = Endpoint {
             ifindex: self.ifindex,
-            flags: 0,
+            flags: Endpoint::flags_of(mtu),
             mac: self.mac,
             host_mac: names::HOST_MAC,
         };

@@ -147,6 +147,15 @@ pub fn tcp(src: (IpAddr, u16), dst: (IpAddr, u16), flags: u8, data: &[u8]) -> Ip
     with_checksum(ip(src.0, dst.0, TCP, bytes), 16)
 }
 
+/// Without data, with options, which end with zeros up to the next word.
+pub fn tcp_with(src: (IpAddr, u16), dst: (IpAddr, u16), flags: u8, options: &[u8]) -> Ip {
+    let mut ip = tcp(src, dst, flags, options);
+    ip.payload.resize(20 + options.len().next_multiple_of(4), 0);
+    ip.payload[12] = (ip.payload.len() as u8 / 4) << 4;
+    ip.payload[16..18].fill(0);
+    with_checksum(ip, 16)
+}
+
 pub fn udp(src: (IpAddr, u16), dst: (IpAddr, u16), data: &[u8]) -> Ip {
     let mut bytes = Vec::new();
     bytes.extend(src.1.to_be_bytes());
@@ -221,7 +230,7 @@ pub fn see(frame: &[u8]) -> Seen {
         assert_eq!(sum(&[&pseudo, l4]), 0xffff, "transport checksum");
     }
     let (ports, data) = match proto {
-        TCP => ((word(0), word(2)), &l4[20..]),
+        TCP => ((word(0), word(2)), &l4[usize::from(l4[12] >> 4) * 4..]),
         UDP => ((word(0), word(2)), &l4[8..]),
         _ => ((word(4), word(4)), &l4[8..]),
     };

@@ -1,6 +1,6 @@
 //! Frames as the programs of pod links and uplinks read them.
 
-use sinabro_ebpf::parse::{Fragment, Header, Ip, Packet, arp, eth, ip6, l4, l4::L4, proto};
+use sinabro_ebpf::parse::{Fragment, Header, Ip, Packet, arp, eth, ip6, l4, l4::L4, mss, proto};
 use std::{hint, mem::MaybeUninit};
 
 /// A frame on the host.
@@ -53,6 +53,18 @@ pub fn run(bytes: &[u8]) -> bool {
     };
     let l4 = l4::read(&frame, &ip);
     check(bytes, eth.kind, &ip, l4.as_ref());
+    if ip.proto == proto::TCP
+        && ip.fragment == Fragment::No
+        && l4.is_some()
+        && let Some(mss) = mss::read(&frame, &ip)
+    {
+        // Inside the header that was found right, behind its kind and length.
+        let header = &bytes[ip.l4 as usize..(ip.l4 + ip.l4_len) as usize];
+        let at = mss.offset as usize;
+        assert!(at >= 22 && at + 2 <= usize::from(header[12] >> 4) * 4);
+        assert_eq!(header[at - 2..at], [2, 4]);
+        assert_eq!(header[at..at + 2], mss.value);
+    }
 
     // What is behind the packet is padding (RFC 894): the same without it.
     let end = (ip.l4 + ip.l4_len) as usize;

@@ -111,6 +111,27 @@ fn what_needs_a_router_goes_to_the_stack() {
 }
 
 #[test]
+fn what_is_too_large_for_the_receivers_link_goes_to_the_stack() {
+    world(|w| {
+        for (src, dst) in w.pairs() {
+            let headers = if src.is_ipv4() { 28 } else { 48 };
+            let of_size = |size: usize| {
+                let data = vec![0; size - headers];
+                w.frame_of_a(&packet::udp((src, 4000), (dst, 53), &data))
+            };
+            // Nobody said how large its link is.
+            assert_eq!(w.out(&of_size(1501)).0, REDIRECT);
+            w.b.attach_with_mtu(&w.datapath, 1500);
+            assert_eq!(w.out(&of_size(1500)).0, REDIRECT);
+            w.passes(&of_size(1501), "a byte too large");
+            w.b.attach_with_mtu(&w.datapath, 65_535);
+            assert_eq!(w.out(&of_size(1501)).0, REDIRECT);
+            w.b.attach_with_mtu(&w.datapath, 0);
+        }
+    });
+}
+
+#[test]
 fn replies_to_what_the_stack_delivered_go_back_through_it() {
     world(|w| {
         for (src, dst) in w.pairs() {

@@ -3,6 +3,7 @@
 mod delivery;
 mod identity;
 mod malformed;
+mod mss;
 
 use crate::{
     kit::{self, Pod},
