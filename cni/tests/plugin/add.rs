@@ -8,10 +8,15 @@ use crate::{
 use nix::libc::RT_SCOPE_LINK;
 use serde_json::{Value, json};
 use sinabro_common::{
-    api::{ErrorCode, Request, TcpAcceleration},
+    api::{ErrorCode, LocalMtu, Request, TcpAcceleration},
     names,
 };
-use sinabro_netlink::{Conn, link, route::RouteFilter, tc, veth::Veth};
+use sinabro_netlink::{
+    Conn, link,
+    route::{Route, RouteFilter},
+    tc,
+    veth::Veth,
+};
 use std::fs;
 
 #[test]
@@ -325,6 +330,57 @@ fn the_first_default_route_of_a_pod_stays() {
         .default_route(sinabro_netlink::Family::V4)
         .unwrap();
     assert_eq!(before, after);
+}
+
+#[test]
+fn what_stays_on_the_node_may_be_as_large_as_the_link() {
+    let (node, pod) = (Node::new(), Pod::new());
+    let ranges = ["10.77.0.0/24", "10.9.8.7/32", "fd77::/64", "fd09::7/128"];
+    node.agent().state().local = Some(LocalMtu {
+        mtu: 65_535,
+        destinations: ranges.map(|range| range.parse().unwrap()).to_vec(),
+    });
+    let result = node.call("ADD", &pod).run().result();
+    let interfaces = result["interfaces"].as_array().unwrap();
+    assert!(interfaces.iter().all(|link| link["mtu"] == 65_535));
+    let (v4, v6) = ("169.254.1.1", "fe80::5342:1");
+    let routes = json!([
+        {"dst": "0.0.0.0/0", "gw": v4, "mtu": 1400},
+        {"dst": "10.77.0.0/24", "gw": v4},
+        {"dst": "10.9.8.7/32", "gw": v4},
+        {"dst": "::/0", "gw": v6, "mtu": 1400},
+        {"dst": "fd77::/64", "gw": v6},
+        {"dst": "fd09::7/128", "gw": v6},
+    ]);
+    assert_eq!(result["routes"], routes);
+    let (mut inner, mut outer) = (pod.conn(), node.conn());
+    let eth0 = inner.link_by_name("eth0").unwrap();
+    assert_eq!(
+        (eth0.mtu, outer.link_by_name(&pod.link()).unwrap().mtu),
+        (65_535, 65_535)
+    );
+    let there = inner.routes(&RouteFilter::default()).unwrap();
+    for route in routes.as_array().unwrap() {
+        let same = |r: &&sinabro_netlink::route::Route| {
+            r.dst.to_string() == route["dst"] && r.gateway.is_some()
+        };
+        let mtu = there.iter().find(same).unwrap().mtu;
+        assert_eq!(mtu.map(Into::into), route["mtu"].as_u64(), "{route}");
+    }
+
+    // A link that is not the pod's way out has no shortcuts either.
+    let second = node.call("ADD", &pod).var("CNI_IFNAME", "net1");
+    assert_eq!(second.run().result().get("routes"), None);
+    let other = Pod::new();
+    let lo = other.conn().link_by_name("lo").unwrap().index;
+    other.conn().execute(link::set_up(lo)).unwrap();
+    let default = Route::default_of(sinabro_netlink::Family::V4).dev(lo);
+    other.conn().execute(default.add()).unwrap();
+    let result = node.call("ADD", &other).run().result();
+    let routes = result["routes"].as_array().unwrap();
+    assert!(routes.iter().all(|route| route["gw"] == v6), "{result}");
+    let there = other.conn().routes(&RouteFilter::default()).unwrap();
+    assert!(!there.iter().any(|r| r.dst.to_string() == "10.77.0.0/24"));
 }
 
 #[test]

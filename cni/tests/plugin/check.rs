@@ -5,7 +5,7 @@ use crate::{
     node::{Node, Pod},
 };
 use serde_json::{Value, json};
-use sinabro_common::api::ErrorCode;
+use sinabro_common::api::{ErrorCode, LocalMtu};
 use sinabro_netlink::{addr::Addr, link, neigh::Neigh, route::Route, veth::Veth};
 
 struct Case {
@@ -55,6 +55,41 @@ fn host_route(case: &Case, to: &str) -> Route {
     Route::to(net(to))
         .dev(case.outer())
         .protocol(sinabro_common::names::ROUTE_PROTOCOL)
+}
+
+fn local(case: &Case) -> Route {
+    let gateway = "169.254.1.1".parse().unwrap();
+    let route = Route::to(net("10.77.0.0/24")).via(gateway);
+    route.dev(case.inner()).onlink()
+}
+
+#[test]
+fn a_route_with_another_mtu_is_found() {
+    let (node, pod) = (Node::new(), Pod::new());
+    node.agent().state().local = Some(LocalMtu {
+        mtu: 9000,
+        destinations: vec![net("10.77.0.0/24")],
+    });
+    let result = node.call("ADD", &pod).run().result();
+    let mut case = Case { node, pod, result };
+    case.check().silent();
+    let default = Route::to(net("0.0.0.0/0")).via("169.254.1.1".parse().unwrap());
+    let default = default.dev(case.inner()).onlink();
+    case.in_pod(default.clone().mtu(1300).replace());
+    let outcome = case.check();
+    outcome.fails_with(105, "route 0.0.0.0/0 has MTU 1300 instead of MTU 1400");
+    // A later plugin that changes a route says so.
+    case.result["routes"][0]["mtu"] = json!(1300);
+    case.check().silent();
+    case.result["routes"][0]["mtu"] = json!(1400);
+    case.in_pod(default.mtu(1400).replace());
+    case.in_pod(local(&case).delete());
+    let outcome = case.check();
+    outcome.fails_with(105, "route 10.77.0.0/24 is missing");
+    case.in_pod(local(&case).add());
+    case.in_pod(link::set_mtu(case.inner(), 1400));
+    let outcome = case.check();
+    outcome.fails_with(105, "MTU 1400 instead of 9000");
 }
 
 /// Each change is found, by these words.
