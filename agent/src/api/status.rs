@@ -9,7 +9,7 @@ use crate::{
     datapath::{Datapath, DatapathError, Level},
     endpoint::{Endpoints, release::Reaper},
     install::InstallStatus,
-    node::NodeStatus,
+    node::{NodeState, NodeStatus},
     plan::overlay::node_reports,
     probe::Probe,
     telemetry::{Provider, Reports, metrics::Metrics, recent_log::RECENT},
@@ -83,7 +83,7 @@ impl Core {
     pub fn local_mtu(&self, wish: Option<LocalMtuWish>, addresses: &[IpAddr]) -> Option<LocalMtu> {
         let node = self.node.borrow();
         let state = node.state.as_ref()?;
-        let mtu = self.settings.local_mtu.filter(|&mtu| mtu > state.mtu)?;
+        let mtu = self.link_mtu(state)?;
         let destinations = state.local_destinations();
         let of_pod = |net: &IpNet| {
             addresses
@@ -94,6 +94,11 @@ impl Core {
             mtu,
             destinations: destinations.into_iter().filter(of_pod).collect(),
         })
+    }
+
+    /// MTU of new pods' links, if it is more than that of the ways out.
+    fn link_mtu(&self, state: &NodeState) -> Option<u32> {
+        self.settings.local_mtu.filter(|&mtu| mtu > state.mtu)
     }
 
     /// Whether pods can have the programs that they are to have.
@@ -163,6 +168,7 @@ impl Core {
             tcp_self_test: self.self_test.clone(),
             uplink: uplinks.unwrap_or_default().join(","),
             mtu: state.map_or(0, |s| s.mtu),
+            local_mtu: state.and_then(|s| self.link_mtu(s)),
             node_addresses: state.map(|s| s.addresses.clone()).unwrap_or_default(),
             pod_cidrs: state.map(|s| s.pod_cidrs.clone()).unwrap_or_default(),
             endpoints: self.endpoints.count(),

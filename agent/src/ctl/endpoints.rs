@@ -23,6 +23,22 @@ pub fn pod(pod: &PodRef, owner: &Owner) -> String {
     }
 }
 
+fn mtu(endpoint: &EndpointReport) -> String {
+    match endpoint.mtu {
+        Some(mtu) => both_mtus(mtu, endpoint.local_mtu.as_ref().map(|local| local.mtu)),
+        // The agent is of an earlier version.
+        None => "?".into(),
+    }
+}
+
+/// What a pod may send, and what to the node and its pods where that is more.
+pub fn both_mtus(mtu: u32, local: Option<u32>) -> String {
+    match local {
+        Some(local) => format!("{mtu}, local {local}"),
+        None => mtu.to_string(),
+    }
+}
+
 fn table(endpoints: &[EndpointReport]) -> String {
     let mut table = Table::new([
         "POD",
@@ -30,6 +46,7 @@ fn table(endpoints: &[EndpointReport]) -> String {
         "ADDRESSES",
         "LINK",
         "MAC",
+        "MTU",
         "SENT",
         "RECEIVED",
     ]);
@@ -40,6 +57,7 @@ fn table(endpoints: &[EndpointReport]) -> String {
             join(&endpoint.addresses),
             endpoint.link.clone(),
             endpoint.mac.to_string(),
+            mtu(endpoint),
             bytes(endpoint.tx_bytes),
             bytes(endpoint.rx_bytes),
         ]);

@@ -1,7 +1,9 @@
 //! `sinabroctl status`.
 
 use crate::ctl::{
-    Common, Exit, client, print, self_test,
+    Common, Exit, client,
+    endpoints::both_mtus,
+    print, self_test,
     table::{Table, age, join, yes_no},
 };
 use sinabro_common::api::{PeersReport, Request, Response, SourceReport, StatusReport, Trouble};
@@ -29,7 +31,7 @@ fn table(report: &StatusReport, verbose: bool) -> String {
     fact("Addresses:", join(&report.node_addresses));
     fact("Pod CIDRs:", join(&report.pod_cidrs));
     fact("Uplink:", report.uplink.clone());
-    fact("Pod MTU:", report.mtu.to_string());
+    fact("Pod MTU:", both_mtus(report.mtu, report.local_mtu));
     fact("Pods:", report.endpoints.to_string());
     fact("Known nodes:", report.nodes.to_string());
     if let Some(report) = &report.peers {

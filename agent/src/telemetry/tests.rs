@@ -71,6 +71,7 @@ fn reports() -> Reports {
             tcp_self_test: None,
             uplink: "eth0".into(),
             mtu: 1450,
+            local_mtu: None,
             node_addresses: vec![],
             pod_cidrs: vec![],
             endpoints: 2,

@@ -80,6 +80,7 @@ pub fn status(ready: bool) -> StatusReport {
         tcp_self_test: None,
         uplink: "eth0".into(),
         mtu: 1450,
+        local_mtu: Some(65_535),
         node_addresses: vec!["192.168.0.1".parse().unwrap()],
         pod_cidrs: vec![
             "10.244.1.0/24".parse().unwrap(),

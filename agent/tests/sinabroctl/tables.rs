@@ -14,6 +14,11 @@ fn endpoints_are_aligned_rows() {
         ifindex: 7,
         mac: "0a:58:0a:f4:01:02".parse().unwrap(),
         addresses: vec!["10.244.1.2".parse().unwrap(), "fd00::2".parse().unwrap()],
+        mtu: Some(1450),
+        local_mtu: Some(LocalMtu {
+            mtu: 65_535,
+            destinations: Vec::new(),
+        }),
         tx_packets: 1,
         tx_bytes: 1536,
         rx_packets: 2,
@@ -23,6 +28,7 @@ fn endpoints_are_aligned_rows() {
     };
     let nameless = EndpointReport {
         pod: PodRef::default(),
+        local_mtu: None,
         ..endpoint.clone()
     };
     let response = Response::Endpoints(vec![endpoint, nameless]);
@@ -32,6 +38,8 @@ fn endpoints_are_aligned_rows() {
     assert_eq!(lines.len(), 3);
     assert!(lines[1].starts_with("default/web  eth0"), "{}", lines[1]);
     assert!(lines[1].contains("10.244.1.2, fd00::2") && lines[1].ends_with("1.5 KiB  10 B"));
+    assert!(lines[1].contains("  1450, local 65535  "), "{}", lines[1]);
+    assert!(lines[2].contains("  1450  "), "{}", lines[2]);
     assert!(lines[2].starts_with("c0ffee "));
     let column = lines[0].find("LINK").unwrap();
     assert!(

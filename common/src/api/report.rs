@@ -24,8 +24,11 @@ pub struct StatusReport {
     #[serde(default)]
     pub tcp_self_test: Option<SelfTestReport>,
     pub uplink: String,
-    /// MTU of the pods' interfaces.
+    /// MTU of what pods send out of the node.
     pub mtu: u32,
+    /// MTU of the links of new pods, if it is more.
+    #[serde(default)]
+    pub local_mtu: Option<u32>,
     pub node_addresses: Vec<IpAddr>,
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Vec<IpNet>,
