@@ -3,7 +3,7 @@
 use crate::place::Place;
 use anyhow::{Context as _, Result, bail};
 use nix::errno::Errno;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use std::{
     net::{IpAddr, Ipv4Addr},
     os::fd::AsRawFd as _,
@@ -56,37 +56,65 @@ impl Datagram<'_> {
         udp.extend_from_slice(&len.to_be_bytes());
         udp.extend_from_slice(&[0, 0]);
         udp.extend_from_slice(self.payload);
-
-        let (kind, header, pseudo) = match (self.src, self.dst) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                let mut header = vec![0x45, 0];
-                header.extend_from_slice(&(20 + len).to_be_bytes());
-                header.extend_from_slice(&[0, 1, 0x40, 0, 64, 17, 0, 0]);
-                header.extend_from_slice(&src.octets());
-                header.extend_from_slice(&dst.octets());
-                let sum = checksum(&[&header]);
-                header[10..12].copy_from_slice(&sum.to_be_bytes());
-                let addresses = [src.octets(), dst.octets()].concat();
-                (ETH_IP4, header, addresses)
-            }
-            (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                let mut header = vec![0x60, 0, 0, 0];
-                header.extend_from_slice(&len.to_be_bytes());
-                header.extend_from_slice(&[17, 64]);
-                let addresses = [src.octets(), dst.octets()].concat();
-                header.extend_from_slice(&addresses);
-                (ETH_IP6, header, addresses)
-            }
-            _ => bail!("{} and {} are of different families", self.src, self.dst),
-        };
-        let protocol_and_len = [[0, 17], len.to_be_bytes()].concat();
-        let sum = match checksum(&[&pseudo, &protocol_and_len, &udp]) {
-            0 => 0xffff, // RFC 768: zero would mean "no checksum"
-            sum => sum,
-        };
-        udp[6..8].copy_from_slice(&sum.to_be_bytes());
-        Ok([&self.dst_mac[..], &self.src_mac, &kind, &header, &udp].concat())
+        let macs = [self.dst_mac, self.src_mac];
+        frame(macs, (self.src, self.dst), UDP, udp)
     }
+}
+
+/// UDP and TCP (RFC 768, RFC 9293), and where each has its checksum.
+const UDP: (u8, usize) = (17, 6);
+pub(super) const TCP: (u8, usize) = (6, 16);
+
+/// An Ethernet frame around the packet of a transport protocol, whose checksum is put in. Macs are as on
+/// the wire: destination, source.
+pub(super) fn frame(
+    macs: [[u8; 6]; 2],
+    (src, dst): (IpAddr, IpAddr),
+    (protocol, sum_at): (u8, usize),
+    mut body: Vec<u8>,
+) -> Result<Vec<u8>> {
+    let len = body.len() as u16;
+    let (kind, header) = match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let mut header = vec![0x45, 0];
+            header.extend_from_slice(&(20 + len).to_be_bytes());
+            header.extend_from_slice(&[0, 1, 0x40, 0, 64, protocol, 0, 0]);
+            header.extend_from_slice(&src.octets());
+            header.extend_from_slice(&dst.octets());
+            let sum = checksum(&[&header]);
+            header[10..12].copy_from_slice(&sum.to_be_bytes());
+            (ETH_IP4, header)
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            let mut header = vec![0x60, 0, 0, 0];
+            header.extend_from_slice(&len.to_be_bytes());
+            header.extend_from_slice(&[protocol, 64]);
+            header.extend_from_slice(&src.octets());
+            header.extend_from_slice(&dst.octets());
+            (ETH_IP6, header)
+        }
+        _ => bail!("{src} and {dst} are of different families"),
+    };
+    let sum = match transport_checksum(src, dst, protocol, &body) {
+        0 => 0xffff, // RFC 768: zero would mean "no checksum"; to TCP they are the same
+        sum => sum,
+    };
+    body[sum_at..sum_at + 2].copy_from_slice(&sum.to_be_bytes());
+    let [to, from] = macs;
+    Ok([&to[..], &from, &kind, &header, &body].concat())
+}
+
+/// The checksum of a transport protocol's packet and the pseudo header before it (RFC 9293 §3.1,
+/// RFC 8200 §8.1). Zero if the packet has its own, and that is right.
+pub(super) fn transport_checksum(src: IpAddr, dst: IpAddr, protocol: u8, body: &[u8]) -> u16 {
+    let addresses = match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => [src.octets(), dst.octets()].concat(),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => [src.octets(), dst.octets()].concat(),
+        // No packet has such a pair.
+        _ => Vec::new(),
+    };
+    let len = (body.len() as u16).to_be_bytes();
+    checksum(&[&addresses, &[0, protocol], &len, body])
 }
 
 /// A gratuitous ARP announcement (RFC 5227 §3): "`address` is at `mac`".
@@ -103,10 +131,25 @@ pub fn arp_claim(mac: [u8; 6], address: Ipv4Addr) -> Vec<u8> {
 /// A socket for whole frames of an interface (packet(7)): it hears what comes and goes of a
 /// protocol, an EtherType, or nothing if that is zero.
 pub fn socket(place: &Place, interface: Interface, protocol: u16) -> Result<Socket> {
+    filtered(place, interface, protocol, &[])
+}
+
+/// The same, of what a filter lets pass.
+pub(super) fn filtered(
+    place: &Place,
+    interface: Interface,
+    protocol: u16,
+    filter: &[SockFilter],
+) -> Result<Socket> {
     place.run(|| {
-        let heard = Protocol::from(i32::from(protocol.to_be()));
-        let socket = Socket::new(Domain::PACKET, Type::RAW, Some(heard))
+        // Of no protocol: it hears nothing before it is bound.
+        let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))
             .context("cannot open a packet socket")?;
+        if !filter.is_empty() {
+            socket
+                .attach_filter(filter)
+                .context("cannot filter a packet socket")?;
+        }
         let address = libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as u16,
             sll_protocol: protocol.to_be(),

@@ -1,0 +1,131 @@
+//! How many packets of a kind pass an interface, counted by the kernel: none is missed, however fast
+//! they are, since none has to be read.
+
+use super::packet::{self, Interface};
+use crate::place::Place;
+use anyhow::{Context as _, Result};
+use nix::errno::Errno;
+use socket2::{Domain, SockFilter, Socket, Type};
+use std::os::fd::AsRawFd as _;
+
+const ETH: u32 = 14;
+const ETH_P_ALL: u16 = 0x0003;
+/// linux/ethtool.h and linux/sockios.h.
+const ETHTOOL_STSO: u32 = 0x1f;
+const ETHTOOL_SGSO: u32 = 0x24;
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
+
+/// A kind of packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Larger than this, the link's header not counted.
+    LargerThan(usize),
+    /// As large as this.
+    AsLargeAs(usize),
+    /// A part of a packet (RFC 791 §3.2, RFC 8200 §4.5).
+    Fragment,
+}
+
+pub struct Tally {
+    socket: Socket,
+}
+
+impl Tally {
+    /// Counts from now on what comes and goes.
+    pub fn start(place: &Place, interface: Interface, kind: Kind) -> Result<Self> {
+        let socket = packet::filtered(place, interface, ETH_P_ALL, &kind.filter())?;
+        Ok(Self { socket })
+    }
+
+    /// How many there were since the start, or since the last time that this was asked.
+    pub fn count(&self) -> Result<u32> {
+        // struct tpacket_stats: packets, those among them that found no room.
+        let mut stats = [0_u32; 2];
+        let mut len = size_of_val(&stats) as libc::socklen_t;
+        // SAFETY: the option gives a tpacket_stats, two numbers, for which there is room.
+        Errno::result(unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                stats.as_mut_ptr().cast(),
+                &raw mut len,
+            )
+        })
+        .context("cannot ask a packet socket")?;
+        Ok(stats[0])
+    }
+}
+
+impl Kind {
+    /// A program of the classic packet filter that accepts the kind's packets (bpf(4)): no more of each
+    /// than its beginning is kept.
+    fn filter(self) -> Vec<SockFilter> {
+        const KEPT: u32 = 64;
+        let op = |code: u32, k| SockFilter::new(code as u16, 0, 0, k);
+        let jump = |code: u32, k, yes, no| {
+            SockFilter::new((libc::BPF_JMP | code | libc::BPF_K) as u16, yes, no, k)
+        };
+        let length = op(libc::BPF_LD | libc::BPF_W | libc::BPF_LEN, 0);
+        let [accept, reject] = [KEPT, 0].map(|k| op(libc::BPF_RET | libc::BPF_K, k));
+        let load = |size, at| op(libc::BPF_LD | size | libc::BPF_ABS, at);
+        let frame = |len: usize| len as u32 + ETH;
+        match self {
+            Self::LargerThan(len) => {
+                vec![
+                    length,
+                    jump(libc::BPF_JGT, frame(len), 0, 1),
+                    accept,
+                    reject,
+                ]
+            }
+            Self::AsLargeAs(len) => {
+                vec![
+                    length,
+                    jump(libc::BPF_JEQ, frame(len), 0, 1),
+                    accept,
+                    reject,
+                ]
+            }
+            Self::Fragment => vec![
+                load(libc::BPF_H, ETH - 2),
+                jump(libc::BPF_JEQ, 0x0800, 0, 2),
+                // More fragments, or an offset.
+                load(libc::BPF_H, ETH + 6),
+                jump(libc::BPF_JSET, 0x3fff, 3, 4),
+                jump(libc::BPF_JEQ, 0x86dd, 0, 3),
+                // The next header is the fragment header.
+                load(libc::BPF_B, ETH + 6),
+                jump(libc::BPF_JEQ, 44, 0, 1),
+                accept,
+                reject,
+            ],
+        }
+    }
+}
+
+/// Has an interface send packets as they are on the wire: without it, TCP's are cut to size behind it or
+/// never, and what is counted is larger than any of them.
+pub fn cut_before(place: &Place, interface: &str) -> Result<()> {
+    place
+        .run(|| {
+            let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
+            for command in [ETHTOOL_STSO, ETHTOOL_SGSO] {
+                // struct ethtool_value.
+                let mut value = [command, 0];
+                // SAFETY: an ifreq is plain data, of which zero is a value.
+                let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+                let name = request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1);
+                name.zip(interface.bytes())
+                    .for_each(|(to, from)| *to = from as _);
+                request.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
+                // SAFETY: the request names an interface, a string that ends, and points to an
+                // ethtool_value, which both live until the call ends.
+                Errno::result(unsafe {
+                    libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request)
+                })?;
+            }
+            Ok(())
+        })
+        .with_context(|| format!("cannot set {interface} of {}", place.name()))
+}

@@ -1,0 +1,66 @@
+//! Pods of two nodes, what their agents say of them, and the addresses that all these tests use.
+
+use sinabro_lab::{
+    Lab, Node, Place, Pod,
+    checks::Scene,
+    node::pod_cidrs,
+    traffic::packet::{Interface, interface},
+};
+use std::net::IpAddr;
+
+pub const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
+
+/// IP and TCP, without options.
+pub const TCP_HEADERS: [usize; 2] = [20 + 20, 40 + 20];
+pub fn scene() -> Scene {
+    Scene::new(Lab::for_test(2).unwrap()).unwrap()
+}
+
+/// MTU of what leaves the node, and of the pod's link.
+pub fn mtus(node: &Node, pod: &Pod) -> (usize, usize) {
+    let endpoint = node.endpoint(pod).unwrap().unwrap();
+    let way = endpoint.mtu.unwrap();
+    let link = endpoint.local_mtu.map_or(way, |local| local.mtu);
+    (way as usize, link as usize)
+}
+
+/// The node's end of a pod's link.
+pub fn host_side(node: &Node, pod: &Pod) -> Interface {
+    let endpoint = node.endpoint(pod).unwrap().unwrap();
+    interface(node.place(), &endpoint.link).unwrap()
+}
+
+pub fn eth0(place: &Place) -> Interface {
+    interface(place, "eth0").unwrap()
+}
+
+/// The addresses by which a node's overlay speaks to its pods and to other nodes.
+pub fn overlay_gateways(number: u8) -> [IpAddr; 2] {
+    let first = |net: ipnet::IpNet| net.hosts().find(|a| *a != net.network()).unwrap();
+    let ranges = pod_cidrs(number);
+    [first(ranges[0]), first(ranges[1])]
+}
+
+/// A port that nothing of another way or try uses.
+pub fn next_port() -> u16 {
+    use std::sync::atomic::{AtomicU16, Ordering};
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The outside and the router know the way to the IPv6 addresses of pods, which are not masqueraded.
+pub fn route_pods_from_outside(lab: &Lab) {
+    use sinabro_netlink::route::Route;
+    for (node, number) in lab.nodes().iter().zip(1..) {
+        let range = pod_cidrs(number)[1];
+        let router = lab.router().place();
+        let bridge = router.index("br0").unwrap();
+        let route = Route::to(range).via(node.addresses()[1]).dev(bridge);
+        router.conn().unwrap().execute(route.add()).unwrap();
+        let outside = lab.outside().place();
+        let eth0 = outside.index("eth0").unwrap();
+        let via = "2001:db8:2::1".parse().unwrap();
+        let route = Route::to(range).via(via).dev(eth0);
+        outside.conn().unwrap().execute(route.add()).unwrap();
+    }
+}

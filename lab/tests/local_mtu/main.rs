@@ -1,0 +1,7 @@
+//! Pods' links take packets as large as packets can be, and nothing but what stays on the node may
+//! be larger than the ways out carry, whoever sends it.
+#![allow(clippy::unwrap_used)]
+
+mod kit;
+mod streams;
+mod syn;

@@ -1,0 +1,158 @@
+//! What the kernel's own TCP makes of it: large segments on the node, the way's everywhere else, and
+//! nothing that has to be cut or sent again.
+
+use crate::kit::{FAMILIES, TCP_HEADERS, mtus, overlay_gateways, route_pods_from_outside, scene};
+use sinabro_lab::{
+    Place,
+    checks::Scene,
+    lab::UNDERLAY_MTU,
+    traffic::{
+        packet::interface,
+        path::Path,
+        stream::Stream,
+        tally::{Kind, Tally, cut_before},
+    },
+};
+use std::fs;
+
+const BYTES: usize = 1 << 20;
+/// Timestamps (RFC 7323), which every segment has.
+const OPTIONS: usize = 12;
+
+/// Where packets leave a node, or arrive, those of tunnels with all that is around them: counters of those that may not be, and of those that are as
+/// large as can be, which show that the others see.
+pub struct Wire {
+    name: String,
+    wrong: [Tally; 2],
+    full: Tally,
+}
+
+impl Wire {
+    pub fn new(place: &Place, link: &str, mtu: usize) -> Self {
+        let interface = interface(place, link).unwrap();
+        let tally = |kind| Tally::start(place, interface, kind).unwrap();
+        Self {
+            name: format!("{link} of {}", place.name()),
+            wrong: [Kind::LargerThan(mtu), Kind::Fragment].map(tally),
+            full: tally(Kind::AsLargeAs(mtu)),
+        }
+    }
+
+    /// Uplinks of both nodes and of the outside, which send packets as they are on the wire.
+    pub fn all(scene: &Scene) -> Vec<Self> {
+        let lab = scene.lab();
+        let nodes = lab.nodes().iter().map(|node| node.place());
+        let places = nodes.chain([lab.outside().place()]);
+        let wire = |place: &Place| {
+            cut_before(place, "eth0").unwrap();
+            Self::new(place, "eth0", UNDERLAY_MTU as usize)
+        };
+        places.map(wire).collect()
+    }
+
+    /// Full packets since the last time; none that may not be.
+    pub fn full(&self, what: &str) -> u32 {
+        let [larger, fragments] = self.wrong.each_ref().map(|tally| tally.count().unwrap());
+        assert_eq!((larger, fragments), (0, 0), "{what}: {}", self.name);
+        self.full.count().unwrap()
+    }
+}
+
+/// What the kernel of a node said of packets that did not fit (RFC 4293: FragFails and its like).
+pub fn misfits(place: &Place) -> u64 {
+    let texts = place.run(|| {
+        let v4 = fs::read_to_string("/proc/thread-self/net/snmp")?;
+        Ok((v4, fs::read_to_string("/proc/thread-self/net/snmp6")?))
+    });
+    let (v4, v6) = texts.unwrap();
+    let mut ip = v4.lines().filter_map(|line| line.strip_prefix("Ip: "));
+    let (names, values) = (ip.next().unwrap(), ip.next().unwrap());
+    let pairs = names.split(' ').zip(values.split(' '));
+    let v6 = v6
+        .lines()
+        .filter_map(|line| line.split_once(char::is_whitespace));
+    let counted = pairs.chain(v6).filter(|(name, _)| {
+        matches!(
+            *name,
+            "FragFails" | "FragCreates" | "Ip6FragFails" | "Ip6FragCreates" | "Ip6InTooBigErrors"
+        )
+    });
+    let values: Vec<u64> = counted
+        .map(|(_, value)| value.trim().parse().unwrap())
+        .collect();
+    assert_eq!(values.len(), 5, "{v4}");
+    values.iter().sum()
+}
+
+/// How far a way leads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// It stays on its node.
+    Node,
+    /// At least one direction has a tunnel.
+    Tunnel,
+    Beyond,
+}
+
+fn ways(scene: &Scene, family: usize) -> Vec<(Path, Reach)> {
+    use Reach::{Beyond, Node, Tunnel};
+    let (pod, near, far) = (scene.pod(1, 1), scene.pod(1, 2), scene.pod(2, 1));
+    let (node, outside) = (scene.node(1).place(), scene.lab().outside().place());
+    let name = |way: &str| format!("{way}, {}", FAMILIES[family]);
+    let of = |pod: &sinabro_lab::Pod| pod.addresses()[family];
+    let own = scene.node(1).addresses()[family];
+    let gateway = overlay_gateways(1)[family];
+    let outside_address = scene.lab().outside_addresses().unwrap()[family];
+    let way = |way: &str, from, to, address| Path::new(&name(way), from, to, address);
+    let mut ways = vec![
+        (way("same node", pod.place(), near.place(), of(near)), Node),
+        (way("pod to node", pod.place(), node, own), Node),
+        (way("node to pod", node, pod.place(), of(pod)), Node),
+        (way("pod to its gateway", pod.place(), node, gateway), Node),
+        (way("across", pod.place(), far.place(), of(far)), Tunnel),
+        (way("node to far pod", node, far.place(), of(far)), Tunnel),
+        (way("far pod to node", far.place(), node, own), Beyond),
+        (
+            way("to the outside", pod.place(), outside, outside_address),
+            Beyond,
+        ),
+    ];
+    if family == 1 {
+        ways.push((
+            way("from the outside", outside, pod.place(), of(pod)),
+            Beyond,
+        ));
+    }
+    ways
+}
+
+#[test]
+fn segments_are_as_large_as_the_link_on_the_node_and_as_the_way_beyond() {
+    let scene = scene();
+    route_pods_from_outside(scene.lab());
+    let (mtu, link) = mtus(scene.node(1), scene.pod(1, 1));
+    let wires = Wire::all(&scene);
+    let nodes = scene.lab().nodes();
+    for family in 0..2 {
+        for (path, reach) in ways(&scene, family) {
+            let name = &path.name;
+            let before: Vec<_> = nodes.iter().map(|node| misfits(node.place())).collect();
+            let stream = Stream::open(&path).unwrap();
+            for write in [700, 16 << 10, 128 << 10] {
+                stream.carry(BYTES, write).unwrap();
+            }
+            let size = if reach == Reach::Node { link } else { mtu };
+            for said in stream.said().unwrap() {
+                assert_eq!(said.mss, size - TCP_HEADERS[family] - OPTIONS, "{name}");
+            }
+            let full: u32 = wires.iter().map(|wire| wire.full(name)).sum();
+            // A look at the counters: they see what is as large as can be.
+            assert!(
+                reach != Reach::Tunnel || full as usize > BYTES / mtu,
+                "{name}: {full}"
+            );
+            let after: Vec<_> = nodes.iter().map(|node| misfits(node.place())).collect();
+            assert_eq!(after, before, "{name}: a packet did not fit");
+        }
+    }
+}

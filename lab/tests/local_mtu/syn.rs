@@ -1,0 +1,217 @@
+//! What a pod announces with a SYN of any make: lowered where the connection may leave the node, as it
+//! was where it stays.
+//!
+//! The segments are made by hand, as a stack of the application's own does that knows the link's MTU
+//! alone.
+
+use crate::kit::{
+    FAMILIES, TCP_HEADERS, eth0, host_side, mtus, next_port, overlay_gateways, scene,
+};
+use sinabro_common::names;
+use sinabro_lab::{
+    Place, Pod,
+    checks::Scene,
+    traffic::{
+        packet::inject,
+        segment::{Ear, SYN, SYN_ACK, Seen, Segment},
+    },
+};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+
+/// Options of a header and what they become where they are lowered.
+struct Case {
+    name: &'static str,
+    options: Vec<u8>,
+    lowered: Vec<u8>,
+    words: Option<u8>,
+}
+
+/// Every option before the one that is looked for, and that one with these two bytes.
+fn mss(before: &[u8], size: u16) -> Vec<u8> {
+    [before, &[2, 4], &size.to_be_bytes()].concat()
+}
+
+fn cases(most: u16) -> Vec<Case> {
+    const LARGE: u16 = 65_495;
+    const NOP: [u8; 8] = [1; 8];
+    // SACK permitted, timestamps, window scale: an odd number of bytes.
+    let common = [&[4, 2, 8, 10][..], &[0; 8], &[3, 3, 7]].concat();
+    let lowered = |name, before: &[u8]| Case {
+        name,
+        options: mss(before, LARGE),
+        lowered: mss(before, most),
+        words: None,
+    };
+    let kept = |name, options: Vec<u8>| Case {
+        name,
+        lowered: options.clone(),
+        options,
+        words: None,
+    };
+    let large = mss(&[], LARGE);
+    vec![
+        lowered("alone", &[]),
+        lowered("behind one NOP", &NOP[..1]),
+        lowered("behind two NOPs", &NOP[..2]),
+        lowered("behind three NOPs", &NOP[..3]),
+        lowered("behind seven NOPs", &NOP[..7]),
+        lowered("behind the usual ones", &common),
+        lowered("behind an unknown one", &[99, 5, 1, 2, 3]),
+        Case {
+            name: "one byte more than the most",
+            options: mss(&[], most + 1),
+            ..lowered("", &[])
+        },
+        kept("the most", mss(&[], most)),
+        kept("a small one", mss(&NOP[..1], 536)),
+        kept("none at all", Vec::new()),
+        kept("others only", common.clone()),
+        kept("behind the end", [&[0], &large[..]].concat()),
+        kept("behind one of no length", [&[99, 0], &large[..]].concat()),
+        kept("behind one of length one", [&[99, 1], &large[..]].concat()),
+        kept(
+            "behind one longer than all",
+            [&[99, 255], &large[..]].concat(),
+        ),
+        kept("of a wrong length", vec![2, 3, 0xff, 0xd7]),
+        kept("cut off", vec![1, 1, 1, 1, 1, 2, 4, 0xff]),
+        Case {
+            words: Some(5),
+            ..kept("behind the header", large.clone())
+        },
+    ]
+}
+
+/// What takes the segments, and where they are heard, behind the programs.
+struct Way {
+    name: &'static str,
+    dst: IpAddr,
+    /// A listener's, if there is one.
+    port: Option<u16>,
+    ear: Ear,
+    is_lowered: bool,
+}
+
+fn options(seen: &Seen, len: usize) -> &[u8] {
+    &seen.options[..len.min(seen.options.len())]
+}
+
+fn sent_as(from: &Pod, family: usize, way: &Way, flags: u8, most: u16) {
+    let place = from.place();
+    let interface = eth0(place);
+    for case in cases(most) {
+        let what = format!("{}, {}, MSS {}", way.name, FAMILIES[family], case.name);
+        let src = SocketAddr::new(from.addresses()[family], next_port());
+        let dst = SocketAddr::new(way.dst, way.port.unwrap_or_else(next_port));
+        let segment = Segment {
+            src_mac: interface.mac,
+            dst_mac: names::HOST_MAC,
+            src,
+            dst,
+            flags,
+            options: &case.options,
+            words: case.words,
+        };
+        inject(place, interface, &[segment.frame().unwrap()]).unwrap();
+        let is_it = |seen: &Seen| {
+            // The source's port may have been translated.
+            let port = way.port.is_none() || seen.src.port() == src.port();
+            seen.dst == dst && port && seen.flags == flags
+        };
+        let heard = way.ear.hear(family == 0, is_it);
+        let seen = heard.unwrap_or_else(|error| panic!("{what}: {error:#}"));
+        let expected = if way.is_lowered {
+            &case.lowered
+        } else {
+            &case.options
+        };
+        assert_eq!(options(&seen, expected.len()), expected, "{what}");
+        assert!(seen.checksum_is_right, "{what}: {seen:?}");
+    }
+}
+
+fn listener(place: &Place, address: IpAddr) -> TcpListener {
+    let bound = place.run(|| Ok(TcpListener::bind((address, 0))?));
+    bound.unwrap()
+}
+
+fn ways(scene: &Scene, family: usize) -> (Vec<Way>, Vec<TcpListener>) {
+    let (near, far) = (scene.pod(1, 2), scene.pod(2, 1));
+    let (node, outside) = (scene.node(1), scene.lab().outside().place());
+    let at = |place: &Place| Ear::on(place, eth0(place)).unwrap();
+    let at_node = || Ear::on(node.place(), host_side(node, scene.pod(1, 1))).unwrap();
+    let own = node.addresses()[family];
+    let gateway = overlay_gateways(1)[family];
+    let listeners = [own, gateway].map(|address| listener(node.place(), address));
+    let port = |at: usize| Some(listeners[at].local_addr().unwrap().port());
+    let way = |name, dst, port, ear, is_lowered| Way {
+        name,
+        dst,
+        port,
+        ear,
+        is_lowered,
+    };
+    let outside_address = scene.lab().outside_addresses().unwrap()[family];
+    let far_node = scene.node(2).addresses()[family];
+    let ways = vec![
+        way(
+            "another node's pod",
+            far.addresses()[family],
+            None,
+            at(far.place()),
+            true,
+        ),
+        way("the outside", outside_address, None, at(outside), true),
+        way(
+            "another node",
+            far_node,
+            None,
+            at(scene.node(2).place()),
+            true,
+        ),
+        way("the node, to be translated", own, None, at_node(), true),
+        way(
+            "its gateway, to be translated",
+            gateway,
+            None,
+            at_node(),
+            true,
+        ),
+        way("a listener of the node", own, port(0), at_node(), false),
+        way(
+            "a listener of its gateway",
+            gateway,
+            port(1),
+            at_node(),
+            false,
+        ),
+        way(
+            "a pod of the node",
+            near.addresses()[family],
+            None,
+            at(near.place()),
+            false,
+        ),
+    ];
+    (ways, listeners.into())
+}
+
+#[test]
+fn what_leaves_the_node_announces_no_more_than_the_way_out_carries() {
+    let scene = scene();
+    let pod = scene.pod(1, 1);
+    let (mtu, link) = mtus(scene.node(1), pod);
+    assert!(mtu < 1500 && link == 65_535, "{mtu}, {link}");
+    for family in 0..2 {
+        let most = (mtu - TCP_HEADERS[family]) as u16;
+        let (ways, _listeners) = ways(&scene, family);
+        for way in &ways {
+            sent_as(pod, family, way, SYN, most);
+            // What a server's stack answers, to a pod, to another host. A listener takes no answer
+            // for a connection's beginning, so that one is lowered like what goes on.
+            if way.port.is_none() {
+                sent_as(pod, family, way, SYN_ACK, most);
+            }
+        }
+    }
+}
