@@ -133,7 +133,7 @@ fn segments_are_as_large_as_the_link_on_the_node_and_as_the_way_beyond() {
     let (mtu, link) = mtus(scene.node(1), scene.pod(1, 1));
     let wires = Wire::all(&scene);
     let nodes = scene.lab().nodes();
-    for family in 0..2 {
+    for (family, headers) in TCP_HEADERS.into_iter().enumerate() {
         for (path, reach) in ways(&scene, family) {
             let name = &path.name;
             let before: Vec<_> = nodes.iter().map(|node| misfits(node.place())).collect();
@@ -143,7 +143,7 @@ fn segments_are_as_large_as_the_link_on_the_node_and_as_the_way_beyond() {
             }
             let size = if reach == Reach::Node { link } else { mtu };
             for said in stream.said().unwrap() {
-                assert_eq!(said.mss, size - TCP_HEADERS[family] - OPTIONS, "{name}");
+                assert_eq!(said.mss, size - headers - OPTIONS, "{name}");
             }
             let full: u32 = wires.iter().map(|wire| wire.full(name)).sum();
             // A look at the counters: they see what is as large as can be.

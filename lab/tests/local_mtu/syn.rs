@@ -202,8 +202,8 @@ fn what_leaves_the_node_announces_no_more_than_the_way_out_carries() {
     let pod = scene.pod(1, 1);
     let (mtu, link) = mtus(scene.node(1), pod);
     assert!(mtu < 1500 && link == 65_535, "{mtu}, {link}");
-    for family in 0..2 {
-        let most = (mtu - TCP_HEADERS[family]) as u16;
+    for (family, headers) in TCP_HEADERS.into_iter().enumerate() {
+        let most = (mtu - headers) as u16;
         let (ways, _listeners) = ways(&scene, family);
         for way in &ways {
             sent_as(pod, family, way, SYN, most);
