@@ -119,6 +119,7 @@ fn silenced<'a>(
         dst: address,
         dst_port: ear.local_addr()?.port(),
         payload: HONEST,
+        may_be_cut: false,
     };
     let before = drops(node, reason)?;
     let mut frames = Vec::new();

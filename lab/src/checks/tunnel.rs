@@ -58,6 +58,7 @@ impl Ear {
             dst: self.to.ip(),
             dst_port: self.to.port(),
             payload,
+            may_be_cut: false,
         };
         Ok([&vxlan_header(names::VXLAN_VNI)[..], &inner.frame()?].concat())
     }

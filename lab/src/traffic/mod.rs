@@ -22,6 +22,7 @@ pub mod segment;
 pub mod stream;
 pub mod tally;
 pub mod tcp;
+pub mod too_big;
 pub mod udp;
 pub mod unbroken;
 

@@ -44,6 +44,8 @@ pub struct Datagram<'a> {
     pub dst: IpAddr,
     pub dst_port: u16,
     pub payload: &'a [u8],
+    /// Of IPv4: whether a router may cut it. IPv6 packets are never cut on the way.
+    pub may_be_cut: bool,
 }
 
 impl Datagram<'_> {
@@ -57,7 +59,16 @@ impl Datagram<'_> {
         udp.extend_from_slice(&[0, 0]);
         udp.extend_from_slice(self.payload);
         let macs = [self.dst_mac, self.src_mac];
-        frame(macs, (self.src, self.dst), UDP, udp)
+        let mut frame = frame(macs, (self.src, self.dst), UDP, udp)?;
+        if self.may_be_cut && self.src.is_ipv4() {
+            let header = &mut frame[14..34];
+            // Flags, and the checksum without them.
+            header[6] = 0;
+            header[10..12].fill(0);
+            let sum = checksum(&[header]);
+            header[10..12].copy_from_slice(&sum.to_be_bytes());
+        }
+        Ok(frame)
     }
 }
 
@@ -214,6 +225,7 @@ mod tests {
             dst: "10.0.0.2".parse().unwrap(),
             dst_port: 9,
             payload: b"odd",
+            may_be_cut: true,
         }
         .frame()
         .unwrap();

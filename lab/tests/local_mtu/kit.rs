@@ -12,6 +12,9 @@ pub const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
 
 /// IP and TCP, without options.
 pub const TCP_HEADERS: [usize; 2] = [20 + 20, 40 + 20];
+/// IP and UDP.
+pub const UDP_HEADERS: [usize; 2] = [20 + 8, 40 + 8];
+
 pub fn scene() -> Scene {
     Scene::new(Lab::for_test(2).unwrap()).unwrap()
 }

@@ -6,3 +6,4 @@ mod kit;
 mod ranges;
 mod streams;
 mod syn;
+mod udp;
