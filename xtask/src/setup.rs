@@ -84,6 +84,7 @@ pub const BENCH_POD: &[Need] = &[
     Need::StaticLibc,
     Need::ReferencePlugins,
     Need::Iptables,
+    Need::HttpTools,
 ];
 pub const BENCH_TCP: &[Need] = &[
     Need::RustSrc,

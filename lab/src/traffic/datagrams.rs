@@ -65,13 +65,17 @@ pub fn datagrams(ends: Ends<'_>, size: usize, time: Duration) -> Result<Datagram
     })
 }
 
-/// Bytes of a datagram whose packet has `size` (RFC 768, RFC 791, RFC 8200: headers without options).
-fn payload(size: usize, address: IpAddr) -> Result<usize> {
-    let headers = match address {
+/// Bytes of a packet's headers, without options (RFC 768, RFC 791, RFC 8200).
+pub fn headers(address: IpAddr) -> usize {
+    match address {
         IpAddr::V4(_) => 20 + 8,
         IpAddr::V6(_) => 40 + 8,
-    };
-    let payload = size.checked_sub(headers);
+    }
+}
+
+/// Bytes of a datagram whose packet has `size`.
+fn payload(size: usize, address: IpAddr) -> Result<usize> {
+    let payload = size.checked_sub(headers(address));
     payload.with_context(|| format!("no UDP packet has {size} bytes"))
 }
 

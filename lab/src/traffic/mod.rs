@@ -3,12 +3,14 @@
 //! Every exchange has a deadline; every error says from where to where. Servers take a free
 //! port, so exchanges may run beside one another.
 //!
-//! [`round_trips`], [`one_way`], [`brief`] and [`datagrams`] are for measuring: one CPU per end ([`seat`]), a
+//! [`round_trips`], [`one_way`], [`brief`], [`datagrams`] and [`held`] are for measuring: one CPU per end ([`seat`]), a
 //! given port, and nothing but the system calls that an application would make.
 
+pub mod awake;
 pub mod brief;
 pub mod datagrams;
 pub mod gaps;
+pub mod held;
 pub mod http;
 pub mod icmp;
 pub mod load;

@@ -1,6 +1,6 @@
 //! TCP transfers that prove every byte: both sides digest what they saw.
 
-use super::{PATIENCE, accept, connect, end};
+use super::{PATIENCE, accept, connect, end, seat::Ends};
 use crate::place::Place;
 use anyhow::{Context as _, Result, ensure};
 use sha2::{Digest as _, Sha256};
@@ -30,6 +30,18 @@ pub fn transfer(from: &Place, to: &Place, address: IpAddr, bytes: u64) -> Result
             from.name(),
             to.name()
         )
+    })
+}
+
+/// Bytes of the segments that a client's kernel makes of a new connection's stream (TCP_MAXSEG,
+/// tcp(7)).
+pub fn segment_size(ends: Ends<'_>) -> Result<u32> {
+    let listener = ends.listen(0)?;
+    let target = listener.local_addr()?;
+    ends.client.run(|| {
+        let stream = connect(target).context("cannot connect")?;
+        let size = socket2::SockRef::from(&stream).tcp_mss();
+        size.context("cannot ask for the segment size")
     })
 }
 

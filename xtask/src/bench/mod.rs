@@ -1,6 +1,8 @@
 //! `cargo xtask bench`: comparisons, interleaved on this machine, as ratios.
 
 mod cni;
+mod http;
+mod memory;
 mod nodes;
 mod output;
 mod page;

@@ -94,8 +94,8 @@ impl Bench {
             (Self::Cni, false) => 60,
             (Self::Cni, true) => 30,
             (Self::Tcp, _) => 150,
-            (Self::Pod, false) => 360,
-            (Self::Pod, true) => 180,
+            (Self::Pod, false) => 660,
+            (Self::Pod, true) => 260,
             (Self::Pods, false) => 240,
             (Self::Pods, true) => 90,
         }

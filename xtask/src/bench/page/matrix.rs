@@ -5,7 +5,7 @@ use crate::bench::row::Row;
 use maud::{Markup, html};
 
 /// What a case is mostly about; all else is among all values.
-const HEADLINES: [&str; 9] = [
+const HEADLINES: [&str; 10] = [
     "throughput",
     "requests",
     "received",
@@ -13,6 +13,7 @@ const HEADLINES: [&str; 9] = [
     "p50",
     "p99",
     "max",
+    "memory",
     "all done",
     "later connections",
 ];

@@ -1,51 +1,125 @@
-//! What is measured, and how long.
+//! What is measured.
 
-use super::scene::{Scene, Subject, Way};
-use crate::bench::processor::busy;
-use anyhow::Result;
-use sinabro_lab::traffic::{
-    brief::brief,
-    datagrams::datagrams,
-    one_way::streams,
-    round_trips::{latency, round_trips},
-    seat::Measured,
-};
-use std::{fmt, time::Duration};
+use super::scene::Way;
+use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// TCP connections that are filled.
-    Streams(usize),
-    /// A request and a response at a time, over one connection.
-    RoundTrips,
+    /// TCP connections that are filled, by messages of so many bytes.
+    Streams { connections: usize, message: usize },
+    /// A request and a response of so many bytes at a time, over one connection.
+    RoundTrips(usize),
+    /// The same, while the CPUs of both ends are kept from idling.
+    RoundTripsAwake(usize),
     /// A connection for each request and response.
     Connections,
+    /// nginx's answers of so many bytes, over 50 connections.
+    Http { body: usize, nopush: bool },
     /// UDP packets of so many bytes, one way.
     Packets(usize),
+    /// UDP packets with so many bytes of data.
+    Datagrams(usize),
     /// Each round trip by itself.
     Latency,
+    /// What so many connections cost that were used once.
+    Idle(usize),
+    /// What so many connections cost that are filled, and hardly read.
+    SlowReaders(usize),
 }
 
-const KINDS: [Kind; 7] = [
-    Kind::Streams(1),
-    Kind::Streams(8),
-    Kind::RoundTrips,
-    Kind::Connections,
-    Kind::Packets(64),
-    Kind::Packets(1400),
-    Kind::Latency,
+const fn bulk(connections: usize) -> Kind {
+    Kind::Streams {
+        connections,
+        message: BULK,
+    }
+}
+
+const fn http(body: usize) -> Kind {
+    Kind::Http { body, nopush: true }
+}
+
+const fn stream(message: usize) -> Kind {
+    Kind::Streams {
+        connections: 1,
+        message,
+    }
+}
+
+/// Beside what others put between pods.
+const BESIDE_OTHERS: &[(&str, Kind)] = &[
+    ("one stream", bulk(1)),
+    ("8 streams", bulk(8)),
+    ("request/response", Kind::RoundTrips(REQUEST)),
+    ("connect/request/response", Kind::Connections),
+    ("UDP packets of 64 B", Kind::Packets(64)),
+    ("UDP packets of 1400 B", Kind::Packets(1400)),
+    ("round trip of 1 B", Kind::Latency),
+];
+
+/// Where the MTU of the pods' links matters most, and where it must not matter.
+const BY_LINK: &[(&str, Kind)] = &[
+    ("stream 1 KB", stream(1 << 10)),
+    ("stream 16 KB", stream(16 << 10)),
+    ("http 16 KB 50 connections", http(16 << 10)),
+    ("http 64 KB 50 connections", http(64 << 10)),
+    ("rr 4 KB", Kind::RoundTrips(4 << 10)),
+    ("rr 4 KB, CPUs awake", Kind::RoundTripsAwake(4 << 10)),
+    ("UDP 60 KB", Kind::Datagrams(60 << 10)),
+    ("2000 idle connections", Kind::Idle(2000)),
+    ("200 slow readers", Kind::SlowReaders(200)),
+];
+/// Not in a short run.
+const BY_LINK_TOO: &[(&str, Kind)] = &[
+    ("stream 64 B", stream(64)),
+    ("stream 128 KB", stream(128 << 10)),
+    ("http 36 B 50 connections", http(36)),
+    (
+        "http 16 KB 50 connections, tcp_nopush off",
+        Kind::Http {
+            body: 16 << 10,
+            nopush: false,
+        },
+    ),
+    ("connections", Kind::Connections),
+    ("rr 1 B", Kind::RoundTrips(1)),
+    ("rr 1 B, CPUs awake", Kind::RoundTripsAwake(1)),
+    ("rr 8 KB", Kind::RoundTrips(8 << 10)),
+    ("rr 8 KB, CPUs awake", Kind::RoundTripsAwake(8 << 10)),
+    ("rr 16 KB", Kind::RoundTrips(16 << 10)),
+    ("rr 16 KB, CPUs awake", Kind::RoundTripsAwake(16 << 10)),
+    ("rr 32 KB", Kind::RoundTrips(32 << 10)),
+    ("rr 32 KB, CPUs awake", Kind::RoundTripsAwake(32 << 10)),
+    ("rr 64 KB", Kind::RoundTrips(64 << 10)),
+    ("rr 64 KB, CPUs awake", Kind::RoundTripsAwake(64 << 10)),
+    ("rr 1 MB", Kind::RoundTrips(1 << 20)),
+    ("rr 1 MB, CPUs awake", Kind::RoundTripsAwake(1 << 20)),
+    ("UDP 8 KB", Kind::Datagrams(8 << 10)),
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     pub way: Way,
     pub ipv6: bool,
+    pub name: &'static str,
     pub kind: Kind,
 }
 
-pub fn cases(way: Way) -> impl Iterator<Item = Case> {
+pub fn cases(way: Way, short: bool) -> impl Iterator<Item = Case> {
+    let kinds: &[&[(&str, Kind)]] = match (way, short) {
+        (Way::SameNode | Way::Across, _) => &[BESIDE_OTHERS],
+        (Way::LocalMtu, true) => &[BY_LINK],
+        (Way::LocalMtu, false) => &[BY_LINK, BY_LINK_TOO],
+    };
     let both = [false, true].into_iter();
-    both.flat_map(move |ipv6| KINDS.map(|kind| Case { way, ipv6, kind }))
+    both.flat_map(move |ipv6| {
+        let kinds = kinds.iter().copied().flatten();
+        kinds.map(move |(name, kind)| Case {
+            way,
+            ipv6,
+            name,
+            kind: *kind,
+        })
+    })
 }
 
 impl Case {
@@ -58,178 +132,51 @@ impl Case {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.place())?;
-        match self.kind {
-            Kind::Streams(1) => f.write_str("one stream"),
-            Kind::Streams(count) => write!(f, "{count} streams"),
-            Kind::RoundTrips => f.write_str("request/response"),
-            Kind::Connections => f.write_str("connect/request/response"),
-            Kind::Packets(size) => write!(f, "UDP packets of {size} B"),
-            Kind::Latency => f.write_str("round trip of 1 B"),
+        match (self.way, self.ipv6) {
+            (Way::SameNode | Way::Across, _) => write!(f, "{}: {}", self.place(), self.name),
+            (Way::LocalMtu, false) => f.write_str(self.name),
+            (Way::LocalMtu, true) => write!(f, "{}, IPv6", self.name),
         }
     }
 }
 
 /// As many bytes as a bulk sender passes to the kernel at once.
-const MESSAGE: usize = 1 << 17;
+const BULK: usize = 1 << 17;
 /// Bytes of a request, and of a response.
 const REQUEST: usize = 64;
-/// Threads at each end of short connections.
-const THREADS: usize = 4;
-
-/// One value of one case.
-pub struct Figure {
-    pub metric: &'static str,
-    pub unit: &'static str,
-    pub value: f64,
-}
-
-/// What one round shows of one subject.
-#[derive(Default)]
-pub struct Outcome {
-    pub figures: Vec<Figure>,
-    /// Percent and microseconds.
-    pub curve: Vec<[f64; 2]>,
-}
-
-/// Of which the curve is made.
-const PERCENT: [f64; 11] = [
-    1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,
-];
-/// Which are figures.
-const NAMED: [(&str, f64); 4] = [("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99.9", 99.9)];
-
-pub struct Bench {
-    time: Duration,
-    rounds: usize,
-}
-
-impl Bench {
-    pub fn new(short: bool) -> Self {
-        Self {
-            time: Duration::from_millis(if short { 120 } else { 300 }),
-            rounds: if short { 2_000 } else { 5_000 },
-        }
-    }
-
-    pub fn measure(&self, case: &Case, scene: &Scene, subject: &Subject) -> Result<Outcome> {
-        let ends = scene.ends(subject, case.ipv6);
-        let before = busy()?;
-        // What is counted, and of how many of them CPU time is told.
-        let (metric, unit, measured, scale) = match case.kind {
-            Kind::Streams(connections) => {
-                let listener = ends.listen(0)?;
-                let measured = streams(ends, &listener, connections, MESSAGE, self.time)?;
-                ("throughput", "Gbit/s", measured, 1e9)
-            }
-            Kind::RoundTrips => {
-                let listener = ends.listen(0)?;
-                let measured = round_trips(ends, &listener, REQUEST, 1, self.time)?;
-                ("requests", "1/s", measured, 1.0)
-            }
-            Kind::Connections => {
-                let listener = ends.listen(0)?;
-                let measured = brief(ends, &listener, THREADS, 0, self.time)?;
-                ("requests", "1/s", measured, 1.0)
-            }
-            Kind::Packets(size) => {
-                let measured = datagrams(ends, size, self.time)?.received;
-                ("received", "1/s", measured, 1.0)
-            }
-            Kind::Latency => {
-                let latency = latency(ends, self.rounds)?;
-                let at = |percent| latency.percentile(percent).as_secs_f64() * 1e6;
-                let figure = |(metric, percent)| Figure {
-                    metric,
-                    unit: "µs",
-                    value: at(percent),
-                };
-                return Ok(Outcome {
-                    figures: NAMED.map(figure).into(),
-                    curve: PERCENT.map(|percent| [percent, at(percent)]).into(),
-                });
-            }
-        };
-        let machine = busy()?.saturating_sub(before);
-        let figures = figures(metric, unit, &measured, machine, scale);
-        Ok(Outcome {
-            figures,
-            curve: Vec::new(),
-        })
-    }
-}
-
-fn figures(
-    metric: &'static str,
-    unit: &'static str,
-    measured: &Measured,
-    machine: Duration,
-    scale: f64,
-) -> Vec<Figure> {
-    let per = measured.count.max(1) as f64 / scale;
-    let (value, cpu_unit, in_unit) = match unit {
-        "Gbit/s" => (measured.per_second() * 8.0 / 1e9, "ms/GB", 1e3),
-        _ => (measured.per_second(), "µs", 1e6),
-    };
-    let cpu = |metric, time: Duration| Figure {
-        metric,
-        unit: cpu_unit,
-        value: time.as_secs_f64() * in_unit / per,
-    };
-    vec![
-        Figure {
-            metric,
-            unit,
-            value,
-        },
-        cpu("CPU", measured.cpu),
-        cpu("machine CPU", machine),
-    ]
-}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn figures_have_the_unit_that_they_name() {
-        let measured = Measured {
-            count: 2_000_000_000,
-            time: Duration::from_secs(2),
-            cpu: Duration::from_millis(500),
-        };
-        let found = figures(
-            "throughput",
-            "Gbit/s",
-            &measured,
-            Duration::from_secs(1),
-            1e9,
-        );
-        let values: Vec<_> = found.iter().map(|f| (f.value, f.unit)).collect();
-        assert_eq!(
-            values,
-            [(8.0, "Gbit/s"), (250.0, "ms/GB"), (500.0, "ms/GB")]
-        );
-        let measured = Measured {
-            count: 1000,
-            ..measured
-        };
-        let found = figures("requests", "1/s", &measured, Duration::from_secs(1), 1.0);
-        let values: Vec<_> = found.iter().map(|f| (f.value, f.unit)).collect();
-        assert_eq!(values, [(500.0, "1/s"), (500.0, "µs"), (1000.0, "µs")]);
+    fn every_case_is_of_both_families_and_has_a_name_of_its_own() {
+        let ways = [Way::SameNode, Way::Across, Way::LocalMtu];
+        let mut names: Vec<_> = ways
+            .into_iter()
+            .flat_map(|way| cases(way, false))
+            .map(|case| case.to_string())
+            .collect();
+        let count = names.len();
+        assert_eq!(count, 2 * (2 * 7 + 27));
+        for name in [
+            "across nodes, IPv6: UDP packets of 1400 B",
+            "stream 1 KB",
+            "rr 4 KB, CPUs awake, IPv6",
+        ] {
+            assert!(names.iter().any(|other| other == name), "{name}");
+        }
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
     }
 
     #[test]
-    fn every_kind_is_of_both_families_and_has_a_name_of_its_own() {
-        let mut names: Vec<_> = [Way::SameNode, Way::Across]
-            .into_iter()
-            .flat_map(cases)
-            .map(|case| case.to_string())
-            .collect();
-        assert_eq!(names.len(), 28);
-        assert!(names.contains(&"across nodes, IPv6: UDP packets of 1400 B".into()));
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), 28);
+    fn a_short_run_has_some_of_the_cases() {
+        let long: Vec<Case> = cases(Way::LocalMtu, false).collect();
+        let short: Vec<Case> = cases(Way::LocalMtu, true).collect();
+        assert!(short.len() < long.len() / 2);
+        assert!(short.iter().all(|case| long.contains(case)));
+        assert!(cases(Way::Across, true).eq(cases(Way::Across, false)));
     }
 }

@@ -1,7 +1,8 @@
 //! From the rounds' values to rows, curves and tables.
 
 use super::{
-    case::{Case, Outcome},
+    case::Case,
+    measure::Outcome,
     scene::{OURS, Way},
 };
 use crate::{
@@ -15,6 +16,7 @@ use crate::{
 
 /// The values of one metric of one case, a list over the rounds for each subject in their order.
 struct Series {
+    way: Way,
     case: String,
     metric: &'static str,
     unit: &'static str,
@@ -43,6 +45,7 @@ impl Figures {
             let is_this = |series: &Series| series.case == name && series.metric == figure.metric;
             let at = self.series.iter().position(is_this).unwrap_or_else(|| {
                 self.series.push(Series {
+                    way: case.way,
                     case: name.clone(),
                     metric: figure.metric,
                     unit: figure.unit,
@@ -72,8 +75,9 @@ impl Figures {
     }
 
     /// Ours beside every other, in the order of the cases.
-    pub fn rows(&self) -> Vec<Row> {
-        self.series.iter().flat_map(Series::rows).collect()
+    pub fn rows(&self, way: Way) -> Vec<Row> {
+        let series = self.series.iter().filter(|series| series.way == way);
+        series.flat_map(Series::rows).collect()
     }
 
     /// A point's time is the median over the rounds.
@@ -115,14 +119,10 @@ impl Series {
 
 /// Ours, and every other with our ratio to it.
 pub fn print(rows: &[Row], way: Way) {
-    let of_way: Vec<&Row> = rows
-        .iter()
-        .filter(|row| row.case.starts_with(&way.to_string()))
-        .collect();
-    let Some(first) = of_way.first() else {
+    let Some(first) = rows.first() else {
         return;
     };
-    let mut others: Vec<&str> = of_way.iter().map(|row| &*row.against).collect();
+    let mut others: Vec<&str> = rows.iter().map(|row| &*row.against).collect();
     others.sort_unstable();
     others.dedup();
     let mut heading = vec![way.to_string(), String::new(), "unit".into()];
@@ -132,7 +132,7 @@ pub fn print(rows: &[Row], way: Way) {
     }
     let mut table = vec![heading];
     let mut last = "";
-    for row in &of_way {
+    for row in rows {
         // One line for all rows of a metric.
         if row.against != *others[0] {
             continue;
@@ -143,10 +143,10 @@ pub fn print(rows: &[Row], way: Way) {
         let mut line = vec![case.into(), row.metric.clone(), row.unit.clone()];
         line.push(number(row.value));
         for other in &others {
-            let same = |row2: &&&Row| {
+            let same = |row2: &&Row| {
                 (&row2.case, &row2.metric, &*row2.against) == (&row.case, &row.metric, *other)
             };
-            line.extend(match of_way.iter().find(same) {
+            line.extend(match rows.iter().find(same) {
                 Some(row) => [
                     number(row.against_value),
                     format!("{:.2}", row.ratio),
@@ -164,11 +164,12 @@ pub fn print(rows: &[Row], way: Way) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::pod::case::{Figure, Kind};
+    use crate::bench::pod::{case::Kind, measure::Figure};
 
     const CASE: Case = Case {
         way: Way::SameNode,
         ipv6: false,
+        name: "round trip of 1 B",
         kind: Kind::Latency,
     };
 
@@ -189,7 +190,8 @@ mod tests {
                 figures.add(&CASE, subject, outcome);
             }
         }
-        let rows = figures.rows();
+        let rows = figures.rows(Way::SameNode);
+        assert!(figures.rows(Way::LocalMtu).is_empty());
         let found: Vec<_> = rows.iter().map(|r| (&*r.against, r.ratio)).collect();
         assert_eq!(found, [("bridge", 0.5), ("ptp", 0.5)]);
         let curves = figures.curves();

@@ -7,9 +7,14 @@
 //!
 //! Nothing is accelerated: that is `bench tcp`. Nodes have the netfilter rules that kube-proxy has for
 //! some Services, as they have in a cluster, with all subjects but the limit.
+//!
+//! Pods of one node are also compared with those that have one MTU for everything, and with one pod's
+//! loopback: see [`local_mtu`].
 
 mod case;
 mod figures;
+mod local_mtu;
+mod measure;
 mod others;
 mod rules;
 mod scene;
@@ -22,9 +27,10 @@ use super::{
     verdict,
 };
 use crate::{interrupt, setup, ui};
-use anyhow::{Context as _, Result};
-use case::Bench;
+use anyhow::{Context as _, Result, ensure};
+use case::Case;
 use figures::Figures;
+use measure::Bench;
 use scene::{Scene, Way};
 use sinabro_lab::{holder, traffic::seat::two_cpus};
 use std::{process::ExitCode, time::Instant};
@@ -38,13 +44,17 @@ pub struct Options {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(5..))]
     rounds: u32,
 
-    /// Shorter measurements: three minutes instead of six
+    /// Shorter measurements and fewer cases: four minutes instead of twelve
     #[arg(long)]
     short: bool,
 
-    /// Only the pods of one node, or only those of two
+    /// Only the pods of one node, only those of two, or only one node's by the MTU of their links
     #[arg(long, value_enum)]
     only: Option<Way>,
+
+    /// Only cases whose name has this in it
+    #[arg(long, value_name = "TEXT")]
+    case: Option<String>,
 
     /// For how many Services the nodes have the rules that kube-proxy makes with iptables
     #[arg(long, value_name = "SERVICES", default_value_t = 100,
@@ -56,6 +66,18 @@ pub struct Options {
 }
 
 impl Options {
+    fn is_wanted(&self, way: Way) -> bool {
+        self.only.is_none_or(|only| only == way)
+    }
+
+    fn cases(&self, way: Way) -> impl Iterator<Item = Case> {
+        let wanted = |case: &Case| {
+            let text = self.case.as_ref();
+            text.is_none_or(|text| case.to_string().contains(text))
+        };
+        case::cases(way, self.short).filter(wanted)
+    }
+
     /// The same options for the same program under sudo.
     fn arguments(&self) -> Result<Vec<String>> {
         let mut arguments: Vec<String> = ["bench", "pod"].map(String::from).into();
@@ -65,6 +87,10 @@ impl Options {
         arguments.extend(self.short.then(|| "--short".into()));
         if let Some(way) = self.only {
             arguments.extend(["--only".into(), way.name().into()]);
+        }
+        if let Some(text) = &self.case {
+            // One argument, whatever it begins with.
+            arguments.push(format!("--case={text}"));
         }
         arguments.extend(self.output.arguments()?);
         Ok(arguments)
@@ -79,6 +105,14 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn measure(options: &Options) -> Result<ExitCode> {
+    let any = scene::WAYS
+        .into_iter()
+        .any(|way| options.is_wanted(way) && options.cases(way).next().is_some());
+    ensure!(
+        any,
+        "no case has `{}` in its name",
+        options.case.as_deref().unwrap_or_default()
+    );
     interrupt::on_interrupt(holder::end_all)?;
     let cpus = two_cpus()?;
     let step = ui::step("making nodes and pods of all subjects");
@@ -96,7 +130,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
     for round in 0..=options.rounds {
         for way in scene.ways() {
             let subjects = scene.subjects(way);
-            for case in case::cases(way) {
+            for case in options.cases(way) {
                 let left = remaining(started, round, options.rounds);
                 let rounds = options.rounds;
                 step.now(format!("round {round} of {rounds}{left}: {case}"));
@@ -115,11 +149,13 @@ fn measure(options: &Options) -> Result<ExitCode> {
     step.clear();
     scene.verify()?;
 
-    let rows: Vec<Row> = figures.rows();
-    let curves: Vec<Curve> = figures.curves();
+    let mut rows: Vec<Row> = Vec::new();
     for way in scene.ways() {
-        figures::print(&rows, way);
+        let of_way = figures.rows(way);
+        figures::print(&of_way, way);
+        rows.extend(of_way);
     }
+    let curves: Vec<Curve> = figures.curves();
     let report = Report {
         curves,
         ..Report::of(rows)?
@@ -165,6 +201,47 @@ fn introduction(scene: &Scene, options: &Options) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn options(arguments: &[&str]) -> Options {
+        use clap::Parser as _;
+        let arguments = ["pod"].iter().chain(arguments);
+        Cli::try_parse_from(arguments).unwrap().options
+    }
+
+    #[test]
+    fn cases_are_chosen_by_name_also_under_sudo() {
+        let chosen = options(&["--only", "local-mtu", "--case", "rr 4 KB"]);
+        let names: Vec<String> = chosen.cases(Way::LocalMtu).map(|c| c.to_string()).collect();
+        let expected = [
+            "rr 4 KB",
+            "rr 4 KB, CPUs awake",
+            "rr 4 KB, IPv6",
+            "rr 4 KB, CPUs awake, IPv6",
+        ];
+        assert_eq!(names, expected);
+        let again = chosen.arguments().unwrap();
+        let again: Vec<&str> = again[2..].iter().map(String::as_str).collect();
+        let again = options(&again);
+        assert_eq!(again.case, chosen.case);
+        assert_eq!(again.only, Some(Way::LocalMtu));
+        assert!(!again.is_wanted(Way::Across));
+        // Not taken for an option.
+        let odd = options(&["--case=--short"]).arguments().unwrap();
+        let odd: Vec<&str> = odd[2..].iter().map(String::as_str).collect();
+        assert_eq!(options(&odd).case.as_deref(), Some("--short"));
+    }
+
+    #[test]
+    fn a_name_that_no_case_has_is_an_error() {
+        let error = measure(&options(&["--case", "stream 2 KB"])).unwrap_err();
+        assert!(error.to_string().contains("stream 2 KB"), "{error}");
+    }
 
     #[test]
     fn slower_is_slower_in_every_round_and_notably() {

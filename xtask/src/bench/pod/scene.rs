@@ -3,15 +3,18 @@
 //! | nodes | | same node | across |
 //! |---|---|---|---|
 //! | n1, n2 | Sinabro | `sinabro` | `sinabro` |
+//! | n1 | Sinabro, [by the link's MTU](local_mtu) | `sinabro`, `local-mtu off`, `loopback` | |
 //! | n3 | Sinabro, packets between its pods through the stack | `without redirect_peer` | |
 //! | n4 | bridge and ptp with host-local | `bridge`, `ptp` | |
 //! | n5, n6 | bridge with host-local, and what flannel makes between nodes | | `flannel's way` |
 //! | n7, n8 | nothing | `bare veth (limit)`, two networks and a veth pair | `bare nodes (limit)` |
 //!
-//! Against an earlier commit n3 and n4 have that commit's programs, and nothing else is compared.
+//! Against an earlier commit n3 and n4 have that commit's programs, and nothing else is compared: by the
+//! link's MTU n1's pods are compared with n3's.
 
 use super::{
     Options,
+    local_mtu::{self, Site},
     others::{self, Attached},
     rules,
 };
@@ -32,7 +35,11 @@ pub const OURS: &str = "sinabro";
 pub enum Way {
     SameNode,
     Across,
+    /// On one node, by the MTU of the pods' links.
+    LocalMtu,
 }
+
+pub const WAYS: [Way; 3] = [Way::SameNode, Way::Across, Way::LocalMtu];
 
 impl Way {
     /// As options call it.
@@ -40,6 +47,7 @@ impl Way {
         match self {
             Self::SameNode => "same-node",
             Self::Across => "across",
+            Self::LocalMtu => "local-mtu",
         }
     }
 }
@@ -49,6 +57,7 @@ impl fmt::Display for Way {
         f.write_str(match self {
             Self::SameNode => "same node",
             Self::Across => "across nodes",
+            Self::LocalMtu => "by link MTU",
         })
     }
 }
@@ -62,10 +71,12 @@ pub struct Subject {
     addresses: [IpAddr; 2],
     /// Whether the packets of two pods of this node, by its number, go through the node's stack.
     through_stack: Option<(usize, bool)>,
+    /// Of [`Way::LocalMtu`].
+    pub site: Option<Site>,
 }
 
 impl Subject {
-    fn new(name: &str, way: Way, [client, server]: [(&Place, [IpAddr; 2]); 2]) -> Self {
+    pub fn new(name: &str, way: Way, [client, server]: [(&Place, [IpAddr; 2]); 2]) -> Self {
         Self {
             name: name.into(),
             way,
@@ -73,20 +84,21 @@ impl Subject {
             server: server.0.clone(),
             addresses: server.1,
             through_stack: None,
+            site: None,
         }
     }
 }
 
 pub struct Scene {
     // Dropped before the lab that they are in.
-    subjects: [Vec<Subject>; 2],
+    subjects: [Vec<Subject>; 3],
     lab: Lab,
     cpus: [usize; 2],
 }
 
 impl Scene {
     pub fn make(cpus: [usize; 2], options: &Options) -> Result<Self> {
-        let wanted = |way| options.only.is_none_or(|only| only == way);
+        let wanted = |way| options.is_wanted(way) && options.cases(way).next().is_some();
         let present = Binaries::at(options.programs.present())?;
         let earlier = options.programs.earlier();
         let lab = Lab::new(
@@ -117,10 +129,14 @@ impl Scene {
             Some((commit, _)) => subjects.extend(sinabro(commit, &lab, 3)?),
             None => subjects.extend(theirs(&lab)?),
         }
+        if wanted(Way::LocalMtu) {
+            let earlier = earlier.map(|(commit, _)| (commit, 3));
+            subjects.extend(local_mtu::subjects(&lab, earlier, cpus[1])?);
+        }
         for node in lab.nodes().iter().take(6) {
             rules::kube_proxy(node, options.rules)?;
         }
-        let mut of_ways = [Vec::new(), Vec::new()];
+        let mut of_ways = [const { Vec::new() }; 3];
         for subject in subjects {
             if wanted(subject.way) {
                 of_ways[subject.way as usize].push(subject);
@@ -139,12 +155,19 @@ impl Scene {
 
     /// Those that are measured.
     pub fn ways(&self) -> impl Iterator<Item = Way> {
-        let ways = [Way::SameNode, Way::Across].into_iter();
-        ways.filter(|way| !self.subjects(*way).is_empty())
+        WAYS.into_iter()
+            .filter(|way| !self.subjects(*way).is_empty())
     }
 
     pub fn subjects(&self, way: Way) -> &[Subject] {
         &self.subjects[way as usize]
+    }
+
+    /// The node of a subject of [`Way::LocalMtu`].
+    pub fn node(&self, subject: &Subject) -> Result<&Node> {
+        let site = subject.site.as_ref();
+        let site = site.with_context(|| format!("{} has no node of its own", subject.name))?;
+        Ok(self.lab.node(site.node))
     }
 
     pub fn ends<'a>(&self, subject: &'a Subject, ipv6: bool) -> Ends<'a> {
@@ -165,6 +188,12 @@ impl Scene {
     /// Sees to it that packets go the way that a subject stands for: an error if they do not.
     pub fn verify(&self) -> Result<()> {
         for subject in self.subjects.iter().flatten() {
+            if let Some(site) = &subject.site {
+                for ipv6 in [false, true] {
+                    let verified = site.verify(self.ends(subject, ipv6));
+                    verified.with_context(|| subject.name.clone())?;
+                }
+            }
             let Some((number, through_stack)) = subject.through_stack else {
                 continue;
             };
@@ -285,13 +314,13 @@ fn forwarded(node: &Node) -> Result<u64> {
 }
 
 /// A field of `Ip`: a line of names, and one of values.
-fn field_of_snmp(text: &str, name: &str) -> Option<u64> {
+pub fn field_of_snmp(text: &str, name: &str) -> Option<u64> {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
     let at = lines.next()?.split(' ').position(|field| field == name)?;
     lines.next()?.split(' ').nth(at)?.parse().ok()
 }
 
-fn field_of_snmp6(text: &str, name: &str) -> Option<u64> {
+pub fn field_of_snmp6(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().parse().ok()
 }

@@ -1,11 +1,13 @@
 //! What is measured, and how long.
 
-use super::{
-    http,
-    nginx::{self, BODIES},
-    subject::{Scene, Subject},
+use super::subject::{Scene, Subject};
+use crate::bench::{
+    http::{
+        self,
+        nginx::{self, BODIES},
+    },
+    processor::busy,
 };
-use crate::bench::processor::busy;
 use anyhow::{Context as _, Result};
 use sinabro_lab::traffic::{
     brief::brief, one_way::one_way, round_trips::round_trips, seat::Measured,
@@ -169,7 +171,7 @@ impl<'a> Bench<'a> {
                     node,
                     wrk,
                     ends,
-                    nginx::port(body, connections),
+                    nginx::port(body, connections, false),
                     connections,
                     1,
                 )?;

@@ -17,8 +17,6 @@
 
 mod case;
 mod figures;
-mod http;
-mod nginx;
 mod subject;
 
 use super::{Output, Programs, as_root, processor, remaining, verdict};

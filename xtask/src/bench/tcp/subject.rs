@@ -8,9 +8,8 @@
 use super::{
     Options,
     case::{Bench, REQUEST},
-    nginx::Nginx,
 };
-use crate::workspace::which;
+use crate::{bench::http::Nginx, workspace::which};
 use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_common::api::TcpAcceleration;
 use sinabro_lab::{

@@ -1,0 +1,123 @@
+//! Pods of one node whose links have an MTU of their own, beside such that have one for everything, and
+//! beside loopback inside one pod, which is what the kernel's TCP reaches without any link.
+//!
+//! All are plain: nothing is accelerated.
+
+use super::scene::{OURS, Subject, Way, field_of_snmp, field_of_snmp6};
+use crate::bench::http::Nginx;
+use anyhow::{Context as _, Result, ensure};
+use sinabro_common::api::{LocalMtuWish, TcpAcceleration};
+use sinabro_lab::{
+    Lab, Node, Place, Pod,
+    traffic::{
+        datagrams::{datagrams, headers},
+        seat::{Ends, Seat},
+        tcp::segment_size,
+    },
+};
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
+
+/// Bytes of a new connection's segments, at least, where the link's MTU is all that counts: they are no
+/// more than half of the window, which is 64 KB at first.
+const LARGE: u32 = 30_000;
+/// Bytes of a datagram that such a link takes whole.
+const DATAGRAM: usize = 60 << 10;
+
+pub struct Site {
+    /// Its number, from 1.
+    pub node: usize,
+    /// Whether segments and datagrams are as large as the link; None: whatever they are.
+    large: Option<bool>,
+    _nginx: [Nginx; 2],
+}
+
+/// `earlier` is a commit and the number of the node that has its programs.
+pub fn subjects(lab: &Lab, earlier: Option<(&str, usize)>, cpu: usize) -> Result<Vec<Subject>> {
+    let make = |name: &str, node, ends: [End<'_>; 2], large| -> Result<Subject> {
+        let [(_, _), (place, addresses)] = ends;
+        let seat = Seat { place, cpu };
+        let [v4, v6] = addresses.map(|address| Nginx::start(lab.node(node), seat, address));
+        let mut subject = Subject::new(name, Way::LocalMtu, ends);
+        subject.site = Some(Site {
+            node,
+            large,
+            _nginx: [v4?, v6?],
+        });
+        Ok(subject)
+    };
+    let auto = pair(lab.node(1), "auto", None)?;
+    let ours = make(OURS, 1, auto.each_ref().map(end), Some(true))?;
+    if let Some((commit, number)) = earlier {
+        let theirs = pair(lab.node(number), "earlier", None)?;
+        let theirs = make(commit, number, theirs.each_ref().map(end), None)?;
+        return Ok(vec![ours, theirs]);
+    }
+    let off = pair(lab.node(1), "off", Some(LocalMtuWish::Off))?;
+    let [_, pod] = &auto;
+    let itself = (
+        pod.place(),
+        [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
+    );
+    Ok(vec![
+        ours,
+        make("local-mtu off", 1, off.each_ref().map(end), Some(false))?,
+        make("loopback", 1, [itself, itself], Some(true))?,
+    ])
+}
+
+/// Where it is, and its addresses, IPv4 first.
+type End<'a> = (&'a Place, [IpAddr; 2]);
+
+fn end(pod: &Pod) -> End<'_> {
+    (pod.place(), pod.addresses())
+}
+
+/// Two pods of a node.
+fn pair(node: &Node, name: &str, wish: Option<LocalMtuWish>) -> Result<[Pod; 2]> {
+    let plain = TcpAcceleration::Disabled.as_str();
+    let mut args = vec![("SINABRO_TCP_ACCELERATION", plain)];
+    args.extend(wish.map(|wish| ("SINABRO_LOCAL_MTU", wish.as_str())));
+    let pod = |role: &str| node.add_pod_with(&format!("{name}-{role}"), &args);
+    Ok([pod("client")?, pod("server")?])
+}
+
+impl Site {
+    /// An error if segments or datagrams are not as large as the subject stands for.
+    pub fn verify(&self, ends: Ends<'_>) -> Result<()> {
+        let Some(large) = self.large else {
+            return Ok(());
+        };
+        let segment = segment_size(ends)?;
+        ensure!(
+            (segment >= LARGE) == large,
+            "TCP to {} has segments of {segment} bytes",
+            ends.address
+        );
+        let before = fragments(ends.client.place)?;
+        let size = DATAGRAM + headers(ends.address);
+        let sent = datagrams(ends, size, Duration::from_millis(20))?.sent;
+        let fragments = fragments(ends.client.place)?.saturating_sub(before);
+        ensure!(
+            (fragments == 0) == large,
+            "{fragments} fragments were made of {sent} datagrams of {DATAGRAM} bytes to {}",
+            ends.address
+        );
+        Ok(())
+    }
+}
+
+/// Fragments that a pod has made, of both families.
+fn fragments(pod: &Place) -> Result<u64> {
+    let read = |file: &str| {
+        let path = format!("/proc/thread-self/net/{file}");
+        pod.run(move || Ok(fs::read_to_string(path)?))
+    };
+    let (v4, v6) = (read("snmp")?, read("snmp6")?);
+    let v4 = field_of_snmp(&v4, "FragCreates").context("no FragCreates in /proc/net/snmp")?;
+    let v6 = field_of_snmp6(&v6, "Ip6FragCreates");
+    Ok(v4 + v6.context("no Ip6FragCreates in /proc/net/snmp6")?)
+}
