@@ -70,44 +70,53 @@ impl Stream {
     }
 }
 
-/// What a stream carries from a place in it on.
-fn bytes_at(pattern: &[u8], at: usize, len: usize) -> &[u8] {
-    &pattern[at % PERIOD..][..len]
+/// What every stream carries at a place in it.
+pub fn byte_at(at: usize) -> u8 {
+    (at % PERIOD * 31 % 251) as u8
 }
 
-fn one_way(mut from: &TcpStream, mut to: &TcpStream, bytes: usize, write: usize) -> Result<()> {
-    const READ: usize = 1 << 16;
-    let period = (0..PERIOD).map(|at| (at * 31 % 251) as u8);
-    let pattern: Vec<u8> = period.cycle().take(PERIOD + READ.max(write)).collect();
+/// Enough of it to begin anywhere and go on for so long.
+fn pattern(len: usize) -> Vec<u8> {
+    (0..PERIOD + len).map(byte_at).collect()
+}
+
+fn one_way(from: &TcpStream, to: &TcpStream, bytes: usize, write: usize) -> Result<()> {
     thread::scope(|scope| {
-        let sender = scope.spawn(|| -> Result<()> {
-            let mut sent = 0;
-            while sent < bytes {
-                let len = write.min(bytes - sent);
-                from.write_all(bytes_at(&pattern, sent, len))
-                    .context("cannot send")?;
-                sent += len;
-            }
-            Ok(())
-        });
-        let mut received = 0;
-        let mut buffer = vec![0; READ];
-        let mut hear = || -> Result<()> {
-            while received < bytes {
-                let len = to.read(&mut buffer).context("cannot receive")?;
-                ensure!(len > 0, "the end came after {received} of {bytes} bytes");
-                let expected = bytes_at(&pattern, received, len);
-                ensure!(buffer[..len] == *expected, "what arrived differs");
-                received += len;
-            }
-            Ok(())
-        };
-        let heard = hear();
+        let sender = scope.spawn(|| send(from, bytes, write));
+        let received = receive(to, bytes);
         let sent = sender.join().map_err(|_| anyhow!("the sender panicked"))?;
-        heard
-            .and(sent)
-            .with_context(|| format!("{received} of {bytes} bytes arrived"))
+        received.and(sent)
     })
+}
+
+/// Sends so many bytes, in writes of that size.
+pub fn send(mut to: &TcpStream, bytes: usize, write: usize) -> Result<()> {
+    let pattern = pattern(write);
+    let mut sent = 0;
+    while sent < bytes {
+        let len = write.min(bytes - sent);
+        let written = to.write_all(&pattern[sent % PERIOD..][..len]);
+        written.with_context(|| format!("cannot send after {sent} of {bytes} bytes"))?;
+        sent += len;
+    }
+    Ok(())
+}
+
+/// Receives so many bytes and compares each.
+pub fn receive(mut from: &TcpStream, bytes: usize) -> Result<()> {
+    const READ: usize = 1 << 16;
+    let pattern = pattern(READ);
+    let mut buffer = vec![0; READ];
+    let mut received = 0;
+    while received < bytes {
+        let read = from.read(&mut buffer);
+        let len = read.with_context(|| format!("nothing after {received} of {bytes} bytes"))?;
+        ensure!(len > 0, "the end came after {received} of {bytes} bytes");
+        let expected = &pattern[received % PERIOD..][..len];
+        ensure!(buffer[..len] == *expected, "what arrived differs");
+        received += len;
+    }
+    Ok(())
 }
 
 /// What TCP says of one end.

@@ -7,3 +7,4 @@ mod ranges;
 mod streams;
 mod syn;
 mod udp;
+mod userspace;

@@ -81,13 +81,13 @@ fn pods_with_links_of_different_sizes_reach_each_other() {
     let middle = node.add_pod("middle").unwrap();
     assert_eq!(mtus(node, &middle).1, 9000);
     let pods = [large, &middle, &small];
-    for family in 0..2 {
+    for (family, in_family) in FAMILIES.iter().enumerate() {
         for (from, to) in pods.iter().flat_map(|from| pods.map(|to| (*from, to))) {
             if from.id() == to.id() {
                 continue;
             }
             let address = to.addresses()[family];
-            let name = format!("{} to {}, {}", from.id(), to.id(), FAMILIES[family]);
+            let name = format!("{} to {}, {in_family}", from.id(), to.id());
             let before = misfits(node.place());
             let stream = Stream::open(&Path::new(&name, from.place(), to.place(), address));
             stream.unwrap().carry(1 << 20, 16 << 10).unwrap();
@@ -121,13 +121,13 @@ fn who_sends_too_large_a_packet_is_told_what_fits() {
     let small = wishing_off(scene.node(1));
     let ear = too_big::Ear::in_place(pod.place(), "eth0").unwrap();
     let wires = crate::streams::Wire::all(&scene);
-    for family in 0..2 {
+    for (family, in_family) in FAMILIES.iter().enumerate() {
         for (name, dst, fits) in [
             ("another node's pod", far.addresses()[family], mtu),
             ("the outside", outside[family], UNDERLAY_MTU as usize),
             ("a small link", small.addresses()[family], mtu),
         ] {
-            let what = format!("{name}, {}", FAMILIES[family]);
+            let what = format!("{name}, {in_family}");
             for size in [fits - UDP_HEADERS[family] + 1, 8 << 10, 60_000] {
                 let payload = vec![7; size];
                 let frame = raw(pod, dst, 9, &payload).frame().unwrap();
