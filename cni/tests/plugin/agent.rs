@@ -157,6 +157,7 @@ pub fn status() -> StatusReport {
         tcp_self_test: None,
         uplink: "eth0".into(),
         mtu: 1400,
+        local_mtu: None,
         node_addresses: Vec::new(),
         pod_cidrs: Vec::new(),
         endpoints: 0,
