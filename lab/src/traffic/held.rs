@@ -155,7 +155,7 @@ mod tests {
         let mut held = Held::open(ends, &listener, 3).unwrap();
         held.exchange(1024).unwrap();
         let taken = held.fill().unwrap();
-        assert!(taken > 3 * 64 << 10, "{taken}");
+        assert!(taken > 3 * (64 << 10), "{taken}");
         assert_eq!(held.fill().unwrap(), 0, "they were full");
         // What the kernel took comes, also where it does not fit into the receiver's socket at once.
         held.read(1 << 10).unwrap();
