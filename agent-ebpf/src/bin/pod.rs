@@ -11,11 +11,15 @@ use sinabro_common::abi::drop::DropReason;
 use sinabro_ebpf::{
     PASS,
     maps::{CONFIG, POD_LINKS},
-    parse::{Ip, arp, eth, l4, skb},
+    parse::{
+        Ip, arp, eth,
+        l4::{self, L4},
+        skb,
+    },
     stage::{Action, deliver, identity, mss, report, track, tunnel},
 };
 
-/// What `leave` says of a packet that passes and begins a connection; no action of the kernel's.
+/// What `leave` and `arrive` say of a packet that passes and begins a connection; no action of the kernel's.
 const BEGINS: i32 = 64;
 
 /// Two functions, one after the other: each has a stack of its own, and what the second does is
@@ -40,15 +44,26 @@ fn leave(skb: *mut __sk_buff) -> i32 {
 /// Few packets come here, so it may read them again.
 #[inline(never)]
 fn begin(skb: *mut __sk_buff) -> i32 {
+    lowered(skb, mss::leaving)
+}
+
+/// As `begin`, of what comes from another machine.
+#[inline(never)]
+fn enter(skb: *mut __sk_buff) -> i32 {
+    lowered(skb, |ctx, ip, _| mss::to_the_ways_out(ctx, ip))
+}
+
+#[inline(always)]
+fn lowered(skb: *mut __sk_buff, lower: impl Fn(&TcContext, &Ip, &L4) -> Action) -> i32 {
     let ctx = TcContext::new(skb);
     let lowered = match Ip::read(&ctx, skb::kind(&ctx)) {
-        Some(Some(ip)) => l4::read(&ctx, &ip).map(|l4| mss::leaving(&ctx, &ip, &l4)),
+        Some(Some(ip)) => l4::read(&ctx, &ip).map(|l4| lower(&ctx, &ip, &l4)),
         _ => None,
     };
     match lowered {
         Some(Ok(action)) => action,
         Some(Err(reason)) => report::dropped(reason),
-        // It was read before.
+        // Of what leaves it was read before; of the rest the pod itself thinks what it likes.
         None => PASS,
     }
 }
@@ -86,17 +101,33 @@ fn checked(ctx: &TcContext) -> Action {
     }
 }
 
+/// Two functions, as in `pod_out`.
 #[classifier]
 pub fn pod_in(ctx: TcContext) -> i32 {
     report::received(&ctx, ifindex(&ctx));
+    let skb = ctx.as_ptr().cast();
+    match arrive(skb) {
+        BEGINS => enter(skb),
+        action => action,
+    }
+}
+
+#[inline(never)]
+fn arrive(skb: *mut __sk_buff) -> i32 {
+    let ctx = TcContext::new(skb);
+    let Some(Some(ip)) = Ip::read(&ctx, skb::kind(&ctx)) else {
+        return PASS;
+    };
     if CONFIG.get(0).is_some_and(deliver::redirects)
-        && let Some(Some(ip)) = Ip::read(&ctx, skb::kind(&ctx))
         && track::is_of_pods(&ip)
         && let Some(l4) = l4::read(&ctx, &ip)
     {
         track::note(&ip, &l4);
     }
-    PASS
+    match mss::begins_elsewhere(&ctx, &ip) {
+        true => BEGINS,
+        false => PASS,
+    }
 }
 
 #[inline(always)]

@@ -1,11 +1,11 @@
-//! No pod announces larger segments than the way to the other end carries.
+//! No pod announces larger segments than the way to the other end carries, nor is it told of larger ones.
 //!
 //! A pod's link may be larger than any way out of the node, for what stays on it. The pod's routes
 //! say so, and the kernel's TCP goes by them. But a stack of the application's own, or of a virtual
 //! machine, goes by the link; and a connection to an address of this node, which is announced as to
 //! the node itself, may be translated to somewhere else afterwards. So what leaves with a SYN is
-//! lowered to what the ways out carry (RFC 9293 §3.7.1): of either end, for each end's SYN passes here
-//! or came from a kernel that went by its route.
+//! lowered to what the ways out carry (RFC 9293 §3.7.1), and what comes in with one likewise: the other
+//! end knows its own link, which may be larger than this node's.
 
 use super::Action;
 use crate::{
@@ -23,6 +23,8 @@ use aya_ebpf::{
 use sinabro_common::abi::drop::DropReason;
 
 const TCP_SYN: u8 = 0x02;
+/// Where a TCP header has its flags.
+const TCP_FLAGS: u32 = 13;
 
 /// Lowers what a pod's SYN announces to what the ways out of the node carry, unless it stays here.
 #[inline(always)]
@@ -30,6 +32,12 @@ pub fn leaving(ctx: &TcContext, ip: &Ip, l4: &L4) -> Action {
     if ENDPOINTS.get_ptr(ip.dst).is_some() || is_for_the_node(ctx, ip, l4) {
         return Ok(PASS);
     }
+    to_the_ways_out(ctx, ip)
+}
+
+/// Lowers what a SYN announces to what the ways out of the node carry.
+#[inline(always)]
+pub fn to_the_ways_out(ctx: &TcContext, ip: &Ip) -> Action {
     let headers = if ip.v6 {
         ip6::HEADER_LEN
     } else {
@@ -60,6 +68,18 @@ fn lower(ctx: &TcContext, ip: &Ip, most: u16) -> Action {
 #[inline(always)]
 pub fn begins(ip: &Ip, l4: &L4) -> bool {
     ip.proto == proto::TCP && l4.tcp_flags & TCP_SYN != 0 && ip.fragment == Fragment::No
+}
+
+/// Whether a packet that the stack delivers to a pod begins a connection with another machine: it came
+/// by an interface, which is no pod's.
+#[inline(always)]
+pub fn begins_elsewhere(ctx: &TcContext, ip: &Ip) -> bool {
+    ip.proto == proto::TCP
+        && ip.fragment == Fragment::No
+        && matches!(ctx.load::<u8>((ip.l4 + TCP_FLAGS) as usize), Ok(flags) if flags & TCP_SYN != 0)
+        // SAFETY: the context is valid for as long as the program runs.
+        && unsafe { (*ctx.skb.skb).ingress_ifindex } != 0
+        && ENDPOINTS.get_ptr(ip.src).is_none()
 }
 
 /// Whether it is for a socket of the node itself. What is for an address of the node but for no

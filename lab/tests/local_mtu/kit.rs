@@ -6,7 +6,7 @@ use sinabro_lab::{
     node::pod_cidrs,
     traffic::packet::{Interface, interface},
 };
-use std::net::IpAddr;
+use std::{net::IpAddr, process::Command};
 
 pub const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
 
@@ -66,4 +66,16 @@ pub fn route_pods_from_outside(lab: &Lab) {
         let route = Route::to(range).via(via).dev(eth0);
         outside.conn().unwrap().execute(route.add()).unwrap();
     }
+}
+
+pub fn set_mtu(place: &Place, link: &str, mtu: u32) {
+    let mtu = mtu.to_string();
+    command(place, &["ip", "link", "set", link, "mtu", &mtu]);
+}
+
+/// Runs a program in a place, which has to succeed.
+pub fn command(place: &Place, command: &[&str]) {
+    let output = place.run(|| Ok(Command::new(command[0]).args(&command[1..]).output()?));
+    let output = output.unwrap();
+    assert!(output.status.success(), "{command:?}: {output:?}");
 }

@@ -5,14 +5,16 @@
 //! alone.
 
 use crate::kit::{
-    FAMILIES, TCP_HEADERS, eth0, host_side, mtus, next_port, overlay_gateways, scene,
+    FAMILIES, TCP_HEADERS, eth0, host_side, mtus, next_port, overlay_gateways,
+    route_pods_from_outside, scene,
 };
 use sinabro_common::names;
 use sinabro_lab::{
     Place, Pod,
     checks::Scene,
+    datapath::deliver_by_stack,
     traffic::{
-        packet::inject,
+        packet::{inject, interface},
         segment::{Ear, SYN, SYN_ACK, Seen, Segment},
     },
 };
@@ -96,16 +98,24 @@ fn options(seen: &Seen, len: usize) -> &[u8] {
     &seen.options[..len.min(seen.options.len())]
 }
 
-fn sent_as(from: &Pod, family: usize, way: &Way, flags: u8, most: u16) {
-    let place = from.place();
+/// Who sends: from where, by which next hop, as whom.
+struct Sender<'a> {
+    place: &'a Place,
+    next_hop: [u8; 6],
+    address: IpAddr,
+}
+
+fn sent_as(from: &Sender<'_>, way: &Way, flags: u8, most: u16) {
+    let place = from.place;
     let interface = eth0(place);
+    let family = usize::from(from.address.is_ipv6());
     for case in cases(most) {
         let what = format!("{}, {}, MSS {}", way.name, FAMILIES[family], case.name);
-        let src = SocketAddr::new(from.addresses()[family], next_port());
+        let src = SocketAddr::new(from.address, next_port());
         let dst = SocketAddr::new(way.dst, way.port.unwrap_or_else(next_port));
         let segment = Segment {
             src_mac: interface.mac,
-            dst_mac: names::HOST_MAC,
+            dst_mac: from.next_hop,
             src,
             dst,
             flags,
@@ -196,6 +206,14 @@ fn ways(scene: &Scene, family: usize) -> (Vec<Way>, Vec<TcpListener>) {
     (ways, listeners.into())
 }
 
+fn sender(pod: &Pod, family: usize) -> Sender<'_> {
+    Sender {
+        place: pod.place(),
+        next_hop: names::HOST_MAC,
+        address: pod.addresses()[family],
+    }
+}
+
 #[test]
 fn what_leaves_the_node_announces_no_more_than_the_way_out_carries() {
     let scene = scene();
@@ -204,14 +222,62 @@ fn what_leaves_the_node_announces_no_more_than_the_way_out_carries() {
     assert!(mtu < 1500 && link == 65_535, "{mtu}, {link}");
     for (family, headers) in TCP_HEADERS.into_iter().enumerate() {
         let most = (mtu - headers) as u16;
+        let from = sender(pod, family);
         let (ways, _listeners) = ways(&scene, family);
         for way in &ways {
-            sent_as(pod, family, way, SYN, most);
+            sent_as(&from, way, SYN, most);
             // What a server's stack answers, to a pod, to another host. A listener takes no answer
             // for a connection's beginning, so that one is lowered like what goes on.
             if way.port.is_none() {
-                sent_as(pod, family, way, SYN_ACK, most);
+                sent_as(&from, way, SYN_ACK, most);
             }
         }
+    }
+}
+
+/// The same where the kernel cannot redirect.
+#[test]
+fn what_stays_on_the_node_keeps_what_it_announces_by_the_stack_too() {
+    let scene = scene();
+    let (pod, near) = (scene.pod(1, 1), scene.pod(1, 2));
+    let (mtu, _) = mtus(scene.node(1), pod);
+    deliver_by_stack(scene.node(1)).unwrap();
+    for (family, headers) in TCP_HEADERS.into_iter().enumerate() {
+        let way = Way {
+            name: "a pod of the node, by the stack",
+            dst: near.addresses()[family],
+            port: None,
+            ear: Ear::on(near.place(), eth0(near.place())).unwrap(),
+            is_lowered: false,
+        };
+        for flags in [SYN, SYN_ACK] {
+            sent_as(&sender(pod, family), &way, flags, (mtu - headers) as u16);
+        }
+    }
+}
+
+/// Another machine knows its own link, which may be larger than this node's.
+#[test]
+fn what_comes_in_announces_no_more_than_the_way_back_carries() {
+    let scene = scene();
+    route_pods_from_outside(scene.lab());
+    let pod = scene.pod(1, 1);
+    let (mtu, _) = mtus(scene.node(1), pod);
+    let outside = scene.lab().outside();
+    let router = interface(scene.lab().router().place(), "out0").unwrap();
+    let from = Sender {
+        place: outside.place(),
+        next_hop: router.mac,
+        address: scene.lab().outside_addresses().unwrap()[1],
+    };
+    let way = Way {
+        name: "from the outside",
+        dst: pod.v6(),
+        port: None,
+        ear: Ear::on(pod.place(), eth0(pod.place())).unwrap(),
+        is_lowered: true,
+    };
+    for flags in [SYN, SYN_ACK] {
+        sent_as(&from, &way, flags, (mtu - TCP_HEADERS[1]) as u16);
     }
 }

@@ -2,7 +2,7 @@
 //! as a virtual machine's, or a sandbox's.
 
 use crate::{
-    kit::{FAMILIES, eth0, mtus, next_port, route_pods_from_outside, scene},
+    kit::{FAMILIES, eth0, mtus, next_port, route_pods_from_outside, scene, set_mtu},
     streams::{Wire, misfits},
 };
 use anyhow::{Result, anyhow, ensure};
@@ -333,6 +333,28 @@ fn a_stack_that_goes_by_the_links_mtu_sends_no_more_than_the_way_carries() {
                 wire.full(&what);
             });
         }
+    }
+}
+
+/// Of the ways between, only this node knows what they carry.
+#[test]
+fn an_end_with_a_larger_link_is_not_believed() {
+    let scene = scene();
+    let lab = scene.lab();
+    route_pods_from_outside(lab);
+    set_mtu(lab.outside().place(), "eth0", 9000);
+    set_mtu(lab.router().place(), "out0", 9000);
+    let (pod, outside) = (scene.pod(1, 1), lab.outside().place());
+    let wires = Wire::all(&scene);
+    for (family, in_family) in FAMILIES.iter().enumerate() {
+        let address = lab.outside_addresses().unwrap()[family];
+        let before = misfits(scene.node(1).place());
+        let mut stack = Stack::in_pod(pod, family);
+        let largest = with_kernel(&mut stack, outside, address, true)
+            .unwrap_or_else(|error| panic!("{in_family}: {error:#}"));
+        assert!(largest <= UNDERLAY_MTU as usize, "{in_family}: {largest}");
+        assert_eq!(misfits(scene.node(1).place()), before, "{in_family}");
+        wires[0].full(in_family);
     }
 }
 
