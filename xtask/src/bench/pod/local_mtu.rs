@@ -57,7 +57,8 @@ pub fn subjects(lab: &Lab, earlier: Option<(&str, usize)>, cpu: usize) -> Result
         return Ok(vec![ours, theirs]);
     }
     let off = pair(lab.node(1), "off", Some(LocalMtuWish::Off))?;
-    let [_, pod] = &auto;
+    // One that ADD has treated as it always did.
+    let [_, pod] = &off;
     let itself = (
         pod.place(),
         [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
