@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: comparisons, interleaved on this machine, as ratios.
 
+mod aim;
 mod cni;
 mod http;
 mod memory;

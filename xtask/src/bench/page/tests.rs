@@ -90,6 +90,8 @@ fn a_page_is_well_formed_and_escapes_what_it_shows() {
         .descendants()
         .filter_map(|node| node.text())
         .collect();
+    // Of the case that has no place in its name.
+    assert!(shown.contains("by the MTU of the pods' links"), "{shown}");
     // The commit, the kernel, the processor, the failure, a case, a subject.
     assert!(shown.matches(HOSTILE).count() >= 6, "{shown}");
     assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");

@@ -21,6 +21,9 @@ use std::{
     time::Duration,
 };
 
+pub const OFF: &str = "local-mtu off";
+pub const LOOPBACK: &str = "loopback";
+
 /// Bytes of a new connection's segments, at least, where the link's MTU is all that counts: they are no
 /// more than half of the window, which is 64 KB at first.
 const LARGE: u32 = 30_000;
@@ -65,8 +68,8 @@ pub fn subjects(lab: &Lab, earlier: Option<(&str, usize)>, cpu: usize) -> Result
     );
     Ok(vec![
         ours,
-        make("local-mtu off", 1, off.each_ref().map(end), Some(false))?,
-        make("loopback", 1, [itself, itself], Some(true))?,
+        make(OFF, 1, off.each_ref().map(end), Some(false))?,
+        make(LOOPBACK, 1, [itself, itself], Some(true))?,
     ])
 }
 

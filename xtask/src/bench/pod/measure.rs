@@ -72,7 +72,7 @@ impl Bench {
         let of = |long, short_time| Duration::from_millis(if short { short_time } else { long });
         Self {
             time: of(300, 120),
-            time_by_link: of(200, 120),
+            time_by_link: of(150, 100),
             rounds: if short { 2_000 } else { 5_000 },
         }
     }

@@ -11,6 +11,7 @@
 //! Pods of one node are also compared with those that have one MTU for everything, and with one pod's
 //! loopback: see [`local_mtu`].
 
+mod aims;
 mod case;
 mod figures;
 mod local_mtu;
@@ -20,7 +21,9 @@ mod rules;
 mod scene;
 
 use super::{
-    Output, Programs, as_root,
+    Output, Programs,
+    aim::{self, Aim},
+    as_root,
     output::Report,
     processor, remaining,
     row::{Curve, Row},
@@ -32,6 +35,7 @@ use case::Case;
 use figures::Figures;
 use measure::Bench;
 use scene::{Scene, Way};
+use serde::Serialize;
 use sinabro_lab::{holder, traffic::seat::two_cpus};
 use std::{process::ExitCode, time::Instant};
 
@@ -156,15 +160,31 @@ fn measure(options: &Options) -> Result<ExitCode> {
         rows.extend(of_way);
     }
     let curves: Vec<Curve> = figures.curves();
-    let report = Report {
-        curves,
-        ..Report::of(rows)?
+    let aims = aims::aims(&rows);
+    aim::print(&aims);
+    let met = aims.iter().all(|aim| aim.met);
+    let report = WithAims {
+        report: Report {
+            curves,
+            ..Report::of(rows)?
+        },
+        aims,
     };
-    options.output.report("pod", &report)?;
+    let Report { rows, curves, .. } = &report.report;
+    options.output.write("pod", &report, rows, curves)?;
     Ok(match options.programs.earlier() {
-        Some((commit, _)) => verdict(commit, slower(&report.rows)),
-        None => ExitCode::SUCCESS,
+        Some((commit, _)) => verdict(commit, slower(rows)),
+        None if met => ExitCode::SUCCESS,
+        None => ExitCode::FAILURE,
     })
+}
+
+/// The JSON file.
+#[derive(Serialize)]
+struct WithAims {
+    #[serde(flatten)]
+    report: Report,
+    aims: Vec<Aim>,
 }
 
 /// By how much a median is worse before it counts.

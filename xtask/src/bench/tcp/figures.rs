@@ -2,7 +2,11 @@
 
 use super::case::{CROSSED, Case, Figure, LEARNT};
 use crate::{
-    bench::{self, number, stats},
+    bench::{
+        self,
+        aim::{Aim, Bound},
+        number, stats,
+    },
     report, ui,
 };
 use serde::Serialize;
@@ -46,17 +50,6 @@ pub struct Row {
     pub rounds_not_accelerated: usize,
     /// Local to plain.
     pub local_ratio: Option<f64>,
-}
-
-/// What acceleration is to reach, and whether it does.
-#[derive(Clone, Debug, Serialize)]
-pub struct Aim {
-    pub what: String,
-    pub ratio: f64,
-    pub spread: [f64; 2],
-    pub at_least: Option<f64>,
-    pub at_most: Option<f64>,
-    pub met: bool,
 }
 
 /// The JSON file.
@@ -171,22 +164,15 @@ impl Row {
 /// lost where acceleration cannot help.
 pub fn aims(rows: &[Row]) -> Vec<Aim> {
     let aim = |row: &Row| {
-        let (at_least, at_most) = match (row.of, row.metric) {
-            (Case::Http { connections, .. }, "requests") if connections > 1 => (Some(1.5), None),
-            (Case::Http { connections, .. }, "p50") if connections > 1 => (None, Some(0.6)),
-            (Case::Stream { .. }, LEARNT) => (Some(0.98), None),
-            (Case::Brief, "requests") => (Some(0.95), None),
+        let bound = match (row.of, row.metric) {
+            (Case::Http { connections, .. }, "requests") if connections > 1 => Bound::AtLeast(1.5),
+            (Case::Http { connections, .. }, "p50") if connections > 1 => Bound::AtMost(0.6),
+            (Case::Stream { .. }, LEARNT) => Bound::AtLeast(0.98),
+            (Case::Brief, "requests") => Bound::AtLeast(0.95),
             _ => return None,
         };
-        Some(Aim {
-            what: format!("{}, {}", row.case, row.metric),
-            ratio: row.ratio,
-            spread: row.spread,
-            at_least,
-            at_most,
-            met: at_least.is_none_or(|least| row.ratio >= least)
-                && at_most.is_none_or(|most| row.ratio <= most),
-        })
+        let what = format!("{}, {}", row.case, row.metric);
+        Some(Aim::new(what, row.ratio, row.spread, bound))
     };
     rows.iter().filter_map(aim).collect()
 }
@@ -232,36 +218,6 @@ pub fn print_not_accelerated(rows: &[Row], rounds: u32) {
             row.rounds_not_accelerated, row.case
         );
     }
-}
-
-pub fn print_aims(aims: &[Aim]) {
-    if aims.is_empty() {
-        return;
-    }
-    let mut table = vec![vec![
-        "aim".to_string(),
-        String::new(),
-        "ratio".into(),
-        "over rounds".into(),
-        String::new(),
-    ]];
-    for aim in aims {
-        let bound = match (aim.at_least, aim.at_most) {
-            (Some(least), _) => format!("at least {least}"),
-            (None, most) => format!("at most {}", most.unwrap_or(f64::NAN)),
-        };
-        table.push(vec![
-            aim.what.clone(),
-            bound,
-            format!("{:.2}", aim.ratio),
-            spread(aim.spread),
-            if aim.met { "met" } else { "missed" }.into(),
-        ]);
-    }
-    println!();
-    ui::table(&table);
-    let met = aims.iter().filter(|aim| aim.met).count();
-    println!("\n  {met} of {} aims met", aims.len());
 }
 
 fn spread([least, most]: [f64; 2]) -> String {

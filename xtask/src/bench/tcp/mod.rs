@@ -19,7 +19,7 @@ mod case;
 mod figures;
 mod subject;
 
-use super::{Output, Programs, as_root, processor, remaining, verdict};
+use super::{Output, Programs, aim, as_root, processor, remaining, verdict};
 use crate::{interrupt, report, setup, ui};
 use anyhow::{Context as _, Result};
 use case::{Bench, Part};
@@ -134,7 +134,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
     if !options.control && earlier.is_none() {
         figures::print_not_accelerated(&rows, rounds);
     }
-    figures::print_aims(&aims);
+    aim::print(&aims);
     let met = aims.iter().all(|aim| aim.met);
     if options.output.is_wanted() {
         let report = Report {
