@@ -7,10 +7,11 @@ use crate::{
 use sinabro_common::abi::flow::FlowKey;
 
 /// Whether a packet that the stack delivers to a pod is of a flow to [`note`]: from another pod of
-/// this node, and of a protocol with ports; only those are ever translated there.
+/// this node, and of a protocol with ports; only those are ever translated there. Of a packet in parts,
+/// the first names the flow.
 #[inline(always)]
 pub fn is_of_pods(ip: &Ip) -> bool {
-    ip.fragment == Fragment::No
+    ip.fragment != Fragment::Later
         && matches!(ip.proto, proto::TCP | proto::UDP | proto::SCTP)
         && ENDPOINTS.get_ptr(ip.src).is_some()
 }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use nix::errno::Errno;
 use std::{
     io,
-    net::{IpAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     os::fd::{AsFd, AsRawFd as _},
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -29,6 +29,30 @@ pub fn echo(from: &Place, to: &Place, address: IpAddr, size: usize, whole: bool)
     })
 }
 
+/// The same by sockets as applications have them, of a server that the client knows by another address,
+/// which something on the way translates.
+pub fn echo_through(
+    from: &Place,
+    to: &Place,
+    at: SocketAddr,
+    target: SocketAddr,
+    size: usize,
+) -> Result<IpAddr> {
+    let exchange = || {
+        let server = to.run(|| Ok(UdpSocket::bind(at)?)).context("cannot bind")?;
+        let client = from.run(|| {
+            let socket = UdpSocket::bind((any(target.ip()), 0))?;
+            socket.connect(target)?;
+            Ok(socket)
+        })?;
+        between(&client, &server, size)
+    };
+    exchange().with_context(|| {
+        let (from, to) = (from.name(), to.name());
+        format!("UDP, {size} bytes, {from} → {target} → {to} {at}")
+    })
+}
+
 fn exchange(from: &Place, to: &Place, address: IpAddr, size: usize, whole: bool) -> Result<IpAddr> {
     let bind = |ip: IpAddr| -> Result<UdpSocket> {
         let socket = UdpSocket::bind((ip, 0))?;
@@ -43,15 +67,19 @@ fn exchange(from: &Place, to: &Place, address: IpAddr, size: usize, whole: bool)
         socket.connect(server.local_addr()?)?;
         Ok(socket)
     })?;
+    between(&client, &server, size)
+}
+
+fn between(client: &UdpSocket, server: &UdpSocket, size: usize) -> Result<IpAddr> {
     let payload: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
     let heard = AtomicBool::new(false);
     thread::scope(|scope| {
-        let served = scope.spawn(|| serve(&server, &payload, &heard));
+        let served = scope.spawn(|| serve(server, &payload, &heard));
         let mut last = None;
         for _ in 0..TRIES {
             client.send(&payload).context("cannot send")?;
             let mut buffer = vec![0; size + 1];
-            match receive(&client, &mut buffer) {
+            match receive(client, &mut buffer) {
                 Ok(Some(len)) => {
                     ensure!(buffer[..len] == payload, "the echo differs");
                     last = None;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod kit;
+mod nat;
 mod ranges;
 mod streams;
 mod syn;
