@@ -6,6 +6,7 @@ use sinabro_lab::{
     node::pod_cidrs,
     traffic::packet::{Interface, interface},
 };
+use sinabro_netlink::route::Route;
 use std::{net::IpAddr, process::Command};
 
 pub const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
@@ -51,20 +52,19 @@ pub fn next_port() -> u16 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The outside and the router know the way to the IPv6 addresses of pods, which are not masqueraded.
+/// The outside and the router know the way to pods, of which IPv6 is not masqueraded.
 pub fn route_pods_from_outside(lab: &Lab) {
-    use sinabro_netlink::route::Route;
+    let (router, outside) = (lab.router().place(), lab.outside().place());
+    let routers: [IpAddr; 2] = ["192.0.2.1", "2001:db8:2::1"].map(|text| text.parse().unwrap());
+    let add = |place: &Place, link: &str, range, via| {
+        let route = Route::to(range).via(via).dev(place.index(link).unwrap());
+        place.conn().unwrap().execute(route.add()).unwrap();
+    };
     for (node, number) in lab.nodes().iter().zip(1..) {
-        let range = pod_cidrs(number)[1];
-        let router = lab.router().place();
-        let bridge = router.index("br0").unwrap();
-        let route = Route::to(range).via(node.addresses()[1]).dev(bridge);
-        router.conn().unwrap().execute(route.add()).unwrap();
-        let outside = lab.outside().place();
-        let eth0 = outside.index("eth0").unwrap();
-        let via = "2001:db8:2::1".parse().unwrap();
-        let route = Route::to(range).via(via).dev(eth0);
-        outside.conn().unwrap().execute(route.add()).unwrap();
+        for (family, range) in pod_cidrs(number).into_iter().enumerate() {
+            add(router, "br0", range, node.addresses()[family]);
+            add(outside, "eth0", range, routers[family]);
+        }
     }
 }
 

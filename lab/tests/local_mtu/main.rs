@@ -9,3 +9,4 @@ mod streams;
 mod syn;
 mod udp;
 mod userspace;
+mod way;
