@@ -14,8 +14,10 @@ use sinabro_lab::{
     checks::{Scene, acceleration::round_trips},
     traffic::{
         PATIENCE, accept, connect,
+        packet::interface,
         path::Path,
-        tcp,
+        stream::Stream,
+        tcp, udp,
         unbroken::{Pace, Traffic},
     },
     wait::eventually,
@@ -152,6 +154,57 @@ fn give_qdisc(node: &Node) {
     tc.args(["qdisc", "add", "dev", names::VXLAN_LINK, "clsact"]);
     let mut tc = node.namespace().spawn(tc).unwrap();
     assert!(tc.wait().unwrap().success(), "{}", node.name());
+}
+
+/// Pods of before keep the link that they have, those that come get a large one.
+#[test]
+fn pods_with_links_of_before_and_of_now_reach_each_other() {
+    let lab = Lab::new(earlier(), 1, Lifetime::Process).unwrap();
+    let node = lab.node(1);
+    node.start_agent().unwrap();
+    node.wait_ready().unwrap();
+    let old = ["old-a", "old-b"].map(|id| node.add_pod(id).unwrap());
+    let carry = |stream: &Stream| stream.carry(1 << 20, 16 << 10).unwrap();
+    let between = |from: &Pod, to: &Pod| -> Vec<_> {
+        let name = format!("{} to {}", from.id(), to.id());
+        let path = |address: &IpAddr| Path::new(&name, from.place(), to.place(), *address);
+        to.addresses().iter().map(path).collect()
+    };
+    let held: Vec<_> = between(&old[0], &old[1])
+        .iter()
+        .map(|path| Stream::open(path).unwrap())
+        .collect();
+    held.iter().for_each(carry);
+
+    node.stop_agent().unwrap();
+    node.set_binaries(Binaries::find().unwrap());
+    node.start_agent().unwrap();
+    node.wait_ready().unwrap();
+    let new = ["new-a", "new-b"].map(|id| node.add_pod(id).unwrap());
+    held.iter().for_each(carry);
+    let mtu = |pod: &Pod| interface(pod.place(), "eth0").unwrap().mtu;
+    assert!(old.iter().all(|pod| mtu(pod) < 1500), "of before");
+    assert!(new.iter().all(|pod| mtu(pod) == 65_535), "of now");
+    let pods = [&old[0], &old[1], &new[0], &new[1]];
+    for (from, to) in pods.iter().flat_map(|from| pods.map(|to| (*from, to))) {
+        if from.id() == to.id() {
+            continue;
+        }
+        for path in between(from, to) {
+            let stream = Stream::open(&path).unwrap();
+            carry(&stream);
+            let large = [from, to].iter().all(|pod| mtu(pod) == 65_535);
+            for said in stream.said().unwrap() {
+                // TCP sends no more at once than half of the other end's window.
+                assert_eq!(said.mss > 16_000, large, "{}: {said:?}", path.name);
+            }
+            udp::echo(from.place(), to.place(), path.address, 8 << 10, false).unwrap();
+        }
+    }
+    for pod in pods {
+        let answer = node.check_pod(pod).unwrap();
+        assert!(answer.ok(), "{}: {answer:?}", pod.id());
+    }
 }
 
 /// Two meters at once would be in each other's way.
