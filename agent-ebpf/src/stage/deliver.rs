@@ -35,8 +35,9 @@ pub fn redirects(config: &NodeConfig) -> bool {
     !without && config.flags & FLAG_REDIRECT_PEER != 0
 }
 
-/// Whether a packet that nobody will cut does not fit into the receiver's link. The kernel would drop
-/// it without a word, while the stack tells the sender.
+/// Whether a packet that nobody will cut does not fit into the receiver's link. `bpf_redirect_peer` would
+/// deliver it all the same, and what is behind a link that is kept small, such as a virtual machine's,
+/// lose it without a word, while the stack tells the sender.
 #[inline(always)]
 fn is_too_large(ctx: &TcContext, receiver: &Endpoint) -> bool {
     let mtu = receiver.mtu();

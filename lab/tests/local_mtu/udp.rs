@@ -95,6 +95,8 @@ fn pods_with_links_of_different_sizes_reach_each_other() {
             for size in SIZES {
                 udp::echo(from.place(), to.place(), address, size, false).unwrap();
             }
+            let is_told = mtus(node, from).1 > mtus(node, to).1;
+            assert_eq!(misfits(node.place()) > before, is_told, "{name}");
         }
     }
 }
