@@ -35,7 +35,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const BYTES: usize = 4 << 20;
+const BYTES: usize = 10 << 20;
 const BUFFER: usize = 1 << 20;
 /// The kernel's TCP of a pod leaves these ports alone.
 const PORTS: &str = "50000-59999";
