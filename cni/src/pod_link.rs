@@ -193,6 +193,13 @@ pub fn make(
     let pod_index = pair
         .peer
         .ok_or_else(|| Error::new(Code::Kernel, format!("link {} has no peer", veth.name)))?;
+    if attachment.local.is_some() {
+        let limited = netns.run(limit_unsent).and_then(std::convert::identity);
+        limited.map_err(|error| {
+            let what = "what TCP queues in the pod cannot be limited";
+            Error::new(Code::Kernel, what).details(chain(&error))
+        })?;
+    }
 
     let enable = || {
         netns
@@ -232,6 +239,25 @@ pub fn make(
         host_index: pair.index,
         routes,
     })
+}
+
+const NOTSENT_LOWAT: [&str; 3] = ["net", "ipv4", "tcp_notsent_lowat"];
+/// What it is in a new namespace: no limit.
+const UNLIMITED: u32 = u32::MAX;
+/// As much as a sender with small segments has queued for a reader that never read.
+const MOST_UNSENT: u32 = 768 << 10;
+
+/// Limits what TCP takes from an application and cannot send yet, of both families, where nobody did.
+///
+/// A connection's send buffer grows by its segment size: twenty segments from the start, each
+/// rounded up to a power of two (tcp_sndbuf_expand), which is 2.6 MB with segments of 64 KB. Full it is
+/// only before a reader that does not keep up, who gains nothing by it, and the node's memory pays. What
+/// the other end's window and the way let be under way is not limited by this.
+fn limit_unsent() -> Result<(), Netlink> {
+    if sysctl::read(&NOTSENT_LOWAT)? == UNLIMITED.to_string() {
+        sysctl::write(&NOTSENT_LOWAT, &MOST_UNSENT.to_string())?;
+    }
+    Ok(())
 }
 
 fn make_pair(host: &mut Conn, veth: &Veth) -> Result<sinabro_netlink::Link, Error> {

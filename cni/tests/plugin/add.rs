@@ -14,7 +14,7 @@ use sinabro_common::{
 use sinabro_netlink::{
     Conn, link,
     route::{Route, RouteFilter},
-    tc,
+    sysctl, tc,
     veth::Veth,
 };
 use std::fs;
@@ -381,6 +381,28 @@ fn what_stays_on_the_node_may_be_as_large_as_the_link() {
     assert!(routes.iter().all(|route| route["gw"] == v6), "{result}");
     let there = other.conn().routes(&RouteFilter::default()).unwrap();
     assert!(!there.iter().any(|r| r.dst.to_string() == "10.77.0.0/24"));
+}
+
+#[test]
+fn what_tcp_queues_by_large_segments_has_a_limit() {
+    const SETTING: [&str; 3] = ["net", "ipv4", "tcp_notsent_lowat"];
+    let unsent = |pod: &Pod| pod.place.run(|| Ok(sysctl::read(&SETTING)?)).unwrap();
+    let (node, plain, large, set) = (Node::new(), Pod::new(), Pod::new(), Pod::new());
+    let before = unsent(&plain);
+    node.call("ADD", &plain).run().result();
+    assert_eq!(unsent(&plain), before);
+    node.agent().state().local = Some(LocalMtu {
+        mtu: 65_535,
+        destinations: Vec::new(),
+    });
+    node.call("ADD", &large).run().result();
+    assert_eq!(unsent(&large), (768 << 10).to_string());
+    // What somebody set stays.
+    set.place
+        .run(|| Ok(sysctl::write(&SETTING, "16384")?))
+        .unwrap();
+    node.call("ADD", &set).run().result();
+    assert_eq!(unsent(&set), "16384");
 }
 
 #[test]
