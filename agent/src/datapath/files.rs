@@ -68,6 +68,8 @@ pub fn spoil(object: &mut Cow<'static, [u8]>) {
     let elf = object.to_mut();
     /// `r0 = *(u32 *)(r0 + 0)`, RFC 9669 section 5.3.
     const UNREADABLE: [u8; 8] = [0x61, 0, 0, 0, 0, 0, 0, 0];
+    /// The opcode of the one instruction that takes the place of two (section 5.4).
+    const WIDE: u8 = 0x18;
     const SHF_EXECINSTR: u64 = 4;
     let u16_at = |elf: &[u8], at: usize| Some(u16::from_le_bytes(*elf.get(at..)?.first_chunk()?));
     let u64_at = |elf: &[u8], at: usize| Some(u64::from_le_bytes(*elf.get(at..)?.first_chunk()?));
@@ -78,7 +80,11 @@ pub fn spoil(object: &mut Cow<'static, [u8]>) {
         let (flags, length) = (u64_at(elf, header + 8)?, u64_at(elf, header + 32)?);
         if flags & SHF_EXECINSTR != 0 && length > 0 {
             let code = usize::try_from(u64_at(elf, header + 24)?).ok()?;
-            elf.get_mut(code..code + 8)?.copy_from_slice(&UNREADABLE);
+            let places = if *elf.get(code)? == WIDE { 2 } else { 1 };
+            let first = elf.get_mut(code..code + places * UNREADABLE.len())?;
+            for place in first.chunks_exact_mut(UNREADABLE.len()) {
+                place.copy_from_slice(&UNREADABLE);
+            }
         }
         Some(())
     };
