@@ -21,6 +21,7 @@ pub mod pod_link;
 pub mod result;
 pub mod spec;
 pub mod undo;
+pub mod unsent;
 pub mod verb;
 
 use crate::{

@@ -193,11 +193,6 @@ pub fn make(
     let pod_index = pair
         .peer
         .ok_or_else(|| Error::new(Code::Kernel, format!("link {} has no peer", veth.name)))?;
-    if attachment.local.is_some() {
-        // Where it cannot be, slow readers cost the node more memory, and nothing else.
-        let _ = netns.run(limit_unsent);
-    }
-
     let enable = || {
         netns
             .run(|| enable_ipv6(ifname))
@@ -236,25 +231,6 @@ pub fn make(
         host_index: pair.index,
         routes,
     })
-}
-
-const NOTSENT_LOWAT: [&str; 3] = ["net", "ipv4", "tcp_notsent_lowat"];
-/// What it is in a new namespace: no limit.
-const UNLIMITED: u32 = u32::MAX;
-/// As much as a sender with small segments has queued for a reader that never read.
-const MOST_UNSENT: u32 = 768 << 10;
-
-/// Limits what TCP takes from an application and cannot send yet, of both families, where nobody did.
-///
-/// A connection's send buffer grows by its segment size: twenty segments from the start, each
-/// rounded up to a power of two (tcp_sndbuf_expand), which is 2.6 MB with segments of 64 KB. Full it is
-/// only before a reader that does not keep up, who gains nothing by it, and the node's memory pays. What
-/// the other end's window and the way let be under way is not limited by this.
-fn limit_unsent() -> Result<(), Netlink> {
-    if sysctl::read(&NOTSENT_LOWAT)? == UNLIMITED.to_string() {
-        sysctl::write(&NOTSENT_LOWAT, &MOST_UNSENT.to_string())?;
-    }
-    Ok(())
 }
 
 fn make_pair(host: &mut Conn, veth: &Veth) -> Result<sinabro_netlink::Link, Error> {

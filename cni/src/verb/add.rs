@@ -11,10 +11,12 @@ use crate::{
     pod_link::{self, Made},
     result::{CniResult, Interface, IpConfig, Route},
     undo::{Step, Undo},
+    unsent::Unsent,
 };
 use nix::sched::{CloneFlags, setns};
 use sinabro_common::api::{ApiError, Attachment, ErrorCode, Request, Response};
 use sinabro_netlink::{Conn, NetNs, ResultExt, link};
+use std::io;
 
 /// Returns the result's JSON.
 ///
@@ -25,7 +27,12 @@ pub fn run(conf: &Conf, target: &Target, args: Args) -> Result<String, Error> {
     let wishes = conf.wishes(&args)?;
     let previous = conf.prev_result()?;
     let dns = conf.dns()?;
-    let (netns, mut pod, taken) = open_netns(target)?;
+    let Inside {
+        netns,
+        conn: mut pod,
+        taken,
+        unsent,
+    } = open_netns(target)?;
     let mut host = Conn::new().map_err(no_socket)?;
     let mut agent = Agent::connect(&conf.socket, ADD_BUDGET)?;
     if taken {
@@ -38,6 +45,10 @@ pub fn run(conf: &Conf, target: &Target, args: Args) -> Result<String, Error> {
         &mut undo, request, target, &netns, &mut pod, &mut host, &mut agent,
     ) {
         Ok((attachment, made)) => {
+            if attachment.local.is_some() {
+                // Where it cannot be, slow readers cost the node more memory, and nothing else.
+                let _ = unsent.and_then(|unsent| unsent.limit());
+            }
             let mut result = previous.unwrap_or_default();
             let mut ours = describe(target, &attachment, &made);
             ours.dns = dns;
@@ -74,11 +85,21 @@ fn attach(
     Ok((attachment, made))
 }
 
-/// Opens CNI_NETNS and a socket in it; whether the interface's name is taken there.
+/// What was opened of and in a pod's network namespace.
+pub struct Inside {
+    pub netns: NetNs,
+    /// A socket there.
+    pub conn: Conn,
+    /// Whether the interface's name is taken.
+    pub taken: bool,
+    pub unsent: io::Result<Unsent>,
+}
+
+/// Opens CNI_NETNS and what is needed in it.
 ///
 /// # Errors
 /// Code 4 if it is no network namespace, or the plugin's own without leave.
-pub fn open_netns(target: &Target) -> Result<(NetNs, Conn, bool), Error> {
+pub fn open_netns(target: &Target) -> Result<Inside, Error> {
     let invalid = |why: &str| env::invalid("CNI_NETNS", &target.netns, why);
     let netns = NetNs::open(&target.netns).map_err(|error| match error {
         sinabro_netlink::Error::NotFound(_) => invalid("which does not exist"),
@@ -101,9 +122,15 @@ pub fn open_netns(target: &Target) -> Result<(NetNs, Conn, bool), Error> {
     };
     enter(&netns)?;
     let pod = Conn::new().and_then(|conn| Ok((conn, link::is_here(&target.owner.ifname)?)));
+    let unsent = Unsent::open();
     enter(&own)?;
-    let (pod, taken) = pod.map_err(no_socket)?;
-    Ok((netns, pod, taken))
+    let (conn, taken) = pod.map_err(no_socket)?;
+    Ok(Inside {
+        netns,
+        conn,
+        taken,
+        unsent,
+    })
 }
 
 /// An interface that exists is an error (specification, section 2, ADD), unless it is this

@@ -56,7 +56,7 @@ pub fn run(conf: &Conf, target: &Target) -> Result<(), Error> {
             .details(format!("link {link} is there; DEL removes it")),
         });
     };
-    let (_netns, mut pod, _) = open_netns(target)?;
+    let mut pod = open_netns(target)?.conn;
     let inner = pod
         .link_by_name(&target.owner.ifname)
         .ignore_not_found()
