@@ -8,7 +8,7 @@ use sinabro_common::{
     api::{LocalMtuWish, Mac, Owner, PodRef, TcpAcceleration},
     names,
 };
-use std::{ffi::OsString, net::IpAddr};
+use std::{ffi::OsString, fmt, net::IpAddr, str::FromStr};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
@@ -175,16 +175,10 @@ fn parse_args(text: &str) -> Result<Args, Error> {
                 args.mac = Some(mac);
             }
             ACCELERATION if !value.is_empty() => {
-                let wish = value
-                    .parse()
-                    .map_err(|e| bad(format!("`{ACCELERATION}` is `{}`, {e}", excerpt(value))))?;
-                args.acceleration = Some(wish);
+                args.acceleration = Some(wish(key, value).map_err(bad)?);
             }
             LOCAL_MTU if !value.is_empty() => {
-                let wish = value
-                    .parse()
-                    .map_err(|e| bad(format!("`{LOCAL_MTU}` is `{}`, {e}", excerpt(value))))?;
-                args.local_mtu = Some(wish);
+                args.local_mtu = Some(wish(key, value).map_err(bad)?);
             }
             "IP" | "MAC" | ACCELERATION | LOCAL_MTU => {}
             _ => unknown.push(excerpt(key)),
@@ -196,6 +190,12 @@ fn parse_args(text: &str) -> Result<Args, Error> {
         ));
     }
     Ok(args)
+}
+
+/// A pod's wish, or why the value is none.
+fn wish<T: FromStr<Err: fmt::Display>>(key: &str, value: &str) -> Result<T, String> {
+    let wish = value.parse();
+    wish.map_err(|error| format!("`{key}` is `{}`, {error}", excerpt(value)))
 }
 
 /// An address asked for, with or without a prefix length: pods have host prefixes anyway.

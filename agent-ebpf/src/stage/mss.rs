@@ -11,7 +11,11 @@ use super::Action;
 use crate::{
     PASS,
     maps::{ENDPOINTS, NODES, OVERLAY, PATH_MTU},
-    parse::{Fragment, Ip, ip4, ip6, l4::L4, mss, proto},
+    parse::{
+        Fragment, Ip, ip4, ip6,
+        l4::{L4, TCP_SYN},
+        mss, proto,
+    },
     rewrite,
 };
 use aya_ebpf::{
@@ -22,7 +26,6 @@ use aya_ebpf::{
 };
 use sinabro_common::abi::drop::DropReason;
 
-const TCP_SYN: u8 = 0x02;
 /// Where a TCP header has its flags.
 const TCP_FLAGS: u32 = 13;
 

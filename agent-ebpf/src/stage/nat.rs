@@ -13,7 +13,11 @@ use super::Action;
 use crate::{
     PASS,
     maps::{ENDPOINTS, NAT, NON_MASQUERADE},
-    parse::{Fragment, Ip, icmp, l4::L4, proto},
+    parse::{
+        Fragment, Ip, icmp,
+        l4::{L4, TCP_ACK, TCP_RST, TCP_SYN},
+        proto,
+    },
     rewrite::{self, End},
 };
 use aya_ebpf::{
@@ -36,10 +40,6 @@ const EEXIST: i32 = -17;
 
 /// A packet of a busy flow writes its time no more often than this.
 const REFRESH_NS: u64 = 1_000_000_000;
-
-const TCP_SYN: u8 = 0x02;
-const TCP_RST: u8 = 0x04;
-const TCP_ACK: u8 = 0x10;
 
 /// Gives a pod's packet that leaves the cluster the node's address.
 #[inline(always)]
