@@ -6,6 +6,7 @@
 
 pub mod acceleration;
 pub mod config;
+pub mod connection;
 pub mod counters;
 pub mod drop;
 pub mod endpoint;
@@ -13,6 +14,7 @@ pub mod flow;
 pub mod layout;
 pub mod nat;
 pub mod node;
+pub mod uplink;
 
 /// An IPv6 address, or an IPv4 address mapped into one (`::ffff:a.b.c.d`, RFC 4291 §2.5.5.2).
 ///

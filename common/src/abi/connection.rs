@@ -1,0 +1,428 @@
+//! The one table of connections.
+//!
+//! - map `CONNECTIONS`, hash: [`ConnectionKey`] → [`Connection`]: one record for each connection that
+//!   anything has to be remembered of. The key is the tuple between the *real ends*: the client's own
+//!   address and that of whoever answers. No translated address is in it.
+//! - map `ALIASES`, hash: [`Tuple`] → [`Alias`]: a packet as it is on the wire where an address of it is a
+//!   translated one. The alias gives the real destination, and with it the key of the record.
+//! - map `FRAGMENTS`, LRU hash: [`FragmentKey`] → [`Fragment`]: what the first fragment of a packet said of
+//!   all of them.
+//! - map `SHARES`, hash: index of a pod's host-side link (u32) → [`Share`]: what the pod's connections take.
+//! - map `LIMITS`, array of one: 0 → [`Limits`].
+//! - map `HOST_PORTS`, array of [`HOST_PORT_WORDS`] u64: ports that no connection gets, a bit each
+//!   ([`host_port_word`]).
+//!
+//! Invariants. An alias is claimed (NOEXIST) before its record is written and removed after it: a translated port
+//! has one owner, and it is free only once nothing is translated to it. Whoever loses the race for the
+//! record takes its own alias back. The agent removes what is over ([`crate::algo::lifetime`]); the
+//! programs take what is over for not there.
+
+use super::{Addr, map_type};
+
+/// Records, if the settings do not say.
+pub const MAX_CONNECTIONS: u32 = 131_072;
+/// Fragmented packets under way at a time.
+pub const MAX_FRAGMENTS: u32 = 8192;
+
+/// A packet's ends as they are on the wire.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tuple {
+    pub src: Addr,
+    pub dst: Addr,
+    /// Network order; the id of an echo message, in both; zero where the protocol has none.
+    pub src_port: [u8; 2],
+    /// As `src_port`.
+    pub dst_port: [u8; 2],
+    /// IP protocol number.
+    pub proto: u8,
+    /// Zero.
+    pub pad: [u8; 3],
+}
+map_type!(Tuple, 40, 2, [src, dst, src_port, dst_port, proto, pad]);
+
+/// Both ends of a connection; `low` is the smaller of the two, by address and then by port, so that both
+/// directions have the same key.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnectionKey {
+    pub low: Addr,
+    pub high: Addr,
+    /// As in [`Tuple`].
+    pub low_port: [u8; 2],
+    pub high_port: [u8; 2],
+    /// IP protocol number.
+    pub proto: u8,
+    /// Zero.
+    pub pad: [u8; 3],
+}
+map_type!(
+    ConnectionKey,
+    40,
+    2,
+    [low, high, low_port, high_port, proto, pad]
+);
+
+/// The client, who began, is `high`.
+pub const FLAG_CLIENT_IS_HIGH: u16 = 1 << 0;
+/// What the client sends leaves the node as [`Connection::nat`].
+pub const FLAG_MASQUERADED: u16 = 1 << 1;
+/// Begun by an outside end with a pod's own address, which the pod keeps in its replies.
+pub const FLAG_INBOUND: u16 = 1 << 2;
+/// Between two pods of this node, and translated by the host's stack, to which it keeps.
+pub const FLAG_STACK: u16 = 1 << 3;
+/// Counted among its payer's connections that nobody has answered yet.
+pub const FLAG_EMBRYONIC: u16 = 1 << 4;
+
+/// What is known of a connection.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// `bpf_ktime_get_ns` of the last packet in either direction, at most a second old.
+    pub last_seen_ns: u64,
+    /// The same of the first.
+    pub began_ns: u64,
+    /// Source that the client's packets have outside; [`Addr::UNSPECIFIED`]: their own.
+    pub nat: Addr,
+    /// Destination that the client sends to; [`Addr::UNSPECIFIED`]: the server's own. For Services.
+    pub frontend: Addr,
+    /// Port (or echo id) that goes with `nat`, network order.
+    pub nat_port: [u8; 2],
+    /// Port that goes with `frontend`, network order.
+    pub frontend_port: [u8; 2],
+    /// [`crate::algo::ct_state`] bits of what `low` sent and of what `high` sent.
+    pub states: [u8; 2],
+    /// `FLAG_*`.
+    pub flags: u16,
+    /// Index of the host-side link of the pod whose share it is in; zero: nobody's.
+    pub payer: u32,
+    /// Of a Service: who answers, and which of those that had the number. Zero.
+    pub endpoint: u32,
+    pub endpoint_generation: u32,
+    /// Policy of `low` and of `high`: at which state of it, and how, they were judged. Zero.
+    pub policy_epochs: [u32; 2],
+    pub verdicts: [u8; 2],
+    /// Zero.
+    pub pad: [u8; 10],
+}
+map_type!(
+    Connection,
+    88,
+    2,
+    [
+        last_seen_ns,
+        began_ns,
+        nat,
+        frontend,
+        nat_port,
+        frontend_port,
+        states,
+        flags,
+        payer,
+        endpoint,
+        endpoint_generation,
+        policy_epochs,
+        verdicts,
+        pad
+    ]
+);
+
+/// Where packets with a translated destination really go.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alias {
+    /// The real destination.
+    pub addr: Addr,
+    /// Its port (or echo id), network order.
+    pub port: [u8; 2],
+    /// Zero.
+    pub pad: [u8; 2],
+    /// How many want to take it over; only the first of them may.
+    pub takers: u32,
+    /// When a packet that came by it was last noted in the record.
+    pub noted_ns: u64,
+    /// From when on another connection may take it over, `bpf_ktime_get_ns`; zero: not yet.
+    pub reusable_ns: u64,
+}
+map_type!(
+    Alias,
+    40,
+    2,
+    [addr, port, pad, takers, noted_ns, reusable_ns]
+);
+
+/// Which packet a fragment is of (RFC 791 §3.2, RFC 8200 §4.5).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FragmentKey {
+    pub src: Addr,
+    pub dst: Addr,
+    /// As it is on the wire; of IPv4 in the first two bytes.
+    pub id: [u8; 4],
+    /// IP protocol number.
+    pub proto: u8,
+    /// Zero.
+    pub pad: [u8; 3],
+}
+map_type!(FragmentKey, 40, 2, [src, dst, id, proto, pad]);
+
+/// What becomes of the fragments of a packet.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fragment {
+    /// The address to write: of the source in what leaves, of the destination in what comes in.
+    pub addr: Addr,
+    /// When the first came, `bpf_ktime_get_ns`.
+    pub seen_ns: u64,
+}
+map_type!(Fragment, 24, 2, [addr, seen_ns]);
+
+/// What a pod's connections take. The programs add to it; the agent, which counts as it looks for what is
+/// over, sets it right.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Share {
+    pub connections: u64,
+    /// Of those, the ones that nobody has answered yet.
+    pub embryonic: u64,
+    /// Connections refused because of a limit.
+    pub refused: u64,
+}
+map_type!(Share, 24, 2, [connections, embryonic, refused]);
+
+/// Sizes and times, host order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections of one pod.
+    pub per_pod: u32,
+    /// Connections of one pod that nobody has answered yet.
+    pub embryonic_per_pod: u32,
+    /// Seconds, by [`crate::algo::lifetime::Stage`].
+    pub lifetimes: [u32; 12],
+}
+map_type!(Limits, 56, 2, [per_pod, embryonic_per_pod, lifetimes]);
+
+/// Words of `HOST_PORTS`: a bit for each port, for TCP, UDP and SCTP.
+pub const HOST_PORT_WORDS: u32 = 3 * 1024;
+
+/// Where the bit of a port (host order) of a protocol is: index of the word, and the bit in it; none for
+/// protocols without ports.
+#[inline(always)]
+pub const fn host_port_word(proto: u8, port: u16) -> Option<(u32, u64)> {
+    let table = match proto {
+        6 => 0,
+        17 | 136 => 1,
+        132 => 2,
+        _ => return None,
+    };
+    Some((table * 1024 + port as u32 / 64, 1 << (port % 64)))
+}
+
+const PROTO_ICMP: u8 = 1;
+const PROTO_ICMPV6: u8 = 58;
+
+/// Whether a protocol's flows are told apart by one id that both directions have (RFC 792, RFC 4443 §4).
+#[inline(always)]
+pub const fn has_one_id(proto: u8) -> bool {
+    matches!(proto, PROTO_ICMP | PROTO_ICMPV6)
+}
+
+impl Tuple {
+    /// The tuple of packets that answer.
+    #[inline(always)]
+    pub const fn reversed(&self) -> Self {
+        Self {
+            src: self.dst,
+            dst: self.src,
+            src_port: self.dst_port,
+            dst_port: self.src_port,
+            proto: self.proto,
+            pad: [0; 3],
+        }
+    }
+
+    /// The tuple of packets that answer once the source has become `addr`:`port`.
+    #[inline(always)]
+    pub const fn reply_to(&self, addr: Addr, port: [u8; 2]) -> Self {
+        Self {
+            src: self.dst,
+            dst: addr,
+            src_port: if has_one_id(self.proto) {
+                port
+            } else {
+                self.dst_port
+            },
+            dst_port: port,
+            proto: self.proto,
+            pad: [0; 3],
+        }
+    }
+
+    /// The same packets with another destination.
+    #[inline(always)]
+    pub const fn to(&self, addr: Addr, port: [u8; 2]) -> Self {
+        Self {
+            src: self.src,
+            dst: addr,
+            src_port: if has_one_id(self.proto) {
+                port
+            } else {
+                self.src_port
+            },
+            dst_port: port,
+            proto: self.proto,
+            pad: [0; 3],
+        }
+    }
+
+    /// Whether the source is the higher end.
+    #[inline(always)]
+    pub fn is_from_high(&self) -> bool {
+        let (src, dst) = (halves(&self.src), halves(&self.dst));
+        if src.0 != dst.0 {
+            return src.0 > dst.0;
+        }
+        if src.1 != dst.1 {
+            return src.1 > dst.1;
+        }
+        u16::from_be_bytes(self.src_port) > u16::from_be_bytes(self.dst_port)
+    }
+
+    /// The key of the record, and whether the source is its higher end.
+    #[inline(always)]
+    pub fn key(&self) -> (ConnectionKey, bool) {
+        let from_high = self.is_from_high();
+        let (low, high, low_port, high_port) = match from_high {
+            false => (self.src, self.dst, self.src_port, self.dst_port),
+            true => (self.dst, self.src, self.dst_port, self.src_port),
+        };
+        let key = ConnectionKey {
+            low,
+            high,
+            low_port,
+            high_port,
+            proto: self.proto,
+            pad: [0; 3],
+        };
+        (key, from_high)
+    }
+}
+
+/// Both halves as numbers: their order is that of the bytes.
+#[inline(always)]
+fn halves(addr: &Addr) -> (u64, u64) {
+    let a = &addr.0;
+    (
+        u64::from_be_bytes([a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]]),
+        u64::from_be_bytes([a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15]]),
+    )
+}
+
+impl ConnectionKey {
+    /// What one end sends to the other.
+    #[inline(always)]
+    pub const fn sent_by(&self, high: bool) -> Tuple {
+        let (src, dst, src_port, dst_port) = match high {
+            false => (self.low, self.high, self.low_port, self.high_port),
+            true => (self.high, self.low, self.high_port, self.low_port),
+        };
+        Tuple {
+            src,
+            dst,
+            src_port,
+            dst_port,
+            proto: self.proto,
+            pad: [0; 3],
+        }
+    }
+}
+
+impl Connection {
+    #[inline(always)]
+    pub const fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether the client is the higher end.
+    #[inline(always)]
+    pub const fn client_is_high(&self) -> bool {
+        self.has(FLAG_CLIENT_IS_HIGH)
+    }
+
+    /// What the client sends, by the record's key.
+    #[inline(always)]
+    pub const fn from_client(&self, key: &ConnectionKey) -> Tuple {
+        key.sent_by(self.client_is_high())
+    }
+
+    /// The key of the alias by which answers come, if its packets are masqueraded.
+    #[inline(always)]
+    pub const fn alias(&self, key: &ConnectionKey) -> Option<Tuple> {
+        if !self.has(FLAG_MASQUERADED) {
+            return None;
+        }
+        Some(self.from_client(key).reply_to(self.nat, self.nat_port))
+    }
+
+    /// What the client and what the server sent.
+    #[inline(always)]
+    pub const fn client_and_server(&self) -> (u8, u8) {
+        match self.client_is_high() {
+            false => (self.states[0], self.states[1]),
+            true => (self.states[1], self.states[0]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tuple(src: [u8; 4], dst: [u8; 4], ports: ([u8; 2], [u8; 2]), proto: u8) -> Tuple {
+        let echo = has_one_id(proto);
+        Tuple {
+            src: Addr::v4(src),
+            dst: Addr::v4(dst),
+            src_port: ports.0,
+            dst_port: if echo { ports.0 } else { ports.1 },
+            proto,
+            pad: [0; 3],
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn both_directions_have_one_key(
+            src: [u8; 4], dst: [u8; 4], ports: ([u8; 2], [u8; 2]), proto: u8,
+        ) {
+            let sent = tuple(src, dst, ports, proto);
+            let (key, from_high) = sent.key();
+            let (of_reply, reply_from_high) = sent.reversed().key();
+            prop_assert_eq!(key, of_reply);
+            prop_assert_eq!(key.sent_by(from_high), sent);
+            prop_assert_eq!(key.sent_by(reply_from_high), sent.reversed());
+            let numbers = |addr: Addr, port| (addr.0, u16::from_be_bytes(port));
+            prop_assert!(numbers(key.low, key.low_port) <= numbers(key.high, key.high_port));
+        }
+
+        #[test]
+        fn an_alias_leads_to_its_record(
+            src: [u8; 4], dst: [u8; 4], node: [u8; 4],
+            ports: ([u8; 2], [u8; 2]), given: [u8; 2], proto: u8,
+        ) {
+            let sent = tuple(src, dst, ports, proto);
+            let alias = sent.reply_to(Addr::v4(node), given);
+            prop_assert_eq!((alias.src, alias.dst, alias.dst_port), (sent.dst, Addr::v4(node), given));
+            prop_assert_eq!(alias.to(sent.src, sent.src_port), sent.reversed());
+        }
+
+        #[test]
+        fn each_port_has_a_bit_of_its_own(a: u16, b: u16, proto in prop_oneof![Just(6u8), Just(17), Just(132)]) {
+            let (word, bit) = host_port_word(proto, a).unwrap();
+            prop_assert!(word < HOST_PORT_WORDS && bit.count_ones() == 1);
+            prop_assert_eq!(host_port_word(proto, b) == Some((word, bit)), a == b);
+        }
+    }
+}
