@@ -11,6 +11,7 @@ use aya_ebpf::{
 use sinabro_common::abi::{
     Addr,
     config::{MAX_NON_MASQUERADE, NodeConfig},
+    connection::HOST_PORT_WORDS,
     counters::PodCounters,
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
@@ -18,6 +19,7 @@ use sinabro_common::abi::{
     layout::{FieldKey, FieldSpan, MAX_FIELDS, MAX_MAPS, MapRecord},
     nat::{MAX_NAT_ENTRIES, NatEntry, NatKey},
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
+    uplink::{MAX_UPLINKS, Uplink},
 };
 
 #[map]
@@ -56,6 +58,12 @@ pub static OVERLAY: Array<Overlay> = Array::pinned(1, 0);
 
 #[map]
 pub static PATH_MTU: Array<u32> = Array::pinned(1, 0);
+
+#[map]
+pub static UPLINKS: HashMap<u32, Uplink> = HashMap::pinned(MAX_UPLINKS, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static HOST_PORTS: Array<u64> = Array::pinned(HOST_PORT_WORDS, 0);
 
 #[map]
 pub static LAYOUTS: HashMap<u64, MapRecord> = HashMap::pinned(MAX_MAPS, BPF_F_NO_PREALLOC);

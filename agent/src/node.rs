@@ -125,8 +125,11 @@ impl NodeState {
             uplinks: links
                 .into_iter()
                 .map(|link| Uplink {
-                    name: link.name,
                     index: link.index,
+                    v4: masquerade_v4,
+                    v6: None,
+                    header_len: uplink::header_len(&link),
+                    name: link.name,
                 })
                 .collect(),
         })

@@ -37,6 +37,8 @@ pub struct Link {
     /// From 6.8 on, asking for one link makes the kernel do so first (linkwatch_sync_dev).
     pub operational: bool,
     pub loopback: bool,
+    /// `ARPHRD_*` (linux/if_arp.h): which header its packets have in front of that of IP.
+    pub hardware: u16,
     /// `veth`, `vxlan`, `bridge`, …; absent on loopback and physical devices.
     pub kind: Option<String>,
     /// Index of the other end (veth) or lower link; may count in another namespace.
@@ -281,6 +283,7 @@ impl Link {
             carrier: header.flags.contains(LinkFlags::LowerUp),
             operational: false,
             loopback: header.flags.contains(LinkFlags::Loopback),
+            hardware: header.link_layer_type.into(),
             kind: None,
             peer: None,
             peer_elsewhere: false,

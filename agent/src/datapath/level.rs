@@ -221,7 +221,7 @@ fn is_refusal(error: &DatapathError) -> bool {
 
 /// Whether an agent of any version had programs on this node since it was booted: each sets the
 /// node's settings then, and none without programs does.
-fn has_run(directory: &Path) -> bool {
+pub fn has_run(directory: &Path) -> bool {
     const UNSET: NodeConfig = NodeConfig {
         masquerade_v4: Addr([0; 16]),
         masquerade_v6: Addr([0; 16]),

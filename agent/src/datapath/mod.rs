@@ -46,7 +46,7 @@ use crate::chain::Chain;
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
 use maps::{Maps, shape};
-pub use maps::{PodAcceleration, QueueLimits, QueueUsage, Tunnels};
+pub use maps::{PodAcceleration, PortSet, QueueLimits, QueueUsage, Tunnels};
 use sinabro_common::{
     abi::{
         Addr,
@@ -56,6 +56,7 @@ use sinabro_common::{
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
         nat::NatKey,
+        uplink::Uplink,
     },
     algo::acceleration,
     fail_point::fail_point,
@@ -188,6 +189,9 @@ impl Datapath {
         if choice.level != Level::None {
             let expected = shape::expected(config);
             maps.layouts.note(&config.bpf_dir, &expected)?;
+            if !choice.ran {
+                maps.config.runs(shape::generation())?;
+            }
         }
         let mut logs = vec![log::reader(&mut objects.uplink)?];
         let classifiers = match choice.level {
@@ -382,8 +386,17 @@ impl Datapath {
         Ok(gone)
     }
 
-    /// Attaches the uplink programs to exactly these interfaces. Idempotent.
-    pub fn set_uplinks(&self, ifindexes: &[u32]) -> Result<(), DatapathError> {
+    /// Attaches the uplink programs to exactly these interfaces, and has them know of each what is given
+    /// with its index. Idempotent.
+    pub fn set_uplinks(&self, uplinks: &[(u32, Uplink)]) -> Result<(), DatapathError> {
+        let indexes: Vec<u32> = uplinks.iter().map(|(index, _)| *index).collect();
+        // Known before a program looks it up, and until none does any more.
+        self.maps.uplinks.put(uplinks)?;
+        self.attach_uplinks(&indexes)?;
+        self.maps.uplinks.retain(&indexes)
+    }
+
+    fn attach_uplinks(&self, ifindexes: &[u32]) -> Result<(), DatapathError> {
         let mut transition = lock(&self.transition);
         let Some(under_way) = &mut *transition else {
             return self.classifiers.set_uplinks(ifindexes);
@@ -398,6 +411,11 @@ impl Datapath {
             }
         }
         Ok(())
+    }
+
+    /// Ports that no masqueraded connection gets: exactly these from now on. Connections that have one keep it.
+    pub fn set_host_ports(&self, ports: &PortSet) -> Result<(), DatapathError> {
+        self.maps.host_ports.set(ports)
     }
 
     /// To be called before this process ends: an agent of the version before may be the next, and does

@@ -9,7 +9,7 @@
 use super::{
     DatapathConfig, DatapathError, btf,
     files::{self, ObjectFiles},
-    log,
+    level, log,
     maps::{
         self,
         fields::Moves,
@@ -182,8 +182,12 @@ impl Objects {
     }
 }
 
-/// The layout generation of the programs that run.
+/// The layout generation of the programs that run; this version's where none did: there is nothing to
+/// take over then.
 fn generation(directory: &Path) -> u32 {
+    if !level::has_run(directory) {
+        return shape::generation();
+    }
     match maps::config::pinned(directory) {
         Some(Ok(config)) => config.generation(),
         // Nothing ran, or something of which nothing is known.

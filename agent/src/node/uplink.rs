@@ -2,17 +2,49 @@
 
 use super::NodeError;
 use crate::{config::Settings, plan::Node, troubles::trouble};
-use sinabro_common::api::Trouble;
-use sinabro_netlink::{Conn, Family, Link, ResultExt, addr::Addr};
+use sinabro_common::{
+    abi::{Addr, uplink as abi},
+    api::Trouble,
+};
+use sinabro_netlink::{Conn, Family, Link, ResultExt, addr::Addr as LinkAddr};
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+/// A device that leads out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uplink {
     pub name: String,
     pub index: u32,
+    /// Source of what is masqueraded there.
+    pub v4: Option<Ipv4Addr>,
+    pub v6: Option<Ipv6Addr>,
+    /// Length of what its packets have in front of the IP header.
+    pub header_len: u32,
+}
+
+impl Uplink {
+    /// What the programs are told of it.
+    pub fn record(&self) -> abi::Uplink {
+        let addr = |address: Option<IpAddr>| address.map_or(Addr::UNSPECIFIED, Addr::from);
+        abi::Uplink {
+            v4: addr(self.v4.map(IpAddr::V4)),
+            v6: addr(self.v6.map(IpAddr::V6)),
+            header_len: self.header_len,
+            pad: 0,
+        }
+    }
+}
+
+/// Length of the header that programs on a link find in front of that of IP: none where the link has no
+/// addresses of its own (tun, WireGuard, ppp, tunnels of IP in IP).
+pub(super) fn header_len(link: &Link) -> u32 {
+    const ETHERNET: u32 = 14;
+    match link.hardware {
+        libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK => ETHERNET,
+        _ => 0,
+    }
 }
 
 /// The devices that lead out: as set, else the one with the node's address, else that of the
@@ -73,14 +105,18 @@ pub(super) fn unmasqueraded_ways_out(
 
 /// Source of masqueraded packets: the node's own IPv4 address if a link has it (replies to
 /// another would not come here), else the uplink's first.
-pub(super) fn source_v4(node: &Node, uplink: &Link, here: &[Addr]) -> Result<Ipv4Addr, NodeError> {
+pub(super) fn source_v4(
+    node: &Node,
+    uplink: &Link,
+    here: &[LinkAddr],
+) -> Result<Ipv4Addr, NodeError> {
     let v4 = |address: IpAddr| match address {
         IpAddr::V4(a) => Some(a),
         IpAddr::V6(_) => None,
     };
     let held = |address: &IpAddr| here.iter().any(|a| a.net.addr() == *address);
     let own = node.addresses.iter().copied().filter(held).filter_map(v4);
-    let global = |a: &&Addr| a.link == uplink.index && a.scope == libc::RT_SCOPE_UNIVERSE;
+    let global = |a: &&LinkAddr| a.link == uplink.index && a.scope == libc::RT_SCOPE_UNIVERSE;
     let of_uplink = here.iter().filter(global).map(|a| a.net.addr());
     own.chain(of_uplink.filter_map(v4))
         .next()
@@ -106,7 +142,7 @@ mod tests {
         .unwrap();
         let links = ["u0", "u1"].map(|name| conn.link_by_name(name).unwrap());
         for (link, net) in links.iter().zip(addresses) {
-            let address = Addr::new(link.index, net.parse().unwrap());
+            let address = LinkAddr::new(link.index, net.parse().unwrap());
             conn.execute_all([link::set_up(link.index), address.add()])
                 .unwrap();
         }

@@ -7,12 +7,12 @@ use crate::{
     config::Settings,
     datapath::Datapath,
     endpoint::Endpoints,
-    node::{NodeState, NodeStatus},
+    node::{NodeState, NodeStatus, Uplink},
     prepare,
     watch::Snapshot,
 };
 use anyhow::{Context as _, bail};
-use sinabro_common::names;
+use sinabro_common::{abi::uplink as abi, names};
 use sinabro_netlink::Event;
 use std::{future::pending, sync::Arc, time::Duration};
 use tokio::{
@@ -56,7 +56,7 @@ pub(super) async fn follow_node(mut task: NodeTask) -> anyhow::Result<()> {
                 let state = NodeState::find(&settings, &facts)?;
                 if before.as_deref() == Some(&state) {
                     // Attached again if somebody took the programs off.
-                    datapath.set_uplinks(&indexes(&state))?;
+                    datapath.set_uplinks(&records(&state))?;
                     return Ok(Arc::new(state));
                 }
                 apply_node(&datapath, &endpoints, ports, &state)?;
@@ -154,6 +154,11 @@ fn indexes(state: &NodeState) -> Vec<u32> {
     state.uplinks.iter().map(|uplink| uplink.index).collect()
 }
 
+fn records(state: &NodeState) -> Vec<(u32, abi::Uplink)> {
+    let record = |uplink: &Uplink| (uplink.index, uplink.record());
+    state.uplinks.iter().map(record).collect()
+}
+
 fn apply_node(
     datapath: &Datapath,
     endpoints: &Endpoints,
@@ -190,7 +195,7 @@ fn apply_node(
         .set_path_mtu(state.mtu)
         .context("cannot set the MTU of the ways out")?;
     datapath
-        .set_uplinks(&indexes(state))
+        .set_uplinks(&records(state))
         .context("cannot attach to the uplink")?;
     Ok(())
 }

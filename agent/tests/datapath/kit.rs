@@ -12,6 +12,7 @@ use sinabro_common::{
         config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_STAMPED, FLAG_TUNNELS, NodeConfig},
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
+        uplink::Uplink,
     },
     names,
 };
@@ -274,6 +275,17 @@ impl Pod {
     }
 }
 
+/// What the programs are told of an Ethernet uplink with the node's address.
+pub fn leads_out(ifindex: u32) -> (u32, Uplink) {
+    let uplink = Uplink {
+        v4: Addr::v4(NODE.octets()),
+        v6: Addr::UNSPECIFIED,
+        header_len: 14,
+        pad: 0,
+    };
+    (ifindex, uplink)
+}
+
 /// A host beyond the node's uplink, which knows the pods' addresses only through the node's.
 pub struct Outside {
     pub place: Place,
@@ -290,7 +302,7 @@ impl Outside {
         let net = |address: Ipv4Addr| format!("{address}/24").parse().unwrap();
         place.set_up("eth0", &[net(OUTSIDE)]).unwrap();
         let uplink = node.set_up("uplink", &[net(NODE)]).unwrap();
-        datapath.set_uplinks(&[uplink]).unwrap();
+        datapath.set_uplinks(&[leads_out(uplink)]).unwrap();
         let outside = Self { place, uplink };
         outside.run(|| wait_for(NODE.into()));
         outside

@@ -8,22 +8,26 @@ mod counters;
 mod drops;
 mod endpoints;
 pub mod fields;
+mod host_ports;
 pub mod layouts;
 pub mod migrations;
 pub mod nat;
 mod nodes;
 mod queues;
 pub mod shape;
+mod uplinks;
 
 pub use acceleration::{Acceleration, PodAcceleration};
 pub use config::{Config, NonMasquerade, PathMtu};
 pub use counters::Counters;
 pub use drops::Drops;
 pub use endpoints::{Endpoints, PodLinks};
+pub use host_ports::{HostPorts, PortSet};
 pub use layouts::Layouts;
 pub use nat::Nat;
 pub use nodes::{Nodes, Tunnels};
 pub use queues::{QueueLimits, QueueUsage};
+pub use uplinks::Uplinks;
 
 use super::{DatapathError, raw_map::RawMap};
 use aya::{
@@ -47,6 +51,8 @@ pub struct Maps {
     pub drops: Drops,
     pub nat: Nat,
     pub nodes: Nodes,
+    pub uplinks: Uplinks,
+    pub host_ports: HostPorts,
     pub layouts: Layouts,
 }
 
@@ -62,6 +68,8 @@ impl Maps {
             counters: Counters::new(take(ebpf, "POD_COUNTERS")?)?,
             drops: Drops::new(take(ebpf, "DROPS")?)?,
             nat: Nat::new(take(ebpf, "NAT")?)?,
+            uplinks: Uplinks::new(take(ebpf, "UPLINKS")?)?,
+            host_ports: HostPorts::new(take(ebpf, "HOST_PORTS")?)?,
             layouts: Layouts::new(take(ebpf, "LAYOUTS")?, take(ebpf, "LAYOUT_FIELDS")?)?,
             nodes: Nodes::new(
                 take(ebpf, "NODES")?,

@@ -10,6 +10,7 @@ use sinabro_common::abi::{
         Enrolled, MAX_CHARGES, MAX_SERVERS, MAX_SOCKETS, ServerKey, SocketState, Traffic,
     },
     config::{MAX_NON_MASQUERADE, NodeConfig},
+    connection::HOST_PORT_WORDS,
     counters::PodCounters,
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
@@ -19,6 +20,7 @@ use sinabro_common::abi::{
     },
     nat::{MAX_NAT_ENTRIES, NatEntry, NatKey},
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
+    uplink::{MAX_UPLINKS, Uplink},
 };
 use std::{
     fmt,
@@ -232,6 +234,8 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),
         map::<u32, Overlay>("OVERLAY", ARRAY, 1, 0),
         map::<u32, u32>("PATH_MTU", ARRAY, 1, 0),
+        map::<u32, Uplink>("UPLINKS", HASH, MAX_UPLINKS, NO_PREALLOC),
+        map::<u32, u64>("HOST_PORTS", ARRAY, HOST_PORT_WORDS, 0),
         map::<u64, MapRecord>("LAYOUTS", HASH, MAX_MAPS, NO_PREALLOC),
         map::<FieldKey, FieldSpan>("LAYOUT_FIELDS", HASH, MAX_FIELDS, NO_PREALLOC),
         map::<Addr, AcceleratedPod>("ACCELERATED_PODS", HASH, 2 * MAX_PODS, NO_PREALLOC),

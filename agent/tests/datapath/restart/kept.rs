@@ -29,7 +29,9 @@ fn a_restart_keeps_every_flow() {
             far.works();
             a.attach(&datapath);
             b.attach(&datapath);
-            datapath.set_uplinks(&[outside.uplink]).unwrap();
+            datapath
+                .set_uplinks(&[kit::leads_out(outside.uplink)])
+                .unwrap();
             let live = HashSet::from([a.link.clone(), b.link.clone()]);
             assert!(datapath.retain_pods(&live).unwrap().is_empty());
             near.works();
@@ -101,7 +103,9 @@ fn the_way_of_attaching_can_change() {
             drop(datapath);
             datapath = load(mode);
             pod.attach(&datapath);
-            datapath.set_uplinks(&[outside.uplink]).unwrap();
+            datapath
+                .set_uplinks(&[kit::leads_out(outside.uplink)])
+                .unwrap();
             assert_eq!(links().len(), pins);
             let count = || {
                 datapath
@@ -197,14 +201,18 @@ fn uplinks_come_and_go() {
             assert_eq!(source(), kit::NODE);
             // Pods' links may serve as uplinks of nothing: both at once.
             datapath
-                .set_uplinks(&[outside.uplink, pod.ifindex])
+                .set_uplinks(&[kit::leads_out(outside.uplink), kit::leads_out(pod.ifindex)])
                 .unwrap();
             assert_eq!(source(), kit::NODE);
             // As fast as a link flaps: gone is gone, and back is back.
             for _ in 0..20 {
-                datapath.set_uplinks(&[pod.ifindex]).unwrap();
+                datapath
+                    .set_uplinks(&[kit::leads_out(pod.ifindex)])
+                    .unwrap();
                 assert_eq!(source(), pod.v4);
-                datapath.set_uplinks(&[outside.uplink]).unwrap();
+                datapath
+                    .set_uplinks(&[kit::leads_out(outside.uplink)])
+                    .unwrap();
                 assert_eq!(source(), kit::NODE);
             }
             if mode == AttachMode::Tcx {

@@ -123,7 +123,9 @@ fn a_table_of_another_size_takes_over_what_was_in_the_one_before() {
             assert_eq!(changed_since(&before), ["NAT"]);
             call.works();
             pod.attach(&datapath);
-            datapath.set_uplinks(&[outside.uplink]).unwrap();
+            datapath
+                .set_uplinks(&[kit::leads_out(outside.uplink)])
+                .unwrap();
             call.works();
         }
     });

@@ -3,6 +3,7 @@
 mod kept;
 mod misfits;
 mod overlay;
+mod uplinks;
 
 use crate::{
     kit::{self, OUTSIDE, Outside, Pod},
@@ -27,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-const MAPS: [&str; 13] = [
+const MAPS: [&str; 15] = [
     "CONFIG",
     "ENDPOINTS",
     "POD_LINKS",
@@ -39,6 +40,8 @@ const MAPS: [&str; 13] = [
     "NODES",
     "POD_RANGES",
     "OVERLAY",
+    "v2/UPLINKS",
+    "HOST_PORTS",
     "LAYOUTS",
     "LAYOUT_FIELDS",
 ];
