@@ -13,15 +13,19 @@ mod layers;
 mod options;
 mod value;
 
-use crate::acceleration::choice::Mode;
-use ipnet::IpNet;
+pub use value::cidr;
+
+use crate::{
+    acceleration::choice::Mode,
+    plan::{MasqueradeIpv6, Masquerading, masquerade::distinct},
+};
 use layers::Layers;
 pub use options::Options;
 use sinabro_common::names;
 use std::{ffi::OsString, fmt, io, net::SocketAddr, path::PathBuf};
 use value::{
-    absolute_path, acceleration_mode, boolean, cidr, device, local_mtu, memory, node_name, number,
-    port_range,
+    absolute_path, acceleration_mode, boolean, device, local_mtu, masquerade_ipv6, memory,
+    node_name, number, port_range,
 };
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
@@ -52,7 +56,11 @@ pub struct Settings {
     pub vxlan_port: u16,
     pub vxlan_vni: u32,
     pub masquerade: bool,
-    pub non_masquerade_cidrs: Vec<IpNet>,
+    pub masquerade_ipv6: MasqueradeIpv6,
+    /// Where nothing else is said by `masquerade_file`.
+    pub masquerading: Masquerading,
+    /// In the format of ip-masq-agent; need not be there.
+    pub masquerade_file: PathBuf,
     /// First and last, inclusive.
     pub masquerade_ports: Option<(u16, u16)>,
     pub tcp_acceleration: Mode,
@@ -210,7 +218,9 @@ impl Settings {
             // RFC 7348 §5: 24 bits.
             vxlan_vni: layers.parse("vxlanVni", |text| number(text, 1, (1 << 24) - 1))?,
             masquerade: layers.parse("masquerade", boolean)?,
-            non_masquerade_cidrs: layers.list("nonMasqueradeCIDRs", cidr)?,
+            masquerade_ipv6: layers.parse("masqueradeIPv6", masquerade_ipv6)?,
+            masquerading: masquerading(layers)?,
+            masquerade_file: layers.parse("masqueradeFile", absolute_path)?,
             masquerade_ports: layers.optional("masqueradePorts", port_range)?,
             tcp_acceleration: layers.parse("tcpAcceleration", acceleration_mode)?,
             tcp_acceleration_loopback: layers.parse("tcpAccelerationLoopback", boolean)?,
@@ -296,6 +306,18 @@ impl Places {
             state_dir,
         })
     }
+}
+
+fn masquerading(layers: &Layers) -> Result<Masquerading, ConfigError> {
+    const CIDRS: &str = "nonMasqueradeCIDRs";
+    let cidrs = layers.list(CIDRS, cidr)?;
+    let non_masquerade_cidrs = distinct(cidrs).map_err(|reason| layers.invalid(CIDRS, &reason))?;
+    Ok(Masquerading {
+        non_masquerade_cidrs,
+        link_local: layers.parse("masqueradeLinkLocal", boolean)?,
+        link_local_ipv6: layers.parse("masqueradeLinkLocalIPv6", boolean)?,
+        nodes: layers.parse("masqueradeNodes", boolean)?,
+    })
 }
 
 fn host_name() -> Result<String, ConfigError> {

@@ -32,14 +32,6 @@ use std::{
     sync::Arc,
 };
 
-/// Destinations that never get a translated source: link-local, multicast, broadcast.
-const NEVER_MASQUERADED: [&str; 5] = [
-    "169.254.0.0/16",
-    "224.0.0.0/4",
-    "255.255.255.255/32",
-    "fe80::/10",
-    "ff00::/8",
-];
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     #[error("node {0} is not among the known nodes, add it or correct --node-name")]
@@ -74,6 +66,8 @@ pub struct NodeState {
     /// MTU of the pods' interfaces.
     pub mtu: u32,
     pub masquerade_v4: Option<Ipv4Addr>,
+    /// Whether IPv6 is masqueraded, too.
+    pub masquerade_v6: bool,
     pub non_masquerade: Vec<IpNet>,
     /// What will not work although nothing stands in the way of the rest.
     pub warnings: Vec<Trouble>,
@@ -115,13 +109,24 @@ impl NodeState {
         if masquerade_v4.is_some() {
             warnings.extend(uplink::unmasqueraded_ways_out(&links, &mut conn)?);
         }
+        let masquerade_v6 =
+            settings.masquerade && settings.masquerade_ipv6.applies(&node.pod_cidrs);
+        let (non_masquerade, left_out) = non_masquerade(facts, &settings.masquerading);
+        if left_out > 0 && settings.masquerade {
+            let text = format!(
+                "{left_out} of the destinations that should see pods' own addresses are masqueraded, there is room for {}: name larger prefixes in nonMasqueradeCIDRs",
+                non_masquerade.len()
+            );
+            warnings.push(trouble("NonMasqueradeFull", text));
+        }
         Ok(Self {
             warnings,
             addresses: node.addresses.clone(),
             pod_cidrs: node.pod_cidrs.clone(),
             mtu: device.mtu,
             masquerade_v4,
-            non_masquerade: unmasqueraded(facts, settings),
+            masquerade_v6,
+            non_masquerade: non_masquerade.into_iter().collect(),
             uplinks: links
                 .into_iter()
                 .map(|link| Uplink {
@@ -200,13 +205,4 @@ fn own_entry<'a>(name: &str, facts: &'a Facts) -> Result<&'a Node, NodeError> {
         return Err(NodeError::NoRange(name.to_owned()));
     }
     Ok(node)
-}
-
-fn unmasqueraded(facts: &Facts, settings: &Settings) -> Vec<IpNet> {
-    let never = NEVER_MASQUERADED
-        .iter()
-        .filter_map(|text| text.parse().ok());
-    let configured = settings.non_masquerade_cidrs.iter().copied();
-    let all: Vec<_> = configured.chain(never).collect();
-    non_masquerade(facts, &all).into_iter().collect()
 }

@@ -18,6 +18,8 @@ pub const DELETES_DIR: &str = "deletes";
 pub const LAST_POSSIBLE_FILE: &str = "last-possible";
 /// The nodes as the Kubernetes API had them last, inside the state directory.
 pub const NODES_FILE: &str = "nodes.json";
+/// What the file that says what is not masqueraded had last, when it was good; in the state directory.
+pub const KEPT_MASQUERADE_FILE: &str = "ip-masq-agent.json";
 
 /// What the self-test of the TCP acceleration found, inside the state directory.
 pub const SELF_TEST_FILE: &str = "tcp-self-test.json";
@@ -38,6 +40,8 @@ pub const PROGRAMS_FILE: &str = "programs.tar";
 
 /// Settings file that is read if it is there and no other is named.
 pub const CONFIG_FILE: &str = "/etc/sinabro/config.yaml";
+/// What is not masqueraded, in the format of ip-masq-agent, if it is there.
+pub const MASQUERADE_FILE: &str = "/etc/sinabro/ip-masq-agent";
 
 pub const CNI_BIN_DIR: &str = "/opt/cni/bin";
 pub const CNI_CONF_DIR: &str = "/etc/cni/net.d";

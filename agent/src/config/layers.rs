@@ -175,6 +175,8 @@ fn origins_of_flags(matches: &ArgMatches) -> BTreeMap<String, Origin> {
 pub fn file_key(id: &str) -> String {
     match id {
         "local_mtu" => return "localMTU".into(),
+        "masquerade_ipv6" => return "masqueradeIPv6".into(),
+        "masquerade_link_local_ipv6" => return "masqueradeLinkLocalIPv6".into(),
         "non_masquerade_cidrs" => return "nonMasqueradeCIDRs".into(),
         _ => {}
     }

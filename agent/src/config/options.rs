@@ -126,8 +126,19 @@ pub struct Options {
     )]
     masquerade: Option<String>,
 
-    /// Destinations that see the pods' own addresses, besides all nodes' pod ranges, link-local
-    /// and multicast addresses.
+    /// Whether IPv6 is masqueraded, too: auto (where the pods have unique local addresses, fc00::/7,
+    /// to which nobody outside answers), on or off.
+    #[arg(
+        long = "masquerade-ipv6",
+        env = "SINABRO_MASQUERADE_IPV6",
+        value_name = "MODE",
+        default_value = "auto"
+    )]
+    #[serde(rename = "masqueradeIPv6")]
+    masquerade_ipv6: Option<String>,
+
+    /// Destinations that see the pods' own addresses, besides all nodes' pod ranges and multicast
+    /// addresses. Another list in the file of --masquerade-file takes the place of this one.
     #[arg(
         long = "non-masquerade-cidrs",
         env = "SINABRO_NON_MASQUERADE_CIDRS",
@@ -136,6 +147,47 @@ pub struct Options {
     )]
     #[serde(rename = "nonMasqueradeCIDRs")]
     non_masquerade_cidrs: Option<Vec<String>>,
+
+    /// Whether packets to link-local addresses of IPv4, 169.254.0.0/16, get the node's address. The
+    /// resolvers and metadata services of clouds are there, and answer nobody else.
+    #[arg(
+        long,
+        env = "SINABRO_MASQUERADE_LINK_LOCAL",
+        value_name = "BOOL",
+        default_value = "true"
+    )]
+    masquerade_link_local: Option<String>,
+
+    /// The same of IPv6, fe80::/10.
+    #[arg(
+        long = "masquerade-link-local-ipv6",
+        env = "SINABRO_MASQUERADE_LINK_LOCAL_IPV6",
+        value_name = "BOOL",
+        default_value = "false"
+    )]
+    #[serde(rename = "masqueradeLinkLocalIPv6")]
+    masquerade_link_local_ipv6: Option<String>,
+
+    /// Whether packets to the nodes' own addresses get the node's address. Without it nodes see which
+    /// pod speaks, and must not filter what comes from pods by the reverse path.
+    #[arg(
+        long,
+        env = "SINABRO_MASQUERADE_NODES",
+        value_name = "BOOL",
+        default_value = "true"
+    )]
+    masquerade_nodes: Option<String>,
+
+    /// What is not masqueraded, in the format of ip-masq-agent (YAML or JSON: nonMasqueradeCIDRs,
+    /// masqLinkLocal, masqLinkLocalIPv6, resyncInterval), read again whenever it changes. What it
+    /// says takes the place of the settings; it need not be there.
+    #[arg(
+        long,
+        env = "SINABRO_MASQUERADE_FILE",
+        value_name = "FILE",
+        default_value = names::MASQUERADE_FILE
+    )]
+    masquerade_file: Option<String>,
 
     /// Ports that masqueraded flows get, FIRST-LAST; the node's own sockets must not use them
     /// [default: from above net.ipv4.ip_local_port_range to 65535].

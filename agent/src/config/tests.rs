@@ -43,6 +43,9 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.local_mtu, Some(65_535));
     assert!(settings.masquerade && !settings.tcp_acceleration_loopback);
     assert!(settings.pod_metrics && settings.peer_probe);
+    assert_eq!(settings.masquerade_ipv6, MasqueradeIpv6::Auto);
+    assert_eq!(settings.masquerading, Masquerading::default());
+    assert_eq!(settings.masquerade_file, Path::new(names::MASQUERADE_FILE));
     assert!(settings.tcp_acceleration_pod_memory.is_none());
     assert_eq!(settings.tcp_acceleration, Mode::Auto);
     assert_eq!(settings.attach, AttachMode::Auto);
@@ -123,7 +126,12 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         vxlanPort: 4789
         vxlanVni: 77
         masquerade: false
+        masqueradeIPv6: off
         nonMasqueradeCIDRs: ['10.0.0.0/8', fd00::/8]
+        masqueradeLinkLocal: false
+        masqueradeLinkLocalIPv6: true
+        masqueradeNodes: false
+        masqueradeFile: /etc/m
         masqueradePorts: 61000-65535
         tcpAcceleration: opt-in
         tcpAccelerationLoopback: true
@@ -154,7 +162,14 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         vxlan_port: 4789,
         vxlan_vni: 77,
         masquerade: false,
-        non_masquerade_cidrs: vec!["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()],
+        masquerade_ipv6: MasqueradeIpv6::Off,
+        masquerading: Masquerading {
+            non_masquerade_cidrs: vec!["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()],
+            link_local: false,
+            link_local_ipv6: true,
+            nodes: false,
+        },
+        masquerade_file: "/etc/m".into(),
         masquerade_ports: Some((61000, 65535)),
         tcp_acceleration: Mode::OptIn,
         tcp_acceleration_loopback: true,
@@ -209,7 +224,7 @@ fn child_prints_settings() {
         "mtu={:?} vni={} cidrs={} uplinks={:?}",
         s.mtu,
         s.vxlan_vni,
-        s.non_masquerade_cidrs.len(),
+        s.masquerading.non_masquerade_cidrs.len(),
         s.uplinks
     );
 }
@@ -229,7 +244,13 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("nonMasqueradeCIDRs", "[10.0.0.1/8]"),
         ("masqueradePorts", "5-4"),
         ("masqueradePorts", "0-4"),
+        ("nonMasqueradeCIDRs", "['::ffff:10.0.0.0/104']"),
         ("masquerade", "maybe"),
+        ("masqueradeIPv6", "yes"),
+        ("masqueradeLinkLocal", "1"),
+        ("masqueradeLinkLocalIPv6", "no"),
+        ("masqueradeNodes", "auto"),
+        ("masqueradeFile", "ip-masq-agent"),
         ("tcpAcceleration", "true"),
         ("tcpAcceleration", "Auto"),
         ("tcpAccelerationLoopback", "opt-in"),
@@ -251,7 +272,7 @@ fn bad_values_are_named_with_key_value_and_source() {
         let text = refused(
             load_file(&format!("{{nodes: /n, {key}: {value}}}"), &[]),
             key,
-            value.trim_matches(['[', ']']),
+            value.trim_matches(['[', ']', '\'']),
         );
         assert!(text.contains("agent.yaml"), "{text}");
     }
@@ -277,6 +298,46 @@ fn every_mode_of_acceleration_is_a_word_and_off_may_come_as_a_boolean() {
         assert_eq!(mode(expected.as_str()), expected);
     }
     assert_eq!(mode("false"), Mode::Off);
+}
+
+#[test]
+fn masquerade_of_ipv6_is_a_word_and_on_and_off_may_come_as_booleans() {
+    let mode = |value: &str| {
+        let text = format!("{{nodes: /n, masqueradeIPv6: {value}}}");
+        load_file(&text, &[]).unwrap().masquerade_ipv6
+    };
+    for (on, off) in [("on", "off"), ("true", "false")] {
+        assert_eq!(
+            (mode(on), mode(off)),
+            (MasqueradeIpv6::On, MasqueradeIpv6::Off)
+        );
+    }
+}
+
+#[test]
+fn more_destinations_than_the_data_path_takes_are_refused() {
+    let load_up_to = |last: usize| {
+        // Every other one, so that none joins another.
+        let cidrs =
+            (0..last).map(|n| format!("10.{}.{}.{}/32", n >> 15 & 255, n >> 7 & 255, n << 1 & 255));
+        load_file(
+            &format!(
+                "nonMasqueradeCIDRs: [{}]",
+                cidrs.collect::<Vec<_>>().join(", ")
+            ),
+            &["--nodes=/n"],
+        )
+    };
+    assert_eq!(
+        load_up_to(4096)
+            .unwrap()
+            .masquerading
+            .non_masquerade_cidrs
+            .len(),
+        4096
+    );
+    let text = refused(load_up_to(4097), "nonMasqueradeCIDRs", "room for 4096");
+    assert!(text.contains("agent.yaml"), "{text}");
 }
 
 #[test]

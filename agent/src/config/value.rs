@@ -1,7 +1,7 @@
 //! Text to values, with the reason if it is none.
 
 use super::{MAX_MTU, MIN_MTU};
-use crate::acceleration::choice::Mode;
+use crate::{acceleration::choice::Mode, plan::MasqueradeIpv6};
 use ipnet::IpNet;
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -49,6 +49,13 @@ pub fn cidr(text: &str) -> Result<IpNet, String> {
             net.trunc()
         ));
     }
+    if let IpNet::V6(v6) = net
+        && let Some(v4) = v6.network().to_ipv4_mapped()
+        && v6.prefix_len() >= 96
+    {
+        let len = v6.prefix_len() - 96;
+        return Err(format!("is of IPv4 addresses, write {v4}/{len}"));
+    }
     Ok(net)
 }
 
@@ -93,6 +100,16 @@ pub fn local_mtu(text: &str) -> Result<Option<u32>, String> {
         _ => number(text, MIN_MTU, MAX_MTU)
             .map(Some)
             .map_err(|_| format!("expected auto, off or a number from {MIN_MTU} to {MAX_MTU}")),
+    }
+}
+
+pub fn masquerade_ipv6(text: &str) -> Result<MasqueradeIpv6, String> {
+    match text {
+        "auto" => Ok(MasqueradeIpv6::Auto),
+        // YAML 1.1, which Helm reads, takes a bare `on` or `off` for the boolean.
+        "on" | "true" => Ok(MasqueradeIpv6::On),
+        "off" | "false" => Ok(MasqueradeIpv6::Off),
+        _ => Err("expected auto, on or off".into()),
     }
 }
 

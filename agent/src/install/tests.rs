@@ -40,6 +40,7 @@ fn known() -> NodeStatus {
         uplinks: Vec::new(),
         mtu: 1450,
         masquerade_v4: None,
+        masquerade_v6: false,
         non_masquerade: Vec::new(),
         warnings: Vec::new(),
     };

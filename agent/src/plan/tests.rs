@@ -356,20 +356,6 @@ fn reports_name_every_node_even_without_a_plan() {
     assert_eq!(node_reports(&facts, "own", None).len(), 2);
 }
 
-#[test]
-fn masquerade_spares_every_sound_range_and_the_configured_ones() {
-    let facts = Facts::new([
-        node("a", &[], &["10.244.0.0/24", "fd00::/64"]),
-        node("b", &[], &["10.244.1.0/24", "0.0.0.0/0"]),
-    ]);
-    let configured = ["172.16.3.4/12".parse().unwrap()];
-    let prefixes: Vec<_> = non_masquerade(&facts, &configured)
-        .iter()
-        .map(ToString::to_string)
-        .collect();
-    assert_eq!(prefixes, ["10.244.0.0/23", "172.16.0.0/12", "fd00::/64"]);
-}
-
 /// Nodes out of a space so small that they often contradict one another.
 fn any_node() -> impl Strategy<Value = Node> {
     let v4 = (1u8..14).prop_map(|i| IpAddr::from([192, 168, 0, i]));
