@@ -13,27 +13,37 @@ use std::{
 /// Told apart from other pings of this process.
 static NEXT_ID: AtomicU16 = AtomicU16::new(1);
 
+const SAID: &[u8] = b"sinabro lab echo";
+
 /// Sends echo requests, one every 200 ms, until one is answered. Returns the time of that one.
 pub fn ping(from: &Place, address: IpAddr, patience: Duration) -> Result<Duration> {
-    let what = || format!("ICMP echo, {} → {address}", from.name());
+    ping_with(from, address, SAID, patience)
+}
+
+/// The same with so many bytes, which have to come back as they were: as `ping -s`.
+pub fn ping_large(from: &Place, address: IpAddr, size: usize) -> Result<Duration> {
+    let said: Vec<u8> = (0..size).map(|at| (at % 251) as u8).collect();
+    ping_with(from, address, &said, super::PATIENCE)
+}
+
+fn ping_with(from: &Place, address: IpAddr, said: &[u8], patience: Duration) -> Result<Duration> {
+    let what = || {
+        let (from, size) = (from.name(), said.len());
+        format!("ICMP echo, {size} bytes, {from} → {address}")
+    };
     from.run(|| {
         let socket = socket(address)?;
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let id = next_id();
         let deadline = Instant::now() + patience;
         let mut refused = None;
         for sequence in 0.. {
             let sent = Instant::now();
-            let packet = request(address, id, sequence);
+            let packet = request(address, id, sequence, said);
             let target = SockAddr::from(SocketAddr::new(address, 0));
             // A route that is not there yet is a reason to try again.
             refused = socket.send_to(&packet, &target).err().or(refused);
-            if answered(
-                &socket,
-                address,
-                id,
-                sequence,
-                sent + Duration::from_millis(200),
-            )? {
+            let until = sent + Duration::from_millis(200);
+            if answered(&socket, address, &packet, until)? {
                 return Ok(sent.elapsed());
             }
             if Instant::now() >= deadline {
@@ -63,7 +73,12 @@ pub fn ping_seen(from: &Place, to: &Place, address: IpAddr) -> Result<IpAddr> {
     bail!("{} heard no echo request", to.name())
 }
 
-fn socket(address: IpAddr) -> Result<Socket> {
+/// An id that no other echo request of this process has.
+pub(super) fn next_id() -> u16 {
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
+}
+
+pub(super) fn socket(address: IpAddr) -> Result<Socket> {
     let (domain, protocol) = match address {
         IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
         IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6),
@@ -79,11 +94,11 @@ fn reply_type(address: IpAddr) -> u8 {
     if address.is_ipv4() { 0 } else { 129 }
 }
 
-fn request(address: IpAddr, id: u16, sequence: u16) -> Vec<u8> {
+pub(super) fn request(address: IpAddr, id: u16, sequence: u16, said: &[u8]) -> Vec<u8> {
     let mut packet = vec![request_type(address), 0, 0, 0];
     packet.extend_from_slice(&id.to_be_bytes());
     packet.extend_from_slice(&sequence.to_be_bytes());
-    packet.extend_from_slice(b"sinabro lab echo");
+    packet.extend_from_slice(said);
     // The kernel fills in ICMPv6's, which covers a pseudo-header (RFC 3542 §3.1).
     if address.is_ipv4() {
         let sum = super::packet::checksum(&[&packet]);
@@ -92,28 +107,31 @@ fn request(address: IpAddr, id: u16, sequence: u16) -> Vec<u8> {
     packet
 }
 
-fn answered(
-    socket: &Socket,
-    address: IpAddr,
-    id: u16,
-    sequence: u16,
-    deadline: Instant,
-) -> Result<bool> {
-    let mut buffer = [0; 2048];
+/// Whether the reply to a request comes, as long as that.
+fn answered(socket: &Socket, address: IpAddr, sent: &[u8], deadline: Instant) -> Result<bool> {
+    let mut buffer = vec![0; 1 << 16];
     while readable(socket, deadline)? {
         let (len, source) = receive(socket, &mut buffer)?;
         let Some(icmp) = payload(address, &buffer[..len]) else {
             continue;
         };
-        let want = [id.to_be_bytes(), sequence.to_be_bytes()].concat();
+        // All but type and checksum.
         if source == address
-            && kind(address, &buffer[..len]) == Some(reply_type(address))
-            && icmp.get(4..8) == Some(&want)
+            && icmp.first() == Some(&reply_type(address))
+            && icmp.get(4..) == sent.get(4..)
         {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// Whether a raw socket got the reply to a request.
+pub(super) fn is_reply(address: IpAddr, packet: &[u8], id: u16, sequence: u16) -> bool {
+    let want = [id.to_be_bytes(), sequence.to_be_bytes()].concat();
+    payload(address, packet).is_some_and(|icmp| {
+        icmp.first() == Some(&reply_type(address)) && icmp.get(4..8) == Some(&want)
+    })
 }
 
 /// Skips the IPv4 header, which raw IPv4 sockets deliver and raw IPv6 sockets do not.

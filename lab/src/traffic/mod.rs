@@ -9,6 +9,8 @@
 pub mod awake;
 pub mod brief;
 pub mod datagrams;
+pub mod errors;
+pub mod fragment;
 pub mod gaps;
 pub mod held;
 pub mod http;
@@ -25,6 +27,7 @@ pub mod stream;
 pub mod tally;
 pub mod tcp;
 pub mod too_big;
+pub mod trace;
 pub mod udp;
 pub mod unbroken;
 

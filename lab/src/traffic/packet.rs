@@ -35,7 +35,10 @@ pub fn interface(place: &Place, name: &str) -> Result<Interface> {
         .with_context(|| format!("cannot look at {name} of {}", place.name()))
 }
 
-/// A UDP datagram, every field of it chosen.
+/// Where every [`Datagram`] comes from.
+pub const SRC_PORT: u16 = 40_000;
+
+/// A UDP datagram, every field of it chosen but the port that it comes from, [`SRC_PORT`].
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
     pub src_mac: [u8; 6],
@@ -53,7 +56,7 @@ impl Datagram<'_> {
     pub fn frame(&self) -> Result<Vec<u8>> {
         let len = (8 + self.payload.len()) as u16;
         let mut udp = Vec::new();
-        udp.extend_from_slice(&40_000_u16.to_be_bytes());
+        udp.extend_from_slice(&SRC_PORT.to_be_bytes());
         udp.extend_from_slice(&self.dst_port.to_be_bytes());
         udp.extend_from_slice(&len.to_be_bytes());
         udp.extend_from_slice(&[0, 0]);

@@ -140,6 +140,11 @@ pub fn is_too_long(from: &Place, address: IpAddr, size: usize) -> Result<()> {
     })
 }
 
+/// Has a socket send whole packets only, as large as the way to where they go is known to carry.
+pub fn never_cut(socket: &impl AsFd, ip: IpAddr) -> io::Result<()> {
+    forbid_fragments(socket, ip, libc::IP_PMTUDISC_DO)
+}
+
 /// IP_MTU_DISCOVER: sets DF. DO goes by the route and by what was learnt of the way; PROBE ignores
 /// both, so only links can refuse. The numbers are the same for IPv6.
 fn forbid_fragments(socket: &impl AsFd, ip: IpAddr, value: libc::c_int) -> io::Result<()> {
