@@ -2,11 +2,20 @@
 
 use crate::node::Node;
 use anyhow::{Context as _, Result};
-use aya::maps::{Array, Map, MapData, MapError};
+use aya::maps::{Array, HashMap, Map, MapData, MapError};
+use nix::time::ClockId;
 use sinabro_common::{
-    abi::config::{FLAG_REDIRECT_PEER, NodeConfig},
+    abi::{
+        Addr,
+        config::{FLAG_REDIRECT_PEER, NodeConfig},
+        connection::{
+            Alias, Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_MASQUERADED, Tuple,
+        },
+    },
+    algo::ct_state,
     names,
 };
+use std::time::Duration;
 
 /// A map of the node's data path.
 pub(crate) fn map<T: TryFrom<Map, Error = MapError>>(node: &Node, name: &str) -> Result<T> {
@@ -25,3 +34,92 @@ pub fn deliver_by_stack(node: &Node) -> Result<()> {
     config.flags &= !FLAG_REDIRECT_PEER;
     Ok(map.set(0, config, 0)?)
 }
+
+/// Connections that a node's table has without any packet: for what their number costs.
+pub struct Planted {
+    connections: HashMap<MapData, ConnectionKey, Connection>,
+    aliases: HashMap<MapData, Tuple, Alias>,
+    planted: Vec<(ConnectionKey, Tuple)>,
+}
+
+impl Planted {
+    /// Whether a node's programs have such a table.
+    pub fn is_possible(node: &Node) -> bool {
+        map::<HashMap<MapData, ConnectionKey, Connection>>(node, "CONNECTIONS").is_ok()
+    }
+
+    /// Established TCP connections that leave the node from `node_address` with the ports that they have.
+    pub fn new(
+        node: &Node,
+        node_address: Addr,
+        tuples: impl Iterator<Item = Tuple>,
+    ) -> Result<Self> {
+        let mut planted = Self {
+            connections: map(node, "CONNECTIONS")?,
+            aliases: map(node, "ALIASES")?,
+            planted: Vec::new(),
+        };
+        let now = Duration::from(ClockId::CLOCK_MONOTONIC.now()?).as_nanos() as u64;
+        // As its packets would have said.
+        let of = |first, then| ct_state::next(ct_state::next(0, TCP, first), TCP, then);
+        let (client, server) = (of(SYN, ACK), of(SYN | ACK, ACK));
+        for tuple in tuples {
+            let (key, client_is_high) = tuple.key();
+            let connection = Connection {
+                last_seen_ns: now,
+                began_ns: now,
+                nat: node_address,
+                frontend: Addr::UNSPECIFIED,
+                nat_port: tuple.src_port,
+                frontend_port: [0; 2],
+                states: match client_is_high {
+                    true => [server, client],
+                    false => [client, server],
+                },
+                flags: match client_is_high {
+                    true => FLAG_MASQUERADED | FLAG_CLIENT_IS_HIGH,
+                    false => FLAG_MASQUERADED,
+                },
+                payer: 0,
+                endpoint: 0,
+                endpoint_generation: 0,
+                policy_epochs: [0; 2],
+                verdicts: [0; 2],
+                pad: [0; 10],
+            };
+            let reply = tuple.reply_to(node_address, tuple.src_port);
+            let alias = Alias {
+                addr: tuple.src,
+                port: tuple.src_port,
+                pad: [0; 2],
+                takers: 0,
+                noted_ns: now,
+                reusable_ns: 0,
+            };
+            planted.aliases.insert(reply, alias, 0)?;
+            planted.connections.insert(key, connection, 0)?;
+            planted.planted.push((key, reply));
+        }
+        Ok(planted)
+    }
+
+    /// How many are still there.
+    pub fn left(&self) -> usize {
+        let is_there = |(key, _): &&(ConnectionKey, Tuple)| self.connections.get(key, 0).is_ok();
+        self.planted.iter().filter(is_there).count()
+    }
+}
+
+impl Drop for Planted {
+    fn drop(&mut self) {
+        for (key, reply) in &self.planted {
+            // One that is gone was over.
+            let _ = self.connections.remove(key);
+            let _ = self.aliases.remove(reply);
+        }
+    }
+}
+
+const TCP: u8 = 6;
+const SYN: u8 = 0x02;
+const ACK: u8 = 0x10;

@@ -40,6 +40,8 @@ pub enum Need {
     Nft,
     /// Makes the rules of kube-proxy and flannel in benchmarks.
     Iptables,
+    /// Fills and empties netfilter's table of connections in benchmarks.
+    Conntrack,
     /// A C++ compiler, which builds libFuzzer.
     CppCompiler,
     /// The plugins that ours is compared with.
@@ -84,6 +86,16 @@ pub const BENCH_POD: &[Need] = &[
     Need::StaticLibc,
     Need::ReferencePlugins,
     Need::Iptables,
+    Need::HttpTools,
+];
+pub const BENCH_NAT: &[Need] = &[
+    Need::RustSrc,
+    Need::BpfLinker,
+    Need::StaticLibc,
+    Need::ReferencePlugins,
+    Need::Iptables,
+    Need::Nft,
+    Need::Conntrack,
     Need::HttpTools,
 ];
 pub const BENCH_TCP: &[Need] = &[
@@ -144,6 +156,7 @@ const ALL: &[Need] = &[
     Need::Iperf3,
     Need::Nft,
     Need::Iptables,
+    Need::Conntrack,
     Need::ReferencePlugins,
     Need::HttpTools,
     Need::Runc,
@@ -191,6 +204,7 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
             | Need::Iperf3
             | Need::Nft
             | Need::Iptables
+            | Need::Conntrack
             | Need::Qemu
             | Need::ClusterTools
             | Need::CrossCompiler(_) => {}
@@ -214,6 +228,7 @@ impl Need {
             Self::Iperf3 => "iperf3",
             Self::Nft => "nft",
             Self::Iptables => "iptables",
+            Self::Conntrack => "conntrack",
             Self::ReferencePlugins => "ptp, host-local",
             Self::HttpTools => "wrk, nginx",
             Self::Runc => "runc",
@@ -247,6 +262,7 @@ impl Need {
             Self::Iperf3 => which("iperf3")?,
             Self::Nft => which("nft")?,
             Self::Iptables => which("iptables-restore")?,
+            Self::Conntrack => which("conntrack")?,
             Self::ReferencePlugins => reference_plugins()?,
             Self::HttpTools => {
                 let (wrk, nginx) = (which("wrk")?, nginx()?);
@@ -281,6 +297,7 @@ impl Need {
             Self::Iperf3 => &[("iperf3", "iperf3")],
             Self::Nft => &[("nft", "nftables")],
             Self::Iptables => &[("iptables-restore", "iptables")],
+            Self::Conntrack => &[("conntrack", "conntrack")],
             Self::HttpTools => &[("wrk", "wrk")],
             Self::Qemu => &QEMU,
             Self::ClusterTools => &CLUSTER_TOOLS,

@@ -3,12 +3,13 @@
 //! Every exchange has a deadline; every error says from where to where. Servers take a free
 //! port, so exchanges may run beside one another.
 //!
-//! [`round_trips`], [`one_way`], [`brief`], [`datagrams`] and [`held`] are for measuring: one CPU per end ([`seat`]), a
-//! given port, and nothing but the system calls that an application would make.
+//! [`round_trips`], [`one_way`], [`brief`], [`datagrams`], [`echoes`] and [`held`] are for measuring: one CPU per end
+//! ([`seat`]), a given port, and nothing but the system calls that an application would make.
 
 pub mod awake;
 pub mod brief;
 pub mod datagrams;
+pub mod echoes;
 pub mod errors;
 pub mod fragment;
 pub mod gaps;

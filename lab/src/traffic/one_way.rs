@@ -6,13 +6,13 @@
 
 use super::{
     PATIENCE, accept, connect,
-    seat::{Ends, Measured, by_threads, timed},
+    seat::{Ends, Measured, by_threads, thread_cpu, timed},
     tcp,
 };
 use anyhow::{Context as _, Result, ensure};
 use std::{
     io::Write as _,
-    net::{SocketAddr, TcpListener},
+    net::{SocketAddr, TcpListener, TcpStream},
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -63,8 +63,47 @@ pub fn streams(
     })
 }
 
+/// The other way: bytes that the server sends over a connection that the client makes.
+pub fn way_back(
+    ends: Ends<'_>,
+    listener: &TcpListener,
+    message: usize,
+    time: Duration,
+) -> Result<Measured> {
+    let target = listener.local_addr()?;
+    let client = || -> Result<_> {
+        let cpu = thread_cpu()?;
+        let mut stream = connect(target).context("cannot connect")?;
+        let (count, time) = tcp::drain(&mut stream, message).context("cannot receive")?;
+        Ok(Measured {
+            count,
+            time,
+            cpu: thread_cpu()? - cpu,
+        })
+    };
+    let server = || -> Result<_> {
+        let (stream, _) = accept(listener, Instant::now() + PATIENCE)?;
+        let cpu = thread_cpu()?;
+        let sent = timed(time, |stop| fill(stream, message, stop))?;
+        Ok((sent, thread_cpu()? - cpu))
+    };
+    let (received, (sent, cpu)) = ends.run(client, server)?;
+    ensure!(
+        sent == received.count,
+        "{} of {sent} bytes arrived",
+        received.count
+    );
+    Ok(Measured {
+        cpu: received.cpu + cpu,
+        ..received
+    })
+}
+
 fn send(target: SocketAddr, message: usize, stop: &AtomicBool) -> Result<u64> {
-    let mut stream = connect(target).context("cannot connect")?;
+    fill(connect(target).context("cannot connect")?, message, stop)
+}
+
+fn fill(mut stream: TcpStream, message: usize, stop: &AtomicBool) -> Result<u64> {
     stream.set_nodelay(false)?;
     let mut block = tcp::block();
     block.resize(message, b'x');

@@ -1,7 +1,16 @@
 //! What ratios are to reach, and whether they do.
 
+use super::output::Report;
 use crate::ui;
 use serde::Serialize;
+
+/// The JSON file of a bench that has aims.
+#[derive(Serialize)]
+pub struct WithAims {
+    #[serde(flatten)]
+    pub report: Report,
+    pub aims: Vec<Aim>,
+}
 
 /// A ratio that is bounded on one side.
 #[derive(Clone, Debug, Serialize)]

@@ -2,8 +2,10 @@
 
 mod aim;
 mod cni;
+mod figures;
 mod http;
 mod memory;
+mod nat;
 mod nodes;
 mod output;
 mod page;
@@ -43,6 +45,9 @@ enum What {
     /// ADD and DEL, exec to exit, beside the plugins ptp and host-local, or beside an earlier
     /// commit's
     Cni(cni::Options),
+    /// Traffic from pods to the outside, masqueraded, beside iptables and nftables, or beside an
+    /// earlier commit's
+    Nat(nat::Options),
     /// The agent in clusters of thousands of nodes, before Kubernetes' own API server
     Nodes(nodes::Options),
     /// Draw the page of a report from its JSON file
@@ -62,6 +67,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     match &options.what {
         None => whole::run(&options.whole),
         Some(What::Cni(options)) => cni::run(options),
+        Some(What::Nat(options)) => nat::run(options),
         Some(What::Nodes(options)) => nodes::run(options),
         Some(What::Page(options)) => whole::draw(options),
         Some(What::Pod(options)) => pod::run(options),
@@ -144,6 +150,22 @@ fn verdict<'a>(commit: &str, slower: impl Iterator<Item = (&'a str, &'a str, f64
     code
 }
 
+/// By how much a median is worse before it counts.
+const NOTABLE: f64 = 0.03;
+
+/// What is worse than an earlier commit's in every round, and notably so: of so many rows, a few are
+/// worse in each of five rounds by chance. What other work of the machine is in, and a tail of a fraction
+/// of a second, is noise alone.
+fn slower(rows: &[Row]) -> impl Iterator<Item = (&str, &str, f64)> {
+    let counts = |row: &&Row| !["machine CPU", "p90", "p99", "p99.9"].contains(&&*row.metric);
+    let worse = |row: &&Row| match row.more_is_better() {
+        true => row.spread[1] < 1.0 && row.ratio < 1.0 - NOTABLE,
+        false => row.spread[0] > 1.0 && row.ratio > 1.0 + NOTABLE,
+    };
+    let rows = rows.iter().filter(counts).filter(worse);
+    rows.map(|row| (&*row.case, &*row.metric, row.ratio))
+}
+
 /// Goes on as root with these arguments.
 fn as_root(arguments: &[String]) -> Result<()> {
     if !root::is_root() {
@@ -172,5 +194,25 @@ fn remaining(started: Instant, round: u32, rounds: u32) -> String {
     match left > Duration::from_secs(60) {
         true => format!(", {} min left", left.as_secs().div_ceil(60)),
         false => format!(", {} s left", left.as_secs()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slower_is_slower_in_every_round_and_notably() {
+        let found = |metric, unit, ratios: [f64; 5]| {
+            let row = Row::new("c", metric, unit, ("a", &ratios), ("b", &[1.0; 5]));
+            slower(&[row.unwrap()]).count() == 1
+        };
+        let worse = [0.8, 0.9, 0.95, 0.9, 0.85];
+        assert!(found("requests", "1/s", worse));
+        assert!(!found("CPU", "µs", worse));
+        assert!(found("CPU", "µs", worse.map(|ratio| 1.0 / ratio)));
+        assert!(!found("machine CPU", "µs", worse.map(|ratio| 1.0 / ratio)));
+        assert!(!found("requests", "1/s", [0.8, 0.9, 1.01, 0.9, 0.85]));
+        assert!(!found("requests", "1/s", [0.98, 0.99, 0.97, 0.98, 0.99]));
     }
 }

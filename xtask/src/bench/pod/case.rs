@@ -1,6 +1,7 @@
 //! What is measured.
 
 use super::scene::Way;
+use crate::bench::figures::Grouped;
 use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,9 +123,14 @@ pub fn cases(way: Way, short: bool) -> impl Iterator<Item = Case> {
     })
 }
 
-impl Case {
-    /// What is common to all kinds.
-    pub fn place(&self) -> String {
+impl Grouped for Case {
+    type Group = Way;
+
+    fn group(&self) -> Way {
+        self.way
+    }
+
+    fn place(&self) -> String {
         let family = if self.ipv6 { "IPv6" } else { "IPv4" };
         format!("{}, {family}", self.way)
     }

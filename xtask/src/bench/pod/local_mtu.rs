@@ -3,8 +3,8 @@
 //!
 //! All are plain: nothing is accelerated.
 
-use super::scene::{OURS, Subject, Way, field_of_snmp, field_of_snmp6};
-use crate::bench::http::Nginx;
+use super::scene::{Subject, Way, field_of_snmp, field_of_snmp6};
+use crate::bench::{figures::OURS, http::Nginx};
 use anyhow::{Context as _, Result, ensure};
 use sinabro_common::api::{LocalMtuWish, TcpAcceleration};
 use sinabro_lab::{

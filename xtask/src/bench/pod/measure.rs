@@ -4,54 +4,26 @@ use super::{
     case::{Case, Kind},
     scene::{Scene, Subject, Way},
 };
-use crate::{
-    bench::{
-        http::{nginx, wrk},
-        memory,
-        processor::busy,
-    },
-    workspace::which,
+use crate::bench::{
+    figures::{Figure, MACHINE_CPU, Outcome, rates},
+    http, memory,
+    processor::busy,
 };
-use anyhow::{Context as _, Result};
-use sinabro_lab::{
-    Node,
-    traffic::{
-        awake::awake,
-        brief::brief,
-        datagrams::{datagrams, headers},
-        held::Held,
-        one_way::streams,
-        round_trips::{latency, round_trips},
-        seat::{Ends, Measured},
-    },
+use anyhow::Result;
+use sinabro_lab::traffic::{
+    awake::awake,
+    brief::brief,
+    datagrams::{datagrams, headers},
+    held::Held,
+    one_way::streams,
+    round_trips::{latency, round_trips},
+    seat::Ends,
 };
 use std::time::Duration;
 
 /// Threads at each end of short connections.
 const THREADS: usize = 4;
 const HTTP_CONNECTIONS: usize = 50;
-
-/// One value of one case.
-pub struct Figure {
-    pub metric: &'static str,
-    pub unit: &'static str,
-    pub value: f64,
-}
-
-/// What one round shows of one subject.
-#[derive(Default)]
-pub struct Outcome {
-    pub figures: Vec<Figure>,
-    /// Percent and microseconds.
-    pub curve: Vec<[f64; 2]>,
-}
-
-impl From<Vec<Figure>> for Outcome {
-    fn from(figures: Vec<Figure>) -> Self {
-        let curve = Vec::new();
-        Self { figures, curve }
-    }
-}
 
 /// Of which the curve is made.
 const PERCENT: [f64; 11] = [
@@ -84,26 +56,25 @@ impl Bench {
             Way::LocalMtu => self.time_by_link,
         };
         let before = busy()?;
-        // What is counted, and of how many of them CPU time is told.
-        let (metric, unit, measured, scale) = match case.kind {
+        let (metric, unit, measured) = match case.kind {
             Kind::Streams {
                 connections,
                 message,
             } => {
                 let listener = ends.listen(0)?;
                 let measured = streams(ends, &listener, connections, message, time)?;
-                ("throughput", "Gbit/s", measured, 1e9)
+                ("throughput", "Gbit/s", measured)
             }
             Kind::RoundTrips(size) => {
                 let listener = ends.listen(0)?;
                 let measured = round_trips(ends, &listener, size, 1, time)?;
-                ("requests", "1/s", measured, 1.0)
+                ("requests", "1/s", measured)
             }
             Kind::RoundTripsAwake(size) => {
                 let listener = ends.listen(0)?;
                 let measure = || round_trips(ends, &listener, size, 1, time);
                 let measured = awake(&scene.cpus(), measure)?;
-                let mut figures = figures("requests", "1/s", &measured, Duration::ZERO, 1.0);
+                let mut figures = rates("requests", "1/s", &measured, Duration::ZERO);
                 // The machine was never idle.
                 figures.retain(|figure| figure.metric != MACHINE_CPU);
                 return Ok(figures.into());
@@ -111,19 +82,20 @@ impl Bench {
             Kind::Connections => {
                 let listener = ends.listen(0)?;
                 let measured = brief(ends, &listener, THREADS, 0, time)?;
-                ("requests", "1/s", measured, 1.0)
+                ("requests", "1/s", measured)
             }
             Kind::Http { body, nopush } => {
-                let figures = http_load(ends, scene.node(subject)?, body, nopush)?;
-                return Ok(figures.into());
+                let port = http::nginx::port(body, HTTP_CONNECTIONS, nopush);
+                let node = scene.node(subject)?;
+                return Ok(http::load(node, ends, port, HTTP_CONNECTIONS)?.into());
             }
             Kind::Packets(size) => {
                 let measured = datagrams(ends, size, time)?.received;
-                ("received", "1/s", measured, 1.0)
+                ("received", "1/s", measured)
             }
             Kind::Datagrams(size) => {
                 let measured = datagrams(ends, size + headers(ends.address), time)?.received;
-                ("received", "1/s", measured, 1.0)
+                ("received", "1/s", measured)
             }
             Kind::Latency => {
                 let latency = latency(ends, self.rounds)?;
@@ -142,27 +114,8 @@ impl Bench {
             Kind::SlowReaders(connections) => return Ok(slow_readers(ends, connections)?.into()),
         };
         let machine = busy()?.saturating_sub(before);
-        Ok(figures(metric, unit, &measured, machine, scale).into())
+        Ok(rates(metric, unit, &measured, machine).into())
     }
-}
-
-fn http_load(ends: Ends<'_>, node: &Node, body: usize, nopush: bool) -> Result<Vec<Figure>> {
-    let program = which("wrk").context("wrk is missing: run `cargo xtask setup`")?;
-    let port = nginx::port(body, HTTP_CONNECTIONS, nopush);
-    let before = busy()?;
-    let load = wrk(node, &program, ends, port, HTTP_CONNECTIONS, 1)?;
-    let machine = busy()?.saturating_sub(before);
-    let figure = |metric, unit, value| Figure {
-        metric,
-        unit,
-        value,
-    };
-    let each = machine.as_secs_f64() * 1e6 / load.requests.max(1) as f64;
-    Ok(vec![
-        figure("requests", "1/s", load.per_second),
-        figure("p50", "µs", load.p50),
-        figure(MACHINE_CPU, "µs", each),
-    ])
 }
 
 /// Every connection was used once, as those are that a client keeps for later.
@@ -193,68 +146,5 @@ fn megabytes(before: u64, after: u64) -> Figure {
         metric: "memory",
         unit: "MB",
         value: after.saturating_sub(before) as f64 / 1e6,
-    }
-}
-
-const MACHINE_CPU: &str = "machine CPU";
-
-fn figures(
-    metric: &'static str,
-    unit: &'static str,
-    measured: &Measured,
-    machine: Duration,
-    scale: f64,
-) -> Vec<Figure> {
-    let per = measured.count.max(1) as f64 / scale;
-    let (value, cpu_unit, in_unit) = match unit {
-        "Gbit/s" => (measured.per_second() * 8.0 / 1e9, "ms/GB", 1e3),
-        _ => (measured.per_second(), "µs", 1e6),
-    };
-    let cpu = |metric, time: Duration| Figure {
-        metric,
-        unit: cpu_unit,
-        value: time.as_secs_f64() * in_unit / per,
-    };
-    vec![
-        Figure {
-            metric,
-            unit,
-            value,
-        },
-        cpu("CPU", measured.cpu),
-        cpu(MACHINE_CPU, machine),
-    ]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn figures_have_the_unit_that_they_name() {
-        let measured = Measured {
-            count: 2_000_000_000,
-            time: Duration::from_secs(2),
-            cpu: Duration::from_millis(500),
-        };
-        let found = figures(
-            "throughput",
-            "Gbit/s",
-            &measured,
-            Duration::from_secs(1),
-            1e9,
-        );
-        let values: Vec<_> = found.iter().map(|f| (f.value, f.unit)).collect();
-        assert_eq!(
-            values,
-            [(8.0, "Gbit/s"), (250.0, "ms/GB"), (500.0, "ms/GB")]
-        );
-        let measured = Measured {
-            count: 1000,
-            ..measured
-        };
-        let found = figures("requests", "1/s", &measured, Duration::from_secs(1), 1.0);
-        let values: Vec<_> = found.iter().map(|f| (f.value, f.unit)).collect();
-        assert_eq!(values, [(500.0, "1/s"), (500.0, "µs"), (1000.0, "µs")]);
     }
 }

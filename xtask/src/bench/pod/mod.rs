@@ -13,29 +13,27 @@
 
 mod aims;
 mod case;
-mod figures;
 mod local_mtu;
 mod measure;
-mod others;
-mod rules;
+pub mod others;
+pub mod rules;
 mod scene;
 
 use super::{
     Output, Programs,
-    aim::{self, Aim},
+    aim::{self, WithAims},
     as_root,
+    figures::{self, Figures},
     output::Report,
     processor, remaining,
     row::{Curve, Row},
-    verdict,
+    slower, verdict,
 };
 use crate::{interrupt, setup, ui};
 use anyhow::{Context as _, Result, ensure};
 use case::Case;
-use figures::Figures;
 use measure::Bench;
 use scene::{Scene, Way};
-use serde::Serialize;
 use sinabro_lab::{holder, traffic::seat::two_cpus};
 use std::{process::ExitCode, time::Instant};
 
@@ -179,30 +177,6 @@ fn measure(options: &Options) -> Result<ExitCode> {
     })
 }
 
-/// The JSON file.
-#[derive(Serialize)]
-struct WithAims {
-    #[serde(flatten)]
-    report: Report,
-    aims: Vec<Aim>,
-}
-
-/// By how much a median is worse before it counts.
-const NOTABLE: f64 = 0.03;
-
-/// What is worse than an earlier commit's in every round, and notably so: of so many rows, a few are
-/// worse in each of five rounds by chance. What other work of the machine is in, and a tail of a fraction
-/// of a second, is noise alone.
-fn slower(rows: &[Row]) -> impl Iterator<Item = (&str, &str, f64)> {
-    let counts = |row: &&Row| !["machine CPU", "p90", "p99", "p99.9"].contains(&&*row.metric);
-    let worse = |row: &&Row| match row.more_is_better() {
-        true => row.spread[1] < 1.0 && row.ratio < 1.0 - NOTABLE,
-        false => row.spread[0] > 1.0 && row.ratio > 1.0 + NOTABLE,
-    };
-    let rows = rows.iter().filter(counts).filter(worse);
-    rows.map(|row| (&*row.case, &*row.metric, row.ratio))
-}
-
 fn introduction(scene: &Scene, options: &Options) -> String {
     let mut text = String::new();
     for way in scene.ways() {
@@ -261,20 +235,5 @@ mod tests {
     fn a_name_that_no_case_has_is_an_error() {
         let error = measure(&options(&["--case", "stream 2 KB"])).unwrap_err();
         assert!(error.to_string().contains("stream 2 KB"), "{error}");
-    }
-
-    #[test]
-    fn slower_is_slower_in_every_round_and_notably() {
-        let found = |metric, unit, ratios: [f64; 5]| {
-            let row = Row::new("c", metric, unit, ("a", &ratios), ("b", &[1.0; 5]));
-            slower(&[row.unwrap()]).count() == 1
-        };
-        let worse = [0.8, 0.9, 0.95, 0.9, 0.85];
-        assert!(found("requests", "1/s", worse));
-        assert!(!found("CPU", "µs", worse));
-        assert!(found("CPU", "µs", worse.map(|ratio| 1.0 / ratio)));
-        assert!(!found("machine CPU", "µs", worse.map(|ratio| 1.0 / ratio)));
-        assert!(!found("requests", "1/s", [0.8, 0.9, 1.01, 0.9, 0.85]));
-        assert!(!found("requests", "1/s", [0.98, 0.99, 0.97, 0.98, 0.99]));
     }
 }

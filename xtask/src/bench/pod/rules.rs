@@ -118,7 +118,7 @@ fn kube_proxy_rules(services: u32, ipv6: bool) -> String {
 }
 
 /// Adds rules to a node's, by the program that kube-proxy and flannel use.
-fn restore(node: &Node, ipv6: bool, rules: &str) -> Result<()> {
+pub fn restore(node: &Node, ipv6: bool, rules: &str) -> Result<()> {
     let program = if ipv6 {
         "ip6tables-restore"
     } else {

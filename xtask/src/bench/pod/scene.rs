@@ -18,6 +18,7 @@ use super::{
     others::{self, Attached},
     rules,
 };
+use crate::bench::figures::OURS;
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use sinabro_lab::{
@@ -28,8 +29,6 @@ use sinabro_lab::{
     },
 };
 use std::{fmt, fs, net::IpAddr, time::Duration};
-
-pub const OURS: &str = "sinabro";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Way {

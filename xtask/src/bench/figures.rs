@@ -1,22 +1,72 @@
 //! From the rounds' values to rows, curves and tables.
 
 use super::{
-    case::Case,
-    measure::Outcome,
-    scene::{OURS, Way},
+    number,
+    row::{Curve, Row},
+    stats,
 };
-use crate::{
-    bench::{
-        number,
-        row::{Curve, Row},
-        stats,
-    },
-    ui,
-};
+use crate::ui;
+use sinabro_lab::traffic::seat::Measured;
+use std::{fmt::Display, time::Duration};
+
+/// What the present programs are called.
+pub const OURS: &str = "sinabro";
+pub const MACHINE_CPU: &str = "machine CPU";
+
+/// One value of one case.
+pub struct Figure {
+    pub metric: &'static str,
+    pub unit: &'static str,
+    pub value: f64,
+}
+
+/// What one round shows of one subject.
+#[derive(Default)]
+pub struct Outcome {
+    pub figures: Vec<Figure>,
+    /// Percent and microseconds.
+    pub curve: Vec<[f64; 2]>,
+}
+
+impl From<Vec<Figure>> for Outcome {
+    fn from(figures: Vec<Figure>) -> Self {
+        let curve = Vec::new();
+        Self { figures, curve }
+    }
+}
+
+/// How much of something there was in a time, and what CPU time each, or each gigabyte, took: that of
+/// the threads of both ends, and all that the machine did meanwhile.
+pub fn rates(
+    metric: &'static str,
+    unit: &'static str,
+    measured: &Measured,
+    machine: Duration,
+) -> Vec<Figure> {
+    let (value, per, cpu_unit, in_unit) = match unit {
+        "Gbit/s" => (measured.per_second() * 8.0 / 1e9, 1e9, "ms/GB", 1e3),
+        _ => (measured.per_second(), 1.0, "µs", 1e6),
+    };
+    let per = measured.count.max(1) as f64 / per;
+    let cpu = |metric, time: Duration| Figure {
+        metric,
+        unit: cpu_unit,
+        value: time.as_secs_f64() * in_unit / per,
+    };
+    vec![
+        Figure {
+            metric,
+            unit,
+            value,
+        },
+        cpu("CPU", measured.cpu),
+        cpu(MACHINE_CPU, machine),
+    ]
+}
 
 /// The values of one metric of one case, a list over the rounds for each subject in their order.
-struct Series {
-    way: Way,
+struct Series<G> {
+    group: G,
     case: String,
     metric: &'static str,
     unit: &'static str,
@@ -30,22 +80,41 @@ struct Curves {
     rounds: Vec<Vec<[f64; 2]>>,
 }
 
+/// What is measured in groups of cases that are shown together.
+pub trait Grouped: Display {
+    type Group: Copy + PartialEq + Display;
+
+    fn group(&self) -> Self::Group;
+
+    /// What is common to all cases that have a curve together.
+    fn place(&self) -> String;
+}
+
 /// Everything that was measured.
-#[derive(Default)]
-pub struct Figures {
-    series: Vec<Series>,
+pub struct Figures<G> {
+    series: Vec<Series<G>>,
     curves: Vec<Curves>,
 }
 
-impl Figures {
+impl<G> Default for Figures<G> {
+    fn default() -> Self {
+        Self {
+            series: Vec::new(),
+            curves: Vec::new(),
+        }
+    }
+}
+
+impl<G: Copy + PartialEq + Display> Figures<G> {
     /// Adds what one round showed of one subject.
-    pub fn add(&mut self, case: &Case, subject: &str, outcome: Outcome) {
+    pub fn add(&mut self, case: &impl Grouped<Group = G>, subject: &str, outcome: Outcome) {
         let name = case.to_string();
         for figure in outcome.figures {
-            let is_this = |series: &Series| series.case == name && series.metric == figure.metric;
+            let is_this =
+                |series: &Series<G>| series.case == name && series.metric == figure.metric;
             let at = self.series.iter().position(is_this).unwrap_or_else(|| {
                 self.series.push(Series {
-                    way: case.way,
+                    group: case.group(),
                     case: name.clone(),
                     metric: figure.metric,
                     unit: figure.unit,
@@ -75,9 +144,18 @@ impl Figures {
     }
 
     /// Ours beside every other, in the order of the cases.
-    pub fn rows(&self, way: Way) -> Vec<Row> {
-        let series = self.series.iter().filter(|series| series.way == way);
+    pub fn rows(&self, group: G) -> Vec<Row> {
+        let series = self.series.iter().filter(|series| series.group == group);
         series.flat_map(Series::rows).collect()
+    }
+
+    /// The values of one metric of one case, of a subject, in the order of the rounds.
+    pub fn values(&self, case: &str, metric: &str, subject: &str) -> Option<&[f64]> {
+        let is_this = |series: &&Series<G>| series.case == case && series.metric == metric;
+        let series = self.series.iter().find(is_this)?;
+        let mut values = series.values.iter();
+        let (_, values) = values.find(|(name, _)| name == subject)?;
+        Some(values)
     }
 
     /// A point's time is the median over the rounds.
@@ -101,7 +179,7 @@ impl Figures {
     }
 }
 
-impl Series {
+impl<G> Series<G> {
     fn rows(&self) -> Vec<Row> {
         let ours = self.values.iter().find(|(name, _)| name == OURS);
         let others = self.values.iter().filter(|(name, _)| name != OURS);
@@ -118,14 +196,14 @@ impl Series {
 }
 
 /// Ours, and every other with our ratio to it.
-pub fn print(rows: &[Row], way: Way) {
+pub fn print(rows: &[Row], group: impl Display) {
     let Some(first) = rows.first() else {
         return;
     };
     let mut others: Vec<&str> = rows.iter().map(|row| &*row.against).collect();
     others.sort_unstable();
     others.dedup();
-    let mut heading = vec![way.to_string(), String::new(), "unit".into()];
+    let mut heading = vec![group.to_string(), String::new(), "unit".into()];
     heading.push(first.subject.clone());
     for other in &others {
         heading.extend([(*other).to_string(), "ratio".into(), "over rounds".into()]);
@@ -139,7 +217,7 @@ pub fn print(rows: &[Row], way: Way) {
         }
         let case = if row.case == last { "" } else { &row.case };
         last = &row.case;
-        let case = case.strip_prefix(&format!("{way}, ")).unwrap_or(case);
+        let case = case.strip_prefix(&format!("{group}, ")).unwrap_or(case);
         let mut line = vec![case.into(), row.metric.clone(), row.unit.clone()];
         line.push(number(row.value));
         for other in &others {
@@ -164,14 +242,27 @@ pub fn print(rows: &[Row], way: Way) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::pod::{case::Kind, measure::Figure};
+    use std::fmt;
 
-    const CASE: Case = Case {
-        way: Way::SameNode,
-        ipv6: false,
-        name: "round trip of 1 B",
-        kind: Kind::Latency,
-    };
+    struct Case(&'static str);
+
+    impl fmt::Display for Case {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "{}: round trip", self.0)
+        }
+    }
+
+    impl Grouped for Case {
+        type Group = &'static str;
+
+        fn group(&self) -> Self::Group {
+            self.0
+        }
+
+        fn place(&self) -> String {
+            self.0.into()
+        }
+    }
 
     #[test]
     fn ours_is_beside_every_other_whatever_the_order_of_turns() {
@@ -187,16 +278,44 @@ mod tests {
                     }],
                     curve: vec![[50.0, value], [99.0, 10.0 * value]],
                 };
-                figures.add(&CASE, subject, outcome);
+                figures.add(&Case("here"), subject, outcome);
             }
         }
-        let rows = figures.rows(Way::SameNode);
-        assert!(figures.rows(Way::LocalMtu).is_empty());
+        let rows = figures.rows("here");
+        assert!(figures.rows("there").is_empty());
         let found: Vec<_> = rows.iter().map(|r| (&*r.against, r.ratio)).collect();
         assert_eq!(found, [("bridge", 0.5), ("ptp", 0.5)]);
         let curves = figures.curves();
         let ours = curves.iter().find(|curve| curve.subject == OURS).unwrap();
-        assert_eq!(ours.case, "same node, IPv4");
+        assert_eq!(ours.case, "here");
         assert_eq!(ours.points, [[50.0, 1.0], [99.0, 10.0]]);
+        let name = Case("here").to_string();
+        assert_eq!(figures.values(&name, "p50", "ptp"), Some(&[2.0, 2.0][..]));
+        assert_eq!(figures.values(&name, "p90", "ptp"), None);
+    }
+
+    #[test]
+    fn rates_have_the_unit_that_they_name() {
+        let measured = Measured {
+            count: 2_000_000_000,
+            time: Duration::from_secs(2),
+            cpu: Duration::from_millis(500),
+        };
+        let values = |unit, measured: &Measured| -> Vec<_> {
+            let found = rates("carried", unit, measured, Duration::from_secs(1));
+            found.iter().map(|f| (f.value, f.unit)).collect()
+        };
+        assert_eq!(
+            values("Gbit/s", &measured),
+            [(8.0, "Gbit/s"), (250.0, "ms/GB"), (500.0, "ms/GB")]
+        );
+        let measured = Measured {
+            count: 1000,
+            ..measured
+        };
+        assert_eq!(
+            values("1/s", &measured),
+            [(500.0, "1/s"), (500.0, "µs"), (1000.0, "µs")]
+        );
     }
 }

@@ -1,0 +1,117 @@
+//! Requests and responses by UDP, each flow with one request on its way at a time.
+
+use super::{
+    PATIENCE, any,
+    seat::{Ends, Measured, thread_cpu, timed},
+};
+use anyhow::{Context as _, Result, ensure};
+use std::{
+    io::ErrorKind,
+    net::UdpSocket,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+/// How often the server looks whether the client is done, while nothing arrives.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Round trips of `size` bytes over `flows` sockets of the client's, whom one socket answers.
+pub fn echoes(ends: Ends<'_>, size: usize, flows: usize, time: Duration) -> Result<Measured> {
+    let bind = || Ok(UdpSocket::bind((ends.address, 0))?);
+    let server = ends.server.place.run(bind).context("cannot bind")?;
+    let target = server.local_addr()?;
+    let done = AtomicBool::new(false);
+    let client = || {
+        let open = |_| -> Result<UdpSocket> {
+            let socket = UdpSocket::bind((any(ends.address), 0))?;
+            socket.connect(target)?;
+            socket.set_read_timeout(Some(PATIENCE))?;
+            Ok(socket)
+        };
+        let ask = || -> Result<Measured> {
+            let sockets = (0..flows).map(open).collect::<Result<Vec<_>>>()?;
+            let (start, cpu) = (Instant::now(), thread_cpu()?);
+            let count = timed(time, |stop| rounds(&sockets, size, stop))?;
+            Ok(Measured {
+                count,
+                time: start.elapsed(),
+                cpu: thread_cpu()? - cpu,
+            })
+        };
+        let result = ask();
+        done.store(true, Ordering::Release);
+        result
+    };
+    let (asked, (answered, cpu)) = ends.run(client, || answer(&server, size, &done))?;
+    ensure!(
+        answered == asked.count,
+        "{answered} requests were answered, {} answers arrived",
+        asked.count
+    );
+    Ok(Measured {
+        cpu: asked.cpu + cpu,
+        ..asked
+    })
+}
+
+/// Each socket in its turn: its answer is there by then, or the first that is waited for.
+fn rounds(sockets: &[UdpSocket], size: usize, stop: &AtomicBool) -> Result<u64> {
+    let request = vec![b'x'; size];
+    let mut answer = vec![0; size + 1];
+    for socket in sockets {
+        socket.send(&request).context("cannot ask")?;
+    }
+    let mut count = 0;
+    loop {
+        let last = stop.load(Ordering::Relaxed);
+        for socket in sockets {
+            let length = socket.recv(&mut answer).context("no answer")?;
+            ensure!(length == size, "an answer of {length} bytes arrived");
+            count += 1;
+            if !last {
+                socket.send(&request).context("cannot ask")?;
+            }
+        }
+        if last {
+            return Ok(count);
+        }
+    }
+}
+
+fn answer(server: &UdpSocket, size: usize, done: &AtomicBool) -> Result<(u64, Duration)> {
+    server.set_read_timeout(Some(LOOK))?;
+    let mut buffer = vec![0; size + 1];
+    let (mut count, cpu) = (0, thread_cpu()?);
+    // Every request is answered before the client is done.
+    while !done.load(Ordering::Acquire) {
+        match server.recv_from(&mut buffer) {
+            Ok((length, from)) => {
+                ensure!(length == size, "a request of {length} bytes arrived");
+                server
+                    .send_to(&buffer[..length], from)
+                    .context("cannot answer")?;
+                count += 1;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error).context("cannot receive"),
+        }
+    }
+    Ok((count, thread_cpu()? - cpu))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::place::Place;
+
+    #[test]
+    fn every_request_is_answered_and_counted() {
+        let place = Place::fresh("echoes").unwrap();
+        for (address, flows) in [("127.0.0.1", 1), ("::1", 5)] {
+            let ends = Ends::apart(&place, &place, address.parse().unwrap()).unwrap();
+            let measured = echoes(ends, 64, flows, Duration::from_millis(20)).unwrap();
+            assert!(measured.count >= flows as u64);
+            assert_eq!(measured.count % flows as u64, 0);
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! What is compared, and on which nodes.
+//!
+//! | nodes | |
+//! |---|---|
+//! | n1, n2 | Sinabro |
+//! | n3, n4 | `ptp`, masquerade by iptables |
+//! | n5, n6 | `ptp`, masquerade by nftables |
+//! | n7, n8 | `ptp`, no translation |
+//! | the last | the host outside: an address on the same network, that no node knows |
+//!
+//! Nodes of an even number have the rules that kube-proxy makes. Against an earlier commit n3 and n4 have
+//! that commit's programs, and nothing else is compared.
+
+use super::{
+    Options,
+    case::Part,
+    flows::{Filled, Table},
+    translators::{self, IPTABLES, NFTABLES, ROUTED},
+};
+use crate::bench::{
+    figures::OURS,
+    http::Nginx,
+    pod::{others, rules},
+};
+use anyhow::{Context as _, Result, ensure};
+use sinabro_lab::{
+    Binaries, Lab, Lifetime, Node, Place,
+    datapath::Planted,
+    traffic::{
+        self,
+        seat::{Ends, Seat},
+    },
+};
+use sinabro_netlink::route::Route;
+use std::{net::IpAddr, process::Command, time::Instant};
+
+pub struct Subject {
+    pub name: String,
+    /// The number of its node, from 1.
+    node: usize,
+    client: Place,
+    address: IpAddr,
+    /// What the host outside is to see.
+    seen: IpAddr,
+    /// Where its connections are, if others can be put there.
+    table: Option<Table>,
+}
+
+pub struct Scene {
+    // Dropped before the lab that they are in.
+    _nginx: Nginx,
+    plain: Vec<Subject>,
+    kube_proxy: Vec<Subject>,
+    lab: Lab,
+    cpus: [usize; 2],
+    ipv6: bool,
+}
+
+impl Scene {
+    pub fn make(cpus: [usize; 2], options: &Options) -> Result<Self> {
+        let present = Binaries::at(options.programs.present())?;
+        let earlier = options.programs.earlier();
+        let pairs = if earlier.is_some() { 2 } else { 4 };
+        let lab = Lab::new(present.clone(), 2 * pairs + 1, Lifetime::Process)?;
+        let agents = match earlier {
+            Some((_, dir)) => {
+                for number in [3, 4] {
+                    lab.node(number).set_binaries(Binaries::at(dir)?);
+                }
+                4
+            }
+            None => 2,
+        };
+        let nodes = &lab.nodes()[..agents];
+        lab.publish_entries(&nodes.iter().map(Node::entry).collect::<Vec<_>>())?;
+        for node in nodes {
+            start(node)?;
+        }
+        for node in nodes {
+            node.wait_ready()?;
+        }
+        let server = lab.node(2 * pairs + 1);
+        let address = family(&server.addresses(), options.ipv6)?;
+        let seat = Seat {
+            place: server.place(),
+            cpu: cpus[1],
+        };
+        let mut scene = Self {
+            _nginx: Nginx::start(server, seat, address)?,
+            plain: Vec::new(),
+            kube_proxy: Vec::new(),
+            lab,
+            cpus,
+            ipv6: options.ipv6,
+        };
+        for number in [1, 2] {
+            let rules = (number == 2).then_some(options.rules);
+            let mut subjects = vec![scene.sinabro(OURS, number)?];
+            match earlier {
+                Some((commit, _)) => subjects.push(scene.sinabro(commit, number + 2)?),
+                None => subjects.extend(scene.others(number)?),
+            }
+            for subject in &subjects {
+                rules::kube_proxy(scene.lab.node(subject.node), rules.unwrap_or(0))?;
+            }
+            match number {
+                1 => scene.plain = subjects,
+                _ => scene.kube_proxy = subjects,
+            }
+        }
+        // Those that nothing is asked of are neither shown nor verified.
+        let is_wanted = |part| options.cases(part).next().is_some();
+        if !is_wanted(Part::KubeProxy) {
+            scene.kube_proxy.clear();
+        }
+        if !is_wanted(Part::Plain) {
+            scene.plain.retain(|subject| subject.table.is_some());
+        }
+        if !is_wanted(Part::Plain) && !is_wanted(Part::Flows) {
+            scene.plain.clear();
+        }
+        Ok(scene)
+    }
+
+    fn sinabro(&self, name: &str, number: usize) -> Result<Subject> {
+        let node = self.lab.node(number);
+        let pod = node.add_pod("client")?;
+        Ok(Subject {
+            name: name.into(),
+            node: number,
+            client: pod.place().clone(),
+            address: family(&pod.addresses(), self.ipv6)?,
+            seen: family(&node.addresses(), self.ipv6)?,
+            // Earlier commits have others.
+            table: Planted::is_possible(node).then_some(Table::Ours),
+        })
+    }
+
+    /// Of the plain nodes (1), or of those with kube-proxy's rules (2).
+    fn others(&self, which: usize) -> Result<Vec<Subject>> {
+        let names = [IPTABLES, NFTABLES, ROUTED];
+        let other = |(place, name): (usize, &&str)| -> Result<Subject> {
+            let number = 2 * (place + 1) + which;
+            let node = self.lab.node(number);
+            let ranges = node.entry().pod_cidrs;
+            let pod = others::attach(node, "ptp", &others::config("ptp", &ranges), "client")?;
+            let range = ranges[usize::from(self.ipv6)];
+            let own = family(&node.addresses(), self.ipv6)?;
+            let address = pod.addresses[usize::from(self.ipv6)];
+            match *name {
+                IPTABLES => translators::iptables(node, range)?,
+                NFTABLES => translators::nftables(node, range)?,
+                _ => {
+                    let server = self.server().place();
+                    let eth0 = server.index("eth0")?;
+                    let back = Route::to(range).via(own).dev(eth0);
+                    server.conn()?.execute(back.add())?;
+                }
+            }
+            let translated = *name != ROUTED;
+            Ok(Subject {
+                name: (*name).into(),
+                node: number,
+                client: pod.place,
+                address,
+                seen: if translated { own } else { address },
+                table: translated.then_some(Table::Netfilter),
+            })
+        };
+        names.iter().enumerate().map(other).collect()
+    }
+
+    fn server(&self) -> &Node {
+        &self.lab.nodes()[self.lab.nodes().len() - 1]
+    }
+
+    pub fn cpus(&self) -> [usize; 2] {
+        self.cpus
+    }
+
+    pub fn subjects(&self, part: Part) -> Vec<&Subject> {
+        match part {
+            Part::Plain => self.plain.iter().collect(),
+            Part::KubeProxy => self.kube_proxy.iter().collect(),
+            Part::Flows => {
+                let plain = self.plain.iter();
+                plain.filter(|subject| subject.table.is_some()).collect()
+            }
+        }
+    }
+
+    pub fn node(&self, subject: &Subject) -> &Node {
+        self.lab.node(subject.node)
+    }
+
+    pub fn ends<'a>(&'a self, subject: &'a Subject) -> Result<Ends<'a>> {
+        let [client, server] = self.cpus;
+        Ok(Ends {
+            client: Seat {
+                place: &subject.client,
+                cpu: client,
+            },
+            server: Seat {
+                place: self.server().place(),
+                cpu: server,
+            },
+            address: family(&self.server().addresses(), self.ipv6)?,
+        })
+    }
+
+    /// Puts other connections into a subject's table.
+    pub fn fill<'a>(&'a self, subject: &Subject, flows: u32) -> Result<Filled<'a>> {
+        let table = subject.table.context("no others can be put there")?;
+        Filled::new(
+            table,
+            self.node(subject),
+            subject.address,
+            subject.seen,
+            flows,
+        )
+    }
+
+    /// An error unless the host outside sees of each subject what it stands for.
+    pub fn verify(&self) -> Result<()> {
+        for subject in self.plain.iter().chain(&self.kube_proxy) {
+            let seen = || -> Result<IpAddr> {
+                let ends = self.ends(subject)?;
+                let listener = ends.listen(0)?;
+                let target = listener.local_addr()?;
+                let _client = subject.client.run(|| Ok(traffic::connect(target)?))?;
+                let (_, peer) = traffic::accept(&listener, Instant::now() + traffic::PATIENCE)?;
+                Ok(peer.ip())
+            };
+            let node = self.node(subject).name();
+            let seen = seen().with_context(|| format!("{} on {node}", subject.name))?;
+            ensure!(
+                seen == subject.seen,
+                "{} on {node}: the host outside saw {seen} instead of {}",
+                subject.name,
+                subject.seen
+            );
+        }
+        Ok(())
+    }
+}
+
+fn family(addresses: &[IpAddr], ipv6: bool) -> Result<IpAddr> {
+    let found = addresses.iter().find(|address| address.is_ipv6() == ipv6);
+    found.copied().context("an address family is missing")
+}
+
+/// Starts an agent with room for what is measured. Commits before the table of connections know no such
+/// setting, and give out few ports.
+fn start(node: &Node) -> Result<()> {
+    let mut help = Command::new(node.binaries().agent());
+    let help = crate::workspace::output(help.arg("--help"))?;
+    let mut flags = Vec::new();
+    match help.contains("--connections ") {
+        true => flags.push("--connections=1200000"),
+        false => flags.push("--masquerade-ports=16384-65535"),
+    }
+    node.start_agent_with(&flags)
+}
