@@ -59,13 +59,15 @@ impl Drop for Limit {
 }
 
 /// A node's table with others in it.
-pub enum Filled<'a> {
-    Ours(Planted, u32),
-    Netfilter(&'a Node, u32),
+pub struct Filled<'a> {
+    node: &'a Node,
+    flows: u32,
+    /// None: they are in netfilter's.
+    planted: Option<Planted>,
 }
 
 impl<'a> Filled<'a> {
-    /// Puts connections from a pod to the outside into a table that is emptied first.
+    /// Puts connections from a pod to the outside into a table; netfilter's is emptied first.
     pub fn new(
         table: Table,
         node: &'a Node,
@@ -73,34 +75,40 @@ impl<'a> Filled<'a> {
         seen: IpAddr,
         flows: u32,
     ) -> Result<Self> {
-        match table {
+        let planted = match table {
             Table::Ours => {
                 let tuples = (0..flows).map(|number| tuple(pod, number));
-                let planted = Planted::new(node, Addr::from(seen), tuples)?;
-                Ok(Self::Ours(planted, flows))
+                Some(Planted::new(node, Addr::from(seen), tuples)?)
             }
             Table::Netfilter => {
                 flush(node)?;
                 if flows > 0 {
                     load(node, &lines(pod, seen, flows))?;
                 }
-                Ok(Self::Netfilter(node, flows))
+                None
             }
-        }
+        };
+        Ok(Self {
+            node,
+            flows,
+            planted,
+        })
     }
 
     /// Takes them out again; an error if they were not there all the time.
     pub fn empty(self) -> Result<()> {
-        match self {
-            Self::Ours(planted, flows) => {
-                let left = planted.left();
-                ensure!(left == flows as usize, "{left} of {flows} were left");
-            }
-            Self::Netfilter(node, flows) => {
-                let left = entries(node)?;
-                ensure!(left >= u64::from(flows), "{left} of {flows} were left");
-                flush(node)?;
-            }
+        let left = match &self.planted {
+            Some(planted) => planted.left() as u64,
+            None => entries(self.node)?,
+        };
+        ensure!(
+            left >= u64::from(self.flows),
+            "{left} of {} were left",
+            self.flows
+        );
+        match self.planted {
+            Some(planted) => drop(planted),
+            None => flush(self.node)?,
         }
         Ok(())
     }
