@@ -1,10 +1,11 @@
 //! This node: what the facts and the kernel together say about it.
 //!
 //! [`NodeState::find`] joins the node's own entry in the facts with its links: which device leads
-//! out, which MTU pods get, which address masqueraded packets get. It is asked again on every
+//! out, which MTU pods get, which addresses masqueraded packets get. It is asked again on every
 //! change of the facts and now and then, so a new address or MTU is followed.
 
 mod ports;
+mod source;
 mod uplink;
 
 pub use ports::masquerade_ports;
@@ -26,11 +27,7 @@ use sinabro_common::{
     api::Trouble,
 };
 use sinabro_netlink::Conn;
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
@@ -47,7 +44,7 @@ pub enum NodeError {
     #[error("no link has this node's address {0} and there is no default route, set --uplinks")]
     NoUplink(IpAddr),
     #[error(
-        "uplink {0} has no IPv4 address to masquerade with, set --masquerade=false or give it one"
+        "uplink {0} has no IPv4 address to masquerade with, and no other uplink has one: set --masquerade=false or give it one"
     )]
     NoSource(String),
     #[error(transparent)]
@@ -65,9 +62,8 @@ pub struct NodeState {
     pub uplinks: Vec<Uplink>,
     /// MTU of the pods' interfaces.
     pub mtu: u32,
-    pub masquerade_v4: Option<Ipv4Addr>,
-    /// Whether IPv6 is masqueraded, too.
-    pub masquerade_v6: bool,
+    /// Whether packets get the addresses of uplinks, of each family.
+    pub masquerade: Masquerade,
     pub non_masquerade: Vec<IpNet>,
     /// What will not work although nothing stands in the way of the rest.
     pub warnings: Vec<Trouble>,
@@ -88,16 +84,21 @@ impl NodeState {
     pub fn find(settings: &Settings, facts: &Facts) -> Result<Self, NodeError> {
         let node = own_entry(&settings.node_name, facts)?;
         let mut conn = Conn::new()?;
-        let links = uplink::find(settings, node, &mut conn)?;
+        let here = conn.addrs(None)?;
+        let links = uplink::find(settings, node, &mut conn, &here)?;
         // Both lists have a first entry: own_entry and uplink::find made sure.
         let first = &links[0];
         // The overlay's own plan decides the MTU, so that pods and tunnel cannot disagree.
         let device = own_device(facts, &overlay_settings(settings, first.mtu))?;
-        let here = conn.addrs(None)?;
-        let masquerade_v4 = match settings.masquerade && node.pod_cidrs.iter().any(is_v4) {
-            true => Some(uplink::source_v4(node, first, &here)?),
-            false => None,
-        };
+        let masquerade = Masquerade::of(settings, node);
+        let mut sources = source::Sources::new(&mut conn, node, &here);
+        let mut uplinks = Vec::with_capacity(links.len());
+        for link in &links {
+            uplinks.push(Uplink::new(link, masquerade, &mut sources)?);
+        }
+        if masquerade.v4 && uplinks.iter().all(|uplink| uplink.v4.is_none()) {
+            return Err(NodeError::NoSource(first.name.clone()));
+        }
         let mut warnings = Vec::new();
         let address = device.local;
         if !here.iter().any(|a| a.net.addr() == address) {
@@ -106,11 +107,7 @@ impl NodeState {
             );
             warnings.push(trouble("AddressMissing", text));
         }
-        if masquerade_v4.is_some() {
-            warnings.extend(uplink::unmasqueraded_ways_out(&links, &mut conn)?);
-        }
-        let masquerade_v6 =
-            settings.masquerade && settings.masquerade_ipv6.applies(&node.pod_cidrs);
+        warnings.extend(uplink::unmasqueraded(&uplinks, masquerade, &mut conn)?);
         let (non_masquerade, left_out) = non_masquerade(facts, &settings.masquerading);
         if left_out > 0 && settings.masquerade {
             let text = format!(
@@ -124,19 +121,9 @@ impl NodeState {
             addresses: node.addresses.clone(),
             pod_cidrs: node.pod_cidrs.clone(),
             mtu: device.mtu,
-            masquerade_v4,
-            masquerade_v6,
+            masquerade,
             non_masquerade: non_masquerade.into_iter().collect(),
-            uplinks: links
-                .into_iter()
-                .map(|link| Uplink {
-                    index: link.index,
-                    v4: masquerade_v4,
-                    v6: None,
-                    header_len: uplink::header_len(&link),
-                    name: link.name,
-                })
-                .collect(),
+            uplinks,
         })
     }
 
@@ -153,7 +140,7 @@ impl NodeState {
     /// to its pods.
     pub fn local_destinations(&self) -> Vec<IpNet> {
         let mut addresses: BTreeSet<IpAddr> = self.addresses.iter().copied().collect();
-        addresses.extend(self.masquerade_v4.map(IpAddr::V4));
+        addresses.extend(self.uplinks.iter().flat_map(Uplink::sources));
         let ranges = self.pod_cidrs.iter().copied();
         ranges
             .chain(addresses.into_iter().map(IpNet::from))
@@ -162,13 +149,17 @@ impl NodeState {
 
     /// What the programs read.
     pub fn config(&self, ports: (u16, u16)) -> NodeConfig {
-        let masquerade = match self.masquerade_v4 {
-            Some(_) => FLAG_MASQUERADE,
-            None => 0,
+        let first = |address: fn(&Uplink) -> Option<IpAddr>| {
+            let first = self.uplinks.iter().find_map(address);
+            first.map_or(Addr::UNSPECIFIED, Addr::from)
         };
-        let source = self.masquerade_v4.map(IpAddr::V4);
+        let masquerade = match self.masquerade.v4 || self.masquerade.v6 {
+            true => FLAG_MASQUERADE,
+            false => 0,
+        };
         NodeConfig {
-            masquerade_v4: source.map_or(Addr::UNSPECIFIED, Addr::from),
+            // For programs of before: they know one address.
+            masquerade_v4: first(|uplink| uplink.v4.map(IpAddr::V4)),
             masquerade_v6: Addr::UNSPECIFIED,
             nat_port_min: ports.0,
             nat_port_max: ports.1,
@@ -188,8 +179,22 @@ fn overlay_settings(settings: &Settings, uplink_mtu: u32) -> OverlaySettings {
     }
 }
 
-fn is_v4(net: &IpNet) -> bool {
-    net.addr().is_ipv4()
+/// Whether packets to the outside get a node's address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Masquerade {
+    pub v4: bool,
+    pub v6: bool,
+}
+
+impl Masquerade {
+    fn of(settings: &Settings, node: &Node) -> Self {
+        let cidrs = &node.pod_cidrs;
+        let v4 = cidrs.iter().any(|net| net.addr().is_ipv4());
+        Self {
+            v4: settings.masquerade && v4,
+            v6: settings.masquerade && settings.masquerade_ipv6.applies(cidrs),
+        }
+    }
 }
 
 fn own_entry<'a>(name: &str, facts: &'a Facts) -> Result<&'a Node, NodeError> {

@@ -382,15 +382,21 @@ impl Conn {
 
     /// The default route of the main table with the lowest metric.
     pub fn default_route(&mut self, family: Family) -> Result<Option<Route>> {
-        let routes = self.routes(&RouteFilter {
+        Ok(self.default_routes(family)?.into_iter().next())
+    }
+
+    /// The default routes of the main table that have the lowest metric: several of IPv6 where
+    /// several routers advertise themselves.
+    pub fn default_routes(&mut self, family: Family) -> Result<Vec<Route>> {
+        let mut routes = self.routes(&RouteFilter {
             family: Some(family),
             table: Some(TABLE_MAIN),
             ..RouteFilter::default()
         })?;
-        Ok(routes
-            .into_iter()
-            .filter(|route| route.dst.prefix_len() == 0 && route.kind == libc::RTN_UNICAST)
-            .min_by_key(|route| route.metric))
+        routes.retain(|route| route.dst.prefix_len() == 0 && route.kind == libc::RTN_UNICAST);
+        let lowest = routes.iter().map(|route| route.metric).min();
+        routes.retain(|route| Some(route.metric) == lowest);
+        Ok(routes)
     }
 
     /// The route that a packet to `dst` would take now. Unreachable if there is none.
@@ -401,22 +407,36 @@ impl Conn {
             IpAddr::V4(_) => RouteFlags::LookupTable,
             IpAddr::V6(_) => RouteFlags::empty(),
         };
-        self.look_up(what, dst, flags)
+        self.look_up(what, dst, None, flags)
+    }
+
+    /// The same of a packet that is to leave by a link. Where no route leads there by it, IPv4 takes
+    /// what is asked for to be on the link.
+    pub fn route_get_by(&mut self, dst: IpAddr, oif: u32) -> Result<Route> {
+        let what = format!("look up the route to {dst} by link #{oif}");
+        self.look_up(what, dst, Some(oif), RouteFlags::empty())
     }
 
     /// The entry of the tables that a packet to `dst` is routed by now, as [`Conn::routes`] would
     /// list it: found without a look at any other. Unreachable if there is none.
     pub fn route_entry(&mut self, dst: IpAddr) -> Result<Route> {
         let what = format!("look up the entry for {dst} in the routing tables");
-        self.look_up(what, dst, RouteFlags::FibMatch)
+        self.look_up(what, dst, None, RouteFlags::FibMatch)
     }
 
-    fn look_up(&mut self, what: String, dst: IpAddr, flags: RouteFlags) -> Result<Route> {
+    fn look_up(
+        &mut self,
+        what: String,
+        dst: IpAddr,
+        oif: Option<u32>,
+        flags: RouteFlags,
+    ) -> Result<Route> {
         let mut message = RouteMessage::default();
         message.header.address_family = Family::of(dst).code();
         message.header.destination_prefix_length = IpNet::from(dst).prefix_len();
         message.header.flags = flags;
         message.attributes = vec![RouteAttribute::Destination(dst.into())];
+        message.attributes.extend(oif.map(RouteAttribute::Oif));
         let body = self.query(Request::get(what.clone(), libc::RTM_GETROUTE, &message))?;
         match Route::parse(&body) {
             Ok(Some(route)) => Ok(route),

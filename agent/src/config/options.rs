@@ -73,7 +73,8 @@ pub struct Options {
     cni_source: Option<String>,
 
     /// Network devices that lead out of the node; masquerade works on each, the first is the
-    /// overlay's [default: the device with the node's address, else that of the default route].
+    /// overlay's [default: those with the node's addresses, the first of these first, and those of
+    /// the default routes].
     #[arg(
         long,
         env = "SINABRO_UPLINKS",

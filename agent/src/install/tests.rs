@@ -1,6 +1,6 @@
 use super::*;
 use crate::install::versions::tests::knowing;
-use crate::node::{NodeState, NodeStatus};
+use crate::node::{Masquerade, NodeState, NodeStatus};
 use serde_json::{Value, json};
 use std::{
     fs::{self, File},
@@ -39,8 +39,7 @@ fn known() -> NodeStatus {
         pod_cidrs: Vec::new(),
         uplinks: Vec::new(),
         mtu: 1450,
-        masquerade_v4: None,
-        masquerade_v6: false,
+        masquerade: Masquerade::default(),
         non_masquerade: Vec::new(),
         warnings: Vec::new(),
     };

@@ -28,6 +28,9 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// How soon after they could not be applied.
 const RETRY: Duration = Duration::from_secs(2);
 
+/// The index of `lo` in every network namespace (`LOOPBACK_IFINDEX` in linux/net/net_namespace.h).
+const LOOPBACK: u32 = 1;
+
 /// What the task that follows the node needs.
 pub(super) struct NodeTask {
     pub(super) settings: Arc<Settings>,
@@ -139,7 +142,8 @@ fn leads_out(event: &Event, uplinks: &[u32]) -> bool {
             uplinks.contains(index)
                 || !(name.starts_with(names::POD_LINK_PREFIX) || name == names::VXLAN_LINK)
         }
-        Event::Addr { link, .. } => uplinks.contains(link),
+        // Addresses of the loopback device are sources, too.
+        Event::Addr { link, .. } => uplinks.contains(link) || *link == LOOPBACK,
         Event::Route { route, .. } => {
             let ours = route.protocol == names::ROUTE_PROTOCOL;
             let kernels = route.protocol == libc::RTPROT_KERNEL;
@@ -154,9 +158,10 @@ fn indexes(state: &NodeState) -> Vec<u32> {
     state.uplinks.iter().map(|uplink| uplink.index).collect()
 }
 
+/// What programs can be on, and what they need to know of it.
 fn records(state: &NodeState) -> Vec<(u32, abi::Uplink)> {
-    let record = |uplink: &Uplink| (uplink.index, uplink.record());
-    state.uplinks.iter().map(record).collect()
+    let record = |uplink: &Uplink| Some((uplink.index, uplink.record()?));
+    state.uplinks.iter().filter_map(record).collect()
 }
 
 fn apply_node(
@@ -205,7 +210,7 @@ fn log_node(state: &NodeState) {
         uplinks = ?state.uplinks.iter().map(|u| &u.name).collect::<Vec<_>>(),
         mtu = state.mtu,
         pod_cidrs = ?state.pod_cidrs,
-        masquerade = ?state.masquerade_v4,
+        masquerade = ?state.uplinks.iter().flat_map(Uplink::sources).collect::<Vec<_>>(),
         "node ready"
     );
 }
