@@ -4,25 +4,36 @@
 #![no_std]
 #![no_main]
 
-use aya_ebpf::{macros::classifier, programs::TcContext};
-use sinabro_common::abi::{config::FLAG_STAMPED, drop::DropReason};
+use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, macros::classifier, programs::TcContext};
+use sinabro_common::abi::{
+    config::FLAG_STAMPED,
+    drop::{DropReason, Hook},
+};
 use sinabro_ebpf::{
     PASS,
     maps::CONFIG,
     parse::{Ip, eth},
-    stage::{Action, report, tunnel},
+    stage::{Action, tunnel},
 };
+#[path = "../event.rs"]
+mod event;
 
 #[classifier]
 pub fn overlay_in(ctx: TcContext) -> i32 {
-    match arrive(&ctx) {
+    let skb = ctx.as_ptr().cast();
+    event::told(skb, Hook::OverlayIn, arrive(skb))
+}
+
+#[inline(never)]
+fn arrive(skb: *mut __sk_buff) -> i32 {
+    match checked(&TcContext::new(skb)) {
         Ok(action) => action,
-        Err(reason) => report::dropped(reason),
+        Err(reason) => event::dropped(reason),
     }
 }
 
 #[inline(always)]
-fn arrive(ctx: &TcContext) -> Action {
+fn checked(ctx: &TcContext) -> Action {
     let stamped = CONFIG
         .get(0)
         .filter(|config| config.flags & FLAG_STAMPED != 0);

@@ -7,7 +7,7 @@
 #![no_main]
 
 use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, macros::classifier, programs::TcContext};
-use sinabro_common::abi::drop::DropReason;
+use sinabro_common::abi::drop::{DropReason, Hook};
 use sinabro_ebpf::{
     PASS,
     maps::{CONFIG, POD_LINKS},
@@ -18,26 +18,29 @@ use sinabro_ebpf::{
     },
     stage::{Action, deliver, identity, mss, report, track, tunnel},
 };
+#[path = "../event.rs"]
+mod event;
 
 /// What `leave` and `arrive` say of a packet that passes and begins a connection; no action of the kernel's.
 const BEGINS: i32 = 64;
 
-/// Two functions, one after the other: each has a stack of its own, and what the second does is
+/// Functions one after the other: each has a stack of its own, and what the second does is
 /// verified once.
 #[classifier]
 pub fn pod_out(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
-    match leave(skb) {
+    let action = match leave(skb) {
         BEGINS => begin(skb),
         action => action,
-    }
+    };
+    event::told(skb, Hook::PodOut, action)
 }
 
 #[inline(never)]
 fn leave(skb: *mut __sk_buff) -> i32 {
     match checked(&TcContext::new(skb)) {
         Ok(action) => action,
-        Err(reason) => report::dropped(reason),
+        Err(reason) => event::dropped(reason),
     }
 }
 
@@ -62,7 +65,7 @@ fn lowered(skb: *mut __sk_buff, lower: impl Fn(&TcContext, &Ip, &L4) -> Action) 
     };
     match lowered {
         Some(Ok(action)) => action,
-        Some(Err(reason)) => report::dropped(reason),
+        Some(Err(reason)) => event::dropped(reason),
         // Of what leaves it was read before; of the rest the pod itself thinks what it likes.
         None => PASS,
     }
@@ -101,15 +104,16 @@ fn checked(ctx: &TcContext) -> Action {
     }
 }
 
-/// Two functions, as in `pod_out`.
+/// Functions as in `pod_out`.
 #[classifier]
 pub fn pod_in(ctx: TcContext) -> i32 {
     report::received(&ctx, ifindex(&ctx));
     let skb = ctx.as_ptr().cast();
-    match arrive(skb) {
+    let action = match arrive(skb) {
         BEGINS => enter(skb),
         action => action,
-    }
+    };
+    event::told(skb, Hook::PodIn, action)
 }
 
 #[inline(never)]

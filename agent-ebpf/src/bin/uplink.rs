@@ -23,14 +23,16 @@ use core::mem::MaybeUninit;
 use sinabro_common::abi::{
     Addr,
     config::{FLAG_MASQUERADE, NodeConfig},
-    drop::DropReason,
+    drop::{DropReason, Hook},
 };
 use sinabro_ebpf::{
     PASS,
     maps::{CONFIG, ENDPOINTS},
     parse::{Ip, eth, ip4, ip6, l4, l4::L4, skb},
-    stage::{Action, nat, report, tunnel},
+    stage::{Action, nat, tunnel},
 };
+#[path = "../event.rs"]
+mod event;
 #[path = "../rare.rs"]
 mod rare;
 
@@ -59,10 +61,11 @@ pub fn uplink_out(ctx: TcContext) -> i32 {
     }
     // SAFETY: `read` wrote it.
     let packet = unsafe { packet.assume_init_ref() };
-    match keep_tunnels(skb, packet) {
+    let action = match keep_tunnels(skb, packet) {
         PASS => masquerade(skb, packet),
         action => action,
-    }
+    };
+    event::told(skb, Hook::UplinkOut, action)
 }
 
 #[classifier]
@@ -74,10 +77,11 @@ pub fn uplink_in(ctx: TcContext) -> i32 {
     }
     // SAFETY: `read` wrote it.
     let packet = unsafe { packet.assume_init_ref() };
-    match check_source(skb, packet) {
+    let action = match check_source(skb, packet) {
         PASS => reverse(skb, packet),
         action => action,
-    }
+    };
+    event::told(skb, Hook::UplinkIn, action)
 }
 
 /// Reads the headers; false if they are none of ours, or malformed: that is the stack's to judge.
@@ -204,7 +208,7 @@ fn finish(ctx: &TcContext, action: Action) -> i32 {
             "masquerade table is full, new flows are dropped until others end"
         );
     }
-    report::dropped(reason)
+    event::dropped(reason)
 }
 
 /// The node's settings, if packets of this family get the node's address.

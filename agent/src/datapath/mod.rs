@@ -46,7 +46,7 @@ use crate::chain::Chain;
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
 use maps::{Maps, shape};
-pub use maps::{PodAcceleration, PortSet, QueueLimits, QueueUsage, Tunnels};
+pub use maps::{DropEvents, PodAcceleration, PortSet, QueueLimits, QueueUsage, Tunnels};
 use sinabro_common::{
     abi::{
         Addr,
@@ -155,6 +155,8 @@ pub struct Datapath {
     departed: Mutex<HashSet<Addr>>,
     flows: AtomicU64,
     logs: Mutex<Vec<log::Reader>>,
+    /// None once somebody reads them.
+    drop_events: Mutex<Option<Vec<DropEvents>>>,
 }
 
 enum Acceleration {
@@ -194,6 +196,10 @@ impl Datapath {
             }
         }
         let mut logs = vec![log::reader(&mut objects.uplink)?];
+        let mut drop_events = Vec::new();
+        for object in [&mut objects.pod, &mut objects.uplink, &mut objects.overlay] {
+            drop_events.extend(DropEvents::take(object)?);
+        }
         let classifiers = match choice.level {
             Level::None => Classifiers::none(links.clone()),
             _ => Classifiers::new(
@@ -253,6 +259,7 @@ impl Datapath {
             departed: Mutex::default(),
             flows: AtomicU64::new(0),
             logs: Mutex::new(logs),
+            drop_events: Mutex::new(Some(drop_events)),
         })
     }
 
@@ -564,6 +571,11 @@ impl Datapath {
     /// Packets dropped so far, for every reason.
     pub fn drops(&self) -> Result<Vec<(DropReason, u64)>, DatapathError> {
         self.maps.drops.get()
+    }
+
+    /// Where the programs tell of packets that they drop; none but the first to ask gets it.
+    pub fn take_drop_events(&self) -> Vec<DropEvents> {
+        lock(&self.drop_events).take().unwrap_or_default()
     }
 
     /// Masquerade flows at the last [`Self::sweep`].

@@ -5,6 +5,7 @@
 
 mod acceleration;
 mod battery;
+mod drop_events;
 mod kit;
 mod logs;
 mod nat_property;

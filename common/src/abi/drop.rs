@@ -2,6 +2,11 @@
 //!
 //! Map `DROPS`, per-CPU array: [`DropReason`] as u32 → count (u64). Numbers are part of the
 //! interface (metrics, dashboards): a reason no longer used keeps its number.
+//!
+//! Ring buffer `DROP_EVENTS`, one for each object and not pinned: a [`DropEvent`] for some of the packets
+//! that were dropped, at most [`EVENTS_PER_SECOND`] of a reason on a CPU. What is left out is counted.
+
+use super::map_type;
 
 /// Slots of the `DROPS` map; room for reasons to come.
 pub const MAX_DROP_REASONS: u32 = 64;
@@ -70,6 +75,80 @@ drop_reasons! {
     /// Its entry is on its way to a map of another layout.
     NatCarried = 19, "nat_carried", "a masqueraded connection was being carried to another layout of the table";
 }
+
+/// Bytes of a packet in its event: the longest headers that a program looks into, those of a packet within
+/// an ICMPv6 error among them.
+pub const EVENT_HEAD: usize = 128;
+/// Events of one reason in a second on one CPU.
+pub const EVENTS_PER_SECOND: u32 = 10;
+/// Bytes of a ring buffer: of its events, too.
+pub const EVENT_BYTES: u32 = 32 * 1024;
+
+/// The program that dropped a packet.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    PodOut = 1,
+    PodIn = 2,
+    UplinkOut = 3,
+    UplinkIn = 4,
+    OverlayIn = 5,
+}
+
+impl Hook {
+    pub const ALL: [Self; 5] = [
+        Self::PodOut,
+        Self::PodIn,
+        Self::UplinkOut,
+        Self::UplinkIn,
+        Self::OverlayIn,
+    ];
+
+    /// The program's name.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::PodOut => "pod_out",
+            Self::PodIn => "pod_in",
+            Self::UplinkOut => "uplink_out",
+            Self::UplinkIn => "uplink_in",
+            Self::OverlayIn => "overlay_in",
+        }
+    }
+}
+
+/// A packet that was dropped. What it was is read from its first bytes by whoever shows it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DropEvent {
+    /// `bpf_ktime_get_ns`.
+    pub time_ns: u64,
+    /// [`DropReason`].
+    pub reason: u32,
+    /// Interface whose program it was.
+    pub ifindex: u32,
+    /// Bytes of the packet,
+    pub len: u32,
+    /// and how many of those are in `head`.
+    pub head_len: u32,
+    /// Drops of this reason on this CPU since the last event of it.
+    pub left_out: u32,
+    /// EtherType as it is on the wire, as the kernel has it: a layer-3 device's packets have no header that
+    /// says so.
+    pub kind: [u8; 2],
+    /// [`Hook`].
+    pub hook: u8,
+    /// Zero.
+    pub pad: u8,
+    pub head: [u8; EVENT_HEAD],
+}
+map_type!(
+    DropEvent,
+    160,
+    1,
+    [
+        time_ns, reason, ifindex, len, head_len, left_out, kind, hook, pad, head
+    ]
+);
 
 #[cfg(test)]
 mod tests {

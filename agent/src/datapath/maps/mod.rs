@@ -5,6 +5,7 @@
 mod acceleration;
 pub mod config;
 mod counters;
+mod drop_events;
 mod drops;
 mod endpoints;
 pub mod fields;
@@ -20,6 +21,7 @@ mod uplinks;
 pub use acceleration::{Acceleration, PodAcceleration};
 pub use config::{Config, NonMasquerade, PathMtu};
 pub use counters::Counters;
+pub use drop_events::DropEvents;
 pub use drops::Drops;
 pub use endpoints::{Endpoints, PodLinks};
 pub use host_ports::{HostPorts, PortSet};
