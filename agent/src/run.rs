@@ -30,7 +30,11 @@ use crate::{
     prepare::{self, Families},
     probe::{self, Probe},
     state_lock,
-    telemetry::{http, metrics::Metrics},
+    telemetry::{
+        drops::{self, RecentDrops},
+        http,
+        metrics::Metrics,
+    },
     troubles,
     watch::{kubernetes, nodes::OwnNode, nodes_file},
 };
@@ -142,6 +146,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         }
     }));
 
+    let recent_drops = Arc::new(RecentDrops::new(stopping.clone()));
+    for ring in datapath.take_drop_events() {
+        let endpoints = endpoints.clone();
+        let pods = move || endpoints.all();
+        tasks.spawn(drops::read(ring, recent_drops.clone(), pods));
+    }
+
     let server = Server::bind(&settings.socket)
         .with_context(|| format!("cannot bind socket {}", settings.socket.display()))?;
     let install = InstallConfig::of(&settings).map(|config| {
@@ -189,6 +200,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         install,
         troubles,
         announcer,
+        drops: recent_drops,
         probe,
         metrics,
         started,

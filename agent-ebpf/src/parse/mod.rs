@@ -1,9 +1,12 @@
 //! Headers, read into values. A reader returns `None` for what is truncated or contradicts
 //! itself, and never looks beyond the length that the header before it gave.
 //!
-//! Readers take any [`Packet`], so that they also run on the host, where they are fuzzed.
+//! Readers take any [`Packet`], so that they also run on the host: there they are fuzzed, and the agent
+//! shows what was dropped.
 
 pub mod arp;
+#[cfg(not(target_arch = "bpf"))]
+pub mod bytes;
 pub mod eth;
 pub mod icmp;
 pub mod ip4;

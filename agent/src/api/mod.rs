@@ -40,6 +40,10 @@ fn call(request: &Request) -> &'static str {
         Request::Metrics => "metrics",
         Request::Acceleration => "acceleration",
         Request::Log => "log",
+        Request::DropEvents { .. } => "dropEvents",
+        Request::Connections { .. } => "connections",
+        Request::FlushConnections { .. } => "flushConnections",
+        Request::ConnectionStats => "connectionStats",
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
     node::{NodeState, NodeStatus},
     plan::overlay::node_reports,
     probe::Probe,
-    telemetry::{Provider, Reports, metrics::Metrics, recent_log::RECENT},
+    telemetry::{Provider, Reports, drops::RecentDrops, metrics::Metrics, recent_log::RECENT},
     watch::Snapshot,
 };
 use ipnet::IpNet;
@@ -56,6 +56,7 @@ pub struct Core {
     pub troubles: watch::Receiver<Vec<Trouble>>,
     /// Tells the cluster what was refused.
     pub announcer: Announcer,
+    pub drops: Arc<RecentDrops>,
     pub metrics: Arc<Metrics>,
     pub started: Instant,
 }
@@ -124,6 +125,14 @@ impl Core {
     /// # Errors
     /// If the kernel cannot be asked.
     pub async fn report(self: &Arc<Self>, request: Request) -> Result<Response, ApiError> {
+        if let Request::DropEvents {
+            after,
+            wait_milliseconds,
+        } = request
+        {
+            let report = self.drops.wait(after, wait_milliseconds).await;
+            return Ok(Response::DropEvents(report));
+        }
         let core = self.clone();
         let work = move || match request {
             Request::Status => Ok(Response::Status(Box::new(core.status()))),

@@ -1,9 +1,7 @@
 //! `sinabroctl acceleration`.
 
 use crate::ctl::{
-    Common, Exit, client,
-    endpoints::pod,
-    print, self_test,
+    Common, Exit, client, print, self_test,
     table::{Table, bytes},
 };
 use sinabro_common::api::{AccelerationReport, MemoryReport, Request, Response};
@@ -50,7 +48,7 @@ fn text(report: &AccelerationReport) -> String {
         let skipped = counters.skipped.iter();
         let skipped = skipped.map(|(reason, sockets)| format!("{sockets} {reason}"));
         pods.row([
-            pod(&one.pod, &one.owner),
+            one.pod.display(&one.owner),
             counters.enrolled.to_string(),
             bytes(counters.redirected.bytes),
             memory(&counters.memory),

@@ -70,13 +70,26 @@ pub fn ask<T>(
     request: Request,
     pick: fn(Response) -> Option<T>,
 ) -> Result<T, Error> {
+    ask_within(common, common.timeout, request, pick)
+}
+
+/// The same with another deadline than usual.
+///
+/// # Errors
+/// As [`ask`].
+pub fn ask_within<T>(
+    common: &Common,
+    seconds: u64,
+    request: Request,
+    pick: fn(Response) -> Option<T>,
+) -> Result<T, Error> {
     let socket = || common.socket.clone();
-    let deadline = Instant::now() + Duration::from_secs(common.timeout);
+    let deadline = Instant::now() + Duration::from_secs(seconds);
     let mut stream =
         Stream::connect(&common.socket, deadline).map_err(|source| match source.kind() {
             io::ErrorKind::WouldBlock => Error::Timeout {
                 socket: socket(),
-                seconds: common.timeout,
+                seconds,
             },
             _ => Error::Connect {
                 socket: socket(),
@@ -98,7 +111,7 @@ pub fn ask<T>(
         {
             Error::Timeout {
                 socket: socket(),
-                seconds: common.timeout,
+                seconds,
             }
         }
         _ => Error::Answer {

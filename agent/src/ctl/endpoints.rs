@@ -4,7 +4,7 @@ use crate::ctl::{
     Common, Exit, client, print,
     table::{Table, bytes, join},
 };
-use sinabro_common::api::{EndpointReport, Owner, PodRef, Request, Response};
+use sinabro_common::api::{EndpointReport, Request, Response};
 
 pub fn show(common: &Common) -> Result<Exit, client::Error> {
     let report = client::ask(common, Request::Endpoints, |response| match response {
@@ -13,14 +13,6 @@ pub fn show(common: &Common) -> Result<Exit, client::Error> {
     })?;
     print(common, &report, |report| table(report))?;
     Ok(Exit::Well)
-}
-
-/// `namespace/name`, or the container where the runtime named no pod.
-pub fn pod(pod: &PodRef, owner: &Owner) -> String {
-    match pod.name.is_empty() {
-        true => owner.container_id.chars().take(16).collect(),
-        false => format!("{}/{}", pod.namespace, pod.name),
-    }
 }
 
 fn mtu(endpoint: &EndpointReport) -> String {
@@ -52,7 +44,7 @@ fn table(endpoints: &[EndpointReport]) -> String {
     ]);
     for endpoint in endpoints {
         table.row([
-            pod(&endpoint.pod, &endpoint.owner),
+            endpoint.pod.display(&endpoint.owner),
             endpoint.owner.ifname.clone(),
             join(&endpoint.addresses),
             endpoint.link.clone(),

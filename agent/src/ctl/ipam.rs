@@ -1,9 +1,7 @@
 //! `sinabroctl ipam`.
 
 use crate::ctl::{
-    Common, Exit, client,
-    endpoints::pod,
-    print,
+    Common, Exit, client, print,
     table::{Table, age, share},
 };
 use sinabro_common::api::{IpamReport, Request, Response};
@@ -34,7 +32,7 @@ fn table(report: &IpamReport, now: u64) -> String {
         };
         leases.row([
             lease.address.to_string(),
-            pod(&lease.pod, &lease.owner),
+            lease.pod.display(&lease.owner),
             lease.owner.ifname.clone(),
             state.into(),
             age(now.saturating_sub(lease.leased_at)),

@@ -6,6 +6,7 @@
 mod acceleration;
 mod client;
 mod debug;
+mod drops;
 mod endpoints;
 mod ipam;
 mod metrics;
@@ -48,7 +49,8 @@ Examples:
   sinabroctl endpoints                  which pods are here, with addresses and traffic
   sinabroctl ipam                       who has which address, how full each range is
   sinabroctl nodes                      which nodes are known, which cannot be reached and why
-  sinabroctl metrics                    what was dropped and why, how full the NAT table is
+  sinabroctl drops                      what was dropped and why; with --follow as it happens
+  sinabroctl metrics                    the same counters, how full the NAT table is
   sinabroctl acceleration               which pods' TCP goes from socket to socket, and how much
   sinabroctl acceleration --kernel      what that changes for applications on this kernel
   sinabroctl prepare                    as root, before an agent that runs without privileges
@@ -119,8 +121,9 @@ enum Action {
     /// The nodes of the cluster and how they are reached.
     Nodes,
     /// Drops by reason, NAT table, counters.
-    #[command(visible_alias = "drops")]
     Metrics,
+    /// Packets that the data path dropped: how many for which reason, and the last of them.
+    Drops(drops::DropFlags),
     /// TCP between pods of this node that goes from socket to socket: how much of it, what went
     /// through TCP and why, what it costs the kernel, and which servers' connections are left
     /// alone.
@@ -230,6 +233,7 @@ pub fn main() -> ExitCode {
         Action::Ipam => ipam::show(common).map_err(Failure::from),
         Action::Nodes => nodes::show(common).map_err(Failure::from),
         Action::Metrics => metrics::show(common).map_err(Failure::from),
+        Action::Drops(flags) => drops::run(common, flags),
         Action::Acceleration { kernel, verbose } => match kernel {
             true => acceleration::kernel(common, *verbose),
             false => acceleration::show(common),

@@ -23,11 +23,11 @@ impl Table {
 
     /// Control characters, which could move the cursor, become `?`; an empty cell becomes `-`.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
-        let clean = |cell: String| match cell.is_empty() {
+        let shown = |cell: String| match cell.is_empty() {
             true => "-".to_owned(),
-            false => cell.replace(|c: char| c.is_control(), "?"),
+            false => clean(cell),
         };
-        self.rows.push(cells.map(clean).into());
+        self.rows.push(cells.map(shown).into());
     }
 
     pub fn render(&self) -> String {
@@ -48,6 +48,11 @@ impl Table {
         }
         text
     }
+}
+
+/// Control characters, which could move the cursor, become `?`.
+pub fn clean(text: String) -> String {
+    text.replace(|c: char| c.is_control(), "?")
 }
 
 /// Items with commas between them.

@@ -45,8 +45,8 @@ pub use verify::verify;
 use crate::chain::Chain;
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
-use maps::{Maps, shape};
 pub use maps::{DropEvents, PodAcceleration, PortSet, QueueLimits, QueueUsage, Tunnels};
+use maps::{Maps, shape};
 use sinabro_common::{
     abi::{
         Addr,

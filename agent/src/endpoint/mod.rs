@@ -10,12 +10,14 @@
 
 pub mod gc;
 pub mod locks;
+mod pod_names;
 pub mod programs;
 pub mod record;
 pub mod release;
 pub mod restore;
 
 pub use locks::{Guard, Locks};
+pub use pod_names::PodNames;
 pub use programs::{PodPrograms, Programs};
 pub use record::{EndpointRecord, attachment};
 

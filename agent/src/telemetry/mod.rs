@@ -3,6 +3,7 @@
 //! The agent's state is asked on scrape through [`Provider`]; only API requests are counted as
 //! they happen, through [`metrics::Metrics`].
 
+pub mod drops;
 pub mod http;
 pub mod metrics;
 pub mod recent_log;

@@ -69,6 +69,11 @@ impl Node {
         self.namespace.place()
     }
 
+    /// The network of all pods.
+    pub fn pods(&self) -> &Place {
+        &self.pods
+    }
+
     pub fn conn(&self) -> Conn {
         self.place().conn().unwrap()
     }

@@ -108,7 +108,11 @@ fn a_flood_is_told_of_at_a_bounded_rate() {
         let cpus = std::thread::available_parallelism().unwrap().get() as u64;
         let seconds = 1 + (sinabro_agent::datapath::monotonic_ns() - began).div_ceil(1_000_000_000);
         let most = u64::from(EVENTS_PER_SECOND) * seconds * cpus;
-        assert!((u64::from(EVENTS_PER_SECOND)..=most).contains(&(events.len() as u64)), "{}", events.len());
+        assert!(
+            (u64::from(EVENTS_PER_SECOND)..=most).contains(&(events.len() as u64)),
+            "{}",
+            events.len()
+        );
 
         // Another reason is not held back by it.
         let mac = [2, 0, 0, 0, 0, 9];

@@ -51,6 +51,28 @@ impl Agent {
         })
     }
 
+    /// Expects requests in turn, each on a connection of its own, and replies to each; then the socket goes.
+    pub fn conversation(turns: Vec<(Request, Response)>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let thread = thread::spawn(move || {
+            for (expected, response) in turns {
+                let (mut stream, _) = listener.accept().unwrap();
+                let request: RequestEnvelope = frame::read(&mut stream).unwrap();
+                assert_eq!((request.version, request.request), (VERSION, expected));
+                let reply = Reply::Ok(response);
+                let version = VERSION;
+                frame::write(&mut stream, &ReplyEnvelope { version, reply }).unwrap();
+            }
+        });
+        Self {
+            _dir: dir,
+            socket,
+            thread,
+        }
+    }
+
     pub fn run(self, args: &[&str]) -> Output {
         let output = ctl(&self.socket, args);
         self.thread.join().unwrap();

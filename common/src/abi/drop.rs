@@ -22,6 +22,11 @@ macro_rules! drop_reasons {
             /// Every reason, in the order of its number.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
+            /// The reason of a number.
+            pub fn of(number: u32) -> Option<Self> {
+                Self::ALL.iter().copied().find(|reason| *reason as u32 == number)
+            }
+
             /// Value of the metric label `reason`.
             pub const fn label(self) -> &'static str {
                 match self { $(Self::$name => $label,)* }
@@ -103,6 +108,11 @@ impl Hook {
         Self::UplinkIn,
         Self::OverlayIn,
     ];
+
+    /// The hook of a number.
+    pub fn of(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|hook| *hook as u8 == number)
+    }
 
     /// The program's name.
     pub const fn label(self) -> &'static str {

@@ -9,15 +9,21 @@
 //! active the agent takes everything back. So a plugin that is killed leaves nothing.
 
 mod acceleration;
+mod connections;
+mod drops;
 pub mod frame;
 mod mac;
+mod protocol;
 mod report;
 mod self_test;
 mod verify;
 mod wish;
 
 pub use acceleration::*;
+pub use connections::*;
+pub use drops::*;
 pub use mac::Mac;
+pub use protocol::{protocol_name, protocol_number};
 pub use report::*;
 pub use self_test::*;
 pub use verify::*;
@@ -86,6 +92,16 @@ pub struct PodRef {
     pub namespace: String,
     pub name: String,
     pub uid: String,
+}
+
+impl PodRef {
+    /// `namespace/name`, or the container where the runtime named no pod.
+    pub fn display(&self, owner: &Owner) -> String {
+        match self.name.is_empty() {
+            true => owner.container_id.chars().take(16).collect(),
+            false => format!("{}/{}", self.namespace, self.name),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -158,6 +174,35 @@ pub enum Request {
     Metrics,
     Acceleration,
     Log,
+    /// Packets that were dropped after the one of this number; zero: all that the agent keeps. At most
+    /// [`DROPS_OF_A_PAGE`].
+    DropEvents {
+        #[serde(default)]
+        after: u64,
+        /// How long to wait if there are none, at most [`MAX_DROP_WAIT_MS`].
+        #[serde(default)]
+        wait_milliseconds: u64,
+    },
+    /// A page of the connections.
+    Connections {
+        #[serde(default)]
+        filter: ConnectionFilter,
+        /// [`ConnectionsPage::next`] of the page before.
+        #[serde(default)]
+        from: Option<u32>,
+    },
+    /// Forgets connections, a step at a time.
+    FlushConnections {
+        #[serde(default)]
+        filter: ConnectionFilter,
+        /// Has to be said where the filter lets everything through.
+        #[serde(default)]
+        all: bool,
+        /// [`FlushReport::next`] of the step before.
+        #[serde(default)]
+        from: Option<u32>,
+    },
+    ConnectionStats,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -177,6 +222,11 @@ pub enum Response {
     Acceleration(AccelerationReport),
     /// To Log: the last lines of the agent's log.
     Log(String),
+    DropEvents(DropEventsReport),
+    Connections(ConnectionsPage),
+    /// To FlushConnections.
+    Flushed(FlushReport),
+    ConnectionStats(ConnectionStats),
 }
 
 /// Everything the plugin needs to set a pod up.

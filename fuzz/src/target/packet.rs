@@ -1,35 +1,12 @@
 //! Frames as the programs of pod links and uplinks read them.
 
-use sinabro_ebpf::parse::{Fragment, Header, Ip, Packet, arp, eth, ip6, l4, l4::L4, mss, proto};
+use sinabro_ebpf::parse::{
+    Fragment, Ip, Packet, arp, bytes::Frame, eth, ip6, l4, l4::L4, mss, proto,
+};
 use std::{hint, mem::MaybeUninit};
 
-/// A frame on the host.
-struct Frame<'a>(&'a [u8]);
-
-impl Packet for Frame<'_> {
-    fn len(&self) -> u32 {
-        self.0.len() as u32
-    }
-
-    fn load<T: Header>(&self, offset: u32) -> Option<T> {
-        let start = offset as usize;
-        let bytes = self.0.get(start..start.checked_add(size_of::<T>())?)?;
-        // SAFETY: as many bytes as the type has, and a `Header` may have any.
-        Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
-    }
-
-    unsafe fn load_into<T: Header>(&self, offset: u32, to: *mut T) -> bool {
-        let loaded = self.load(offset);
-        if let Some(header) = loaded {
-            // SAFETY: the caller's promise.
-            unsafe { to.write(header) };
-        }
-        loaded.is_some()
-    }
-}
-
 pub fn run(bytes: &[u8]) -> bool {
-    let frame = Frame(bytes);
+    let frame = Frame::whole(bytes);
     let Some(eth) = eth::read(&frame) else {
         assert!(bytes.len() < eth::LEN as usize);
         return false;
@@ -68,7 +45,7 @@ pub fn run(bytes: &[u8]) -> bool {
 
     // What is behind the packet is padding (RFC 894): the same without it.
     let end = (ip.l4 + ip.l4_len) as usize;
-    let shorter = Frame(&bytes[..end]);
+    let shorter = Frame::whole(&bytes[..end]);
     let again = Ip::read(&shorter, eth.kind).flatten();
     let again = again.expect("a packet without its padding is the same packet");
     assert_eq!(facts(&ip), facts(&again));

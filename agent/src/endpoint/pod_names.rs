@@ -1,0 +1,47 @@
+//! Which pod has an address, and which a link.
+
+use super::EndpointRecord;
+use sinabro_common::abi::Addr;
+use std::{collections::HashMap, rc::Rc};
+
+/// The pods of a moment, `namespace/name`.
+#[derive(Default)]
+pub struct PodNames {
+    by_address: HashMap<Addr, Rc<str>>,
+    by_ifindex: HashMap<u32, Rc<str>>,
+}
+
+impl PodNames {
+    pub fn of<'a>(records: impl IntoIterator<Item = &'a EndpointRecord>) -> Self {
+        let mut names = Self::default();
+        for record in records {
+            let name: Rc<str> = record.pod.display(&record.owner).into();
+            for &address in &record.addresses {
+                names.by_address.insert(address.into(), name.clone());
+            }
+            names.by_ifindex.insert(record.ifindex, name);
+        }
+        names
+    }
+
+    pub fn at(&self, address: Addr) -> Option<&str> {
+        self.by_address.get(&address).map(|name| &**name)
+    }
+
+    /// Whose host-side link an interface is.
+    pub fn behind(&self, ifindex: u32) -> Option<&str> {
+        self.by_ifindex.get(&ifindex).map(|name| &**name)
+    }
+
+    /// Whether a pod of this name is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.by_ifindex.values().any(|known| **known == *name)
+    }
+
+    /// Every link and its pod.
+    pub fn links(&self) -> impl Iterator<Item = (u32, &str)> {
+        self.by_ifindex
+            .iter()
+            .map(|(&ifindex, name)| (ifindex, &**name))
+    }
+}
