@@ -8,14 +8,17 @@
 
 pub mod awake;
 pub mod brief;
+pub mod crowd;
 pub mod datagrams;
 pub mod echoes;
 pub mod errors;
+pub mod flood;
 pub mod fragment;
 pub mod gaps;
 pub mod held;
 pub mod http;
 pub mod icmp;
+pub mod identity;
 pub mod load;
 pub mod one_way;
 pub mod packet;

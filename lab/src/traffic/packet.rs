@@ -87,6 +87,21 @@ pub(super) fn frame(
     (protocol, sum_at): (u8, usize),
     mut body: Vec<u8>,
 ) -> Result<Vec<u8>> {
+    let sum = match transport_checksum(src, dst, protocol, &body) {
+        0 => 0xffff, // RFC 768: zero would mean "no checksum"; to TCP they are the same
+        sum => sum,
+    };
+    body[sum_at..sum_at + 2].copy_from_slice(&sum.to_be_bytes());
+    wrap(macs, (src, dst), protocol, &body)
+}
+
+/// The same of a packet that has its checksum.
+fn wrap(
+    macs: [[u8; 6]; 2],
+    (src, dst): (IpAddr, IpAddr),
+    protocol: u8,
+    body: &[u8],
+) -> Result<Vec<u8>> {
     let len = body.len() as u16;
     let (kind, header) = match (src, dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
@@ -109,13 +124,28 @@ pub(super) fn frame(
         }
         _ => bail!("{src} and {dst} are of different families"),
     };
-    let sum = match transport_checksum(src, dst, protocol, &body) {
-        0 => 0xffff, // RFC 768: zero would mean "no checksum"; to TCP they are the same
-        sum => sum,
-    };
-    body[sum_at..sum_at + 2].copy_from_slice(&sum.to_be_bytes());
     let [to, from] = macs;
-    Ok([&to[..], &from, &kind, &header, &body].concat())
+    Ok([&to[..], &from, &kind, &header, body].concat())
+}
+
+/// A frame that says of a packet that its port is closed (RFC 792, RFC 4443 §3.1), whosever that was. Macs
+/// are as on the wire: destination, source.
+pub fn port_unreachable(
+    macs: [[u8; 6]; 2],
+    (src, dst): (IpAddr, IpAddr),
+    packet: &[u8],
+) -> Result<Vec<u8>> {
+    let head = if src.is_ipv4() { [3, 3] } else { [1, 4] };
+    // The IP header and eight bytes are what everybody quotes.
+    let quoted = if src.is_ipv4() { 20 + 8 } else { 40 + 8 };
+    let quoted = packet.get(..quoted).context("too short to be quoted")?;
+    let mut body = [&head[..], &[0; 6], quoted].concat();
+    let (protocol, sum) = match src {
+        IpAddr::V4(_) => (1, checksum(&[&body])),
+        IpAddr::V6(_) => (58, transport_checksum(src, dst, 58, &body)),
+    };
+    body[2..4].copy_from_slice(&sum.to_be_bytes());
+    wrap(macs, (src, dst), protocol, &body)
 }
 
 /// The checksum of a transport protocol's packet and the pseudo header before it (RFC 9293 §3.1,
