@@ -6,7 +6,9 @@
 //! | n3, n4 | `ptp`, masquerade by iptables |
 //! | n5, n6 | `ptp`, masquerade by nftables |
 //! | n7, n8 | `ptp`, no translation |
-//! | the last | the host outside: an address on the same network, that no node knows |
+//!
+//! The host outside is at the other end of each node's cable, so that what a packet costs is what the node
+//! does with it, and no switch of this machine.
 //!
 //! Nodes of an even number have the rules that kube-proxy makes. Against an earlier commit n3 and n4 have
 //! that commit's programs, and nothing else is compared.
@@ -23,15 +25,17 @@ use crate::bench::{
     pod::{others, rules},
 };
 use anyhow::{Context as _, Result, ensure};
+use ipnet::IpNet;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place,
     datapath::Planted,
+    lab::UNDERLAY_MTU,
     traffic::{
         self,
         seat::{Ends, Seat},
     },
 };
-use sinabro_netlink::route::Route;
+use sinabro_netlink::{Family, link, route::Route};
 use std::{net::IpAddr, process::Command, time::Instant};
 
 pub struct Subject {
@@ -51,6 +55,7 @@ pub struct Scene {
     _nginx: Nginx,
     plain: Vec<Subject>,
     kube_proxy: Vec<Subject>,
+    outside: Place,
     lab: Lab,
     cpus: [usize; 2],
     ipv6: bool,
@@ -61,7 +66,12 @@ impl Scene {
         let present = Binaries::at(options.programs.present())?;
         let earlier = options.programs.earlier();
         let pairs = if earlier.is_some() { 2 } else { 4 };
-        let lab = Lab::new(present.clone(), 2 * pairs + 1, Lifetime::Process)?;
+        let lab = Lab::new(present, 2 * pairs, Lifetime::Process)?;
+        let outside = Place::fresh("outside")?;
+        for node in lab.nodes() {
+            connect(node, &outside)
+                .with_context(|| format!("cannot connect {} to the outside", node.name()))?;
+        }
         let agents = match earlier {
             Some((_, dir)) => {
                 for number in [3, 4] {
@@ -72,23 +82,24 @@ impl Scene {
             None => 2,
         };
         let nodes = &lab.nodes()[..agents];
-        lab.publish_entries(&nodes.iter().map(Node::entry).collect::<Vec<_>>())?;
         for node in nodes {
+            // Each is a cluster of its own: there is no way between them.
+            node.write_nodes(&[node.entry()])?;
             start(node)?;
         }
         for node in nodes {
             node.wait_ready()?;
         }
-        let server = lab.node(2 * pairs + 1);
-        let address = family(&server.addresses(), options.ipv6)?;
         let seat = Seat {
-            place: server.place(),
+            place: &outside,
             cpu: cpus[1],
         };
+        let address = family(&addresses_outside()?, options.ipv6)?;
         let mut scene = Self {
-            _nginx: Nginx::start(server, seat, address)?,
+            _nginx: Nginx::start(lab.node(1), seat, address)?,
             plain: Vec::new(),
             kube_proxy: Vec::new(),
+            outside,
             lab,
             cpus,
             ipv6: options.ipv6,
@@ -151,10 +162,9 @@ impl Scene {
                 IPTABLES => translators::iptables(node, range)?,
                 NFTABLES => translators::nftables(node, range)?,
                 _ => {
-                    let server = self.server().place();
-                    let eth0 = server.index("eth0")?;
-                    let back = Route::to(range).via(own).dev(eth0);
-                    server.conn()?.execute(back.add())?;
+                    let port = self.outside.index(node.name())?;
+                    let back = Route::to(range).via(own).dev(port).onlink();
+                    self.outside.conn()?.execute(back.add())?;
                 }
             }
             let translated = *name != ROUTED;
@@ -168,10 +178,6 @@ impl Scene {
             })
         };
         names.iter().enumerate().map(other).collect()
-    }
-
-    fn server(&self) -> &Node {
-        &self.lab.nodes()[self.lab.nodes().len() - 1]
     }
 
     pub fn cpus(&self) -> [usize; 2] {
@@ -201,10 +207,10 @@ impl Scene {
                 cpu: client,
             },
             server: Seat {
-                place: self.server().place(),
+                place: &self.outside,
                 cpu: server,
             },
-            address: family(&self.server().addresses(), self.ipv6)?,
+            address: family(&addresses_outside()?, self.ipv6)?,
         })
     }
 
@@ -247,6 +253,46 @@ impl Scene {
 fn family(addresses: &[IpAddr], ipv6: bool) -> Result<IpAddr> {
     let found = addresses.iter().find(|address| address.is_ipv6() == ipv6);
     found.copied().context("an address family is missing")
+}
+
+/// The addresses of the host outside, the same on each of its links, IPv4 first.
+const OUTSIDE: [&str; 2] = ["172.30.0.200", "fd00:172:30::200"];
+
+fn addresses_outside() -> Result<[IpAddr; 2]> {
+    Ok([OUTSIDE[0].parse()?, OUTSIDE[1].parse()?])
+}
+
+/// Takes a node off the lab's network and lays a cable between it and the host outside instead.
+fn connect(node: &Node, outside: &Place) -> Result<()> {
+    let place = node.place();
+    let (eth0, mut conn) = (place.index("eth0")?, place.conn()?);
+    conn.execute(link::delete(eth0))?;
+    let addresses = node.addresses();
+    let last = match addresses[0] {
+        IpAddr::V4(address) => address.octets()[3],
+        IpAddr::V6(address) => address.octets()[15],
+    };
+    let ends = [0, 1].map(|end| [0x02, 0x1a, 0xb0, 1, end, last]);
+    let far = ("eth0", ends[1]);
+    outside.cable((node.name(), ends[0]), UNDERLAY_MTU, place, far)?;
+    let theirs = addresses_outside()?;
+    let nets = |addresses: &[IpAddr], length: [u8; 2]| -> Result<Vec<IpNet>> {
+        let net = |address: &IpAddr| {
+            let length = length[usize::from(address.is_ipv6())];
+            Ok(IpNet::new(*address, length)?)
+        };
+        addresses.iter().map(net).collect()
+    };
+    let eth0 = place.set_up("eth0", &nets(&addresses, [24, 64])?)?;
+    let port = outside.set_up(node.name(), &nets(&theirs, [32, 128])?)?;
+    for (own, theirs) in addresses.iter().zip(theirs) {
+        let only = IpNet::from(*own);
+        let back = Route::to(only).dev(port).src(theirs).scope_link();
+        outside.conn()?.execute(back.add())?;
+        let default = Route::default_of(Family::of(theirs)).via(theirs).dev(eth0);
+        place.conn()?.execute(default.add())?;
+    }
+    Ok(())
 }
 
 /// Starts an agent with room for what is measured. Commits before the table of connections know no such
