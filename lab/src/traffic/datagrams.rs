@@ -22,6 +22,9 @@ const LAST: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy, Debug)]
 pub struct Datagrams {
     pub sent: u64,
+    /// Of the sender's thread alone: what the kernel does for a packet until it is in the receiver's
+    /// queue, or lost in front of it, and for no other. Nothing of what the receiver does with it.
+    pub sender_cpu: Duration,
     /// From the first that arrived to the last.
     pub received: Measured,
 }
@@ -34,35 +37,77 @@ pub fn datagrams(ends: Ends<'_>, size: usize, time: Duration) -> Result<Datagram
     let target = server.local_addr()?;
     let done = AtomicBool::new(false);
     let client = || {
-        let send = || -> Result<(u64, Duration)> {
+        let open = || -> Result<UdpSocket> {
             let socket = UdpSocket::bind((any(ends.address), 0))?;
             socket.connect(target)?;
-            let packet = vec![b'x'; payload];
-            let cpu = thread_cpu()?;
-            let sent = timed(time, |stop| -> Result<u64> {
-                let mut sent = 0;
-                while !stop.load(Ordering::Relaxed) {
-                    socket.send(&packet).context("cannot send")?;
-                    sent += 1;
-                }
-                Ok(sent)
-            })?;
-            Ok((sent, thread_cpu()? - cpu))
+            Ok(socket)
         };
-        let result = send();
+        let result = open().and_then(|socket| send(&socket, payload, time));
         done.store(true, Ordering::Release);
         result
     };
-    let ((sent, cpu), received) = ends.run(client, || receive(&server, payload, &done))?;
-    ensure!(received.count > 0, "none of {sent} packets arrived");
-    ensure!(received.count <= sent, "more than {sent} packets arrived");
-    Ok(Datagrams {
-        sent,
-        received: Measured {
-            cpu: received.cpu + cpu,
-            ..received
-        },
-    })
+    let (sent, received) = ends.run(client, || receive(&server, payload, &done))?;
+    Datagrams::new(sent, received)
+}
+
+/// The other way: packets that the server sends to where a first one of the client's came from.
+pub fn datagrams_back(ends: Ends<'_>, size: usize, time: Duration) -> Result<Datagrams> {
+    let payload = payload(size, ends.address)?;
+    let bind = || Ok(UdpSocket::bind((ends.address, 0))?);
+    let server = ends.server.place.run(bind).context("cannot bind")?;
+    let target = server.local_addr()?;
+    let done = AtomicBool::new(false);
+    let client = || -> Result<Measured> {
+        let socket = UdpSocket::bind((any(ends.address), 0))?;
+        socket.connect(target)?;
+        socket.send(b"begin").context("cannot send")?;
+        receive(&socket, payload, &done)
+    };
+    let serve = || {
+        let begin = || -> Result<()> {
+            ensure!(
+                readable(&server, Instant::now() + PATIENCE)?,
+                "nothing arrives"
+            );
+            let (_, from) = server.recv_from(&mut [0; 8])?;
+            Ok(server.connect(from)?)
+        };
+        let result = begin().and_then(|()| send(&server, payload, time));
+        done.store(true, Ordering::Release);
+        result
+    };
+    let (received, sent) = ends.run(client, serve)?;
+    Datagrams::new(sent, received)
+}
+
+impl Datagrams {
+    fn new((sent, sender_cpu): (u64, Duration), received: Measured) -> Result<Self> {
+        ensure!(received.count > 0, "none of {sent} packets arrived");
+        ensure!(received.count <= sent, "more than {sent} packets arrived");
+        Ok(Self {
+            sent,
+            sender_cpu,
+            received: Measured {
+                cpu: received.cpu + sender_cpu,
+                ..received
+            },
+        })
+    }
+}
+
+/// How many it sent, and the CPU time of that.
+fn send(socket: &UdpSocket, payload: usize, time: Duration) -> Result<(u64, Duration)> {
+    let packet = vec![b'x'; payload];
+    let cpu = thread_cpu()?;
+    let sent = timed(time, |stop| -> Result<u64> {
+        let mut sent = 0;
+        while !stop.load(Ordering::Relaxed) {
+            socket.send(&packet).context("cannot send")?;
+            sent += 1;
+        }
+        Ok(sent)
+    })?;
+    Ok((sent, thread_cpu()? - cpu))
 }
 
 /// Bytes of a packet's headers, without options (RFC 768, RFC 791, RFC 8200).
@@ -124,6 +169,7 @@ fn receive(server: &UdpSocket, payload: usize, done: &AtomicBool) -> Result<Meas
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::place::Place;
     use std::net::{Ipv4Addr, Ipv6Addr};
 
     #[test]
@@ -133,5 +179,17 @@ mod tests {
         assert_eq!(payload(64, v6).unwrap(), 16);
         assert_eq!(payload(48, v6).unwrap(), 0);
         assert!(payload(47, v6).is_err());
+    }
+
+    #[test]
+    fn packets_go_either_way() {
+        let place = Place::fresh("datagrams").unwrap();
+        let ends = Ends::apart(&place, &place, "127.0.0.1".parse().unwrap()).unwrap();
+        let time = Duration::from_millis(20);
+        for sent in [datagrams(ends, 64, time), datagrams_back(ends, 64, time)] {
+            let sent = sent.unwrap();
+            assert!(sent.sent >= sent.received.count && sent.received.count > 0);
+            assert!(sent.sender_cpu > Duration::ZERO && sent.sender_cpu <= sent.received.cpu);
+        }
     }
 }

@@ -9,6 +9,9 @@ use crate::{
 };
 use std::fmt;
 
+/// Of a packet until it is in the receiver's queue.
+pub const PACKET_CPU: &str = "CPU per packet";
+
 /// Cases that have the same nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
@@ -58,7 +61,8 @@ pub enum Kind {
     /// nginx's answers of few bytes.
     Http,
     /// UDP packets, one way.
-    Packets,
+    PacketsOut,
+    PacketsIn,
 }
 
 const KINDS: &[(&str, Kind)] = &[
@@ -73,7 +77,8 @@ const KINDS: &[(&str, Kind)] = &[
     ("UDP request/response, 16 flows", Kind::Echoes(MANY)),
     ("connect/request/response", Kind::Connections),
     ("HTTP 36 B, 50 connections", Kind::Http),
-    ("UDP packets of 64 B", Kind::Packets),
+    ("UDP packets of 64 B out", Kind::PacketsOut),
+    ("UDP packets of 64 B in", Kind::PacketsIn),
 ];
 
 /// Where what is looked up counts most.
@@ -84,6 +89,8 @@ const BY_NUMBER: &[(&str, Kind)] = &[
     ),
     ("UDP request/response, 16 flows", Kind::Echoes(MANY)),
     ("connect/request/response", Kind::Connections),
+    ("UDP packets of 64 B out", Kind::PacketsOut),
+    ("UDP packets of 64 B in", Kind::PacketsIn),
 ];
 
 /// Enough that neither end falls idle.
@@ -152,7 +159,7 @@ pub fn growth<'a>(
     let alone = cases(Part::Flows, short).filter(|case| case.flows == 0);
     let mut rows = Vec::new();
     for first in alone {
-        for (metric, unit) in [("requests", "1/s"), ("CPU", "µs")] {
+        for (metric, unit) in [("requests", "1/s"), ("CPU", "µs"), (PACKET_CPU, "µs")] {
             for name in names.clone() {
                 let values = |flows| {
                     let case = Case { flows, ..first }.to_string();
@@ -227,7 +234,7 @@ mod tests {
             }
         }
         let rows = growth(&figures, [OURS, "iptables"].into_iter(), false);
-        assert_eq!(rows.len(), BY_NUMBER.len() * 2 * 2);
+        assert_eq!(rows.len(), BY_NUMBER.len() * 2 * 2, "{rows:?}");
         assert!(rows.iter().all(|row| row.ratio == 0.5));
         assert_eq!(rows[1].subject, "sinabro, 500000 others");
         assert_eq!(rows[1].against, "sinabro, no others");

@@ -2,7 +2,7 @@
 
 use super::{
     aims::ENTRIES_METRIC,
-    case::{Case, Kind, Part},
+    case::{Case, Kind, PACKET_CPU, Part},
     flows,
     scene::{Scene, Subject},
 };
@@ -14,7 +14,7 @@ use crate::bench::{
 use anyhow::Result;
 use sinabro_lab::traffic::{
     brief::brief,
-    datagrams::datagrams,
+    datagrams::{Datagrams, datagrams, datagrams_back},
     echoes::echoes,
     one_way::{one_way, way_back},
     round_trips::round_trips,
@@ -86,12 +86,23 @@ impl Bench {
                 let port = http::nginx::port(BODY, HTTP_CONNECTIONS, true);
                 return Ok(http::load(node, ends, port, HTTP_CONNECTIONS)?.into());
             }
-            Kind::Packets => {
-                let measured = datagrams(ends, PACKET, time)?.received;
-                ("received", "1/s", measured)
-            }
+            Kind::PacketsOut => return packets(datagrams(ends, PACKET, time)?, before),
+            Kind::PacketsIn => return packets(datagrams_back(ends, PACKET, time)?, before),
         };
         let machine = busy()?.saturating_sub(before);
         Ok(rates(metric, unit, &measured, machine).into())
     }
+}
+
+fn packets(datagrams: Datagrams, before: Duration) -> Result<Outcome> {
+    let machine = busy()?.saturating_sub(before);
+    let mut figures = rates("received", "1/s", &datagrams.received, machine);
+    // Who receives falls asleep and is woken up, or not, as it comes.
+    figures.truncate(1);
+    figures.push(Figure {
+        metric: PACKET_CPU,
+        unit: "µs",
+        value: datagrams.sender_cpu.as_secs_f64() * 1e6 / datagrams.sent.max(1) as f64,
+    });
+    Ok(figures.into())
 }
