@@ -36,7 +36,7 @@ use crate::{
         metrics::Metrics,
     },
     troubles,
-    watch::{kubernetes, nodes::OwnNode, nodes_file},
+    watch::{kubernetes, masquerade_file, nodes::OwnNode, nodes_file},
 };
 use anyhow::{Context as _, anyhow, bail};
 use follow_node::{NodeTask, follow_node};
@@ -105,6 +105,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             (source, Some((api, own)))
         }
     };
+    let (masquerade, task) = masquerade_file::spawn(
+        settings.masquerade_file.clone(),
+        settings.state_dir.join(names::KEPT_MASQUERADE_FILE),
+    );
+    tasks.spawn(ends("the watch of what is not masqueraded", task));
     datapath::make_directory(&settings.bpf_dir).context("cannot load the data path")?;
     let _pins = state_lock::lock_pins(&settings.bpf_dir)?;
     let Restored {
@@ -131,6 +136,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         endpoints: endpoints.clone(),
         ports,
         facts: facts.clone(),
+        masquerade: masquerade.clone(),
         node: node_sender,
         overlay: overlay_sender,
     }));
@@ -180,6 +186,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         facts: facts.clone(),
         node: node.clone(),
         endpoints: endpoints.clone(),
+        masquerade: masquerade.clone(),
         probe: probe.clone(),
         vxlan_port: settings.vxlan_port,
         rules: troubles::Rules::default(),
@@ -195,6 +202,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         self_test,
         facts,
         facts_from,
+        masquerade,
         node,
         overlay,
         install,

@@ -192,7 +192,11 @@ impl Uninstalled {
             dir.join(names::LOCK_FILE),
             dir.join(names::LAST_POSSIBLE_FILE),
         ];
-        for name in [names::NODES_FILE, names::SELF_TEST_FILE] {
+        for name in [
+            names::NODES_FILE,
+            names::SELF_TEST_FILE,
+            names::KEPT_MASQUERADE_FILE,
+        ] {
             let path = dir.join(name);
             self.cleared(&path);
             files.push(path);

@@ -19,7 +19,7 @@ pub const LAST_POSSIBLE_FILE: &str = "last-possible";
 /// The nodes as the Kubernetes API had them last, inside the state directory.
 pub const NODES_FILE: &str = "nodes.json";
 /// What the file that says what is not masqueraded had last, when it was good; in the state directory.
-pub const KEPT_MASQUERADE_FILE: &str = "ip-masq-agent.json";
+pub const KEPT_MASQUERADE_FILE: &str = "ip-masq-agent";
 
 /// What the self-test of the TCP acceleration found, inside the state directory.
 pub const SELF_TEST_FILE: &str = "tcp-self-test.json";

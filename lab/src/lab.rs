@@ -4,6 +4,7 @@ use crate::{
     holder::Lifetime,
     namespace::Namespace,
     node::{Node, NodeEntry},
+    place::Place,
 };
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
@@ -170,6 +171,24 @@ impl Lab {
     pub fn outside_addresses(&self) -> Result<[IpAddr; 2]> {
         let nets = nets(&OUTSIDE)?;
         Ok([nets[0].addr(), nets[1].addr()])
+    }
+
+    /// Has the router and the outside host know the way to pods, which by default they do not.
+    pub fn route_pods_from_outside(&self) -> Result<()> {
+        let (router, outside) = (self.router.place(), self.outside.place());
+        let add = |place: &Place, link: &str, range: IpNet, via: IpAddr| -> Result<()> {
+            let route = Route::to(range).via(via).dev(place.index(link)?);
+            Ok(place.conn()?.execute(route.add())?)
+        };
+        let routers = nets(&OUTSIDE_ROUTER)?;
+        for (node, number) in self.nodes.iter().zip(1..) {
+            let ways = node.addresses().into_iter().zip(&routers);
+            for (range, (address, via)) in crate::node::pod_cidrs(number).into_iter().zip(ways) {
+                add(router, "br0", range, address)?;
+                add(outside, "eth0", range, via.addr())?;
+            }
+        }
+        Ok(())
     }
 
     /// Every process that keeps the lab alive: to be ended by hand if it is kept.

@@ -35,6 +35,7 @@ settings:
   cniConfDir: /etc/kubernetes/cni
   programsDir: /var/lib/p
   metricsAddress: '[::]:9999'
+ipMasqAgent: {nonMasqueradeCIDRs: [10.0.0.0/8], masqLinkLocal: false}
 apiServer: {host: api.example, port: 8443}
 extraEnv: [{name: SINABRO_LOG_LEVEL, value: debug}]
 resources: {requests: null, limits: {memory: 1Gi}}
@@ -202,11 +203,20 @@ fn misplaced(objects: &Objects) -> Result<Vec<String>> {
         .map(|(value, found, wanted)| format!("value {value} makes {found}, not {wanted}"))
         .collect();
 
-    let config = &get("ConfigMap kube-system/sinabro")?["data"]["config.yaml"];
-    let config: Value = serde_saphyr::from_str(config.as_str().unwrap_or_default())
-        .context("the settings file that the chart makes is not valid")?;
-    let settings: Value = serde_saphyr::from_str::<Value>(OTHER_VALUES)?["settings"].take();
-    problems.extend(manifest::differences(&config, &settings));
+    let mut values: Value = serde_saphyr::from_str(OTHER_VALUES)?;
+    for (value, map, key) in [
+        ("settings", "ConfigMap kube-system/sinabro", "config.yaml"),
+        (
+            "ipMasqAgent",
+            "ConfigMap kube-system/ip-masq-agent",
+            "config",
+        ),
+    ] {
+        let file = &get(map)?["data"][key];
+        let file: Value = serde_saphyr::from_str(file.as_str().unwrap_or_default())
+            .with_context(|| format!("{key} of the {map} that the chart makes is not valid"))?;
+        problems.extend(manifest::differences(&file, &values[value].take()));
+    }
     if daemon_set["spec"]["template"]["metadata"]["annotations"].is_null() {
         problems.push("other settings do not restart the agents".into());
     }

@@ -13,14 +13,15 @@ use crate::{
     plan::overlay::node_reports,
     probe::Probe,
     telemetry::{Provider, Reports, drops::RecentDrops, metrics::Metrics, recent_log::RECENT},
-    watch::Snapshot,
+    watch::{Snapshot, masquerade_file},
 };
 use ipnet::IpNet;
 use sinabro_common::abi::acceleration::NODE_ACCOUNT;
 use sinabro_common::api::{
     AccelerationReport, Adds, ApiError, Condition, DropReport, EndpointReport, ErrorCode,
-    IpamReport, LocalMtu, LocalMtuWish, MemoryReport, MetricsReport, NODES_OF_A_PAGE, NodeReport,
-    Request, Response, SelfTestReport, SourceReport, StatusReport, Trouble,
+    IpamReport, LocalMtu, LocalMtuWish, MasqueradeReport, MemoryReport, MetricsReport,
+    NODES_OF_A_PAGE, NodeReport, Request, Response, SelfTestReport, SourceReport, StatusReport,
+    Trouble,
 };
 use std::{
     net::IpAddr,
@@ -45,6 +46,8 @@ pub struct Core {
     pub facts: watch::Receiver<Snapshot>,
     /// What the facts' source is.
     pub facts_from: String,
+    /// What the file of what is not masqueraded says.
+    pub masquerade: masquerade_file::Updates,
     pub node: watch::Receiver<NodeStatus>,
     /// Follows whichever overlay runs.
     pub overlay: watch::Receiver<OverlayStatus>,
@@ -181,6 +184,7 @@ impl Core {
             node_addresses: state.map(|s| s.addresses.clone()).unwrap_or_default(),
             pod_cidrs: state.map(|s| s.pod_cidrs.clone()).unwrap_or_default(),
             endpoints: self.endpoints.count(),
+            masquerade: state.map(|state| self.masquerade_report(state)),
             nodes: self
                 .facts
                 .borrow()
@@ -191,6 +195,20 @@ impl Core {
             source: self.source_report(),
             uptime_seconds: self.started.elapsed().as_secs(),
             adds: Some(self.adds()),
+        }
+    }
+
+    fn masquerade_report(&self, state: &NodeState) -> MasqueradeReport {
+        let said = self.masquerade.borrow().clone().unwrap_or_default();
+        let choice = self.settings.masquerading.clone().with(&said.overrides);
+        MasqueradeReport {
+            ipv4: state.uplinks.iter().any(|uplink| uplink.v4.is_some()),
+            ipv6: state.uplinks.iter().any(|uplink| uplink.v6.is_some()),
+            non_masquerade_cidrs: choice.non_masquerade_cidrs,
+            link_local: choice.link_local,
+            link_local_ipv6: choice.link_local_ipv6,
+            nodes: choice.nodes,
+            file: said.from.map(|path| path.display().to_string()),
         }
     }
 

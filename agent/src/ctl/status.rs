@@ -6,7 +6,12 @@ use crate::ctl::{
     print, self_test,
     table::{Table, age, join, yes_no},
 };
-use sinabro_common::api::{PeersReport, Request, Response, SourceReport, StatusReport, Trouble};
+use sinabro_common::api::{
+    MasqueradeReport, PeersReport, Request, Response, SourceReport, StatusReport, Trouble,
+};
+
+/// How many of the destinations that are not masqueraded are named.
+const SHOWN_CIDRS: usize = 5;
 
 pub fn show(common: &Common, verbose: bool) -> Result<Exit, client::Error> {
     let report = client::ask(common, Request::Status, |response| match response {
@@ -33,6 +38,11 @@ fn table(report: &StatusReport, verbose: bool) -> String {
     fact("Uplink:", report.uplink.clone());
     fact("Pod MTU:", both_mtus(report.mtu, report.local_mtu));
     fact("Pods:", report.endpoints.to_string());
+    if let Some(report) = &report.masquerade {
+        let (families, spared) = masquerade(report);
+        fact("Masquerade:", families);
+        fact("Not masqueraded:", spared);
+    }
     fact("Known nodes:", report.nodes.to_string());
     if let Some(report) = &report.peers {
         fact("Peers:", peers(report));
@@ -81,6 +91,32 @@ fn troubles(troubles: &[Trouble]) -> String {
         table.row([trouble.reason.clone(), trouble.text.clone()]);
     }
     format!("\n{}", table.render())
+}
+
+/// What pods send as their node, and to whom not: `IPv4, IPv6`, `pods, 10.0.0.0/8`.
+fn masquerade(report: &MasqueradeReport) -> (String, String) {
+    let families = [(report.ipv4, "IPv4"), (report.ipv6, "IPv6")];
+    let families = families.iter().filter(|(is, _)| *is);
+    let families: Vec<_> = families.map(|(_, name)| *name).collect();
+    if families.is_empty() {
+        return ("off".into(), "-".into());
+    }
+    let spared = [
+        (true, "pods"),
+        (!report.nodes, "nodes"),
+        (!report.link_local, "169.254.0.0/16"),
+        (!report.link_local_ipv6 && report.ipv6, "fe80::/10"),
+    ];
+    let spared = spared.iter().filter(|(is, _)| *is);
+    let mut spared: Vec<_> = spared.map(|(_, name)| (*name).to_owned()).collect();
+    let cidrs = &report.non_masquerade_cidrs;
+    spared.extend(cidrs.iter().take(SHOWN_CIDRS).map(ToString::to_string));
+    if let Some(more @ 1..) = cidrs.len().checked_sub(SHOWN_CIDRS) {
+        spared.push(format!("{more} more"));
+    }
+    let file = report.file.as_ref().map(|file| format!(" ({file})"));
+    let file = file.unwrap_or_default();
+    (families.join(", "), spared.join(", ") + &file)
 }
 
 /// Whether the other nodes answer through their tunnels; those of which nothing is to be said are

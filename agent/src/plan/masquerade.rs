@@ -70,6 +70,26 @@ impl Default for Masquerading {
     }
 }
 
+/// What takes the place of settings, where it says something.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    pub non_masquerade_cidrs: Option<Vec<IpNet>>,
+    pub link_local: Option<bool>,
+    pub link_local_ipv6: Option<bool>,
+}
+
+impl Masquerading {
+    pub fn with(self, overrides: &Overrides) -> Self {
+        let cidrs = overrides.non_masquerade_cidrs.clone();
+        Self {
+            non_masquerade_cidrs: cidrs.unwrap_or(self.non_masquerade_cidrs),
+            link_local: overrides.link_local.unwrap_or(self.link_local),
+            link_local_ipv6: overrides.link_local_ipv6.unwrap_or(self.link_local_ipv6),
+            nodes: self.nodes,
+        }
+    }
+}
+
 /// Whether IPv6 is masqueraded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MasqueradeIpv6 {
@@ -236,6 +256,40 @@ mod tests {
             spared(&other),
             "10.244.0.0/23 169.254.0.0/16 192.0.2.1/32 192.0.2.9/32 224.0.0.0/4 255.255.255.255/32 2001:db8::9/128 fd00::/64 ff00::/8"
         );
+    }
+
+    #[test]
+    fn what_the_file_says_takes_the_place_of_settings_key_by_key() {
+        let settings = Masquerading {
+            non_masquerade_cidrs: nets(&["10.0.0.0/8"]),
+            link_local: false,
+            link_local_ipv6: true,
+            nodes: false,
+        };
+        let with = |overrides| settings.clone().with(&overrides);
+        assert_eq!(with(Overrides::default()), settings);
+        let none = Overrides {
+            non_masquerade_cidrs: Some(Vec::new()),
+            ..Overrides::default()
+        };
+        assert_eq!(
+            with(none),
+            Masquerading {
+                non_masquerade_cidrs: Vec::new(),
+                ..settings.clone()
+            }
+        );
+        let all = Overrides {
+            non_masquerade_cidrs: Some(nets(&["172.16.0.0/12"])),
+            link_local: Some(true),
+            link_local_ipv6: Some(false),
+        };
+        let expected = Masquerading {
+            non_masquerade_cidrs: nets(&["172.16.0.0/12"]),
+            nodes: false,
+            ..Masquerading::default()
+        };
+        assert_eq!(with(all), expected);
     }
 
     #[test]

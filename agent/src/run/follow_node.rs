@@ -9,7 +9,7 @@ use crate::{
     endpoint::Endpoints,
     node::{NodeState, NodeStatus, Uplink},
     prepare,
-    watch::Snapshot,
+    watch::{Snapshot, masquerade_file},
 };
 use anyhow::{Context as _, bail};
 use sinabro_common::{abi::uplink as abi, names};
@@ -38,8 +38,22 @@ pub(super) struct NodeTask {
     pub(super) endpoints: Arc<Endpoints>,
     pub(super) ports: (u16, u16),
     pub(super) facts: watch::Receiver<Snapshot>,
+    pub(super) masquerade: masquerade_file::Updates,
     pub(super) node: watch::Sender<NodeStatus>,
     pub(super) overlay: watch::Sender<OverlayStatus>,
+}
+
+const MASQUERADE_ENDED: &str = "what follows the file of what is not masqueraded ended";
+
+impl NodeTask {
+    /// The settings, with what is not masqueraded as the file says it now.
+    fn settings_now(&mut self) -> Settings {
+        let mut settings = Settings::clone(&self.settings);
+        if let Some(said) = &*self.masquerade.borrow_and_update() {
+            settings.masquerading = settings.masquerading.with(&said.overrides);
+        }
+        settings
+    }
 }
 
 /// Applies what facts and links say about this node, and runs the overlay over its uplink.
@@ -48,12 +62,15 @@ pub(super) async fn follow_node(mut task: NodeTask) -> anyhow::Result<()> {
     let mut overlays = JoinSet::new();
     // Without them a replaced uplink is noticed by the next look.
     let mut events = KernelEvents::open(None);
+    // What is not to be translated is known before anything is.
+    let looked = task.masquerade.wait_for(Option::is_some).await;
+    looked.context(MASQUERADE_ENDED)?;
     loop {
         let facts = task.facts.borrow_and_update().facts.clone();
         let mut wait = REFRESH;
         if let Some(facts) = facts {
             let before = task.node.borrow().state.clone();
-            let (settings, datapath) = (task.settings.clone(), task.datapath.clone());
+            let (settings, datapath) = (task.settings_now(), task.datapath.clone());
             let (endpoints, ports) = (task.endpoints.clone(), task.ports);
             let applied = spawn_blocking(move || -> anyhow::Result<Arc<NodeState>> {
                 let state = NodeState::find(&settings, &facts)?;
@@ -98,6 +115,7 @@ pub(super) async fn follow_node(mut task: NodeTask) -> anyhow::Result<()> {
         }
         tokio::select! {
             changed = task.facts.changed() => changed.context("the source of facts ended")?,
+            changed = task.masquerade.changed() => changed.context(MASQUERADE_ENDED)?,
             () = sleep(wait) => {}
             () = ways_out_change(&mut events, &task.node) => {}
             Some(ended) = overlays.join_next() => match ended {

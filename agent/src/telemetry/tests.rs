@@ -75,6 +75,7 @@ fn reports() -> Reports {
             node_addresses: vec![],
             pod_cidrs: vec![],
             endpoints: 2,
+            masquerade: None,
             nodes: 2,
             peers: Some(PeersReport {
                 answering: 4,

@@ -16,7 +16,12 @@ pub mod forwarding;
 pub mod peers;
 pub mod programs;
 
-use crate::{endpoint::Endpoints, node::NodeStatus, probe::Probe, watch::Snapshot};
+use crate::{
+    endpoint::Endpoints,
+    node::NodeStatus,
+    probe::Probe,
+    watch::{Snapshot, masquerade_file},
+};
 use sinabro_common::api::Trouble;
 use std::{
     collections::BTreeSet,
@@ -52,6 +57,7 @@ pub struct Sources {
     pub facts: watch::Receiver<Snapshot>,
     pub node: watch::Receiver<NodeStatus>,
     pub endpoints: Arc<Endpoints>,
+    pub masquerade: masquerade_file::Updates,
     pub probe: Arc<Probe>,
     /// UDP port of the tunnels.
     pub vxlan_port: u16,
@@ -106,6 +112,9 @@ impl Sources {
         if let Some(facts) = facts {
             found.extend(addresses::contested(&facts, &self.node_name));
         }
+        let masquerade = self.masquerade.borrow();
+        let problem = masquerade.as_ref().and_then(|said| said.problem.clone());
+        found.extend(problem.map(|text| trouble("MasqueradeFileInvalid", text)));
         found.extend(addresses::nearly_full(&self.endpoints));
         found.extend(peers::find(&self.probe, self.vxlan_port));
         found

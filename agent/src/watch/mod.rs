@@ -7,9 +7,14 @@
 //!
 //! - [`nodes_file`], [`nodes_parse`]: a nodes file;
 //! - [`kubernetes`], [`nodes`], [`cache`]: the Kubernetes API.
+//!
+//! What is not masqueraded is said by a file, too: [`masquerade_file`], [`masquerade_parse`].
 
 pub mod cache;
+pub mod followed_file;
 pub mod kubernetes;
+pub mod masquerade_file;
+pub mod masquerade_parse;
 pub mod nodes;
 pub mod nodes_file;
 pub mod nodes_parse;

@@ -1,38 +1,20 @@
-//! Facts from a nodes file, followed live.
-//!
-//! The directory is watched with inotify, so a file that is written in place, renamed over or
-//! deleted and made again is noticed alike, also where the path is a symbolic link that is swung
-//! to another file. A file being written is read when its writer closes it, not before: a list
-//! cut in half would otherwise pass for one with fewer nodes. A slow poll covers what inotify
-//! cannot see (network file systems, a directory made again).
+//! Facts from a nodes file, followed live ([`super::followed_file`]).
 //!
 //! A file that is broken or gone changes nothing: the last good facts stay, the problem is
 //! published beside them and logged once.
 
-use super::{Snapshot, Source, nodes_parse};
-use crate::{
-    dir_watch::{Change, DirWatch},
-    plan::Facts,
+use super::{
+    Snapshot, Source,
+    followed_file::{FollowedFile, read},
+    nodes_parse::{self, MAX_LEN},
 };
 use std::{
-    fs,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
-use tokio::{
-    sync::watch,
-    time::{MissedTickBehavior, interval, sleep},
-};
+use tokio::{sync::watch, task::spawn_blocking};
 use tracing::{info, warn};
-
-/// How often the file is looked at without being asked.
-const POLL: Duration = Duration::from_secs(2);
-/// Several changes in a row are one: a deletion followed by a creation is not a loss.
-const DEBOUNCE: Duration = Duration::from_millis(30);
-/// How long a file must rest where nobody said that it is complete.
-const REST: Duration = Duration::from_millis(300);
 
 /// Follows the file until the last receiver is gone. It need not exist yet.
 pub fn spawn(path: PathBuf) -> Source {
@@ -46,75 +28,26 @@ pub fn spawn(path: PathBuf) -> Source {
     }
 }
 
-/// What distinguishes one state of the file from the next; none while there is no file.
-type Stamp = Option<(u64, u64, u64, i64, i64)>;
-
-fn stamp(path: &Path) -> Stamp {
-    let meta = fs::metadata(path).ok()?;
-    let (dev, ino, len) = (meta.dev(), meta.ino(), meta.len());
-    Some((dev, ino, len, meta.mtime(), meta.mtime_nsec()))
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Sign {
-    /// The file itself was closed after writing, renamed or deleted: it is complete.
-    Complete,
-    /// Something happened, or the poll came round.
-    Perhaps,
-}
-
 async fn follow(path: PathBuf, sender: watch::Sender<Snapshot>) {
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    };
-    let watcher = DirWatch::new(directory);
-    let ours = |change: &Change| change.complete && change.name.as_deref() == path.file_name();
-    let mut poll = interval(POLL);
-    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Before the first read, so that no change falls between the two.
-    watcher.renew();
-    let mut read = stamp(&path);
-    let mut failed = publish(&path, &sender).await;
+    let mut file = FollowedFile::new(path);
     loop {
-        let sign = tokio::select! {
+        tokio::select! {
             () = sender.closed() => return,
-            changes = watcher.next() => match changes.iter().any(ours) {
-                true => Sign::Complete,
-                false => Sign::Perhaps,
-            },
-            _ = poll.tick() => {
-                watcher.renew();
-                Sign::Perhaps
-            }
-        };
-        match sign {
-            Sign::Complete => {
-                sleep(DEBOUNCE).await;
-                watcher.drain();
-            }
-            Sign::Perhaps => {
-                let before = stamp(&path);
-                if before == read && !failed {
-                    continue;
-                }
-                sleep(REST).await;
-                if stamp(&path) != before {
-                    continue;
-                }
-            }
+            () = file.changed() => {}
         }
-        read = stamp(&path);
-        failed = publish(&path, &sender).await;
+        let failed = publish(file.path(), &sender).await;
+        file.again(failed);
     }
 }
 
 /// Reads the file and publishes what is new; whether there is a problem.
 async fn publish(path: &Path, sender: &watch::Sender<Snapshot>) -> bool {
-    let outcome = match tokio::fs::read(path).await {
-        Ok(bytes) => parse(&bytes),
-        Err(error) => Err(error.to_string()),
-    };
+    let from = path.to_owned();
+    let outcome = spawn_blocking(move || {
+        let bytes = read(&from, MAX_LEN).map_err(|error| error.to_string())?;
+        nodes_parse::parse(&bytes).map_err(|error| error.to_string())
+    });
+    let outcome = outcome.await.map_err(|error| error.to_string()).flatten();
     let (facts, problem) = match outcome {
         Ok(facts) => (Some(facts), None),
         Err(reason) => (None, Some(reason)),
@@ -153,14 +86,11 @@ async fn publish(path: &Path, sender: &watch::Sender<Snapshot>) -> bool {
     sender.borrow().problem.is_some()
 }
 
-fn parse(bytes: &[u8]) -> Result<Facts, String> {
-    nodes_parse::parse(bytes).map_err(|error| error.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
+    use crate::watch::followed_file::DEBOUNCE;
+    use std::{fs, io::Write, time::Duration};
 
     fn list(names: &[&str]) -> String {
         let entry = |n: &&str| format!("- {{name: {n}, addresses: [], podCIDRs: []}}\n");

@@ -62,7 +62,7 @@ pub fn parse(bytes: &[u8]) -> Result<Facts, ParseError> {
 }
 
 /// The parser's message without the excerpt it may draw below it.
-fn short(error: &serde_saphyr::Error) -> String {
+pub(super) fn short(error: &serde_saphyr::Error) -> String {
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
     line.trim_start_matches("error: ").to_owned()
@@ -157,7 +157,7 @@ fn list<T: FromStr + PartialEq>(
 }
 
 /// Enough of a text to recognise it; a faulty one may be of any length.
-fn cut(text: &str) -> String {
+pub(super) fn cut(text: &str) -> String {
     match text.char_indices().nth(64) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),

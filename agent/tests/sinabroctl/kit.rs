@@ -109,6 +109,15 @@ pub fn status(ready: bool) -> StatusReport {
             "fd00::/64".parse().unwrap(),
         ],
         endpoints: 3,
+        masquerade: Some(MasqueradeReport {
+            ipv4: true,
+            ipv6: true,
+            non_masquerade_cidrs: vec!["10.0.0.0/8".parse().unwrap()],
+            link_local: true,
+            link_local_ipv6: false,
+            nodes: true,
+            file: Some("/etc/sinabro/ip-masq-agent".into()),
+        }),
         nodes: 2,
         peers: None,
         source: SourceReport {

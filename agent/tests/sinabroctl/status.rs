@@ -14,7 +14,7 @@ fn status_says_what_is_wrong_and_ends_with_1() {
             "node-a",
             "1h1m",
             "10.244.1.0/24, fd00::/64",
-            "Mode attach:  tcx",
+            "Mode attach:      tcx",
             "uplink eth0 is gone",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
@@ -86,6 +86,48 @@ fn a_healthy_nodes_status_fits_one_screen() {
         text.lines().all(|line| line.chars().count() <= 80),
         "{text}"
     );
+}
+
+#[test]
+fn who_sees_pods_own_addresses_is_told() {
+    let shown = |masquerade: MasqueradeReport| {
+        let response = Response::Status(Box::new(StatusReport {
+            masquerade: Some(masquerade),
+            ..status(true)
+        }));
+        let output = ask(Request::Status, response, &["status"]);
+        let text = text(&output.stdout);
+        let line = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key));
+            line.unwrap_or_default().trim().to_owned()
+        };
+        [line("Masquerade:"), line("Not masqueraded:")]
+    };
+    let by_file = status(true).masquerade.unwrap();
+    assert_eq!(
+        shown(by_file.clone()),
+        [
+            "IPv4, IPv6",
+            "pods, fe80::/10, 10.0.0.0/8 (/etc/sinabro/ip-masq-agent)"
+        ]
+    );
+    let many = (0..300u16).map(|n| format!("10.{}.{}.0/24", n / 256, n % 256).parse().unwrap());
+    let many = MasqueradeReport {
+        ipv6: false,
+        non_masquerade_cidrs: many.collect(),
+        link_local: false,
+        nodes: false,
+        file: None,
+        ..by_file
+    };
+    let [families, spared] = shown(many);
+    assert_eq!(families, "IPv4");
+    assert!(
+        spared.starts_with("pods, nodes, 169.254.0.0/16, 10.0.0.0/24, "),
+        "{spared}"
+    );
+    assert!(spared.ends_with("10.0.4.0/24, 295 more"), "{spared}");
+    assert_eq!(shown(MasqueradeReport::default()), ["off", "-"]);
 }
 
 #[test]

@@ -33,6 +33,9 @@ pub struct StatusReport {
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Vec<IpNet>,
     pub endpoints: usize,
+    /// What is masqueraded; none until the node is known, and from an agent that does not say.
+    #[serde(default)]
+    pub masquerade: Option<MasqueradeReport>,
     pub nodes: usize,
     /// Whether other nodes answer through their tunnels; none from an agent that does not say.
     #[serde(default)]
@@ -45,6 +48,26 @@ pub struct StatusReport {
     /// Whether an ADD can work; none from an agent that does not say.
     #[serde(default)]
     pub adds: Option<Adds>,
+}
+
+/// What pods send as their node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MasqueradeReport {
+    pub ipv4: bool,
+    pub ipv6: bool,
+    /// Destinations that see the pods' own addresses, besides pods.
+    #[serde(rename = "nonMasqueradeCIDRs")]
+    pub non_masquerade_cidrs: Vec<IpNet>,
+    /// Whether it is done towards 169.254.0.0/16.
+    pub link_local: bool,
+    /// Towards fe80::/10.
+    #[serde(rename = "linkLocalIPv6")]
+    pub link_local_ipv6: bool,
+    /// Towards the nodes' own addresses.
+    pub nodes: bool,
+    /// The file that says so, if one is there.
+    pub file: Option<String>,
 }
 
 /// Whether an ADD can work, which is less than that everything is as it should be: a broken pod

@@ -6,7 +6,6 @@ use sinabro_lab::{
     node::pod_cidrs,
     traffic::packet::{Interface, interface},
 };
-use sinabro_netlink::route::Route;
 use std::{net::IpAddr, process::Command};
 
 pub const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
@@ -50,22 +49,6 @@ pub fn next_port() -> u16 {
     use std::sync::atomic::{AtomicU16, Ordering};
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-/// The outside and the router know the way to pods, of which IPv6 is not masqueraded.
-pub fn route_pods_from_outside(lab: &Lab) {
-    let (router, outside) = (lab.router().place(), lab.outside().place());
-    let routers: [IpAddr; 2] = ["192.0.2.1", "2001:db8:2::1"].map(|text| text.parse().unwrap());
-    let add = |place: &Place, link: &str, range, via| {
-        let route = Route::to(range).via(via).dev(place.index(link).unwrap());
-        place.conn().unwrap().execute(route.add()).unwrap();
-    };
-    for (node, number) in lab.nodes().iter().zip(1..) {
-        for (family, range) in pod_cidrs(number).into_iter().enumerate() {
-            add(router, "br0", range, node.addresses()[family]);
-            add(outside, "eth0", range, routers[family]);
-        }
-    }
 }
 
 pub fn set_mtu(place: &Place, link: &str, mtu: u32) {

@@ -1,7 +1,7 @@
 //! What the kernel's own TCP makes of it: large segments on the node, the way's everywhere else, and
 //! nothing that has to be cut or sent again.
 
-use crate::kit::{FAMILIES, TCP_HEADERS, mtus, overlay_gateways, route_pods_from_outside, scene};
+use crate::kit::{FAMILIES, TCP_HEADERS, mtus, overlay_gateways, scene};
 use sinabro_lab::{
     Place,
     checks::Scene,
@@ -129,7 +129,7 @@ fn ways(scene: &Scene, family: usize) -> Vec<(Path, Reach)> {
 #[test]
 fn segments_are_as_large_as_the_link_on_the_node_and_as_the_way_beyond() {
     let scene = scene();
-    route_pods_from_outside(scene.lab());
+    scene.lab().route_pods_from_outside().unwrap();
     let (mtu, link) = mtus(scene.node(1), scene.pod(1, 1));
     let wires = Wire::all(&scene);
     let nodes = scene.lab().nodes();

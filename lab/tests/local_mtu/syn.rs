@@ -5,8 +5,7 @@
 //! alone.
 
 use crate::kit::{
-    FAMILIES, TCP_HEADERS, eth0, host_side, mtus, next_port, overlay_gateways,
-    route_pods_from_outside, scene,
+    FAMILIES, TCP_HEADERS, eth0, host_side, mtus, next_port, overlay_gateways, scene,
 };
 use sinabro_common::names;
 use sinabro_lab::{
@@ -260,7 +259,7 @@ fn what_stays_on_the_node_keeps_what_it_announces_by_the_stack_too() {
 #[test]
 fn what_comes_in_announces_no_more_than_the_way_back_carries() {
     let scene = scene();
-    route_pods_from_outside(scene.lab());
+    scene.lab().route_pods_from_outside().unwrap();
     let pod = scene.pod(1, 1);
     let (mtu, _) = mtus(scene.node(1), pod);
     let outside = scene.lab().outside();

@@ -183,7 +183,7 @@ fn what_may_be_cut_is_cut_and_arrives() {
 #[test]
 fn large_datagrams_leave_the_node_in_parts() {
     let scene = scene();
-    crate::kit::route_pods_from_outside(scene.lab());
+    scene.lab().route_pods_from_outside().unwrap();
     let (pod, far) = (scene.pod(1, 1), scene.pod(2, 1));
     let outside = scene.lab().outside();
     for (family, address) in scene

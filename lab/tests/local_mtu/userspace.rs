@@ -2,7 +2,7 @@
 //! as a virtual machine's, or a sandbox's.
 
 use crate::{
-    kit::{FAMILIES, eth0, mtus, next_port, route_pods_from_outside, scene, set_mtu},
+    kit::{FAMILIES, eth0, mtus, next_port, scene, set_mtu},
     streams::{Wire, misfits},
 };
 use anyhow::{Result, anyhow, ensure};
@@ -289,7 +289,7 @@ fn with_kernel(
 #[test]
 fn a_stack_that_goes_by_the_links_mtu_sends_no_more_than_the_way_carries() {
     let scene = scene();
-    route_pods_from_outside(scene.lab());
+    scene.lab().route_pods_from_outside().unwrap();
     let (pod, near, far) = (scene.pod(1, 1), scene.pod(1, 2), scene.pod(2, 1));
     let (node, outside) = (scene.node(1).place(), scene.lab().outside().place());
     let (mtu, link) = mtus(scene.node(1), pod);
@@ -341,7 +341,7 @@ fn a_stack_that_goes_by_the_links_mtu_sends_no_more_than_the_way_carries() {
 fn an_end_with_a_larger_link_is_not_believed() {
     let scene = scene();
     let lab = scene.lab();
-    route_pods_from_outside(lab);
+    lab.route_pods_from_outside().unwrap();
     set_mtu(lab.outside().place(), "eth0", 9000);
     set_mtu(lab.router().place(), "out0", 9000);
     let (pod, outside) = (scene.pod(1, 1), lab.outside().place());

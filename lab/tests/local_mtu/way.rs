@@ -1,7 +1,7 @@
 //! A way that comes to carry less while connections use it.
 
 use crate::{
-    kit::{FAMILIES, TCP_HEADERS, mtus, route_pods_from_outside, scene, set_mtu},
+    kit::{FAMILIES, TCP_HEADERS, mtus, scene, set_mtu},
     streams::Wire,
 };
 use sinabro_lab::{
@@ -34,7 +34,7 @@ fn a_link_beyond_the_node_becomes_smaller_while_streams_go_on() {
     lab.node(1).wait_ready().unwrap();
     let scene = Scene::new(lab).unwrap();
     let lab = scene.lab();
-    route_pods_from_outside(lab);
+    lab.route_pods_from_outside().unwrap();
     let (pod, outside) = (scene.pod(1, 1).place(), lab.outside().place());
     let ways: Vec<Path> = (0..2)
         .map(|family| {
