@@ -25,7 +25,7 @@ use sinabro_common::names;
 use std::{ffi::OsString, fmt, io, net::SocketAddr, path::PathBuf};
 use value::{
     absolute_path, acceleration_mode, boolean, device, local_mtu, masquerade_ipv6, memory,
-    node_name, number, port_range,
+    node_name, node_ports, number, port_range,
 };
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
@@ -63,6 +63,8 @@ pub struct Settings {
     pub masquerade_file: PathBuf,
     /// First and last, inclusive.
     pub masquerade_ports: Option<(u16, u16)>,
+    /// First and last, inclusive; none if there are none.
+    pub node_ports: Option<(u16, u16)>,
     pub tcp_acceleration: Mode,
     pub tcp_acceleration_loopback: bool,
     /// Bytes of kernel memory that accelerated connections which one pod makes may take.
@@ -222,6 +224,7 @@ impl Settings {
             masquerading: masquerading(layers)?,
             masquerade_file: layers.parse("masqueradeFile", absolute_path)?,
             masquerade_ports: layers.optional("masqueradePorts", port_range)?,
+            node_ports: layers.parse("nodePorts", node_ports)?,
             tcp_acceleration: layers.parse("tcpAcceleration", acceleration_mode)?,
             tcp_acceleration_loopback: layers.parse("tcpAccelerationLoopback", boolean)?,
             tcp_acceleration_pod_memory: layers.optional("tcpAccelerationPodMemory", memory)?,

@@ -13,6 +13,7 @@ pub use uplink::Uplink;
 
 use crate::{
     config::Settings,
+    datapath::PortSet,
     plan::{
         Facts, Node, OverlaySettings, PlanError, facts::NodeProblem, non_masquerade, own_device,
     },
@@ -65,6 +66,8 @@ pub struct NodeState {
     /// Whether packets get the addresses of uplinks, of each family.
     pub masquerade: Masquerade,
     pub non_masquerade: Vec<IpNet>,
+    /// Ports that masqueraded connections keep off, besides those of sockets and of pods.
+    pub host_ports: PortSet,
     /// What will not work although nothing stands in the way of the rest.
     pub warnings: Vec<Trouble>,
 }
@@ -122,6 +125,7 @@ impl NodeState {
             pod_cidrs: node.pod_cidrs.clone(),
             mtu: device.mtu,
             masquerade,
+            host_ports: ports::host_ports(settings)?,
             non_masquerade: non_masquerade.into_iter().collect(),
             uplinks,
         })

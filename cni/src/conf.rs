@@ -3,6 +3,7 @@
 //! Only the keys a verb needs are looked at, so that a DEL is not refused for what only an ADD
 //! uses. Keys that are not known are the business of others and pass.
 
+mod host_ports;
 mod key;
 mod wish;
 mod wishes;

@@ -10,6 +10,7 @@ use sinabro_common::{
         config::{FLAG_REDIRECT_PEER, NodeConfig},
         connection::{
             Alias, Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_MASQUERADED, Tuple,
+            host_port_word,
         },
     },
     algo::ct_state,
@@ -33,6 +34,13 @@ pub fn deliver_by_stack(node: &Node) -> Result<()> {
     let mut config = map.get(&0, 0)?;
     config.flags &= !FLAG_REDIRECT_PEER;
     Ok(map.set(0, config, 0)?)
+}
+
+/// Whether masqueraded connections of a node keep off a port.
+pub fn keeps_off(node: &Node, proto: u8, port: u16) -> Result<bool> {
+    let map: Array<MapData, u64> = map(node, "HOST_PORTS")?;
+    let (word, bit) = host_port_word(proto, port).context("a protocol without ports")?;
+    Ok(map.get(&word, 0)? & bit != 0)
 }
 
 /// Connections that a node's table has without any packet: for what their number costs.

@@ -10,6 +10,7 @@ use sinabro_common::{
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node,
     cni::{Answer, Call, IFNAME},
+    datapath::keeps_off,
     node::netns_path,
     wait::eventually,
 };
@@ -17,6 +18,7 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 const BIN_DIR: &str = "/run/lab/cni/bin";
@@ -159,6 +161,15 @@ fn del(node: &Node, result: &Value) {
     }
 }
 
+/// Whether the node leads its port to a pod, in whatever way portmap does it.
+fn has_mapping(node: &Node) -> bool {
+    let mut rules = Command::new("sh");
+    rules.args(["-c", "iptables-save -t nat; nft list ruleset"]);
+    node.place().put(&mut rules);
+    let rules = rules.output().unwrap();
+    String::from_utf8_lossy(&rules.stdout).contains("8080")
+}
+
 fn knows_1_1(node: &Node, name: &str) -> bool {
     let more = json!({"cniVersion": "1.0.0"});
     let answer = call(node, "VERSION", &json!({"type": name}), &more);
@@ -199,9 +210,20 @@ fn plugins_of_a_distribution_add_pods_in_the_version_that_all_know() {
     );
     eventually("all can be spoken with", || offered(node) == wanted);
     node.make_sandbox("pod").unwrap();
+    const TCP: u8 = 6;
+    let kept = |port| keeps_off(node, TCP, port).unwrap();
+    assert!(kept(30_000) && !kept(8080));
     let result = add(node).unwrap();
     assert_eq!(result["interfaces"][1]["name"], IFNAME);
+    // portmap has its mapping, and the agent knows of it, also the next one.
+    assert!(kept(8080));
+    assert!(has_mapping(node));
+    node.stop_agent().unwrap();
+    start(node);
+    assert!(kept(8080) && kept(30_000));
     del(node, &result);
+    assert!(!has_mapping(node));
+    eventually("the port is free", || !kept(8080));
     assert_well(node);
     assert_eq!(list(node)["plugins"].as_array().unwrap().len(), 4);
     if all_know {

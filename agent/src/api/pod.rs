@@ -12,8 +12,8 @@ use crate::{
 };
 use sinabro_common::{
     api::{
-        ApiError, Attachment, ErrorCode, LocalMtuWish, Mac, Owner, PodRef, Request, Response,
-        TcpAcceleration,
+        ApiError, Attachment, ErrorCode, HostPort, LocalMtuWish, MAX_HOST_PORTS, Mac, Owner,
+        PodRef, Request, Response, TcpAcceleration,
     },
     fail_point::fail_point,
     names,
@@ -45,6 +45,7 @@ struct Add {
     guard: Guard,
     request: LeaseRequest,
     acceleration: Option<TcpAcceleration>,
+    host_ports: Vec<HostPort>,
     attachment: Attachment,
     /// Activated; only the reply is not known to be written.
     active: bool,
@@ -54,6 +55,7 @@ struct Add {
 struct Wishes {
     acceleration: Option<TcpAcceleration>,
     local_mtu: Option<LocalMtuWish>,
+    host_ports: Vec<HostPort>,
 }
 
 /// What the plugin made.
@@ -95,6 +97,7 @@ impl Session {
                 mac,
                 acceleration,
                 local_mtu,
+                host_ports,
                 warnings,
             } => {
                 let request = LeaseRequest {
@@ -109,6 +112,7 @@ impl Session {
                 let wishes = Wishes {
                     acceleration,
                     local_mtu,
+                    host_ports,
                 };
                 let allocated = self.allocate(request, wishes, &warnings).await;
                 self.announced(&pod, allocated).map(Response::Attachment)
@@ -194,6 +198,12 @@ impl Session {
                 )));
             }
         }
+        if wishes.host_ports.len() > MAX_HOST_PORTS {
+            return Err(invalid(format!(
+                "the request has {} host ports, more than {MAX_HOST_PORTS}",
+                wishes.host_ports.len()
+            )));
+        }
         if let Some(mac) = request.mac.filter(|mac| !mac.is_usable()) {
             return Err(invalid(format!(
                 "MAC address {mac} cannot be an interface's"
@@ -219,6 +229,7 @@ impl Session {
             guard,
             request,
             acceleration: wishes.acceleration,
+            host_ports: wishes.host_ports,
             attachment: attachment.clone(),
             active: false,
         });
@@ -270,6 +281,7 @@ impl Session {
             mtu: attachment.mtu,
             local: attachment.local.clone().filter(|_| made.local_mtu),
             acceleration: add.acceleration,
+            host_ports: add.host_ports.clone(),
             netns_cookie: made.netns_cookie,
         };
         let core = self.core.clone();

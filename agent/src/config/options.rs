@@ -195,6 +195,16 @@ pub struct Options {
     #[arg(long, env = "SINABRO_MASQUERADE_PORTS", value_name = "FIRST-LAST")]
     masquerade_ports: Option<String>,
 
+    /// Ports of Services on every node, FIRST-LAST, as the API server has them
+    /// (--service-node-port-range): masqueraded flows keep off them. none: there are no such ports.
+    #[arg(
+        long,
+        env = "SINABRO_NODE_PORTS",
+        value_name = "FIRST-LAST",
+        default_value = "30000-32767"
+    )]
+    node_ports: Option<String>,
+
     /// Which pods' TCP connections with other pods of this node bypass the network stack, from
     /// socket to socket: auto (where the agent's test at start finds no difference that an
     /// application could see, all but those that wish it disabled; else as opt-in), opt-in (those

@@ -46,6 +46,9 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.masquerade_ipv6, MasqueradeIpv6::Auto);
     assert_eq!(settings.masquerading, Masquerading::default());
     assert_eq!(settings.masquerade_file, Path::new(names::MASQUERADE_FILE));
+    assert_eq!(settings.node_ports, Some((30_000, 32_767)));
+    let none = load(&["--nodes=/n", "--node-ports=none"]).unwrap();
+    assert_eq!(none.node_ports, None);
     assert!(settings.tcp_acceleration_pod_memory.is_none());
     assert_eq!(settings.tcp_acceleration, Mode::Auto);
     assert_eq!(settings.attach, AttachMode::Auto);
@@ -133,6 +136,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         masqueradeNodes: false
         masqueradeFile: /etc/m
         masqueradePorts: 61000-65535
+        nodePorts: 31000-31999
         tcpAcceleration: opt-in
         tcpAccelerationLoopback: true
         tcpAccelerationPodMemory: 64Mi
@@ -171,6 +175,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         },
         masquerade_file: "/etc/m".into(),
         masquerade_ports: Some((61000, 65535)),
+        node_ports: Some((31000, 31999)),
         tcp_acceleration: Mode::OptIn,
         tcp_acceleration_loopback: true,
         tcp_acceleration_pod_memory: Some(64 << 20),
@@ -244,6 +249,8 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("nonMasqueradeCIDRs", "[10.0.0.1/8]"),
         ("masqueradePorts", "5-4"),
         ("masqueradePorts", "0-4"),
+        ("nodePorts", "30000"),
+        ("nodePorts", "32767-30000"),
         ("nonMasqueradeCIDRs", "['::ffff:10.0.0.0/104']"),
         ("masquerade", "maybe"),
         ("masqueradeIPv6", "yes"),
@@ -416,7 +423,7 @@ proptest! {
     #[test]
     fn garbage_in_a_value_never_panics(
         key in proptest::sample::select(vec![
-            "--mtu", "--uplinks", "--non-masquerade-cidrs", "--masquerade-ports",
+            "--mtu", "--uplinks", "--non-masquerade-cidrs", "--masquerade-ports", "--node-ports",
             "--metrics-address", "--log-level", "--node-name", "--state-dir", "--attach",
         ]),
         value in "\\PC{0,40}",

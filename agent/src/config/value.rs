@@ -122,6 +122,15 @@ pub fn acceleration_mode(text: &str) -> Result<Mode, String> {
         .ok_or_else(|| "expected auto, off, opt-in or all".into())
 }
 
+pub fn node_ports(text: &str) -> Result<Option<(u16, u16)>, String> {
+    match text {
+        "none" => Ok(None),
+        _ => port_range(text)
+            .map(Some)
+            .map_err(|reason| format!("{reason}, or none")),
+    }
+}
+
 pub fn port_range(text: &str) -> Result<(u16, u16), String> {
     text.split_once('-')
         .and_then(|(first, last)| {

@@ -45,7 +45,7 @@ pub use verify::verify;
 use crate::chain::Chain;
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
-pub use maps::{DropEvents, PodAcceleration, PortSet, QueueLimits, QueueUsage, Tunnels};
+pub use maps::{DropEvents, PodAcceleration, PortSet, PortsOf, QueueLimits, QueueUsage, Tunnels};
 use maps::{Maps, shape};
 use sinabro_common::{
     abi::{
@@ -420,9 +420,10 @@ impl Datapath {
         Ok(())
     }
 
-    /// Ports that no masqueraded connection gets: exactly these from now on. Connections that have one keep it.
-    pub fn set_host_ports(&self, ports: &PortSet) -> Result<(), DatapathError> {
-        self.maps.host_ports.set(ports)
+    /// Ports that no new masqueraded connection gets: of each exactly those that were set last. Connections that
+    /// have one keep it.
+    pub fn set_host_ports(&self, of: PortsOf, ports: PortSet) -> Result<(), DatapathError> {
+        self.maps.host_ports.set(of, ports)
     }
 
     /// To be called before this process ends: an agent of the version before may be the next, and does

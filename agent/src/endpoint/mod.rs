@@ -30,17 +30,20 @@ use crate::{
 };
 use record::Records;
 use sinabro_common::{
-    api::{Mac, Owner},
+    api::{HostPort, Mac, Owner},
     fail_point::fail_point,
     names,
 };
 use sinabro_netlink::{Conn, ResultExt, link};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::IpAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 use tokio::sync::watch;
 
@@ -82,6 +85,10 @@ pub struct Endpoints {
     /// What went wrong with a live endpoint at restore, by link; retried by the collection.
     broken: Mutex<BTreeMap<String, String>>,
     routes: watch::Sender<Vec<PodRoute>>,
+    /// Whether every pod is in `live`.
+    restored: AtomicBool,
+    /// What was reserved last.
+    host_ports: Mutex<Option<BTreeSet<HostPort>>>,
 }
 
 impl Endpoints {
@@ -103,6 +110,8 @@ impl Endpoints {
             live: Mutex::default(),
             broken: Mutex::default(),
             routes: watch::Sender::default(),
+            restored: AtomicBool::default(),
+            host_ports: Mutex::default(),
         })
     }
 
@@ -219,6 +228,33 @@ impl Endpoints {
         self.routes.send_modify(|routes| {
             *routes = self.live().values().map(route).collect();
         });
+        self.reserve_ports();
+    }
+
+    /// Keeps masqueraded connections off the ports that lead to pods. What fails is tried again with the next
+    /// change of a pod.
+    fn reserve_ports(&self) {
+        if !self.restored.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut reserved = self
+            .host_ports
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let of = |record: &EndpointRecord| record.host_ports.clone();
+        let ports: BTreeSet<HostPort> = self.live().values().flat_map(of).collect();
+        if reserved.as_ref() == Some(&ports) {
+            return;
+        }
+        match self.programs.reserve(&ports) {
+            Ok(()) => *reserved = Some(ports),
+            Err(error) => {
+                tracing::error!(
+                    "cannot keep connections off pods' host ports: {}",
+                    Chain(&error)
+                );
+            }
+        }
     }
 }
 

@@ -3,13 +3,19 @@
 use super::EndpointRecord;
 use crate::{
     acceleration::choice::Policy,
-    datapath::{Datapath, DatapathError},
+    datapath::{Datapath, DatapathError, PortSet, PortsOf},
 };
-use sinabro_common::abi::{
-    Addr,
-    endpoint::{Endpoint, PodLink},
+use sinabro_common::{
+    abi::{
+        Addr,
+        endpoint::{Endpoint, PodLink},
+    },
+    api::HostPort,
 };
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+};
 
 /// What an endpoint needs of the data path.
 ///
@@ -21,6 +27,8 @@ pub trait PodPrograms: Send + Sync {
     fn detach(&self, record: &EndpointRecord) -> Result<(), DatapathError>;
     /// As [`Datapath::retain_pods`].
     fn retain(&self, live: &HashSet<String>) -> Result<Vec<String>, DatapathError>;
+    /// Keeps new masqueraded connections off exactly these ports, beside the node's own.
+    fn reserve(&self, ports: &BTreeSet<HostPort>) -> Result<(), DatapathError>;
 }
 
 /// The data path of this node, and what it does for every pod.
@@ -62,5 +70,13 @@ impl PodPrograms for Programs {
 
     fn retain(&self, live: &HashSet<String>) -> Result<Vec<String>, DatapathError> {
         self.datapath.retain_pods(live)
+    }
+
+    fn reserve(&self, ports: &BTreeSet<HostPort>) -> Result<(), DatapathError> {
+        let mut set = PortSet::default();
+        for HostPort { protocol, port } in ports {
+            set.add(protocol.number(), *port..=*port);
+        }
+        self.datapath.set_host_ports(PortsOf::Pods, set)
     }
 }

@@ -7,7 +7,7 @@
 use crate::state_file::{self, FileError, read_small};
 use serde::{Deserialize, Serialize};
 use sinabro_common::{
-    api::{Attachment, LocalMtu, Mac, Owner, PodRef, TcpAcceleration},
+    api::{Attachment, HostPort, LocalMtu, Mac, Owner, PodRef, TcpAcceleration},
     atomic_file::is_temporary,
     names,
 };
@@ -54,6 +54,9 @@ pub struct EndpointRecord {
     /// cookies, and in what earlier releases wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_cookie: Option<u64>,
+    /// Ports of the node that another plugin has lead to the pod; none in what earlier releases wrote.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_ports: Vec<HostPort>,
 }
 
 impl EndpointRecord {
@@ -219,6 +222,7 @@ fn read(path: &Path, link: &str) -> Result<EndpointRecord, String> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use sinabro_common::api::{MAX_HOST_PORTS, PortProtocol};
 
     fn record() -> EndpointRecord {
         let owner = Owner {
@@ -242,6 +246,7 @@ mod tests {
             }),
             acceleration: Some(TcpAcceleration::Disabled),
             netns_cookie: Some(u64::MAX),
+            host_ports: vec!["tcp/8080".parse().unwrap()],
         }
     }
 
@@ -251,7 +256,7 @@ mod tests {
         let records = Records::open(dir.path()).unwrap();
         let mut earlier = serde_json::to_value(record()).unwrap();
         let fields = earlier.as_object_mut().unwrap();
-        for field in ["acceleration", "netnsCookie", "local"] {
+        for field in ["acceleration", "netnsCookie", "local", "hostPorts"] {
             assert!(fields.remove(field).is_some());
         }
         fs::write(records.path(&record().link), earlier.to_string()).unwrap();
@@ -260,9 +265,26 @@ mod tests {
             acceleration: None,
             netns_cookie: None,
             local: None,
+            host_ports: Vec::new(),
             ..record()
         };
         assert_eq!((found, bad.len()), (vec![expected], 0));
+    }
+
+    #[test]
+    fn as_many_ports_as_a_pod_may_have_fit() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path()).unwrap();
+        let ports = (0..MAX_HOST_PORTS).map(|n| HostPort {
+            protocol: PortProtocol::Sctp,
+            port: u16::MAX - n as u16,
+        });
+        let record = EndpointRecord {
+            host_ports: ports.collect(),
+            ..record()
+        };
+        records.write(&record).unwrap();
+        assert_eq!(records.load().unwrap().0, [record]);
     }
 
     #[test]

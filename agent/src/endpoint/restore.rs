@@ -11,7 +11,10 @@ use crate::{
 };
 use sinabro_common::api::Mac;
 use sinabro_netlink::{Conn, Link};
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::atomic::Ordering,
+};
 
 /// What was found at start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +70,7 @@ impl Endpoints {
             tracing::info!("removed what was left of {link} in the data path");
         }
         restored.live = live.len();
+        self.restored.store(true, Ordering::Relaxed);
         self.publish();
         Ok(restored)
     }
@@ -126,6 +130,7 @@ impl Endpoints {
             local: None,
             acceleration: None,
             netns_cookie: None,
+            host_ports: Vec::new(),
         })
     }
 

@@ -15,6 +15,7 @@ struct Programs {
     refuse_attach: Mutex<bool>,
     refuse_detach: Mutex<bool>,
     retained: Mutex<Option<HashSet<String>>>,
+    reserved: Mutex<BTreeSet<HostPort>>,
 }
 
 fn refused() -> DatapathError {
@@ -56,6 +57,22 @@ impl PodPrograms for Programs {
         *self.retained.lock().unwrap() = Some(live.clone());
         Ok(Vec::new())
     }
+
+    fn reserve(&self, ports: &BTreeSet<HostPort>) -> Result<(), DatapathError> {
+        if *self.refuse_attach.lock().unwrap() {
+            return Err(refused());
+        }
+        *self.reserved.lock().unwrap() = ports.clone();
+        Ok(())
+    }
+}
+
+/// Of the pod of a number: one that all have, and one of its own.
+fn host_ports(n: usize) -> Vec<HostPort> {
+    let own = format!("tcp/{}", 8000 + n);
+    ["udp/53", own.as_str()]
+        .map(|port| port.parse().unwrap())
+        .into()
 }
 
 /// A node with its state directory, and the pods' namespace.
@@ -125,6 +142,7 @@ impl Node {
             local: None,
             acceleration: None,
             netns_cookie: None,
+            host_ports: host_ports(n),
         };
         self.endpoints.activate(record.clone()).unwrap();
         record
@@ -390,13 +408,18 @@ fn a_corrupt_record_is_rebuilt_from_the_leases() {
         let file = node.path(&format!("endpoints/{}.json", record.link));
         fs::write(&file, &fs::read(&file).unwrap()[..40]).unwrap();
         let node = node.restart();
-        assert_eq!(node.endpoints.all(), from_ref(&record));
+        let rebuilt = EndpointRecord {
+            // Nothing else has them.
+            host_ports: Vec::new(),
+            ..record.clone()
+        };
+        assert_eq!(node.endpoints.all(), from_ref(&rebuilt));
         assert!(
             node.path(&format!("endpoints/{}.json.bad", record.link))
                 .exists()
         );
         let node = node.restart();
-        assert_eq!(node.endpoints.all(), [record]);
+        assert_eq!(node.endpoints.all(), [rebuilt]);
     });
 }
 
@@ -554,5 +577,27 @@ fn queued_deletes_are_carried_out_and_bad_ones_set_aside() {
             ["snb000000000001.json.bad", "snb000000000002.json.bad"]
         );
         assert!(node.endpoints.drain_deletes().is_empty());
+    });
+}
+
+#[test]
+fn ports_of_the_node_that_lead_to_pods_are_reserved_as_long_as_one_has_them() {
+    in_fresh(|| {
+        let node = Node::new().restart();
+        let reserved = |node: &Node| -> Vec<String> {
+            let ports = node.programs.reserved.lock().unwrap();
+            ports.iter().map(ToString::to_string).collect()
+        };
+        let (one, two) = (node.add(1), node.add(2));
+        assert_eq!(reserved(&node), ["tcp/8001", "tcp/8002", "udp/53"]);
+        node.endpoints.release(&one.owner).unwrap();
+        assert_eq!(reserved(&node), ["tcp/8002", "udp/53"]);
+        // As the next agent finds it: the pod of a link that is gone has none.
+        node.programs.reserved.lock().unwrap().clear();
+        let node = node.restart();
+        assert_eq!(reserved(&node), ["tcp/8002", "udp/53"]);
+        delete_links(&[two.link.clone()]).unwrap();
+        let node = node.restart();
+        assert_eq!(reserved(&node), [""; 0]);
     });
 }

@@ -34,7 +34,13 @@ impl Ours {
     pub fn new(state_dir: &Path, socket: &Path, has_portmap: bool) -> Self {
         let mut sinabro = json!({
             "type": names::CNI_PLUGIN,
-            "capabilities": {"ips": true, "mac": true, names::ANNOTATIONS_CAPABILITY: true},
+            "capabilities": {
+                "ips": true,
+                "mac": true,
+                // For ports to be kept free; portmap gets its own.
+                "portMappings": true,
+                names::ANNOTATIONS_CAPABILITY: true,
+            },
         });
         if state_dir != Path::new(names::STATE_DIR) {
             sinabro["stateDir"] = json!(state_dir);
@@ -153,7 +159,10 @@ mod tests {
 
     #[test]
     fn the_list_has_what_a_runtime_needs() {
-        let mut sinabro = json!({"type": "sinabro", "capabilities": {"ips": true, "mac": true}});
+        let mut sinabro = json!({
+            "type": "sinabro",
+            "capabilities": {"ips": true, "mac": true, "portMappings": true},
+        });
         sinabro["capabilities"][names::ANNOTATIONS_CAPABILITY] = json!(true);
         let mut list = json!({
             "cniVersion": "1.0.0",

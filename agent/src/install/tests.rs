@@ -1,4 +1,5 @@
 use super::*;
+use crate::datapath::PortSet;
 use crate::install::versions::tests::knowing;
 use crate::node::{Masquerade, NodeState, NodeStatus};
 use serde_json::{Value, json};
@@ -40,6 +41,7 @@ fn known() -> NodeStatus {
         uplinks: Vec::new(),
         mtu: 1450,
         masquerade: Masquerade::default(),
+        host_ports: PortSet::default(),
         non_masquerade: Vec::new(),
         warnings: Vec::new(),
     };

@@ -1,8 +1,8 @@
-//! The ports that masqueraded flows get.
+//! The ports that masqueraded flows get, and those that they do not.
 
 use super::NodeError;
-use crate::{config::Settings, troubles::trouble};
-use sinabro_common::api::Trouble;
+use crate::{config::Settings, datapath::PortSet, troubles::trouble};
+use sinabro_common::api::{PortProtocol, Trouble};
 use sinabro_netlink::sysctl;
 
 /// Fewer translated ports than this would fail under ordinary load.
@@ -45,16 +45,45 @@ pub fn masquerade_ports(settings: &Settings) -> Result<((u16, u16), Option<Troub
     Ok((SHARED_PORTS, shared))
 }
 
-/// Whether a list such as `8080,61000-65535` has all of a range.
+/// Ports that no masqueraded connection gets although no socket has them: those of Services, and those that
+/// are reserved for somebody who binds to them by number. What is reserved of the ports that masquerade was
+/// given by name is reserved for it.
+///
+/// # Errors
+/// If the kernel's settings cannot be read.
+pub(super) fn host_ports(settings: &Settings) -> Result<PortSet, NodeError> {
+    let reserved = sysctl::read(&["net", "ipv4", "ip_local_reserved_ports"])?;
+    let mut ranges: Vec<(u16, u16)> = settings.node_ports.into_iter().collect();
+    for (from, to) in ports_of(&reserved) {
+        match settings.masquerade_ports {
+            None => ranges.push((from, to)),
+            Some((first, last)) => {
+                ranges.extend(first.checked_sub(1).map(|before| (from, to.min(before))));
+                ranges.extend(last.checked_add(1).map(|after| (from.max(after), to)));
+            }
+        }
+    }
+    let mut ports = PortSet::default();
+    for protocol in PortProtocol::ALL {
+        for &(from, to) in &ranges {
+            ports.add(protocol.number(), from..=to);
+        }
+    }
+    Ok(ports)
+}
+
+/// The ranges of a list such as `8080,61000-65535`.
+fn ports_of(list: &str) -> Vec<(u16, u16)> {
+    let range = |text: &str| {
+        let (from, to) = text.split_once('-').unwrap_or((text, text));
+        Some((from.parse().ok()?, to.parse().ok()?))
+    };
+    list.trim().split(',').filter_map(range).collect()
+}
+
+/// Whether a list has all of a range.
 fn reserves(list: &str, (first, last): (u16, u16)) -> bool {
-    let mut ranges: Vec<(u16, u16)> = list
-        .trim()
-        .split(',')
-        .filter_map(|text| {
-            let (from, to) = text.split_once('-').unwrap_or((text, text));
-            Some((from.parse().ok()?, to.parse().ok()?))
-        })
-        .collect();
+    let mut ranges = ports_of(list);
     ranges.sort_unstable();
     let mut next = u32::from(first);
     for (from, to) in ranges {
@@ -69,6 +98,38 @@ fn reserves(list: &str, (first, last): (u16, u16)) -> bool {
 mod tests {
     use super::*;
     use sinabro_netlink::netns::in_fresh;
+
+    #[test]
+    fn ports_of_services_and_reserved_ones_are_kept_free() {
+        const PROTOCOLS: [u8; 4] = [6, 17, 132, 136];
+        let ports = |args: &[&str], reserved: &str| {
+            let all = ["sinabro-agent", "--node-name=n1", "--nodes=/n"]
+                .iter()
+                .chain(args);
+            let settings = Settings::load(all.copied()).unwrap();
+            in_fresh(|| {
+                sysctl::write(&["net", "ipv4", "ip_local_reserved_ports"], reserved).unwrap();
+                host_ports(&settings).unwrap()
+            })
+        };
+        let has = |ports: &PortSet, port| {
+            let has = PROTOCOLS.map(|proto| ports.contains(proto, port));
+            assert!(has.iter().all(|one| *one == has[0]), "{port}: {has:?}");
+            has[0]
+        };
+        let usual = ports(&[], "");
+        assert!(has(&usual, 30_000) && has(&usual, 32_767));
+        assert!(!has(&usual, 29_999) && !has(&usual, 32_768));
+        let none = ports(&["--node-ports=none"], "8080,61000-65535");
+        assert!(has(&none, 8080) && has(&none, 61_000) && has(&none, 65_535));
+        assert!(!has(&none, 30_000) && !has(&none, 8081) && !has(&none, 60_999));
+        // As the node is told to keep its own sockets off what masquerade uses.
+        let given = ports(&["--masquerade-ports=61000-65535"], "8080,60990-65535");
+        assert!(has(&given, 8080) && has(&given, 60_999) && !has(&given, 61_000));
+        assert!(!has(&given, 65_535));
+        let given = ports(&["--masquerade-ports=1-60000"], "8080,50000-60001");
+        assert!(!has(&given, 8080) && !has(&given, 60_000) && has(&given, 60_001));
+    }
 
     #[test]
     fn ports_that_the_node_uses_itself_are_shared_and_told() {

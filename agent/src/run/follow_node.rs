@@ -5,7 +5,7 @@ use crate::{
     apply::{self, OverlayConfig, OverlayStatus, kernel_events::KernelEvents},
     chain::Chain,
     config::Settings,
-    datapath::Datapath,
+    datapath::{Datapath, PortsOf},
     endpoint::Endpoints,
     node::{NodeState, NodeStatus, Uplink},
     prepare,
@@ -211,6 +211,9 @@ fn apply_node(
     datapath
         .set_non_masquerade(&state.non_masquerade)
         .context("cannot set the destinations that are not masqueraded")?;
+    datapath
+        .set_host_ports(PortsOf::Node, state.host_ports.clone())
+        .context("cannot keep connections off the node's ports")?;
     datapath
         .set_node_config(state.config(ports))
         .context("cannot set the data path's settings")?;

@@ -307,6 +307,7 @@ pub fn allocate(id: &str) -> Request {
         mac: None,
         acceleration: None,
         local_mtu: None,
+        host_ports: Vec::new(),
         warnings: Vec::new(),
     }
 }

@@ -1,7 +1,7 @@
 //! What runtime and user ask an ADD for.
 
 use super::{
-    Conf,
+    Conf, host_ports,
     key::{invalid, object, text},
     wish,
 };
@@ -12,7 +12,7 @@ use crate::{
 use serde::Deserialize as _;
 use serde_json::{Map, Value};
 use sinabro_common::{
-    api::{LocalMtuWish, Mac, TcpAcceleration},
+    api::{HostPort, LocalMtuWish, Mac, TcpAcceleration},
     names,
 };
 use std::{fmt, net::IpAddr, str::FromStr};
@@ -24,6 +24,8 @@ pub struct Wishes {
     pub mac: Option<Mac>,
     pub acceleration: Option<TcpAcceleration>,
     pub local_mtu: Option<LocalMtuWish>,
+    /// Ports of the node that lead to the pod: another plugin's doing, but ours to keep free.
+    pub host_ports: Vec<HostPort>,
     /// What was passed over: reported, but no reason to refuse a pod.
     pub warnings: Vec<String>,
 }
@@ -62,6 +64,10 @@ impl Conf {
         // Wrong keys are refused even where they do not count, so that they are found.
         let acceleration = wish::of_network(&self.keys, "tcpAcceleration")?;
         let local_mtu = wish::of_network(&self.keys, "localMTU")?;
+        match host_ports::of(runtime) {
+            Ok(ports) => wishes.host_ports = ports,
+            Err(warning) => wishes.warnings.push(warning),
+        }
         let annotations = wish::annotations(runtime).unwrap_or_else(|warning| {
             wishes.warnings.push(warning);
             None

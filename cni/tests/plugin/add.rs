@@ -143,7 +143,11 @@ fn the_kernel_has_what_the_agent_gave() {
 #[test]
 fn the_agent_is_told_what_was_asked() {
     let (node, pod) = (Node::new(), Pod::new());
-    let wishes = json!({"ips": ["10.77.0.200/24", "fd77::200"], "mac": "0a:58:00:00:00:99"});
+    let wishes = json!({
+        "ips": ["10.77.0.200/24", "fd77::200"],
+        "mac": "0a:58:00:00:00:99",
+        "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}],
+    });
     let call = node.call("ADD", &pod).conf("runtimeConfig", wishes);
     let result = call.run().result();
     assert_eq!(addresses(&result), ["10.77.0.200", "fd77::200"]);
@@ -158,6 +162,7 @@ fn the_agent_is_told_what_was_asked() {
         mac,
         acceleration,
         local_mtu,
+        host_ports,
         warnings,
     } = &calls[0]
     else {
@@ -172,6 +177,7 @@ fn the_agent_is_told_what_was_asked() {
     assert_eq!(asked.len(), 2);
     assert_eq!(mac.unwrap().to_string(), "0a:58:00:00:00:99");
     assert_eq!(*local_mtu, None);
+    assert_eq!(host_ports[..], ["tcp/8080".parse().unwrap()]);
     assert_eq!((*acceleration, &warnings[..]), (None, &[][..]));
 
     let second = Pod::new();

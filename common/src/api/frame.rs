@@ -114,6 +114,7 @@ mod tests {
                 mac: Some("0a:58:0a:f4:00:09".parse().unwrap()),
                 acceleration: Some(TcpAcceleration::Enabled),
                 local_mtu: None,
+                host_ports: vec!["udp/53".parse().unwrap()],
                 warnings: vec!["passed over".into()],
             },
         }
@@ -156,6 +157,7 @@ mod tests {
         let Request::Allocate {
             acceleration,
             warnings,
+            host_ports,
             ..
         } = decode::<RequestEnvelope>(old.to_string().as_bytes())
             .unwrap()
@@ -164,6 +166,7 @@ mod tests {
             panic!("not an Allocate");
         };
         assert_eq!((acceleration, warnings.len()), (None, 0));
+        assert!(host_ports.is_empty());
         let old = serde_json::json!({"version": 1, "request": {
             "call": "activate",
             "owner": {"containerID": "c1", "ifname": "eth0"},

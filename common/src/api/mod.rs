@@ -12,6 +12,7 @@ mod acceleration;
 mod connections;
 mod drops;
 pub mod frame;
+mod host_port;
 mod mac;
 mod protocol;
 mod report;
@@ -22,6 +23,7 @@ mod wish;
 pub use acceleration::*;
 pub use connections::*;
 pub use drops::*;
+pub use host_port::{HostPort, MAX_HOST_PORTS, ParseHostPortError, PortProtocol};
 pub use mac::Mac;
 pub use protocol::{protocol_name, protocol_number};
 pub use report::*;
@@ -132,6 +134,9 @@ pub enum Request {
         /// What it wishes about the MTU of its link.
         #[serde(default)]
         local_mtu: Option<LocalMtuWish>,
+        /// Ports of the node that another plugin has lead to the pod (runtimeConfig.portMappings).
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        host_ports: Vec<HostPort>,
         /// What the plugin passed over, for the node's log and the pod's Events.
         #[serde(default)]
         warnings: Vec<String>,

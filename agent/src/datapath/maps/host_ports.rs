@@ -4,7 +4,7 @@ use super::{error, lock};
 use crate::datapath::DatapathError;
 use aya::maps::{Array, Map, MapData};
 use sinabro_common::abi::connection::{HOST_PORT_WORDS, host_port_word};
-use std::{ops::RangeInclusive, sync::Mutex};
+use std::{fmt, ops::RangeInclusive, sync::Mutex};
 
 const NAME: &str = "HOST_PORTS";
 
@@ -15,6 +15,13 @@ pub struct PortSet(Vec<u64>);
 impl Default for PortSet {
     fn default() -> Self {
         Self(vec![0; HOST_PORT_WORDS as usize])
+    }
+}
+
+impl fmt::Debug for PortSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count: u32 = self.0.iter().map(|word| word.count_ones()).sum();
+        write!(f, "{count} ports")
     }
 }
 
@@ -31,22 +38,61 @@ impl PortSet {
     }
 }
 
-pub struct HostPorts(Mutex<Array<MapData, u64>>);
+/// Who has ports that connections are kept off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortsOf {
+    /// By its settings.
+    Node,
+    /// Other plugins lead them there.
+    Pods,
+}
+
+pub struct HostPorts(Mutex<Inner>);
+
+struct Inner {
+    map: Array<MapData, u64>,
+    node: Option<PortSet>,
+    pods: Option<PortSet>,
+}
 
 impl HostPorts {
     pub fn new(map: Map) -> Result<Self, DatapathError> {
-        let map = map.try_into().map_err(error(NAME, "opening"))?;
-        Ok(Self(Mutex::new(map)))
+        Ok(Self(Mutex::new(Inner {
+            map: map.try_into().map_err(error(NAME, "opening"))?,
+            node: None,
+            pods: None,
+        })))
     }
 
-    /// Makes the map hold exactly these. A port in both is there all the time.
-    pub fn set(&self, ports: &PortSet) -> Result<(), DatapathError> {
-        let mut map = lock(&self.0);
+    /// Makes these the ports of one. A port that was there and still is, is there all the time. What an
+    /// earlier agent wrote stays until it is known of both.
+    pub fn set(&self, of: PortsOf, ports: PortSet) -> Result<(), DatapathError> {
+        let mut inner = lock(&self.0);
+        let Inner { map, node, pods } = &mut *inner;
+        let part = match of {
+            PortsOf::Node => &mut *node,
+            PortsOf::Pods => &mut *pods,
+        };
+        if part.as_ref() == Some(&ports) {
+            return Ok(());
+        }
+        // Forgotten unless all of it succeeds.
+        *part = None;
+        let other = match of {
+            PortsOf::Node => &*pods,
+            PortsOf::Pods => &*node,
+        };
         for (at, word) in (0..).zip(&ports.0) {
             let before = map.get(&at, 0).map_err(error(NAME, "reading from"))?;
-            if before != *word {
-                map.set(at, word, 0).map_err(error(NAME, "writing to"))?;
+            let others = other.as_ref().map_or(before, |other| other.0[at as usize]);
+            if before != word | others {
+                map.set(at, word | others, 0)
+                    .map_err(error(NAME, "writing to"))?;
             }
+        }
+        match of {
+            PortsOf::Node => *node = Some(ports),
+            PortsOf::Pods => *pods = Some(ports),
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ pub use counters::Counters;
 pub use drop_events::DropEvents;
 pub use drops::Drops;
 pub use endpoints::{Endpoints, PodLinks};
-pub use host_ports::{HostPorts, PortSet};
+pub use host_ports::{HostPorts, PortSet, PortsOf};
 pub use layouts::Layouts;
 pub use nat::Nat;
 pub use nodes::{Nodes, Tunnels};

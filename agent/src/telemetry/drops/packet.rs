@@ -304,6 +304,7 @@ mod tests {
             local: None,
             acceleration: None,
             netns_cookie: None,
+            host_ports: Vec::new(),
         };
         let pods = PodNames::of([&record]);
         let shown = shown(

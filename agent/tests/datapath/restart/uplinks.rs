@@ -2,7 +2,7 @@
 
 use super::*;
 use aya::maps::{Array, HashMap, Map};
-use sinabro_agent::datapath::PortSet;
+use sinabro_agent::datapath::{PortSet, PortsOf};
 use sinabro_common::abi::{
     Addr,
     connection::{HOST_PORT_WORDS, host_port_word},
@@ -47,34 +47,45 @@ fn programs_know_the_uplinks_there_are_and_no_others() {
 }
 
 #[test]
-fn the_hosts_ports_are_those_that_were_set_last() {
+fn the_hosts_ports_are_the_nodes_and_its_pods() {
     const TCP: u8 = 6;
-    let set = || -> Vec<u64> {
+    let open = || -> Array<MapData, u64> {
         let data = MapData::from_pin(pin("HOST_PORTS")).unwrap();
-        let map: Array<_, u64> = Map::Array(data).try_into().unwrap();
-        (0..HOST_PORT_WORDS)
-            .map(|at| map.get(&at, 0).unwrap())
-            .collect()
+        Map::Array(data).try_into().unwrap()
+    };
+    let count = || -> u32 {
+        let map = open();
+        let words = (0..HOST_PORT_WORDS).map(|at| map.get(&at, 0).unwrap());
+        words.map(u64::count_ones).sum()
+    };
+    let has = |port| {
+        let (word, bit) = host_port_word(TCP, port).unwrap();
+        open().get(&word, 0).unwrap() & bit != 0
+    };
+    let set = |datapath: &Datapath, of, first: u16, last: u16| {
+        let mut ports = PortSet::default();
+        ports.add(TCP, first..=last);
+        datapath.set_host_ports(of, ports).unwrap();
     };
     kit::fresh(|| {
         let datapath = load(AttachMode::Auto);
-        let mut ports = PortSet::default();
-        ports.add(TCP, 30_000..=32_767);
-        datapath.set_host_ports(&ports).unwrap();
-        let of = |port| host_port_word(TCP, port).unwrap();
-        let has = |port| {
-            let (word, bit) = of(port);
-            set()[word as usize] & bit != 0
-        };
-        assert_eq!(
-            set().iter().map(|word| word.count_ones()).sum::<u32>(),
-            2768
-        );
+        set(&datapath, PortsOf::Node, 30_000, 32_767);
+        assert_eq!(count(), 2768);
         assert!(has(30_000) && has(32_767) && !has(29_999) && !has(32_768));
-        let mut ports = PortSet::default();
-        ports.add(TCP, 65_535..=65_535);
-        datapath.set_host_ports(&ports).unwrap();
-        assert_eq!(set().iter().map(|word| word.count_ones()).sum::<u32>(), 1);
-        assert!(has(65_535));
+        // One of them is in both.
+        set(&datapath, PortsOf::Pods, 32_767, 32_768);
+        assert_eq!(count(), 2769);
+        set(&datapath, PortsOf::Pods, 8080, 8080);
+        assert_eq!((count(), has(32_767), has(32_768)), (2769, true, false));
+        set(&datapath, PortsOf::Node, 65_535, 65_535);
+        assert_eq!((count(), has(8080), has(65_535)), (2, true, true));
+        // The next agent does not know all at once.
+        drop(datapath);
+        let datapath = load(AttachMode::Auto);
+        assert_eq!(count(), 2);
+        set(&datapath, PortsOf::Node, 1, 1);
+        assert!(has(1) && has(8080));
+        set(&datapath, PortsOf::Pods, 2, 2);
+        assert_eq!((count(), has(1), has(2)), (2, true, true));
     });
 }

@@ -1,0 +1,123 @@
+//! The capability `portMappings` (CNI conventions, "Well-known Capabilities"): ports of the node that
+//! another plugin, such as portmap, has lead to the pod. Nothing is made of them here; the agent keeps
+//! masqueraded connections off them.
+
+use serde_json::{Map, Value};
+use sinabro_common::api::{HostPort, MAX_HOST_PORTS};
+use std::collections::BTreeSet;
+
+/// Each once. The plugin that they are for refuses what makes no sense, so that is passed over and
+/// told here.
+pub fn of(runtime: Option<&Map<String, Value>>) -> Result<Vec<HostPort>, String> {
+    let mappings = match runtime.and_then(|runtime| runtime.get("portMappings")) {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::Array(mappings)) => mappings,
+        Some(_) => {
+            return Err("runtimeConfig.portMappings is not a list: it is passed over".into());
+        }
+    };
+    let mut ports = BTreeSet::new();
+    for (at, mapping) in mappings.iter().enumerate() {
+        match host_port(mapping) {
+            Ok(port) => ports.extend(port),
+            Err(why) => {
+                return Err(format!(
+                    "runtimeConfig.portMappings[{at}] {why}: the ports of this pod's node are not kept free"
+                ));
+            }
+        }
+    }
+    if ports.len() > MAX_HOST_PORTS {
+        return Err(format!(
+            "{} ports of the node lead to this pod, more than {MAX_HOST_PORTS}: they are not kept free",
+            ports.len()
+        ));
+    }
+    Ok(ports.into_iter().collect())
+}
+
+/// None if the mapping has no port of the node.
+fn host_port(mapping: &Value) -> Result<Option<HostPort>, &'static str> {
+    let Value::Object(mapping) = mapping else {
+        return Err("is not an object");
+    };
+    let port = match mapping.get("hostPort") {
+        None | Some(Value::Null) => 0,
+        Some(port) => port.as_u64().ok_or("has a hostPort that is no port")?,
+    };
+    if port == 0 {
+        return Ok(None);
+    }
+    let protocol = match mapping.get("protocol") {
+        None | Some(Value::Null) => "tcp",
+        Some(Value::String(text)) if text.is_empty() => "tcp",
+        Some(Value::String(text)) => text,
+        Some(_) => return Err("has a protocol that is not a text"),
+    };
+    Ok(Some(HostPort {
+        protocol: protocol.parse().map_err(|_| "has an unknown protocol")?,
+        port: u16::try_from(port).map_err(|_| "has a hostPort that is no port")?,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{conf::tests::parse, env::Args};
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn ports(mappings: Value) -> (Vec<String>, Vec<String>) {
+        let conf = parse(json!({"runtimeConfig": {"portMappings": mappings}})).unwrap();
+        let wishes = conf.wishes(&Args::default()).unwrap();
+        let ports = wishes.host_ports.iter().map(ToString::to_string);
+        (ports.collect(), wishes.warnings)
+    }
+
+    #[test]
+    fn every_port_is_known_once_as_runtimes_write_them() {
+        let mappings = json!([
+            {"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""},
+            {"hostPort": 8080, "containerPort": 80, "protocol": "TCP", "hostIP": "192.0.2.1"},
+            {"hostPort": 53, "containerPort": 53, "protocol": "UDP"},
+            {"hostPort": 99, "containerPort": 99, "protocol": "sctp"},
+            {"hostPort": 7, "containerPort": 7},
+            {"hostPort": 0, "containerPort": 80, "protocol": "tcp"},
+            {"containerPort": 80},
+        ]);
+        let (known, warnings) = ports(mappings);
+        assert_eq!(known, ["tcp/7", "tcp/8080", "udp/53", "sctp/99"]);
+        assert!(warnings.is_empty(), "{warnings:?}");
+        for none in [Value::Null, json!([])] {
+            assert_eq!(ports(none), (vec![], vec![]));
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_told_and_stops_no_pod() {
+        let many: Vec<Value> = (1..=5000).map(|port| json!({"hostPort": port})).collect();
+        for mappings in [
+            json!("8080"),
+            json!({"hostPort": 80}),
+            json!([7]),
+            json!([{"hostPort": "80"}]),
+            json!([{"hostPort": 65536}]),
+            json!([{"hostPort": -1}]),
+            json!([{"hostPort": 80, "protocol": "icmp"}]),
+            json!([{"hostPort": 80, "protocol": 6}]),
+            json!(many),
+        ] {
+            let (known, warnings) = ports(mappings.clone());
+            assert_eq!((known.len(), warnings.len()), (0, 1), "{mappings}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn odd_mappings_never_panic(text in "\\PC{0,20}", key in "(hostPort|protocol|x)", number: i64) {
+            for value in [json!(text), json!([text]), json!([{&*key: text}]), json!([{&*key: number}])] {
+                let _ = ports(value);
+            }
+        }
+    }
+}
