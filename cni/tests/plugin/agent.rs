@@ -161,6 +161,7 @@ pub fn status() -> StatusReport {
         node_addresses: Vec::new(),
         pod_cidrs: Vec::new(),
         endpoints: 0,
+        masquerade: None,
         nodes: 1,
         peers: None,
         source: Default::default(),
