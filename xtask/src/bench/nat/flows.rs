@@ -10,7 +10,7 @@ use sinabro_lab::{Node, datapath::Planted};
 use sinabro_netlink::sysctl;
 use std::{
     fmt::Write as _,
-    fs,
+    io::{Seek as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     process::Command,
     sync::{Mutex, PoisonError},
@@ -173,12 +173,14 @@ fn lines(pod: IpAddr, seen: IpAddr, flows: u32) -> String {
 }
 
 fn load(node: &Node, lines: &str) -> Result<()> {
-    let file = tempfile::NamedTempFile::new()?;
-    fs::write(&file, lines)?;
+    // Without a name, so that nothing is left of it whatever happens.
+    let mut input = tempfile::tempfile()?;
+    input.write_all(lines.as_bytes())?;
+    input.rewind()?;
     node.place().run(|| {
         let mut command = Command::new("conntrack");
-        let output = command.arg("--load-file").arg(file.path()).output();
-        let output = output.context("cannot run conntrack")?;
+        command.args(["--load-file", "-"]).stdin(input);
+        let output = command.output().context("cannot run conntrack")?;
         let said = String::from_utf8_lossy(&output.stderr);
         let said = said.lines().next().unwrap_or_default();
         ensure!(
