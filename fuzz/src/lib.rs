@@ -19,6 +19,7 @@ mod target {
     pub mod cni;
     pub mod conflist;
     pub mod frame;
+    pub mod masquerade;
     pub mod nodes;
     pub mod packet;
     pub mod records;
@@ -61,10 +62,11 @@ impl Target {
         }
     }
 
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::new("cni", target::cni::run),
         Self::new("conflist", target::conflist::run),
         Self::new("frame", target::frame::run),
+        Self::new("masquerade", target::masquerade::run),
         Self::new("nodes", target::nodes::run),
         Self::new("packet", target::packet::run),
         Self::new("records", target::records::run),
