@@ -42,11 +42,18 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// Counts a drop and gives the action that makes it one, which goes to [`told`].
 #[inline(always)]
 pub fn dropped(reason: DropReason) -> i32 {
+    dropped_for(reason as u32)
+}
+
+/// As [`dropped`], by a reason's number.
+#[inline(always)]
+pub fn dropped_for(reason: u32) -> i32 {
     if let Some(dropping) = DROPPING.get_ptr_mut(0) {
         // SAFETY: this CPU's own copy, and the program is not preempted by itself.
-        unsafe { *dropping = reason as u32 };
+        unsafe { *dropping = reason };
     }
-    report::dropped(reason)
+    report::dropped(reason);
+    DROP
 }
 
 /// Tells of a packet if `action` drops it, and gives the action. The last that a program does: what it needs of

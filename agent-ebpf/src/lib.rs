@@ -10,14 +10,21 @@
 //!
 //! Helpers and program features used are those of Linux 5.10.
 #![no_std]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 // Maps take keys and values either way; a borrow says that they are used again.
 #![allow(clippy::needless_borrows_for_generic_args)]
 
 #[cfg(target_arch = "bpf")]
+pub mod connection;
+#[cfg(target_arch = "bpf")]
 pub mod maps;
+#[cfg(target_arch = "bpf")]
+pub mod nat;
 pub mod parse;
 #[cfg(target_arch = "bpf")]
 pub mod rewrite;
+#[cfg(target_arch = "bpf")]
+pub mod scratch;
 #[cfg(target_arch = "bpf")]
 pub mod stage;
 

@@ -11,13 +11,14 @@ use aya_ebpf::{
 use sinabro_common::abi::{
     Addr,
     config::{MAX_NON_MASQUERADE, NodeConfig},
-    connection::HOST_PORT_WORDS,
+    connection::{
+        Alias, Connection, ConnectionKey, Fragment, FragmentKey, HOST_PORT_WORDS, Limits,
+        MAX_CONNECTIONS, MAX_FRAGMENTS, Share, Tuple,
+    },
     counters::PodCounters,
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
-    flow::{FlowKey, MAX_STACK_FLOWS},
     layout::{FieldKey, FieldSpan, MAX_FIELDS, MAX_MAPS, MapRecord},
-    nat::{MAX_NAT_ENTRIES, NatEntry, NatKey},
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
     uplink::{MAX_UPLINKS, Uplink},
 };
@@ -39,10 +40,20 @@ pub static POD_COUNTERS: PerCpuHashMap<u32, PodCounters> =
 pub static DROPS: PerCpuArray<u64> = PerCpuArray::pinned(MAX_DROP_REASONS, 0);
 
 #[map]
-pub static STACK_FLOWS: LruHashMap<FlowKey, u8> = LruHashMap::pinned(MAX_STACK_FLOWS, 0);
+pub static CONNECTIONS: HashMap<ConnectionKey, Connection> = HashMap::pinned(MAX_CONNECTIONS, 0);
 
 #[map]
-pub static NAT: HashMap<NatKey, NatEntry> = HashMap::pinned(MAX_NAT_ENTRIES, 0);
+pub static ALIASES: HashMap<Tuple, Alias> = HashMap::pinned(MAX_CONNECTIONS, 0);
+
+#[map]
+pub static FRAGMENTS: LruHashMap<FragmentKey, Fragment> = LruHashMap::pinned(MAX_FRAGMENTS, 0);
+
+/// One for each pod, one for the host's own and one for all.
+#[map]
+pub static SHARES: HashMap<u32, Share> = HashMap::pinned(MAX_PODS + 2, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static LIMITS: Array<Limits> = Array::pinned(1, 0);
 
 #[map]
 pub static NON_MASQUERADE: LpmTrie<Addr, u8> = LpmTrie::pinned(MAX_NON_MASQUERADE, 0);

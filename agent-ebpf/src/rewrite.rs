@@ -3,9 +3,10 @@
 //!
 //! An edit that fails half-way leaves a damaged packet: callers drop it.
 
-use crate::parse::{Ip, icmp, ip4, ip6, l4, proto};
+use crate::parse::{Fragment, Ip, icmp, ip4, ip6, l4, proto};
 use aya_ebpf::{
     bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
+    helpers::{bpf_csum_diff, bpf_csum_update},
     programs::TcContext,
 };
 use sinabro_common::abi::Addr;
@@ -42,60 +43,111 @@ pub fn decrement_ttl(ctx: &TcContext, ip: &Ip) -> Result<(), Failed> {
     let ttl = ip.ttl - 1;
     if ip.v6 {
         // No header checksum, but the sum of the whole packet that a card may have left.
-        ctx.store(ip6::HOP_LIMIT as usize, &ttl, BPF_F_RECOMPUTE_CSUM.into())?;
+        ctx.store(
+            (ip.l3 + ip6::HOP_LIMIT) as usize,
+            &ttl,
+            BPF_F_RECOMPUTE_CSUM.into(),
+        )?;
     } else {
         // The word of TTL and protocol.
         let from = u16::from_ne_bytes([ip.ttl, ip.proto]);
         let to = u16::from_ne_bytes([ttl, ip.proto]);
-        ctx.l3_csum_replace(ip4::CHECKSUM as usize, from.into(), to.into(), 2)?;
-        ctx.store(ip4::TTL as usize, &ttl, 0)?;
+        ctx.l3_csum_replace((ip.l3 + ip4::CHECKSUM) as usize, from.into(), to.into(), 2)?;
+        ctx.store((ip.l3 + ip4::TTL) as usize, &ttl, 0)?;
     }
     Ok(())
 }
 
-/// Address and port of one end of an IPv4 TCP, UDP or ICMP echo packet.
+/// Address and port (or echo id) of one end of a packet: in its headers and in every checksum that covers
+/// them. Of a later fragment, and of a protocol that has no ports here, the address alone.
 #[inline(always)]
 pub fn endpoint(
     ctx: &TcContext,
     ip: &Ip,
     end: End,
-    from: (Addr, [u8; 2]),
-    to: (Addr, [u8; 2]),
+    from: (&Addr, [u8; 2]),
+    to: (&Addr, [u8; 2]),
 ) -> Result<(), Failed> {
-    let (from_addr, to_addr) = (word(&from.0), word(&to.0));
-    let from_port = u16::from_ne_bytes(from.1);
-    let to_port = u16::from_ne_bytes(to.1);
+    if ip.fragment != Fragment::Later {
+        transport(ctx, ip, end, from, to)?;
+    }
+    address(ctx, ip, end, from.0, to.0)
+}
 
-    // A UDP checksum of zero means none, and a sum that becomes zero is sent as all ones
-    // (RFC 768); MARK_MANGLED_0 is both rules.
-    let (checksum, mark) = match ip.proto {
-        proto::TCP => (l4::TCP_CHECKSUM, 0),
-        proto::UDP => (l4::UDP_CHECKSUM, BPF_F_MARK_MANGLED_0),
-        _ => (icmp::CHECKSUM, 0),
+#[inline(always)]
+fn transport(
+    ctx: &TcContext,
+    ip: &Ip,
+    end: End,
+    from: (&Addr, [u8; 2]),
+    to: (&Addr, [u8; 2]),
+) -> Result<(), Failed> {
+    // A UDP checksum of zero means none in IPv4, and a sum that becomes zero is sent as all ones (RFC 768);
+    // MARK_MANGLED_0 is both rules.
+    let (checksum, mark, has_pseudo_header) = match ip.proto {
+        proto::TCP => (l4::TCP_CHECKSUM, 0, true),
+        proto::UDP => (l4::UDP_CHECKSUM, BPF_F_MARK_MANGLED_0, true),
+        // Never zero (RFC 3828 §3.1).
+        proto::UDPLITE => (l4::UDP_CHECKSUM, 0, true),
+        proto::ICMP => (icmp::CHECKSUM, 0, false),
+        proto::ICMPV6 => (icmp::CHECKSUM, 0, true),
+        // SCTP's sum is over its own bytes alone, and its port stays; others have neither.
+        _ => return Ok(()),
     };
-    let checksum = (ip.l4 + checksum) as usize;
-    if ip.proto != proto::ICMP {
-        // Addresses are part of the sum through the pseudo header; ICMP has none in IPv4.
-        let flags = BPF_F_PSEUDO_HDR | mark | 4;
-        ctx.l4_csum_replace(checksum, from_addr.into(), to_addr.into(), flags.into())?;
+    let at = (ip.l4 + checksum) as usize;
+    let (from_port, to_port) = (u16::from_ne_bytes(from.1), u16::from_ne_bytes(to.1));
+    if has_pseudo_header {
+        let diff = difference(from.0, to.0)?;
+        let flags = BPF_F_PSEUDO_HDR | mark;
+        ctx.l4_csum_replace(at, 0, diff.into(), flags.into())?;
+        if ip.v6 {
+            // What was taken out of the sum that a card left of the whole packet is made up for by the address:
+            // no header checksum does that in IPv6, as the helper supposes.
+            // SAFETY: the context is valid for as long as the program runs. Fails where there is no such sum.
+            unsafe { bpf_csum_update(ctx.skb.skb, diff) };
+        }
     }
     if from_port != to_port {
         let flags = mark | 2;
-        ctx.l4_csum_replace(checksum, from_port.into(), to_port.into(), flags.into())?;
+        ctx.l4_csum_replace(at, from_port.into(), to_port.into(), flags.into())?;
         let offset = match (ip.proto, end) {
-            (proto::ICMP, _) => icmp::ECHO_ID,
+            (proto::ICMP | proto::ICMPV6, _) => icmp::ECHO_ID,
             (_, End::Source) => 0,
             (_, End::Destination) => 2,
         };
         ctx.store((ip.l4 + offset) as usize, &to.1, 0)?;
     }
+    Ok(())
+}
 
-    ctx.l3_csum_replace(ip4::CHECKSUM as usize, from_addr.into(), to_addr.into(), 4)?;
+/// The address of one end in the IP header.
+#[inline(always)]
+pub fn address(ctx: &TcContext, ip: &Ip, end: End, from: &Addr, to: &Addr) -> Result<(), Failed> {
+    if ip.v6 {
+        let offset = match end {
+            End::Source => ip6::SRC,
+            End::Destination => ip6::DST,
+        };
+        return Ok(ctx.store((ip.l3 + offset) as usize, to, 0)?);
+    }
+    let checksum = (ip.l3 + ip4::CHECKSUM) as usize;
+    ctx.l3_csum_replace(checksum, word(from).into(), word(to).into(), 4)?;
     let offset = match end {
         End::Source => ip4::SRC,
         End::Destination => ip4::DST,
     };
-    Ok(ctx.store(offset as usize, &to_addr, 0)?)
+    Ok(ctx.store((ip.l3 + offset) as usize, &word(to), 0)?)
+}
+
+/// What the one's complement sum of an address becomes more by, if another takes its place. A mapped IPv4 address has
+/// the same difference as the address itself.
+#[inline(always)]
+pub fn difference(from: &Addr, to: &Addr) -> Result<u32, Failed> {
+    const LEN: u32 = size_of::<Addr>() as u32;
+    let (from, to) = (core::ptr::from_ref(from), core::ptr::from_ref(to));
+    // SAFETY: sixteen bytes each, which are read.
+    let diff = unsafe { bpf_csum_diff(from.cast_mut().cast(), LEN, to.cast_mut().cast(), LEN, 0) };
+    u32::try_from(diff).map_err(|_| Failed)
 }
 
 /// Two bytes of a TCP header, at an offset in it.

@@ -16,6 +16,7 @@ use sinabro_ebpf::{
         l4::{self, L4},
         skb,
     },
+    scratch::{self, Scratch},
     stage::{Action, deliver, identity, mss, report, track, tunnel},
 };
 #[path = "../event.rs"]
@@ -78,29 +79,46 @@ fn checked(ctx: &TcContext) -> Action {
     let link = unsafe { POD_LINKS.get(ifindex) }.ok_or(DropReason::UnknownLink)?;
     let eth = eth::read(ctx).ok_or(DropReason::Malformed)?;
     identity::frame(ctx, &eth, link)?;
-    match Ip::read(ctx, eth.kind) {
-        Some(ip) => {
-            let ip = ip.ok_or(DropReason::Malformed)?;
-            identity::ip(&ip, link)?;
-            let l4 = l4::read(ctx, &ip).ok_or(DropReason::Malformed)?;
-            identity::icmp(&ip, &l4)?;
+    match eth.kind {
+        eth::IP4 | eth::IP6 => {
+            let scratch = scratch::get().ok_or(DropReason::UnknownLink)?;
+            read(ctx, eth.kind, scratch)?;
+            identity::ip(&scratch.ip, link)?;
+            if !scratch::read_l4(ctx.skb.skb, scratch) {
+                return Err(DropReason::Malformed);
+            }
+            identity::icmp(&scratch.ip, &scratch.l4)?;
             // An array has all its entries.
             let config = CONFIG.get(0).ok_or(DropReason::UnknownLink)?;
-            tunnel::from_pod(config, &ip, &l4)?;
+            tunnel::from_pod(config, &scratch.ip, &scratch.l4)?;
             report::sent(ctx, ifindex);
-            match deliver::local(ctx, config, ifindex, &ip, &l4)? {
-                PASS if mss::begins(&ip, &l4) => Ok(BEGINS),
+            match deliver::local(ctx, config, ifindex, scratch)? {
+                PASS if mss::begins(&scratch.ip, &scratch.l4) => Ok(BEGINS),
                 action => Ok(action),
             }
         }
-        None if eth.kind == eth::ARP => {
+        eth::ARP => {
             let arp = arp::read(ctx).ok_or(DropReason::Malformed)?;
             identity::arp(&arp, link)?;
             report::sent(ctx, ifindex);
             Ok(PASS)
         }
         // No address in it is the pod's.
-        None => Err(DropReason::SourceAddr),
+        _ => Err(DropReason::SourceAddr),
+    }
+}
+
+/// Reads the IP header that the EtherType announces.
+#[inline(always)]
+fn read(ctx: &TcContext, kind: [u8; 2], scratch: &mut Scratch) -> Result<(), DropReason> {
+    let is_read = match kind {
+        eth::IP4 => scratch::read_ip4(ctx.skb.skb, scratch, eth::LEN),
+        eth::IP6 => scratch::read_ip6(ctx.skb.skb, scratch, eth::LEN),
+        _ => false,
+    };
+    match is_read {
+        true => Ok(()),
+        false => Err(DropReason::Malformed),
     }
 }
 
@@ -119,16 +137,20 @@ pub fn pod_in(ctx: TcContext) -> i32 {
 #[inline(never)]
 fn arrive(skb: *mut __sk_buff) -> i32 {
     let ctx = TcContext::new(skb);
-    let Some(Some(ip)) = Ip::read(&ctx, skb::kind(&ctx)) else {
+    let Some(scratch) = scratch::get() else {
         return PASS;
     };
-    if CONFIG.get(0).is_some_and(deliver::redirects)
-        && track::is_of_pods(&ip)
-        && let Some(l4) = l4::read(&ctx, &ip)
-    {
-        track::note(&ip, &l4);
+    if read(&ctx, skb::kind(&ctx), scratch).is_err() {
+        return PASS;
     }
-    match mss::begins_elsewhere(&ctx, &ip) {
+    if CONFIG.get(0).is_some_and(deliver::redirects)
+        && let Some(sender) = track::sender(&scratch.ip)
+        && scratch::read_l4(skb, scratch)
+        && track::delivered(scratch, sender) == 0
+    {
+        return event::dropped(DropReason::ConnectionShare);
+    }
+    match mss::begins_elsewhere(&ctx, &scratch.ip) {
         true => BEGINS,
         false => PASS,
     }

@@ -8,61 +8,43 @@
 //! Everything else passes untouched: VLANs, other protocols, and what the node itself sends and
 //! receives.
 //!
-//! A program has 512 bytes of stack. The parts are functions of their own, one after another, so
-//! that each has what the others left: the verifier counts the deepest chain of calls. Such a
-//! function takes and returns what fits a register. Masquerading, with its loop over ports, is part
-//! of the program itself: through a call the verifier before Linux 6.4 cannot follow which values
-//! matter (kernel commit fde2a3882bd0), takes all of them to, and walks the loop's states without
-//! end.
+//! What they read of a packet is in the scratch, and each stage is a function of its own: the verifier
+//! counts the deepest chain of calls against 512 bytes of stack, and walks each function once. Such a function
+//! takes and returns what fits a register.
 #![no_std]
 #![no_main]
 
 use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, macros::classifier, programs::TcContext};
 use aya_log_ebpf::warn;
-use core::mem::MaybeUninit;
 use sinabro_common::abi::{
     Addr,
-    config::{FLAG_MASQUERADE, NodeConfig},
     drop::{DropReason, Hook},
 };
 use sinabro_ebpf::{
     PASS,
-    maps::{CONFIG, ENDPOINTS},
-    parse::{Ip, eth, ip4, ip6, l4, l4::L4, skb},
-    stage::{Action, nat, tunnel},
+    maps::{CONFIG, UPLINKS},
+    nat::{self, DROPPED},
+    parse::{eth, l4::L4, skb},
+    scratch::{self, Scratch},
+    stage::{Action, tunnel},
 };
 #[path = "../event.rs"]
 mod event;
 #[path = "../rare.rs"]
 mod rare;
 
-/// The headers of a packet.
-struct Packet {
-    ip: Ip,
-    /// All zeros if it is malformed. Not an Option: what is no value in one is no bytes either,
-    /// and the verifier lets nobody copy those.
-    l4: L4,
-    well_formed: bool,
-}
-
-impl Packet {
-    #[inline(always)]
-    fn l4(&self) -> Option<L4> {
-        self.well_formed.then_some(self.l4)
-    }
-}
-
 #[classifier]
 pub fn uplink_out(ctx: TcContext) -> i32 {
-    let mut packet = MaybeUninit::uninit();
     let skb = ctx.as_ptr().cast();
-    if !read(skb, &mut packet) {
+    let Some(scratch) = scratch::get() else {
+        return PASS;
+    };
+    if !read(skb, scratch) {
         return PASS;
     }
-    // SAFETY: `read` wrote it.
-    let packet = unsafe { packet.assume_init_ref() };
-    let action = match keep_tunnels(skb, packet) {
-        PASS => masquerade(skb, packet),
+    let action = match keep_tunnels(skb, scratch) {
+        PASS => finish(&ctx, nat::leave::leave(skb, scratch)),
+        tunnel::OURS => PASS,
         action => action,
     };
     event::told(skb, Hook::UplinkOut, action)
@@ -70,15 +52,16 @@ pub fn uplink_out(ctx: TcContext) -> i32 {
 
 #[classifier]
 pub fn uplink_in(ctx: TcContext) -> i32 {
-    let mut packet = MaybeUninit::uninit();
     let skb = ctx.as_ptr().cast();
-    if !read(skb, &mut packet) {
+    let Some(scratch) = scratch::get() else {
+        return PASS;
+    };
+    if !read(skb, scratch) {
         return PASS;
     }
-    // SAFETY: `read` wrote it.
-    let packet = unsafe { packet.assume_init_ref() };
-    let action = match check_source(skb, packet) {
-        PASS => reverse(skb, packet),
+    let action = match check_source(skb, scratch) {
+        PASS => finish(&ctx, nat::arrive::arrive(skb, scratch)),
+        tunnel::OURS => PASS,
         action => action,
     };
     event::told(skb, Hook::UplinkIn, action)
@@ -86,135 +69,115 @@ pub fn uplink_in(ctx: TcContext) -> i32 {
 
 /// Reads the headers; false if they are none of ours, or malformed: that is the stack's to judge.
 #[inline(always)]
-fn read(skb: *mut __sk_buff, packet: &mut MaybeUninit<Packet>) -> bool {
-    let to = packet.as_mut_ptr();
-    // SAFETY: each part is written before it is read, and nothing else refers to it.
-    unsafe {
-        let ip = &raw mut (*to).ip;
-        let is_read = match family(skb) {
-            4 => read_ip4(skb, ip),
-            6 => read_ip6(skb, ip),
-            _ => false,
-        };
-        if !is_read {
-            return false;
-        }
-        (&raw mut (*to).well_formed).write(read_l4(skb, ip, &raw mut (*to).l4));
+fn read(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
+    let is_read = match family(skb, scratch) {
+        4 => scratch::read_ip4(skb, scratch, header_len(scratch)),
+        6 => scratch::read_ip6(skb, scratch, header_len(scratch)),
+        _ => false,
+    };
+    if is_read {
+        scratch::read_l4(skb, scratch);
     }
-    true
+    is_read
 }
 
 /// IP version of the packet, zero if it is none or of a VLAN.
 #[inline(never)]
-fn family(skb: *mut __sk_buff) -> u32 {
+fn family(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
+    // SAFETY: the context is valid for as long as the program runs.
+    let ifindex = unsafe { (*skb).ifindex };
+    scratch.uplink.v4 = Addr::UNSPECIFIED;
+    scratch.uplink.v6 = Addr::UNSPECIFIED;
+    // An uplink that the agent does not know any more has a header as most have.
+    scratch.uplink.header_len = eth::LEN;
+    if let Some(uplink) = UPLINKS.get_ptr(ifindex) {
+        // SAFETY: a value that the map just gave; it is written whole.
+        scratch.uplink = unsafe { *uplink };
+    }
     let ctx = TcContext::new(skb);
-    match eth::read(&ctx) {
-        Some(_) if skb::is_of_vlan(&ctx) => 0,
-        Some(eth) if eth.kind == eth::IP4 => 4,
-        Some(eth) if eth.kind == eth::IP6 => 6,
+    let kind = match scratch.uplink.header_len {
+        0 => skb::kind(&ctx),
+        _ => match eth::read(&ctx) {
+            Some(_) if skb::is_of_vlan(&ctx) => return 0,
+            Some(eth) => eth.kind,
+            None => return 0,
+        },
+    };
+    match kind {
+        eth::IP4 => 4,
+        eth::IP6 => 6,
         _ => 0,
     }
 }
 
-#[inline(never)]
-fn read_ip4(skb: *mut __sk_buff, to: *mut Ip) -> bool {
-    let Some(ip) = ip4::read(&TcContext::new(skb)) else {
-        return false;
-    };
-    // SAFETY: `read` gives the place of an Ip.
-    unsafe { to.write(ip) };
-    true
-}
-
-#[inline(never)]
-fn read_ip6(skb: *mut __sk_buff, to: *mut Ip) -> bool {
-    // SAFETY: as in `read_ip4`; it need not be one yet.
-    let to = unsafe { &mut *to.cast::<MaybeUninit<Ip>>() };
-    ip6::read_into(&TcContext::new(skb), to)
-}
-
-#[inline(never)]
-fn read_l4(skb: *mut __sk_buff, ip: *const Ip, to: *mut L4) -> bool {
-    // SAFETY: `read` gives the place of an Ip that was read.
-    let l4 = l4::read(&TcContext::new(skb), unsafe { &*ip });
-    // SAFETY: `read` gives the place of an L4.
-    unsafe { to.write(l4.unwrap_or_default()) };
-    l4.is_some()
-}
-
-#[inline(never)]
-fn keep_tunnels(skb: *mut __sk_buff, packet: &Packet) -> i32 {
-    let ctx = TcContext::new(skb);
-    let leave = |config| -> Action {
-        match (tunnel::overlay(config), &packet.l4()) {
-            (Some(overlay), Some(l4)) if tunnel::is_tunnel(overlay, &packet.ip, l4) => {
-                tunnel::leaves(&ctx, &packet.ip)
-            }
-            _ => Ok(PASS),
-        }
-    };
-    finish(&ctx, CONFIG.get(0).map_or(Ok(PASS), leave))
-}
-
+/// Where the IP header is, as a number that the verifier knows to be one of two.
 #[inline(always)]
-fn masquerade(skb: *mut __sk_buff, packet: &Packet) -> i32 {
-    let ctx = TcContext::new(skb);
-    let Some(config) = masquerading(&packet.ip) else {
-        return PASS;
-    };
-    if ENDPOINTS.get_ptr(packet.ip.src).is_none() {
-        return PASS;
+fn header_len(scratch: &Scratch) -> u32 {
+    match scratch.uplink.header_len {
+        0 => 0,
+        _ => eth::LEN,
     }
-    finish(&ctx, nat::masquerade(&ctx, config, &packet.ip, packet.l4()))
+}
+
+/// The transport header, if it is not malformed.
+#[inline(always)]
+fn transport(scratch: &Scratch) -> Option<L4> {
+    scratch.well_formed.then_some(scratch.l4)
 }
 
 #[inline(never)]
-fn check_source(skb: *mut __sk_buff, packet: &Packet) -> i32 {
+fn keep_tunnels(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let ctx = TcContext::new(skb);
-    let arrive = |config| -> Action {
-        let Some(overlay) = tunnel::overlay(config) else {
-            return Ok(PASS);
-        };
-        match &packet.l4() {
-            Some(l4) if tunnel::is_tunnel(overlay, &packet.ip, l4) => {
-                tunnel::admit(&ctx, config, overlay, &packet.ip)
-            }
-            _ => tunnel::outside(config, &packet.ip),
-        }
-    };
-    finish(&ctx, CONFIG.get(0).map_or(Ok(PASS), arrive))
-}
-
-#[inline(never)]
-fn reverse(skb: *mut __sk_buff, packet: &Packet) -> i32 {
-    let ctx = TcContext::new(skb);
-    let (Some(config), Some(l4)) = (masquerading(&packet.ip), &packet.l4()) else {
+    let Some(overlay) = CONFIG.get(0).and_then(tunnel::overlay) else {
         return PASS;
     };
-    finish(&ctx, nat::reverse(&ctx, config, &packet.ip, l4))
+    match &transport(scratch) {
+        Some(l4) if tunnel::is_tunnel(overlay, &scratch.ip, l4) => {
+            counted(tunnel::leaves(&ctx, &scratch.ip))
+        }
+        _ => PASS,
+    }
+}
+
+#[inline(never)]
+fn check_source(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let ctx = TcContext::new(skb);
+    let Some(config) = CONFIG.get(0) else {
+        return PASS;
+    };
+    let Some(overlay) = tunnel::overlay(config) else {
+        return PASS;
+    };
+    match &transport(scratch) {
+        Some(l4) if tunnel::is_tunnel(overlay, &scratch.ip, l4) => {
+            counted(tunnel::admit(&ctx, config, overlay, &scratch.ip))
+        }
+        _ => counted(tunnel::outside(config, &scratch.ip)),
+    }
 }
 
 #[inline(always)]
-fn finish(ctx: &TcContext, action: Action) -> i32 {
-    let reason = match action {
-        Ok(action) => return action,
-        Err(reason) => reason,
-    };
+fn counted(action: Action) -> i32 {
+    match action {
+        Ok(action) => action,
+        Err(reason) => event::dropped(reason),
+    }
+}
+
+/// Makes an action of what a stage of [`nat`] returned.
+#[inline(always)]
+fn finish(ctx: &TcContext, action: i32) -> i32 {
+    if action < DROPPED {
+        return action;
+    }
+    let reason = (action - DROPPED) as u32;
     // The one reason that is the node's trouble and no packet's.
-    if reason == DropReason::NatTableFull && rare::due() {
+    if reason == DropReason::NatTableFull as u32 && rare::due() {
         warn!(
             ctx,
             target: "uplink",
-            "masquerade table is full, new flows are dropped until others end"
+            "the table of connections is full, new ones are dropped until others end"
         );
     }
-    event::dropped(reason)
-}
-
-/// The node's settings, if packets of this family get the node's address.
-#[inline(always)]
-fn masquerading(ip: &Ip) -> Option<&'static NodeConfig> {
-    CONFIG.get(0).filter(|config| {
-        !ip.v6 && config.flags & FLAG_MASQUERADE != 0 && config.masquerade_v4 != Addr::UNSPECIFIED
-    })
+    event::dropped_for(reason)
 }

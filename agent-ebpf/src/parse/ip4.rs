@@ -1,13 +1,14 @@
 //! IPv4 (RFC 791).
 
-use super::{Fragment, Ip, Packet, eth};
+use super::{Fragment, Ip, Packet};
 use sinabro_common::abi::Addr;
 
-/// Offsets from the start of the frame.
-pub const TTL: u32 = eth::LEN + 8;
-pub const CHECKSUM: u32 = eth::LEN + 10;
-pub const SRC: u32 = eth::LEN + 12;
-pub const DST: u32 = eth::LEN + 16;
+/// Offsets from the start of the header.
+pub const ID: u32 = 4;
+pub const TTL: u32 = 8;
+pub const CHECKSUM: u32 = 10;
+pub const SRC: u32 = 12;
+pub const DST: u32 = 16;
 /// Without options.
 pub const HEADER_LEN: u32 = 20;
 
@@ -29,17 +30,22 @@ struct Header {
 // SAFETY: bytes alone.
 unsafe impl super::Header for Header {}
 
+/// Reads the header at an offset; `whole`: the rest of the packet must be there, too, as it is not in what an ICMP
+/// error quotes.
 #[inline(always)]
-pub fn read(ctx: &impl Packet) -> Option<Ip> {
-    let header: Header = ctx.load(eth::LEN)?;
+pub fn read(ctx: &impl Packet, at: u32, whole: bool) -> Option<Ip> {
+    let header: Header = ctx.load(at)?;
     let header_len = (header.version_length & 0x0f) as u32 * 4;
     if header.version_length >> 4 != 4 || header_len < HEADER_LEN {
         return None;
     }
-    let there = ctx.len().wrapping_sub(eth::LEN);
+    let there = ctx.len().wrapping_sub(at);
     let mut total_len = u16::from_be_bytes(header.total_len) as u32;
     if total_len == 0 && there > u16::MAX as u32 {
         // A segmentation offload packet too large for the field ("BIG TCP", Linux 6.3).
+        total_len = there;
+    }
+    if total_len > there && !whole {
         total_len = there;
     }
     if total_len < header_len || total_len > there {
@@ -49,7 +55,9 @@ pub fn read(ctx: &impl Packet) -> Option<Ip> {
     Some(Ip {
         src: Addr::v4(header.src),
         dst: Addr::v4(header.dst),
-        l4: eth::LEN + header_len,
+        l3: at,
+        id_at: at + ID,
+        l4: at + header_len,
         l4_len: total_len - header_len,
         proto: header.proto,
         ttl: header.ttl,

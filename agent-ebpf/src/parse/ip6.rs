@@ -3,18 +3,20 @@
 //! At most [`MAX_EXTENSIONS`] extension headers are followed; behind more, the protocol is that
 //! of the next extension header, which has no ports and so goes to the stack.
 
-use super::{Fragment, Ip, Packet, eth, proto};
+use super::{Fragment, Ip, Packet, proto};
 use core::mem::MaybeUninit;
 use sinabro_common::abi::Addr;
 
-/// Offset from the start of the frame.
-pub const HOP_LIMIT: u32 = eth::LEN + 7;
+/// Offsets from the start of the header.
+pub const HOP_LIMIT: u32 = 7;
+pub const SRC: u32 = 8;
+pub const DST: u32 = 24;
 
 /// Without extension headers.
 pub const HEADER_LEN: u32 = 40;
-const SRC: u32 = 8;
-const DST: u32 = 24;
 const MAX_EXTENSIONS: u32 = 6;
+/// Offset in a fragment header.
+const FRAGMENT_ID: u32 = 4;
 
 /// What stands before the addresses.
 #[repr(C)]
@@ -53,20 +55,23 @@ unsafe impl super::Header for Start {}
 // SAFETY: bytes alone.
 unsafe impl super::Header for Extension {}
 
+/// Reads the header at an offset; `whole` as in [`super::ip4::read`].
 #[inline(always)]
-pub fn read(ctx: &impl Packet) -> Option<Ip> {
-    let header: Header = ctx.load(eth::LEN)?;
-    let fixed = header.start.fixed(ctx)?;
+pub fn read(ctx: &impl Packet, at: u32, whole: bool) -> Option<Ip> {
+    let header: Header = ctx.load(at)?;
+    let fixed = header.start.fixed(ctx, at, whole)?;
     let (src, dst) = (Addr::v6(header.src), Addr::v6(header.dst));
     if src.as_v4().is_some() || dst.as_v4().is_some() {
         // In every map this is an IPv4 address; on the wire it is none at all
         // (draft-itojun-v6ops-v4mapped-harmful).
         return None;
     }
-    let rest = rest(ctx, fixed)?;
+    let rest = rest(ctx, at, fixed)?;
     Some(Ip {
         src,
         dst,
+        l3: at,
+        id_at: rest.id_at,
         l4: rest.offset,
         l4_len: rest.left,
         proto: rest.next,
@@ -80,27 +85,29 @@ pub fn read(ctx: &impl Packet) -> Option<Ip> {
 /// As [`read`], into a place of the caller's and with as little stack as can be: no header but the
 /// first eight bytes is ever on it. Nothing can be said of the place if it returns false.
 #[inline(always)]
-pub fn read_into(ctx: &impl Packet, to: &mut MaybeUninit<Ip>) -> bool {
+pub fn read_into(ctx: &impl Packet, at: u32, whole: bool, to: &mut MaybeUninit<Ip>) -> bool {
     let to = to.as_mut_ptr();
-    let Some(start) = ctx.load::<Start>(eth::LEN) else {
+    let Some(start) = ctx.load::<Start>(at) else {
         return false;
     };
-    let Some(fixed) = start.fixed(ctx) else {
+    let Some(fixed) = start.fixed(ctx, at, whole) else {
         return false;
     };
     // SAFETY: fields of the caller's place. Each is written before it is read, and all are before
     // the place counts as an Ip.
     unsafe {
         let (src, dst) = (&raw mut (*to).src, &raw mut (*to).dst);
-        if !ctx.load_into(eth::LEN + SRC, src) || !ctx.load_into(eth::LEN + DST, dst) {
+        if !ctx.load_into(at + SRC, src) || !ctx.load_into(at + DST, dst) {
             return false;
         }
         if (*src).as_v4().is_some() || (*dst).as_v4().is_some() {
             return false;
         }
-        let Some(rest) = rest(ctx, fixed) else {
+        let Some(rest) = rest(ctx, at, fixed) else {
             return false;
         };
+        (&raw mut (*to).l3).write(at);
+        (&raw mut (*to).id_at).write(rest.id_at);
         (&raw mut (*to).ttl).write(fixed.hop_limit);
         (&raw mut (*to).v6).write(true);
         (&raw mut (*to).l4).write(rest.offset);
@@ -124,6 +131,7 @@ struct Fixed {
 /// What the extension headers lead to.
 struct Rest {
     offset: u32,
+    id_at: u32,
     left: u32,
     next: u8,
     options: bool,
@@ -132,14 +140,17 @@ struct Rest {
 
 impl Start {
     #[inline(always)]
-    fn fixed(&self, ctx: &impl Packet) -> Option<Fixed> {
+    fn fixed(&self, ctx: &impl Packet, at: u32, whole: bool) -> Option<Fixed> {
         if self.version[0] >> 4 != 6 {
             return None;
         }
-        let there = ctx.len().wrapping_sub(eth::LEN + HEADER_LEN);
+        let there = ctx.len().wrapping_sub(at + HEADER_LEN);
         let mut left = u16::from_be_bytes(self.payload_len) as u32;
         if left == 0 && there > u16::MAX as u32 {
             // A segmentation offload packet too large for the field ("BIG TCP", Linux 5.19).
+            left = there;
+        }
+        if left > there && !whole {
             left = there;
         }
         (left <= there).then_some(Fixed {
@@ -152,11 +163,12 @@ impl Start {
 
 /// Follows the extension headers.
 #[inline(always)]
-fn rest(ctx: &impl Packet, fixed: Fixed) -> Option<Rest> {
+fn rest(ctx: &impl Packet, at: u32, fixed: Fixed) -> Option<Rest> {
     let Fixed {
         mut left, mut next, ..
     } = fixed;
-    let mut offset = eth::LEN + HEADER_LEN;
+    let mut offset = at + HEADER_LEN;
+    let mut id_at = 0;
     let mut options = false;
     let mut fragment = Fragment::No;
     let mut followed = 0;
@@ -178,6 +190,7 @@ fn rest(ctx: &impl Packet, fixed: Fixed) -> Option<Rest> {
         let len = match next {
             proto::FRAGMENT => {
                 let field = u16::from_be_bytes(extension.fragment);
+                id_at = offset + FRAGMENT_ID;
                 if field & 0xfff8 != 0 {
                     fragment = Fragment::Later;
                 } else if field & 1 != 0 {
@@ -200,6 +213,7 @@ fn rest(ctx: &impl Packet, fixed: Fixed) -> Option<Rest> {
     }
     Some(Rest {
         offset,
+        id_at,
         left,
         next,
         options,

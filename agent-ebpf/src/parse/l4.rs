@@ -70,7 +70,7 @@ pub fn read(ctx: &impl Packet, ip: &Ip) -> Option<L4> {
                 icmp: 0,
             })
         }
-        proto::UDP => ports(ctx, ip, 8),
+        proto::UDP | proto::UDPLITE => ports(ctx, ip, 8),
         proto::SCTP => ports(ctx, ip, 12),
         proto::ICMP if !ip.v6 => echo(ctx, ip),
         proto::ICMPV6 if ip.v6 => echo(ctx, ip),
@@ -109,4 +109,19 @@ fn echo(ctx: &impl Packet, ip: &Ip) -> Option<L4> {
         tcp_flags: 0,
         icmp: header.kind,
     })
+}
+
+/// The ports (or echo id) of a packet that an ICMP error quotes, of which no more than the first eight bytes behind its
+/// IP header need be there (RFC 792).
+#[inline(always)]
+pub fn read_quoted(ctx: &impl Packet, ip: &Ip) -> Option<L4> {
+    if ip.fragment == Fragment::Later {
+        return None;
+    }
+    match ip.proto {
+        proto::TCP | proto::UDP | proto::UDPLITE | proto::SCTP => ports(ctx, ip, 8),
+        proto::ICMP if !ip.v6 => echo(ctx, ip),
+        proto::ICMPV6 if ip.v6 => echo(ctx, ip),
+        _ => Some(L4::default()),
+    }
 }

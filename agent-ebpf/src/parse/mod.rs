@@ -46,18 +46,26 @@ unsafe impl Header for Addr {}
 // SAFETY: a byte.
 unsafe impl Header for u8 {}
 
+// SAFETY: bytes alone.
+unsafe impl<const N: usize> Header for [u8; N] {}
+
 /// IP protocol numbers.
 pub mod proto {
     pub const HOP_BY_HOP: u8 = 0;
     pub const ICMP: u8 = 1;
+    pub const IPIP: u8 = 4;
     pub const TCP: u8 = 6;
     pub const UDP: u8 = 17;
+    pub const IP6: u8 = 41;
     pub const ROUTING: u8 = 43;
     pub const FRAGMENT: u8 = 44;
+    pub const GRE: u8 = 47;
+    pub const ESP: u8 = 50;
     pub const AUTH: u8 = 51;
     pub const ICMPV6: u8 = 58;
     pub const DEST_OPTIONS: u8 = 60;
     pub const SCTP: u8 = 132;
+    pub const UDPLITE: u8 = 136;
 }
 
 /// What the stages need of an IP header of either family.
@@ -65,8 +73,13 @@ pub mod proto {
 pub struct Ip {
     pub src: Addr,
     pub dst: Addr,
-    /// Offset of the transport header from the start of the frame.
+    /// Offset of the header from the start of the frame.
+    pub l3: u32,
+    /// Offset of the transport header, likewise.
     pub l4: u32,
+    /// Offset of what all fragments of a packet have in common, likewise: two bytes of IPv4, four of IPv6, where it
+    /// is zero if there is no fragment header.
+    pub id_at: u32,
     /// Length of the transport header and everything behind it.
     pub l4_len: u32,
     /// Transport protocol, behind any IPv6 extension headers.
@@ -94,8 +107,8 @@ impl Ip {
     #[inline(always)]
     pub fn read(ctx: &impl Packet, kind: [u8; 2]) -> Option<Option<Self>> {
         match kind {
-            eth::IP4 => Some(ip4::read(ctx)),
-            eth::IP6 => Some(ip6::read(ctx)),
+            eth::IP4 => Some(ip4::read(ctx, eth::LEN, true)),
+            eth::IP6 => Some(ip6::read(ctx, eth::LEN, true)),
             _ => None,
         }
     }

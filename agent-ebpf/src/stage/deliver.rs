@@ -9,8 +9,9 @@ use super::{Action, report, track};
 use crate::{
     PASS,
     maps::ENDPOINTS,
-    parse::{Fragment, Ip, eth, icmp, l4::L4, proto},
+    parse::{Fragment, eth, icmp, proto},
     rewrite,
+    scratch::Scratch,
 };
 use aya_ebpf::{helpers::bpf_redirect_peer, programs::TcContext};
 use sinabro_common::abi::{
@@ -47,14 +48,15 @@ fn is_too_large(ctx: &TcContext, receiver: &Endpoint) -> bool {
 }
 
 #[inline(always)]
-pub fn local(ctx: &TcContext, config: &NodeConfig, ifindex: u32, ip: &Ip, l4: &L4) -> Action {
+pub fn local(ctx: &TcContext, config: &NodeConfig, ifindex: u32, scratch: &mut Scratch) -> Action {
     if !redirects(config) {
         return Ok(PASS);
     }
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
-    let Some(receiver) = (unsafe { ENDPOINTS.get(ip.dst) }) else {
+    let Some(receiver) = (unsafe { ENDPOINTS.get(scratch.ip.dst) }) else {
         return Ok(PASS);
     };
+    let (ip, l4) = (&scratch.ip, &scratch.l4);
     // The packet type is kept on the way into the pod, so it must be right: not a frame to some
     // other MAC address or to all.
     // SAFETY: the context is valid for as long as the program runs.
@@ -66,10 +68,11 @@ pub fn local(ctx: &TcContext, config: &NodeConfig, ifindex: u32, ip: &Ip, l4: &L
         || ip.fragment != Fragment::No
         || (matches!(ip.proto, proto::ICMP | proto::ICMPV6) && !icmp::is_echo(ip.v6, l4.icmp))
         || is_too_large(ctx, receiver)
-        || track::keeps_to_stack(ip, l4)
+        || track::keeps_to_stack(scratch) != 0
     {
         return Ok(PASS);
     }
+    let ip = &scratch.ip;
     if rewrite::decrement_ttl(ctx, ip).is_err()
         || rewrite::macs(ctx, receiver.mac, receiver.host_mac).is_err()
     {

@@ -4,7 +4,6 @@
 pub mod deliver;
 pub mod identity;
 pub mod mss;
-pub mod nat;
 pub mod report;
 pub mod track;
 pub mod tunnel;

@@ -2,12 +2,8 @@
 //!
 //! A segmentation offload packet counts once, as it does in an interface's own counters.
 
-use crate::{
-    DROP,
-    maps::{DROPS, POD_COUNTERS},
-};
+use crate::maps::{DROPS, POD_COUNTERS};
 use aya_ebpf::programs::TcContext;
-use sinabro_common::abi::drop::DropReason;
 
 /// A pod sent a packet.
 #[inline(always)]
@@ -33,12 +29,11 @@ pub fn received(ctx: &TcContext, ifindex: u32) {
     }
 }
 
-/// Counts a drop and gives the action that makes it one.
+/// Counts a drop, by its reason's number.
 #[inline(always)]
-pub fn dropped(reason: DropReason) -> i32 {
-    if let Some(count) = DROPS.get_ptr_mut(reason as u32) {
+pub fn dropped(reason: u32) {
+    if let Some(count) = DROPS.get_ptr_mut(reason) {
         // SAFETY: as in `sent`.
         unsafe { *count += 1 };
     }
-    DROP
 }

@@ -1,51 +1,125 @@
-//! Same-node flows that must keep to the stack (`sinabro_common::abi::flow`).
+//! Connections between two pods of this node that the host's stack translates, and so keep to it.
+//!
+//! A packet that reaches a pod of this node through the stack, not by redirection, was translated there
+//! (kube-proxy turned a Service's address into the pod's). Its answers must pass the same translation backwards. Such
+//! a connection has a record; others between pods of the node have none.
 
 use crate::{
-    maps::{ENDPOINTS, STACK_FLOWS},
-    parse::{Fragment, Ip, l4::L4, proto},
+    connection::{self, Noted, share},
+    maps::{CONNECTIONS, ENDPOINTS},
+    parse::{Fragment, Ip, proto},
+    scratch::Scratch,
 };
-use sinabro_common::abi::flow::FlowKey;
+use aya_ebpf::bindings::BPF_NOEXIST;
+use sinabro_common::{
+    abi::{
+        Addr,
+        connection::{Connection, FLAG_EMBRYONIC, FLAG_STACK},
+    },
+    algo::ct_state,
+};
 
-/// Whether a packet that the stack delivers to a pod is of a flow to [`note`]: from another pod of
-/// this node, and of a protocol with ports; only those are ever translated there. Of a packet in parts,
-/// the first names the flow.
+/// Index of the link of the pod of this node that sent a packet which the stack delivers to another, if one did and
+/// the packet says which connection it is of: of protocols without ports nothing is ever translated there. Of a packet in
+/// parts, the first names the connection.
 #[inline(always)]
-pub fn is_of_pods(ip: &Ip) -> bool {
-    ip.fragment != Fragment::Later
-        && matches!(ip.proto, proto::TCP | proto::UDP | proto::SCTP)
-        && ENDPOINTS.get_ptr(ip.src).is_some()
+pub fn sender(ip: &Ip) -> Option<u32> {
+    if ip.fragment == Fragment::Later || !matches!(ip.proto, proto::TCP | proto::UDP | proto::SCTP)
+    {
+        return None;
+    }
+    // SAFETY: a value that the map just gave.
+    ENDPOINTS
+        .get_ptr(&ip.src)
+        .map(|endpoint| unsafe { (*endpoint).ifindex })
 }
 
-/// Notes that replies to a packet which the stack delivers between two pods of this node must
-/// go back through it.
+/// Notes a packet that the stack delivers between two pods of this node. Zero if there is no room to: its answers
+/// would not find back.
+#[inline(never)]
+pub fn delivered(scratch: &mut Scratch, sender: u32) -> u32 {
+    scratch.identify();
+    if let Some(found) = connection::find(&scratch.key) {
+        // SAFETY: a value that the map just gave.
+        match unsafe { note(found, scratch) } {
+            Noted::Over => remove(found, scratch),
+            Noted::Changed => {
+                connection::changed(scratch);
+                return 1;
+            }
+            Noted::Same => return 1,
+        }
+    }
+    begin(scratch, sender)
+}
+
+/// # Safety
+/// `found` is a value that the map gave in this run of the program.
 #[inline(always)]
-pub fn note(ip: &Ip, l4: &L4) {
-    let reply = FlowKey {
-        src: ip.dst,
-        dst: ip.src,
-        src_port: l4.dst_port,
-        dst_port: l4.src_port,
-        proto: ip.proto,
-        pad: [0; 3],
-    };
-    // An insertion takes a lock, a lookup does not.
-    if STACK_FLOWS.get_ptr(&reply).is_none() {
-        // Cannot be full, it forgets the least recently used; a failure costs one flow its
-        // translation until its next packet.
-        let _ = STACK_FLOWS.insert(&reply, 1, 0);
+unsafe fn note(found: *mut Connection, scratch: &Scratch) -> Noted {
+    let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
+    // SAFETY: the caller's promise.
+    unsafe { connection::note(found, proto, scratch.from_high, flags, connection::now()) }
+}
+
+#[inline(always)]
+fn remove(found: *mut Connection, scratch: &Scratch) {
+    // SAFETY: a value that the map just gave.
+    let (payer, embryonic) = unsafe { ((*found).payer, (*found).has(FLAG_EMBRYONIC)) };
+    if CONNECTIONS.remove(&scratch.key).is_ok() {
+        share::give(payer, embryonic);
     }
 }
 
-/// Whether a packet belongs to a flow that keeps to the stack.
-#[inline(always)]
-pub fn keeps_to_stack(ip: &Ip, l4: &L4) -> bool {
-    let key = FlowKey {
-        src: ip.src,
-        dst: ip.dst,
-        src_port: l4.src_port,
-        dst_port: l4.dst_port,
-        proto: ip.proto,
-        pad: [0; 3],
+#[inline(never)]
+fn begin(scratch: &mut Scratch, payer: u32) -> u32 {
+    if !share::take(payer) {
+        return 0;
+    }
+    scratch.connection.nat = Addr::UNSPECIFIED;
+    scratch.connection.nat_port = [0; 2];
+    scratch.begin(FLAG_STACK, payer, connection::now());
+    match CONNECTIONS.insert(&scratch.key, &scratch.connection, BPF_NOEXIST.into()) {
+        Ok(()) => 1,
+        Err(error) => {
+            share::give(payer, true);
+            u32::from(error == EEXIST)
+        }
+    }
+}
+
+const EEXIST: i32 = -17;
+
+/// Whether a packet that a pod sends to another of this node belongs to a connection that keeps to the stack. One that
+/// is over does not: what comes next decides again, and the stack, which forgets its own as late, would take it
+/// for a part of what was.
+#[inline(never)]
+pub fn keeps_to_stack(scratch: &mut Scratch) -> u32 {
+    scratch.identify();
+    let Some(found) = connection::find(&scratch.key) else {
+        return 0;
     };
-    STACK_FLOWS.get_ptr(&key).is_some()
+    // SAFETY: a value that the map just gave.
+    let noted = unsafe {
+        if !(*found).has(FLAG_STACK) {
+            return 0;
+        }
+        let begins =
+            scratch.key.proto == proto::TCP && ct_state::begins(proto::TCP, scratch.l4.tcp_flags);
+        match begins && connection::stage(found, proto::TCP).is_closed() {
+            true => Noted::Over,
+            false => note(found, scratch),
+        }
+    };
+    match noted {
+        Noted::Same => 1,
+        Noted::Changed => {
+            connection::changed(scratch);
+            1
+        }
+        Noted::Over => {
+            remove(found, scratch);
+            0
+        }
+    }
 }

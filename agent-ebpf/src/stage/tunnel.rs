@@ -33,6 +33,9 @@ use sinabro_common::abi::{
 const UDP_LEN: u32 = 8;
 const VXLAN_LEN: u32 = 8;
 
+/// No action of the kernel's: a packet between this node and another, which nothing but tunnels is about.
+pub const OURS: i32 = 64;
+
 /// This node's end of the tunnels, once it is known.
 #[inline(always)]
 pub fn overlay(config: &NodeConfig) -> Option<&'static Overlay> {
@@ -70,10 +73,11 @@ pub fn from_pod(config: &NodeConfig, ip: &Ip, l4: &L4) -> Result<(), DropReason>
 pub fn leaves(ctx: &TcContext, ip: &Ip) -> Action {
     // SAFETY: the context is valid for as long as the program runs.
     let forwarded = unsafe { (*ctx.skb.skb).ingress_ifindex } != 0;
-    if forwarded && node(&ip.dst).is_some() {
-        return Err(DropReason::EncapProhibited);
+    match node(&ip.dst) {
+        None => Ok(PASS),
+        Some(_) if forwarded => Err(DropReason::EncapProhibited),
+        Some(_) => Ok(OURS),
     }
-    Ok(PASS)
 }
 
 #[repr(C)]
@@ -110,7 +114,7 @@ pub fn admit(ctx: &TcContext, config: &NodeConfig, overlay: &Overlay, ip: &Ip) -
     }
     let field = at + VXLAN_LEN + 6;
     match rewrite::udp_payload(ctx, ip, field, inner.src, overlay.stamp) {
-        Ok(()) => Ok(PASS),
+        Ok(()) => Ok(OURS),
         Err(rewrite::Failed) => Err(DropReason::RewriteFailed),
     }
 }

@@ -382,10 +382,10 @@ impl Core {
             text: reason.text().into(),
             packets,
         };
-        let nat = self.datapath.nat_usage();
+        let nat = self.datapath.connection_usage();
         Ok(MetricsReport {
             drops: drops.into_iter().map(drop).collect(),
-            nat_flows: nat.flows,
+            nat_flows: nat.connections,
             nat_capacity: nat.capacity,
             acceleration_memory: self.acceleration_memory()?,
             ..MetricsReport::default()

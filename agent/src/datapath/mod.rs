@@ -52,13 +52,13 @@ use sinabro_common::{
         Addr,
         acceleration::{AccelerationCounters, ServerKey, Skip, Traffic},
         config::NodeConfig,
+        connection::{ALL_SHARES, HOST_SHARE, Limits},
         counters::PodCounters,
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
-        nat::NatKey,
         uplink::Uplink,
     },
-    algo::acceleration,
+    algo::{acceleration, lifetime},
     fail_point::fail_point,
     names,
 };
@@ -67,7 +67,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 use transition::Transition;
@@ -83,9 +83,9 @@ pub struct DatapathConfig {
     /// Attach the same-node TCP acceleration.
     pub acceleration: bool,
     pub attach: AttachMode,
-    /// Entries of the masquerade table, two per flow; [`sinabro_common::abi::nat::MAX_NAT_ENTRIES`]
-    /// if not given.
-    pub nat_entries: Option<u32>,
+    /// Connections that there is room for; [`sinabro_common::abi::connection::MAX_CONNECTIONS`] if not
+    /// given.
+    pub connections: Option<u32>,
     /// What accelerated connections may cost the kernel; by the machine's memory if not given.
     pub queue_limits: Option<QueueLimits>,
     /// Where the programs that ran last are kept; nothing is kept if not given.
@@ -99,7 +99,7 @@ impl Default for DatapathConfig {
             cgroup: None,
             acceleration: false,
             attach: AttachMode::Auto,
-            nat_entries: None,
+            connections: None,
             queue_limits: None,
             last_good: None,
         }
@@ -118,12 +118,13 @@ pub enum AttachMode {
     Clsact,
 }
 
-/// How full the masquerade table is.
+/// How full the table of connections is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NatUsage {
-    /// Flows, translated or let through.
-    pub flows: u64,
-    /// Flows that fit.
+pub struct ConnectionUsage {
+    pub connections: u64,
+    /// Of those, the ones that nobody has answered.
+    pub embryonic: u64,
+    /// Connections that there is room for.
     pub capacity: u64,
 }
 
@@ -150,10 +151,10 @@ pub struct Datapath {
     complete: AtomicBool,
     /// None once it is done.
     transition: Mutex<Option<Transition>>,
-    suspects: Mutex<HashSet<NatKey>>,
-    /// Addresses whose pod went since the last sweep: their flows may still be there.
+    /// From sweep to sweep, and what the last one found.
+    sweeps: Mutex<(sweep::Memory, sweep::Swept)>,
+    /// Addresses whose pod went since the last sweep: their connections may still be there.
     departed: Mutex<HashSet<Addr>>,
-    flows: AtomicU64,
     logs: Mutex<Vec<log::Reader>>,
     /// None once somebody reads them.
     drop_events: Mutex<Option<Vec<DropEvents>>>,
@@ -188,6 +189,13 @@ impl Datapath {
         let maps = Maps::take(&mut objects.pod)?;
         // Set by one that was killed.
         maps.config.carrying(false)?;
+        maps.connections.set_limits(Limits {
+            capacity: maps.connections.capacity(),
+            per_pod: u32::MAX,
+            embryonic_per_pod: u32::MAX,
+            pad: 0,
+            lifetimes: lifetime::LIFETIMES,
+        })?;
         if choice.level != Level::None {
             let expected = shape::expected(config);
             maps.layouts.note(&config.bpf_dir, &expected)?;
@@ -255,9 +263,8 @@ impl Datapath {
             attached: Mutex::default(),
             complete: AtomicBool::new(fits),
             transition: Mutex::new(transition),
-            suspects: Mutex::default(),
+            sweeps: Mutex::default(),
             departed: Mutex::default(),
-            flows: AtomicU64::new(0),
             logs: Mutex::new(logs),
             drop_events: Mutex::new(Some(drop_events)),
         })
@@ -281,6 +288,7 @@ impl Datapath {
             // Records first: a program without them drops.
             self.maps.pod_links.insert(ifindex, *pod)?;
             self.maps.counters.start(ifindex)?;
+            self.maps.connections.start(ifindex)?;
             self.classifiers.attach_pod(ifindex, link)?;
             self.end_flows_of_departed(endpoints.iter().map(|(addr, _)| *addr))?;
             if let Some(maps) = self.acceleration() {
@@ -304,7 +312,7 @@ impl Datapath {
 
     /// Forgets a pod, whether or not its interface still exists. Idempotent.
     ///
-    /// The pod's masquerade flows end with the next [`Self::sweep`], or before another pod gets
+    /// The pod's connections end with the next [`Self::sweep`], or before another pod gets
     /// its address.
     pub fn detach_pod(
         &self,
@@ -325,6 +333,7 @@ impl Datapath {
         result = result.and(self.classifiers.detach_pod(link));
         result = result.and(self.maps.pod_links.remove(ifindex));
         result = result.and(self.maps.counters.remove(ifindex));
+        result = result.and(self.maps.connections.end(ifindex));
         lock(&self.attached).remove(link);
         result
     }
@@ -339,7 +348,7 @@ impl Datapath {
             addresses.filter(|addr| departed.contains(addr)).collect()
         };
         if !again.is_empty() {
-            sweep::end_flows_of(&self.maps.nat, &again)?;
+            sweep::end_of(&self.maps.connections, &again)?;
             lock(&self.departed).retain(|addr| !again.contains(addr));
         }
         Ok(())
@@ -384,6 +393,11 @@ impl Datapath {
         for ifindex in self.maps.counters.keys()? {
             if is_stale(ifindex) {
                 self.maps.counters.remove(ifindex)?;
+            }
+        }
+        for (payer, _) in self.maps.connections.shares()? {
+            if ![HOST_SHARE, ALL_SHARES].contains(&payer) && is_stale(payer) {
+                self.maps.connections.end(payer)?;
             }
         }
         if let Some(maps) = self.acceleration() {
@@ -579,21 +593,24 @@ impl Datapath {
         lock(&self.drop_events).take().unwrap_or_default()
     }
 
-    /// Masquerade flows at the last [`Self::sweep`].
-    pub fn nat_usage(&self) -> NatUsage {
-        NatUsage {
-            flows: self.flows.load(Ordering::Relaxed),
-            capacity: u64::from(self.maps.nat.max_entries() / 2),
+    /// Connections at the last [`Self::sweep`].
+    pub fn connection_usage(&self) -> ConnectionUsage {
+        let (_, swept) = &*lock(&self.sweeps);
+        ConnectionUsage {
+            connections: swept.connections,
+            embryonic: swept.embryonic,
+            capacity: u64::from(self.maps.connections.capacity()),
         }
     }
 
-    /// Removes masquerade flows that are over at `now_ns` ([`monotonic_ns`]) or belong to no pod
-    /// of this node any more, and returns how many.
+    /// Removes connections that are over at `now_ns` ([`monotonic_ns`]) or belong to no pod of this node any
+    /// more, and returns how many.
     pub fn sweep(&self, now_ns: u64) -> Result<u64, DatapathError> {
-        let node = self.maps.config.get()?.masquerade_v4;
+        let sources = self.maps.uplinks.sources()?;
         let rules = sweep::Rules {
             now_ns,
-            masquerade: (node != Addr::UNSPECIFIED).then_some(node),
+            limits: self.maps.connections.limits()?,
+            sources: (!sources.is_empty()).then_some(&sources),
             endpoints: self
                 .complete
                 .load(Ordering::Relaxed)
@@ -603,10 +620,12 @@ impl Datapath {
             Some(_) => std::mem::take(&mut *lock(&self.departed)),
             None => HashSet::new(),
         };
-        let swept = sweep::sweep(&self.maps.nat, &rules, &mut lock(&self.suspects))
+        let (memory, last) = &mut *lock(&self.sweeps);
+        let swept = sweep::sweep(&self.maps.connections, &rules, memory)
             .inspect_err(|_| lock(&self.departed).extend(departed))?;
-        self.flows.store(swept.flows, Ordering::Relaxed);
-        Ok(swept.removed)
+        let removed = swept.removed;
+        *last = swept;
+        Ok(removed)
     }
 
     /// Passes on to `tracing` what the programs had to say since the last time. To be called now

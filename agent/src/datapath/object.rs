@@ -128,8 +128,9 @@ pub fn load(
         Err(error) => (None, Some(Err(DatapathError::KernelTypes(error)))),
     };
     let mut loader = loader(&config.bpf_dir);
-    if let Some(entries) = config.nat_entries {
-        loader.map_max_entries("NAT", entries);
+    if let Some(connections) = config.connections {
+        loader.map_max_entries("CONNECTIONS", connections);
+        loader.map_max_entries("ALIASES", connections);
     }
     for map in shape::expected(config).iter().filter(|map| map.number > 1) {
         let pin = map.path(directory);

@@ -81,6 +81,11 @@ impl RawMap {
         Self::new(fd?)
     }
 
+    /// The same map by a descriptor of its own.
+    pub fn again(&self) -> io::Result<Self> {
+        Self::new(self.fd.try_clone()?)
+    }
+
     pub fn info(&self) -> &MapInfo {
         &self.info
     }

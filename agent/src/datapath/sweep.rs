@@ -1,182 +1,250 @@
-//! Ends masquerade flows.
+//! Ends connections that are over, and counts what the others take.
 //!
-//! Order keeps the table sound while packets pass: the forward entry goes before the reverse
-//! one, so a translated port is free only once nothing is translated to it any more. A reverse
-//! entry that no forward entry leads to is one whose flow is being made at this moment, or one
-//! that a killed agent left behind: it goes when it is so at two sweeps in a row.
+//! Order keeps the table sound while packets pass: a record goes before its alias, so a translated port is free
+//! only once nothing is translated to it any more. An alias that leads to no record is a claim that is being
+//! made at this moment, or one that a killed agent or a lost race left behind: it goes when it is so at two looks
+//! in a row.
 
 use super::{
     DatapathError,
-    maps::{Endpoints, Nat},
+    maps::{Connections, Endpoints},
 };
 use sinabro_common::{
     abi::{
         Addr,
-        nat::{KIND_FORWARD, KIND_INBOUND, KIND_REVERSE, NatEntry, NatKey},
+        connection::{
+            ALL_SHARES, Connection, ConnectionKey, FLAG_INBOUND, FLAG_MASQUERADED, FLAG_STACK,
+            HOST_SHARE, Limits, Tuple,
+        },
     },
-    algo::ct_state,
+    algo::lifetime::{self, Stage},
 };
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// What a sweep needs beside the table.
 pub struct Rules<'a> {
     pub now_ns: u64,
-    /// The node's address; flows translated to another are over. None: not known.
-    pub masquerade: Option<Addr>,
-    /// Flows of addresses that are not in here are over. None: not known.
+    pub limits: Limits,
+    /// The uplinks' addresses; connections translated to another are over. None: not known.
+    pub sources: Option<&'a HashSet<Addr>>,
+    /// Connections of addresses that are not in here are over. None: not known.
     pub endpoints: Option<&'a Endpoints>,
 }
+
+/// Kept by the caller from sweep to sweep.
+#[derive(Default)]
+pub struct Memory {
+    sweeps: u64,
+    /// Aliases that led to no record when last looked at.
+    suspects: HashSet<Tuple>,
+}
+
+/// How often aliases are looked at: that asks for each one's record.
+const ALIASES_EVERY: u64 = 8;
+
+/// How long a closed connection stays where room is scarce: late segments have arrived by then.
+const CLOSED_NS: u64 = 2_000_000_000;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Swept {
     pub removed: u64,
-    /// Flows left.
-    pub flows: u64,
+    /// Connections left.
+    pub connections: u64,
+    /// Of those, the ones that nobody has answered.
+    pub embryonic: u64,
 }
 
-/// Removes what is over. `suspects` is kept by the caller from sweep to sweep.
+/// Removes what is over, and sets the shares right.
 pub fn sweep(
-    nat: &Nat,
+    connections: &Connections,
     rules: &Rules<'_>,
-    suspects: &mut HashSet<NatKey>,
+    memory: &mut Memory,
 ) -> Result<Swept, DatapathError> {
     let mut over = Vec::new();
-    let mut orphans = HashSet::new();
-    let mut flows = 0;
+    let mut counts = Counts::default();
+    let mut known = Known::new(rules.endpoints);
+    // Of the time before, which is what is known before all are read.
+    let taken = connections.share(ALL_SHARES)?.unwrap_or_default();
+    let is_scarce = taken.connections * 2 > u64::from(connections.capacity());
     let mut failed = None;
-    nat.for_each(|key, entry| {
+    connections.for_each(|key, connection| {
         if failed.is_some() {
             return;
         }
-        let verdict = match entry.kind {
-            KIND_FORWARD | KIND_INBOUND => {
-                flows += 1;
-                is_over(nat, rules, &key, &entry).map(|is| {
-                    if is {
-                        over.push(key);
-                    }
-                })
-            }
-            KIND_REVERSE => is_orphan(nat, &key, &entry).map(|is| {
-                if is {
-                    orphans.insert(key);
-                }
-            }),
-            // No program writes such an entry.
-            _ => nat.remove(&key),
-        };
-        failed = verdict.err();
+        match is_over(rules, &mut known, is_scarce, &key, &connection) {
+            Ok(true) => over.push(key),
+            Ok(false) => counts.add(&key, &connection),
+            Err(error) => failed = Some(error),
+        }
     })?;
     if let Some(error) = failed {
         return Err(error);
     }
-
     let mut removed = 0;
     for key in over {
         // Once more, now: a packet may have passed since.
-        let Some(entry) = nat.get(&key)? else {
+        let Some(connection) = connections.get(&key)? else {
             continue;
         };
-        if !is_over(nat, rules, &key, &entry)? {
-            continue;
-        }
-        end(nat, &key, &entry)?;
-        removed += 1;
-    }
-    orphans.retain(|key| {
-        let again = suspects.contains(key);
-        let still = again
-            && matches!(nat.get(key), Ok(Some(entry)) if is_orphan(nat, key, &entry).unwrap_or(false));
-        if still && nat.remove(key).is_ok() {
+        if is_over(rules, &mut known, is_scarce, &key, &connection)? {
+            connections.remove(&key, &connection)?;
             removed += 1;
-            return false;
+        } else {
+            counts.add(&key, &connection);
         }
-        true
-    });
-    *suspects = orphans;
+    }
+    if memory.sweeps.is_multiple_of(ALIASES_EVERY) {
+        removed += sweep_aliases(connections, &mut memory.suspects)?;
+    }
+    memory.sweeps += 1;
+    let all = counts.all();
+    for (payer, share) in connections.shares()? {
+        let (count, embryonic) = match payer {
+            ALL_SHARES => all,
+            payer => counts.0.get(&payer).copied().unwrap_or_default(),
+        };
+        // What was added since it was read stays out until the next time.
+        let _ = share;
+        connections.correct(payer, count, embryonic)?;
+    }
     Ok(Swept {
         removed,
-        flows: flows - removed.min(flows),
+        connections: all.0,
+        embryonic: all.1,
     })
 }
 
-/// Removes every flow of these addresses.
-pub fn end_flows_of(nat: &Nat, addresses: &HashSet<Addr>) -> Result<(), DatapathError> {
-    let mut flows = Vec::new();
-    nat.for_each(|key, entry| {
-        if matches!(entry.kind, KIND_FORWARD | KIND_INBOUND) && addresses.contains(&key.src) {
-            flows.push((key, entry));
+/// Removes aliases that lead to no record, if they did not when last looked at.
+fn sweep_aliases(
+    connections: &Connections,
+    suspects: &mut HashSet<Tuple>,
+) -> Result<u64, DatapathError> {
+    let mut orphans = HashSet::new();
+    let mut failed = None;
+    connections.for_each_alias(|key, alias| match connections.is_owned(&key, &alias) {
+        Ok(true) => {}
+        Ok(false) => {
+            orphans.insert(key);
+        }
+        Err(error) => failed = Some(error),
+    })?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let mut removed = 0;
+    for key in orphans.intersection(suspects) {
+        let still = match connections.alias(key)? {
+            Some(alias) => !connections.is_owned(key, &alias)?,
+            None => false,
+        };
+        if still {
+            connections.remove_alias(key)?;
+            removed += 1;
+        }
+    }
+    *suspects = orphans;
+    Ok(removed)
+}
+
+/// Connections and those that nobody answered, by who pays.
+#[derive(Default)]
+struct Counts(BTreeMap<u32, (u64, u64)>);
+
+impl Counts {
+    fn add(&mut self, key: &ConnectionKey, connection: &Connection) {
+        let count = self.0.entry(connection.payer).or_default();
+        count.0 += 1;
+        count.1 += u64::from(stage(key, connection).is_embryonic());
+    }
+
+    fn all(&self) -> (u64, u64) {
+        self.0
+            .values()
+            .fold((0, 0), |all, count| (all.0 + count.0, all.1 + count.1))
+    }
+}
+
+/// Which addresses are of pods, asked once for each.
+struct Known<'a> {
+    endpoints: Option<&'a Endpoints>,
+    asked: HashMap<Addr, bool>,
+}
+
+impl<'a> Known<'a> {
+    fn new(endpoints: Option<&'a Endpoints>) -> Self {
+        Self {
+            endpoints,
+            asked: HashMap::new(),
+        }
+    }
+
+    /// Also if it is not known.
+    fn is_pod(&mut self, addr: Addr) -> Result<bool, DatapathError> {
+        let Some(endpoints) = self.endpoints else {
+            return Ok(true);
+        };
+        if let Some(is) = self.asked.get(&addr) {
+            return Ok(*is);
+        }
+        let is = endpoints.contains(addr)?;
+        self.asked.insert(addr, is);
+        Ok(is)
+    }
+}
+
+/// Removes every connection of these addresses.
+pub fn end_of(connections: &Connections, addresses: &HashSet<Addr>) -> Result<(), DatapathError> {
+    let mut ended = Vec::new();
+    connections.for_each(|key, connection| {
+        if addresses.contains(&key.low) || addresses.contains(&key.high) {
+            ended.push((key, connection));
         }
     })?;
-    flows
+    ended
         .iter()
-        .try_for_each(|(key, entry)| end(nat, key, entry))
+        .try_for_each(|(key, connection)| connections.remove(key, connection))
 }
 
-/// Removes a flow by its forward (or only) entry.
-fn end(nat: &Nat, key: &NatKey, entry: &NatEntry) -> Result<(), DatapathError> {
-    nat.remove(key)?;
-    if entry.kind != KIND_FORWARD {
-        return Ok(());
-    }
-    let reply = key.reply_to(entry.addr, entry.port);
-    match nat.get(&reply)? {
-        Some(reverse) if leads_to(&reply, &reverse, key) => nat.remove(&reply),
-        _ => Ok(()),
-    }
+pub fn stage(key: &ConnectionKey, connection: &Connection) -> Stage {
+    let (client, server) = connection.client_and_server();
+    let lived = connection.last_seen_ns.saturating_sub(connection.began_ns);
+    lifetime::stage(key.proto, client, server, lived)
 }
 
-/// Whether a flow is over, by its forward (or only) entry.
 fn is_over(
-    nat: &Nat,
     rules: &Rules<'_>,
-    key: &NatKey,
-    entry: &NatEntry,
+    known: &mut Known<'_>,
+    is_scarce: bool,
+    key: &ConnectionKey,
+    connection: &Connection,
 ) -> Result<bool, DatapathError> {
-    if let Some(endpoints) = rules.endpoints
-        && !endpoints.contains(key.src)?
+    let sent = connection.from_client(key);
+    let pods: &[Addr] = match connection.flags & (FLAG_MASQUERADED | FLAG_INBOUND | FLAG_STACK) {
+        FLAG_MASQUERADED if connection.payer == HOST_SHARE => &[],
+        FLAG_MASQUERADED => &[sent.src],
+        FLAG_INBOUND => &[sent.dst],
+        FLAG_STACK => &[sent.src, sent.dst],
+        // No program writes such a record.
+        _ => return Ok(true),
+    };
+    for pod in pods {
+        if !known.is_pod(*pod)? {
+            return Ok(true);
+        }
+    }
+    let is_masqueraded = connection.has(FLAG_MASQUERADED) && connection.payer != HOST_SHARE;
+    if is_masqueraded
+        && rules
+            .sources
+            .is_some_and(|sources| !sources.contains(&connection.nat))
     {
         return Ok(true);
     }
-    if entry.kind == KIND_INBOUND {
-        // The outside began it: its direction is the one that went first.
-        let lifetime = ct_state::lifetime_secs(key.proto, entry.peer_state, entry.state);
-        return Ok(is_idle(rules.now_ns, entry.last_seen_ns, lifetime));
-    }
-    if rules.masquerade.is_some_and(|node| node != entry.addr) {
-        return Ok(true);
-    }
-    let reply = key.reply_to(entry.addr, entry.port);
-    let Some(reverse) = nat.get(&reply)? else {
-        // Replies would not find back.
-        return Ok(true);
+    let stage = stage(key, connection);
+    let lifetime = u64::from(rules.limits.lifetimes[stage as usize]) * 1_000_000_000;
+    let lifetime = match is_scarce && stage.is_closed() {
+        true => lifetime.min(CLOSED_NS),
+        false => lifetime,
     };
-    let lifetime = ct_state::lifetime_secs(key.proto, entry.state, reverse.state);
-    let last = entry.last_seen_ns.max(reverse.last_seen_ns);
-    Ok(is_idle(rules.now_ns, last, lifetime))
-}
-
-fn is_orphan(nat: &Nat, key: &NatKey, entry: &NatEntry) -> Result<bool, DatapathError> {
-    let forward = nat.get(&key.sent_by(entry.addr, entry.port))?;
-    Ok(!forward.is_some_and(|forward| forward.addr == key.dst && forward.port == key.dst_port))
-}
-
-fn leads_to(reply: &NatKey, reverse: &NatEntry, flow: &NatKey) -> bool {
-    reverse.kind == KIND_REVERSE && reply.sent_by(reverse.addr, reverse.port) == *flow
-}
-
-fn is_idle(now_ns: u64, last_seen_ns: u64, lifetime_secs: u64) -> bool {
-    now_ns.saturating_sub(last_seen_ns) > lifetime_secs * 1_000_000_000
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_packet_from_after_the_clock_was_read_is_no_idleness() {
-        assert!(!is_idle(5, 6, 0));
-        assert!(!is_idle(30_000_000_000, 0, 30));
-        assert!(is_idle(30_000_000_001, 0, 30));
-    }
+    Ok(rules.now_ns.saturating_sub(connection.last_seen_ns) > lifetime)
 }

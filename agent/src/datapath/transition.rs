@@ -29,7 +29,11 @@ use super::{
 };
 use crate::chain::Chain;
 use sinabro_common::{abi::layout::Place, fail_point::fail_point};
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// Passes before programs are swapped, at most: where so much changes, more would not help.
 const PASSES: usize = 8;
@@ -250,29 +254,27 @@ fn earlier_maps(maps: &[Expected]) -> Vec<Expected> {
 pub fn leave(config: &DatapathConfig, layouts: &Layouts) -> Result<(), DatapathError> {
     let directory = &config.bpf_dir;
     let maps = shape::expected(config);
+    // Several of this version's may be one of the version before.
+    let mut left: BTreeMap<PathBuf, (Expected, RawMap)> = BTreeMap::new();
     for migration in migrations::ALL {
         let Some(map) = maps.iter().find(|map| map.shape.name == migration.map) else {
             continue;
         };
         let earlier = (migration.earlier)(*map);
         let path = earlier.path(directory);
-        let fill = || -> std::io::Result<RawMap> {
+        let fill = |copy: Option<&RawMap>| -> std::io::Result<RawMap> {
             let present = RawMap::open(&map.path(directory))?;
-            let copy = RawMap::create(&earlier.shape.info())?;
-            let filled = RawMap::new(copy.fd().try_clone_to_owned()?)?;
+            let copy = match copy {
+                Some(begun) => begun.again()?,
+                None => RawMap::create(&earlier.shape.info())?,
+            };
+            let filled = copy.again()?;
             Carry::new(map.shape.name, present, copy, Box::new(migration.down)).pass()?;
             Ok(filled)
         };
-        match fill() {
+        match fill(left.get(&path).map(|(_, begun)| begun)) {
             Ok(filled) => {
-                object::remove_pin(&path)?;
-                object::make_parent(&path)?;
-                sys::obj_pin(filled.fd(), &path).map_err(|source| DatapathError::File {
-                    what: "pinning map",
-                    path,
-                    source,
-                })?;
-                layouts.note(directory, &[earlier])?;
+                left.insert(path, (earlier, filled));
             }
             Err(error) => {
                 let map = map.shape.name;
@@ -283,6 +285,16 @@ pub fn leave(config: &DatapathConfig, layouts: &Layouts) -> Result<(), DatapathE
                 );
             }
         }
+    }
+    for (path, (earlier, filled)) in left {
+        object::remove_pin(&path)?;
+        object::make_parent(&path)?;
+        sys::obj_pin(filled.fd(), &path).map_err(|source| DatapathError::File {
+            what: "pinning map",
+            path,
+            source,
+        })?;
+        layouts.note(directory, &[earlier])?;
     }
     Ok(())
 }

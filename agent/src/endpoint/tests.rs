@@ -596,7 +596,7 @@ fn ports_of_the_node_that_lead_to_pods_are_reserved_as_long_as_one_has_them() {
         node.programs.reserved.lock().unwrap().clear();
         let node = node.restart();
         assert_eq!(reserved(&node), ["tcp/8002", "udp/53"]);
-        delete_links(&[two.link.clone()]).unwrap();
+        delete_links(std::slice::from_ref(&two.link)).unwrap();
         let node = node.restart();
         assert_eq!(reserved(&node), [""; 0]);
     });

@@ -41,7 +41,7 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
             config::AttachMode::Tcx => datapath::AttachMode::Tcx,
             config::AttachMode::Clsact => datapath::AttachMode::Clsact,
         },
-        nat_entries: None,
+        connections: None,
         queue_limits: Some(queue_limits(settings)),
         last_good: Some(settings.programs_dir.join(names::PROGRAMS_FILE)),
     })
@@ -112,7 +112,7 @@ fn self_test(settings: &Settings) -> SelfTestReport {
 
 pub(super) fn sweep(datapath: &Datapath) {
     if let Err(error) = datapath.sweep(datapath::monotonic_ns()) {
-        tracing::warn!("cannot sweep masquerade flows: {}", Chain(&error));
+        tracing::warn!("cannot sweep connections: {}", Chain(&error));
     }
     if let Err(error) = datapath.sweep_accelerated() {
         tracing::warn!("cannot sweep accelerated connections: {}", Chain(&error));

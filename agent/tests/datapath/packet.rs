@@ -6,6 +6,7 @@ pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
 pub const ICMP: u8 = 1;
 pub const ICMPV6: u8 = 58;
+pub const UDPLITE: u8 = 136;
 
 pub const SYN: u8 = 0x02;
 pub const ACK: u8 = 0x10;
@@ -174,6 +175,59 @@ pub fn icmp(src: IpAddr, dst: IpAddr, kind: u8, id: u16) -> Ip {
     with_checksum(ip(src, dst, proto, bytes), 2)
 }
 
+/// With a checksum over all of it (RFC 3828 §3.1).
+pub fn udplite(src: (IpAddr, u16), dst: (IpAddr, u16), data: &[u8]) -> Ip {
+    let mut bytes = Vec::new();
+    bytes.extend(src.1.to_be_bytes());
+    bytes.extend(dst.1.to_be_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend(data);
+    with_checksum(ip(src.0, dst.0, UDPLITE, bytes), 6)
+}
+
+/// ICMP errors of either family.
+#[derive(Clone, Copy, Debug)]
+pub enum IcmpError {
+    TooBig(u16),
+    TimeExceeded,
+    NoPort,
+}
+
+pub fn icmp_error(src: IpAddr, dst: IpAddr, error: IcmpError, quoted: &[u8]) -> Ip {
+    let (proto, kind, code) = match (src.is_ipv4(), error) {
+        (true, IcmpError::TooBig(_)) => (ICMP, 3, 4),
+        (true, IcmpError::TimeExceeded) => (ICMP, 11, 0),
+        (true, IcmpError::NoPort) => (ICMP, 3, 3),
+        (false, IcmpError::TooBig(_)) => (ICMPV6, 2, 0),
+        (false, IcmpError::TimeExceeded) => (ICMPV6, 3, 0),
+        (false, IcmpError::NoPort) => (ICMPV6, 1, 4),
+    };
+    let mtu = match error {
+        IcmpError::TooBig(mtu) => mtu,
+        _ => 0,
+    };
+    let mut bytes = vec![kind, code, 0, 0, 0, 0];
+    bytes.extend(mtu.to_be_bytes());
+    bytes.extend(quoted);
+    with_checksum(ip(src, dst, proto, bytes), 2)
+}
+
+pub struct SeenError {
+    pub src: IpAddr,
+    pub dst: IpAddr,
+    pub quoted: Vec<u8>,
+}
+
+/// Takes an ICMP error apart, insisting that its checksums are right.
+pub fn see_error(frame: &[u8]) -> SeenError {
+    let seen = see(frame);
+    SeenError {
+        src: seen.src,
+        dst: seen.dst,
+        quoted: seen.data,
+    }
+}
+
 pub fn other(src: IpAddr, dst: IpAddr, proto: u8) -> Ip {
     ip(src, dst, proto, vec![0x55; 24])
 }
@@ -231,7 +285,7 @@ pub fn see(frame: &[u8]) -> Seen {
     }
     let (ports, data) = match proto {
         TCP => ((word(0), word(2)), &l4[usize::from(l4[12] >> 4) * 4..]),
-        UDP => ((word(0), word(2)), &l4[8..]),
+        UDP | UDPLITE => ((word(0), word(2)), &l4[8..]),
         _ => ((word(4), word(4)), &l4[8..]),
     };
     Seen {

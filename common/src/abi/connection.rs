@@ -79,6 +79,7 @@ pub const FLAG_EMBRYONIC: u16 = 1 << 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// `bpf_ktime_get_ns` of the last packet in either direction, at most a second old.
+    #[cfg(not(feature = "layout-next"))]
     pub last_seen_ns: u64,
     /// The same of the first.
     pub began_ns: u64,
@@ -104,7 +105,10 @@ pub struct Connection {
     pub verdicts: [u8; 2],
     /// Zero.
     pub pad: [u8; 10],
+    #[cfg(feature = "layout-next")]
+    pub last_seen_ns: u64,
 }
+#[cfg(not(feature = "layout-next"))]
 map_type!(
     Connection,
     88,
@@ -124,6 +128,29 @@ map_type!(
         policy_epochs,
         verdicts,
         pad
+    ]
+);
+
+#[cfg(feature = "layout-next")]
+map_type!(
+    Connection,
+    88,
+    3,
+    [
+        began_ns,
+        nat,
+        frontend,
+        nat_port,
+        frontend_port,
+        states,
+        flags,
+        payer,
+        endpoint,
+        endpoint_generation,
+        policy_epochs,
+        verdicts,
+        pad,
+        last_seen_ns
     ]
 );
 
@@ -190,18 +217,32 @@ pub struct Share {
 }
 map_type!(Share, 24, 2, [connections, embryonic, refused]);
 
+/// Key in `SHARES`: the host's own connections that had to get another port, which nobody is charged for.
+pub const HOST_SHARE: u32 = 0;
+/// Key in `SHARES`: all connections.
+pub const ALL_SHARES: u32 = u32::MAX;
+
 /// Sizes and times, host order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections of one pod.
+    /// Connections that there is room for.
+    pub capacity: u32,
+    /// Connections of one pod, however much room there is.
     pub per_pod: u32,
-    /// Connections of one pod that nobody has answered yet.
+    /// Connections of one pod that nobody has answered yet, however much room there is.
     pub embryonic_per_pod: u32,
-    /// Seconds, by [`crate::algo::lifetime::Stage`].
-    pub lifetimes: [u32; 12],
+    /// Zero.
+    pub pad: u32,
+    /// Seconds that a connection may be idle, by [`crate::algo::lifetime::Stage`].
+    pub lifetimes: [u32; 16],
 }
-map_type!(Limits, 56, 2, [per_pod, embryonic_per_pod, lifetimes]);
+map_type!(
+    Limits,
+    80,
+    2,
+    [capacity, per_pod, embryonic_per_pod, pad, lifetimes]
+);
 
 /// Words of `HOST_PORTS`: a bit for each port, for TCP, UDP and SCTP.
 pub const HOST_PORT_WORDS: u32 = 3 * 1024;
@@ -309,14 +350,65 @@ impl Tuple {
     }
 }
 
+/// In place, for programs, to whom a copy on the stack is dear. What is written to must have been zeros
+/// at first, as the memory of a map is: padding is left as it is.
+impl Tuple {
+    /// [`Self::key`].
+    #[inline(always)]
+    pub fn write_key(&self, key: &mut ConnectionKey) -> bool {
+        let from_high = self.is_from_high();
+        key.proto = self.proto;
+        if from_high {
+            key.low = self.dst;
+            key.high = self.src;
+            key.low_port = self.dst_port;
+            key.high_port = self.src_port;
+        } else {
+            key.low = self.src;
+            key.high = self.dst;
+            key.low_port = self.src_port;
+            key.high_port = self.dst_port;
+        }
+        from_high
+    }
+
+    /// [`Self::reversed`].
+    #[inline(always)]
+    pub fn write_reversed(&self, to: &mut Self) {
+        to.src = self.dst;
+        to.dst = self.src;
+        to.src_port = self.dst_port;
+        to.dst_port = self.src_port;
+        to.proto = self.proto;
+    }
+
+    /// [`Self::reply_to`].
+    #[inline(always)]
+    pub fn write_reply_to(&self, addr: &Addr, port: [u8; 2], to: &mut Self) {
+        self.write_reversed(to);
+        to.dst = *addr;
+        to.set_dst_port(port);
+    }
+
+    /// Gives the destination another port.
+    #[inline(always)]
+    pub fn set_dst_port(&mut self, port: [u8; 2]) {
+        self.dst_port = port;
+        if has_one_id(self.proto) {
+            self.src_port = port;
+        }
+    }
+}
+
 /// Both halves as numbers: their order is that of the bytes.
 #[inline(always)]
 fn halves(addr: &Addr) -> (u64, u64) {
-    let a = &addr.0;
-    (
-        u64::from_be_bytes([a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]]),
-        u64::from_be_bytes([a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15]]),
-    )
+    // By words, which the programs read at once; they know no more of an address's alignment.
+    let word = |at: usize| {
+        let a = &addr.0;
+        u64::from(u32::from_be_bytes([a[at], a[at + 1], a[at + 2], a[at + 3]]))
+    };
+    (word(0) << 32 | word(4), word(8) << 32 | word(12))
 }
 
 impl ConnectionKey {
@@ -403,6 +495,8 @@ mod tests {
             prop_assert_eq!(key, of_reply);
             prop_assert_eq!(key.sent_by(from_high), sent);
             prop_assert_eq!(key.sent_by(reply_from_high), sent.reversed());
+            let mut written = ConnectionKey { proto: 0, ..of_reply };
+            prop_assert_eq!((sent.write_key(&mut written), written), (from_high, key));
             let numbers = |addr: Addr, port| (addr.0, u16::from_be_bytes(port));
             prop_assert!(numbers(key.low, key.low_port) <= numbers(key.high, key.high_port));
         }
@@ -416,6 +510,9 @@ mod tests {
             let alias = sent.reply_to(Addr::v4(node), given);
             prop_assert_eq!((alias.src, alias.dst, alias.dst_port), (sent.dst, Addr::v4(node), given));
             prop_assert_eq!(alias.to(sent.src, sent.src_port), sent.reversed());
+            let mut written = Tuple { src_port: [7; 2], dst_port: [7; 2], ..sent };
+            sent.write_reply_to(&Addr::v4(node), given, &mut written);
+            prop_assert_eq!(written, alias);
         }
 
         #[test]

@@ -52,9 +52,9 @@ drop_reasons! {
     /// No translated port was free for this destination.
     NatPortsExhausted = 5, "nat_ports_exhausted", "no masquerade port is free for this destination";
     /// The translation table is full.
-    NatTableFull = 6, "nat_table_full", "the masquerade table is full";
-    /// A fragment without ports cannot be masqueraded.
-    NatFragment = 7, "nat_fragment", "an IP fragment cannot be masqueraded";
+    NatTableFull = 6, "nat_table_full", "the table of connections is full";
+    /// A fragment names no ports, and the first one, which does, was not seen.
+    NatFragment = 7, "nat_fragment", "the first fragment of a packet that is masqueraded is missing";
     /// The protocol cannot be masqueraded.
     NatProtocol = 8, "nat_protocol", "this IP protocol cannot be masqueraded";
     /// Rewriting the packet failed in the kernel.
@@ -79,6 +79,8 @@ drop_reasons! {
     Loopback = 18, "loopback", "a pod sent to a loopback address of its node";
     /// Its entry is on its way to a map of another layout.
     NatCarried = 19, "nat_carried", "a masqueraded connection was being carried to another layout of the table";
+    /// The pod has as many connections, or unanswered ones, as it may while there is no more room.
+    ConnectionShare = 20, "connection_share", "a pod has more than its share of the table of connections";
 }
 
 /// Bytes of a packet in its event: the longest headers that a program looks into, those of a packet within

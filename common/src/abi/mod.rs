@@ -10,9 +10,7 @@ pub mod connection;
 pub mod counters;
 pub mod drop;
 pub mod endpoint;
-pub mod flow;
 pub mod layout;
-pub mod nat;
 pub mod node;
 pub mod uplink;
 

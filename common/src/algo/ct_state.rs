@@ -1,39 +1,39 @@
-//! How long a translated flow lives.
-//!
-//! Each direction's entry gathers [`SEEN`], [`SYN`], [`FIN`], [`RST`] bits; the two together
-//! give the lifetime. Values follow the kernel's nf_conntrack defaults
-//! (Documentation/networking/nf_conntrack-sysctl.rst), except established TCP, for which they
-//! follow kube-proxy's 24 hours instead of five days.
+//! What each end of a connection has sent so far, as bits: [`super::lifetime`] makes of both ends' bits how
+//! far a connection is.
 
-/// At least one packet went this way.
+/// At least one packet.
 pub const SEEN: u8 = 1 << 0;
-/// A SYN went this way.
+/// A SYN.
 pub const SYN: u8 = 1 << 1;
-/// A FIN went this way.
+/// A FIN.
 pub const FIN: u8 = 1 << 2;
-/// A RST went this way.
+/// A RST.
 pub const RST: u8 = 1 << 3;
+/// A segment that acknowledges and is no SYN: the handshake is over for this end.
+pub const ACK: u8 = 1 << 4;
 
-const PROTO_ICMP: u8 = 1;
 const PROTO_TCP: u8 = 6;
 
 const TCP_FLAG_FIN: u8 = 0x01;
 const TCP_FLAG_SYN: u8 = 0x02;
 const TCP_FLAG_RST: u8 = 0x04;
+const TCP_FLAG_ACK: u8 = 0x10;
 
-/// The bits of a direction after one more packet.
+/// The bits of an end after one more packet of it.
 ///
-/// `tcp_flags` is byte 13 of the TCP header (RFC 9293 §3.1), ignored for other protocols. A SYN
-/// begins again: a client may reuse a port whose old connection is still remembered.
+/// `tcp_flags` is byte 13 of the TCP header (RFC 9293 §3.1), ignored for other protocols.
 #[inline(always)]
 pub const fn next(state: u8, proto: u8, tcp_flags: u8) -> u8 {
+    let mut state = state | SEEN;
     if proto != PROTO_TCP {
-        return state | SEEN;
+        return state;
     }
     if tcp_flags & TCP_FLAG_SYN != 0 {
-        return SEEN | SYN;
+        return state | SYN;
     }
-    let mut state = state | SEEN;
+    if tcp_flags & TCP_FLAG_ACK != 0 {
+        state |= ACK;
+    }
     if tcp_flags & TCP_FLAG_FIN != 0 {
         state |= FIN;
     }
@@ -43,34 +43,10 @@ pub const fn next(state: u8, proto: u8, tcp_flags: u8) -> u8 {
     state
 }
 
-/// Seconds that a flow may stay idle, from the bits of both directions.
-pub const fn lifetime_secs(proto: u8, forward: u8, reverse: u8) -> u64 {
-    match proto {
-        PROTO_TCP => {
-            if (forward | reverse) & RST != 0 {
-                10
-            } else if forward & FIN != 0 && reverse & FIN != 0 {
-                // TIME_WAIT: late segments must still find their way, twice the maximum
-                // segment lifetime (RFC 9293 §3.6.1) as Linux counts it.
-                120
-            } else if (forward | reverse) & FIN != 0 {
-                // One side goes on sending: a half-closed connection is alive.
-                3600
-            } else if reverse & SEEN == 0 {
-                120
-            } else {
-                24 * 3600
-            }
-        }
-        PROTO_ICMP => 30,
-        _ => {
-            if reverse & SEEN == 0 {
-                30
-            } else {
-                120
-            }
-        }
-    }
+/// Whether a packet asks for a connection: a SYN without ACK. Of another protocol any packet does.
+#[inline(always)]
+pub const fn begins(proto: u8, tcp_flags: u8) -> bool {
+    proto != PROTO_TCP || tcp_flags & (TCP_FLAG_SYN | TCP_FLAG_ACK | TCP_FLAG_RST) == TCP_FLAG_SYN
 }
 
 #[cfg(test)]
@@ -81,28 +57,18 @@ mod tests {
     const UDP: u8 = 17;
 
     #[test]
-    fn a_tcp_connection_lives_and_dies() {
-        let client = next(0, TCP, 0x02);
-        assert_eq!(lifetime_secs(TCP, client, 0), 120);
-        let server = next(0, TCP, 0x12);
-        assert_eq!(lifetime_secs(TCP, client, server), 24 * 3600);
-        let client = next(client, TCP, 0x11);
-        assert_eq!(lifetime_secs(TCP, client, server), 3600);
-        let server = next(server, TCP, 0x11);
-        assert_eq!(lifetime_secs(TCP, client, server), 120);
-        assert_eq!(lifetime_secs(TCP, next(client, TCP, 0x04), server), 10);
+    fn each_flag_is_remembered() {
+        assert_eq!(next(0, TCP, 0x02), SEEN | SYN);
+        assert_eq!(next(0, TCP, 0x12), SEEN | SYN);
+        assert_eq!(next(SEEN | SYN, TCP, 0x10), SEEN | SYN | ACK);
+        assert_eq!(next(SEEN | SYN, TCP, 0x11), SEEN | SYN | ACK | FIN);
+        assert_eq!(next(SEEN, TCP, 0x04), SEEN | RST);
+        assert_eq!(next(0, UDP, 0xff), SEEN);
     }
 
     #[test]
-    fn a_new_syn_forgets_the_old_connection() {
-        let closed = next(next(next(0, TCP, 0x02), TCP, 0x11), TCP, 0x04);
-        assert_eq!(next(closed, TCP, 0x02), SEEN | SYN);
-    }
-
-    #[test]
-    fn udp_lives_longer_once_answered() {
-        let sent = next(0, UDP, 0xff);
-        assert_eq!(sent, SEEN);
-        assert!(lifetime_secs(UDP, sent, 0) < lifetime_secs(UDP, sent, sent));
+    fn only_a_syn_alone_begins() {
+        assert!(begins(TCP, 0x02) && begins(TCP, 0xc2) && begins(UDP, 0));
+        assert!(!begins(TCP, 0x12) && !begins(TCP, 0x10) && !begins(TCP, 0x06));
     }
 }

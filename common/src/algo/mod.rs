@@ -5,5 +5,6 @@
 pub mod acceleration;
 pub mod ct_state;
 pub mod hash;
+pub mod lifetime;
 pub mod port_pick;
 pub mod queue;

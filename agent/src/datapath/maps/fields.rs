@@ -76,8 +76,7 @@ mod tests {
     use crate::datapath::{DatapathConfig, maps::shape};
     use proptest::{collection::vec, prelude::*};
 
-    /// `STACK_FLOWS` has a key of several fields and a value of one.
-    fn map(name: &str) -> Expected {
+    fn map_of(name: &str) -> Expected {
         let all = shape::expected(&DatapathConfig::default());
         *all.iter().find(|map| map.shape.name == name).unwrap()
     }
@@ -100,11 +99,11 @@ mod tests {
     proptest! {
         #[test]
         fn fields_are_found_wherever_they_are(
-            key in vec(any::<u8>(), 40), value in vec(any::<u8>(), 32), by in 0u32..9,
+            key in vec(any::<u8>(), 40), value in vec(any::<u8>(), 40), by in 0u32..9,
         ) {
-            let nat = map("NAT");
-            let [of_key, of_value] = fields(&nat);
-            let moves = Moves::new([of_key, shifted(&of_value, by)], &nat).unwrap();
+            let map = map_of("ALIASES");
+            let [of_key, of_value] = fields(&map);
+            let moves = Moves::new([of_key, shifted(&of_value, by)], &map).unwrap();
             let later = [vec![7; by as usize], value.clone()].concat();
             prop_assert_eq!(moves.entry(&key, &later), Some((key.clone(), value)));
             prop_assert_eq!(moves.entry(&key, &later[..later.len() - 1]), None);
@@ -115,40 +114,40 @@ mod tests {
             names in vec((0u64..4, any::<u32>(), any::<u32>()), 0..6),
             key in vec(any::<u8>(), 0..64), value in vec(any::<u8>(), 0..64),
         ) {
-            let nat = map("NAT");
-            let [of_key, of_value] = fields(&nat);
+            let map = map_of("ALIASES");
+            let [of_key, of_value] = fields(&map);
             let known: Vec<u64> = of_value.keys().copied().collect();
             let garbage = names.into_iter().map(|(name, offset, len)| {
                 (known[name as usize], FieldSpan { offset, len })
             });
-            if let Some(moves) = Moves::new([of_key, garbage.collect()], &nat)
+            if let Some(moves) = Moves::new([of_key, garbage.collect()], &map)
                 && let Some((key, value)) = moves.entry(&key, &value)
             {
-                prop_assert_eq!((key.len(), value.len()), (40, 32));
+                prop_assert_eq!((key.len(), value.len()), (40, 40));
             }
         }
     }
 
     #[test]
     fn what_an_earlier_version_does_not_know_is_dropped_and_what_it_misses_is_zero() {
-        let nat = map("NAT");
-        let [of_key, mut of_value] = fields(&nat);
+        let map = map_of("ALIASES");
+        let [of_key, mut of_value] = fields(&map);
         let (&gone, _) = of_value.iter().find(|(_, span)| span.len == 16).unwrap();
         let span = of_value.remove(&gone).unwrap();
         of_value.insert(1, FieldSpan { offset: 32, len: 8 });
-        let moves = Moves::new([of_key.clone(), of_value.clone()], &nat).unwrap();
+        let moves = Moves::new([of_key.clone(), of_value.clone()], &map).unwrap();
         let (_, value) = moves.entry(&[1; 40], &[1; 40]).unwrap();
         assert_eq!(value.iter().filter(|&&byte| byte == 0).count(), 16);
 
         // Another length is another meaning, and keys are equal or no keys.
         of_value.insert(gone, FieldSpan { len: 4, ..span });
-        assert_eq!(Moves::new([of_key.clone(), of_value.clone()], &nat), None);
+        assert_eq!(Moves::new([of_key.clone(), of_value.clone()], &map), None);
         of_value.remove(&gone);
         let mut more = of_key.clone();
         more.insert(1, FieldSpan { offset: 40, len: 4 });
-        assert_eq!(Moves::new([more, of_value.clone()], &nat), None);
+        assert_eq!(Moves::new([more, of_value.clone()], &map), None);
         let mut less = of_key;
         less.pop_first();
-        assert_eq!(Moves::new([less, of_value], &nat), None);
+        assert_eq!(Moves::new([less, of_value], &map), None);
     }
 }

@@ -141,7 +141,10 @@ mod tests {
     #[test]
     fn what_nobody_wrote_down_is_what_it_was_at_first() {
         let all = shape::expected(&DatapathConfig::default());
-        let map = *all.iter().find(|map| map.shape.name == "NAT").unwrap();
+        let map = *all
+            .iter()
+            .find(|map| map.shape.name == "ENDPOINTS")
+            .unwrap();
         let changed = Expected {
             layout: map.layout + 1,
             number: 2,

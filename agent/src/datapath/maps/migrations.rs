@@ -21,15 +21,19 @@ pub struct Migration {
 }
 
 /// Several may be for one map, and several from one.
-pub const ALL: &[Migration] = &[
-    #[cfg(feature = "layout-next")]
-    next::NAT,
-];
+#[cfg(not(feature = "layout-next"))]
+pub const ALL: &[Migration] = &[flows::RECORDS, flows::ALIASES, flows::STACK];
+
+/// A version after this one: it knows how this one's are carried.
+#[cfg(feature = "layout-next")]
+pub const ALL: &[Migration] = &[next::CONNECTIONS];
 
 /// The same layout, for a map of another size.
 pub fn same(key: &[u8], value: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     Some((key.to_vec(), value.to_vec()))
 }
 
+#[cfg(any(test, not(feature = "layout-next")))]
+mod flows;
 #[cfg(any(test, feature = "layout-next"))]
 mod next;

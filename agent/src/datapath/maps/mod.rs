@@ -4,6 +4,7 @@
 
 mod acceleration;
 pub mod config;
+pub mod connections;
 mod counters;
 mod drop_events;
 mod drops;
@@ -12,7 +13,6 @@ pub mod fields;
 mod host_ports;
 pub mod layouts;
 pub mod migrations;
-pub mod nat;
 mod nodes;
 mod queues;
 pub mod shape;
@@ -20,13 +20,13 @@ mod uplinks;
 
 pub use acceleration::{Acceleration, PodAcceleration};
 pub use config::{Config, NonMasquerade, PathMtu};
+pub use connections::Connections;
 pub use counters::Counters;
 pub use drop_events::DropEvents;
 pub use drops::Drops;
 pub use endpoints::{Endpoints, PodLinks};
 pub use host_ports::{HostPorts, PortSet, PortsOf};
 pub use layouts::Layouts;
-pub use nat::Nat;
 pub use nodes::{Nodes, Tunnels};
 pub use queues::{QueueLimits, QueueUsage};
 pub use uplinks::Uplinks;
@@ -51,7 +51,7 @@ pub struct Maps {
     pub pod_links: PodLinks,
     pub counters: Counters,
     pub drops: Drops,
-    pub nat: Nat,
+    pub connections: Connections,
     pub nodes: Nodes,
     pub uplinks: Uplinks,
     pub host_ports: HostPorts,
@@ -69,7 +69,12 @@ impl Maps {
             pod_links: PodLinks::new(take(ebpf, "POD_LINKS")?)?,
             counters: Counters::new(take(ebpf, "POD_COUNTERS")?)?,
             drops: Drops::new(take(ebpf, "DROPS")?)?,
-            nat: Nat::new(take(ebpf, "NAT")?)?,
+            connections: Connections::new(
+                take(ebpf, "CONNECTIONS")?,
+                take(ebpf, "ALIASES")?,
+                take(ebpf, "SHARES")?,
+                take(ebpf, "LIMITS")?,
+            )?,
             uplinks: Uplinks::new(take(ebpf, "UPLINKS")?)?,
             host_ports: HostPorts::new(take(ebpf, "HOST_PORTS")?)?,
             layouts: Layouts::new(take(ebpf, "LAYOUTS")?, take(ebpf, "LAYOUT_FIELDS")?)?,

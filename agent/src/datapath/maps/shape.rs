@@ -10,15 +10,16 @@ use sinabro_common::abi::{
         Enrolled, MAX_CHARGES, MAX_SERVERS, MAX_SOCKETS, ServerKey, SocketState, Traffic,
     },
     config::{MAX_NON_MASQUERADE, NodeConfig},
-    connection::HOST_PORT_WORDS,
+    connection::{
+        Alias, Connection, ConnectionKey as Ends, Fragment, FragmentKey, HOST_PORT_WORDS, Limits,
+        MAX_CONNECTIONS, MAX_FRAGMENTS, Share, Tuple,
+    },
     counters::PodCounters,
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
-    flow::{FlowKey, MAX_STACK_FLOWS},
     layout::{
         self, Field, FieldKey, FieldSpan, Layout, MAX_FIELDS, MAX_MAPS, MapRecord, OF_KEY, Place,
     },
-    nat::{MAX_NAT_ENTRIES, NatEntry, NatKey},
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
     uplink::{MAX_UPLINKS, Uplink},
 };
@@ -220,15 +221,18 @@ pub fn is_map(name: &str) -> bool {
 }
 
 pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
-    let nat = config.nat_entries.unwrap_or(MAX_NAT_ENTRIES);
+    let connections = config.connections.unwrap_or(MAX_CONNECTIONS);
     vec![
         map::<u32, NodeConfig>("CONFIG", ARRAY, 1, 0),
         map::<Addr, Endpoint>("ENDPOINTS", HASH, 2 * MAX_PODS, NO_PREALLOC),
         map::<u32, PodLink>("POD_LINKS", HASH, MAX_PODS, NO_PREALLOC),
         map::<u32, PodCounters>("POD_COUNTERS", PERCPU_HASH, MAX_PODS, NO_PREALLOC),
         map::<u32, u64>("DROPS", PERCPU_ARRAY, MAX_DROP_REASONS, 0),
-        map::<FlowKey, u8>("STACK_FLOWS", LRU_HASH, MAX_STACK_FLOWS, 0),
-        map::<NatKey, NatEntry>("NAT", HASH, nat, 0),
+        map::<Ends, Connection>("CONNECTIONS", HASH, connections, 0),
+        map::<Tuple, Alias>("ALIASES", HASH, connections, 0),
+        map::<FragmentKey, Fragment>("FRAGMENTS", LRU_HASH, MAX_FRAGMENTS, 0),
+        map::<u32, Share>("SHARES", HASH, MAX_PODS + 2, NO_PREALLOC),
+        map::<u32, Limits>("LIMITS", ARRAY, 1, 0),
         map::<Prefix, u8>("NON_MASQUERADE", LPM_TRIE, MAX_NON_MASQUERADE, NO_PREALLOC),
         map::<Addr, Node>("NODES", HASH, MAX_NODE_ADDRESSES, NO_PREALLOC),
         map::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),

@@ -3,8 +3,8 @@
 use super::{error, lock, removed};
 use crate::datapath::DatapathError;
 use aya::maps::{HashMap, Map, MapData, MapError};
-use sinabro_common::abi::uplink::Uplink;
-use std::sync::Mutex;
+use sinabro_common::abi::{Addr, uplink::Uplink};
+use std::{collections::HashSet, sync::Mutex};
 
 const NAME: &str = "UPLINKS";
 
@@ -23,6 +23,19 @@ impl Uplinks {
             .iter()
             .try_for_each(|(index, uplink)| map.insert(index, uplink, 0))
             .map_err(error(NAME, "writing to"))
+    }
+
+    /// The addresses that packets get which are masqueraded.
+    pub fn sources(&self) -> Result<HashSet<Addr>, DatapathError> {
+        let map = lock(&self.0);
+        let uplinks: Result<Vec<(u32, Uplink)>, MapError> = map.iter().collect();
+        let uplinks = uplinks.map_err(error(NAME, "reading from"))?;
+        let addresses = uplinks
+            .iter()
+            .flat_map(|(_, uplink)| [uplink.v4, uplink.v6]);
+        Ok(addresses
+            .filter(|addr| *addr != Addr::UNSPECIFIED)
+            .collect())
     }
 
     /// Forgets all others.

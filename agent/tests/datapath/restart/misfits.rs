@@ -3,9 +3,9 @@
 use super::*;
 use sinabro_common::abi::layout::{MapRecord, Place, key};
 
-const NAT: Place<'_> = Place {
-    name: "NAT",
-    number: 1,
+const CONNECTIONS: Place<'_> = Place {
+    name: "CONNECTIONS",
+    number: 2,
 };
 
 #[test]
@@ -17,27 +17,27 @@ fn a_pin_that_does_not_fit_is_replaced() {
         drop(datapath);
 
         // Another map's shape, a program, a directory.
-        fs::remove_file(pin("NAT")).unwrap();
+        fs::remove_file(pin("v2/CONNECTIONS")).unwrap();
         MapData::from_pin(pin("DROPS"))
             .unwrap()
-            .pin(pin("NAT"))
+            .pin(pin("v2/CONNECTIONS"))
             .unwrap();
-        fs::remove_file(pin("STACK_FLOWS")).unwrap();
-        fs::create_dir(pin("STACK_FLOWS")).unwrap();
+        fs::remove_file(pin("v2/ALIASES")).unwrap();
+        fs::create_dir(pin("v2/ALIASES")).unwrap();
         fs::remove_file(pin("POD_LINKS")).unwrap();
         let link = pin(names::BPF_LINKS_DIR).join(format!("{}-in", pod.link));
         fs::rename(&link, pin("POD_LINKS")).unwrap();
         // And what a process left that was killed while it replaced.
         MapData::from_pin(pin("CONFIG"))
             .unwrap()
-            .pin(pin("NAT_next"))
+            .pin(pin("v2/CONNECTIONS_next"))
             .unwrap();
 
         let before = links();
         let datapath = load(AttachMode::Tcx);
         for (name, id) in maps() {
             let kept = fitting[name] == id;
-            let misfit = ["NAT", "STACK_FLOWS", "POD_LINKS"].contains(&name);
+            let misfit = ["v2/CONNECTIONS", "v2/ALIASES", "POD_LINKS"].contains(&name);
             assert_eq!(kept, !misfit, "{name}");
         }
         // Nothing is swapped until the new maps are filled.
@@ -52,7 +52,7 @@ fn a_pin_that_does_not_fit_is_replaced() {
             assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
         });
 
-        assert!(!pin("NAT_next").exists());
+        assert!(!pin("v2/CONNECTIONS_next").exists());
 
         let fitting = maps();
         drop(datapath);
@@ -79,19 +79,22 @@ fn a_map_whose_bytes_mean_something_else_does_not_fit() {
             let map = aya::maps::Map::HashMap(MapData::from_pin(pin("LAYOUTS")).unwrap());
             map.try_into().unwrap()
         };
-        let record = open().get(&key(NAT), 0).unwrap();
-        assert_eq!(record.id, before["NAT"], "this very map");
+        let record = open().get(&key(CONNECTIONS), 0).unwrap();
+        assert_eq!(record.id, before["v2/CONNECTIONS"], "this very map");
 
         // As of a version that has another meaning in the same bytes.
         let other = MapRecord {
             layout: record.layout + 1,
             ..record
         };
-        open().insert(key(NAT), other, 0).unwrap();
+        open().insert(key(CONNECTIONS), other, 0).unwrap();
         let datapath = load(AttachMode::Auto);
-        assert_eq!(changed_since(&before), ["NAT"]);
-        let now = open().get(&key(NAT), 0).unwrap();
-        assert_eq!((now.layout, now.id), (record.layout, maps()["NAT"]));
+        assert_eq!(changed_since(&before), ["v2/CONNECTIONS"]);
+        let now = open().get(&key(CONNECTIONS), 0).unwrap();
+        assert_eq!(
+            (now.layout, now.id),
+            (record.layout, maps()["v2/CONNECTIONS"])
+        );
         drop(datapath);
         let before = maps();
         drop(load(AttachMode::Auto));
@@ -115,12 +118,12 @@ fn a_table_of_another_size_takes_over_what_was_in_the_one_before() {
         for entries in [1000, 3000] {
             let before = maps();
             let datapath = Datapath::load(&DatapathConfig {
-                nat_entries: Some(entries),
+                connections: Some(entries),
                 ..kit::config()
             })
             .unwrap();
-            assert_eq!(datapath.nat_usage().capacity, u64::from(entries / 2));
-            assert_eq!(changed_since(&before), ["NAT"]);
+            assert_eq!(datapath.connection_usage().capacity, u64::from(entries));
+            assert_eq!(changed_since(&before), ["v2/ALIASES", "v2/CONNECTIONS"]);
             call.works();
             pod.attach(&datapath);
             datapath
@@ -140,15 +143,15 @@ fn maps_of_another_layout_are_listed_and_go() {
         let leave = || {
             fs::create_dir(pin("v7")).unwrap();
             let other = MapData::from_pin(pin("DROPS")).unwrap();
-            other.pin(pin("v7/NAT")).unwrap();
+            other.pin(pin("v7/MAP")).unwrap();
         };
         leave();
         let lines = datapath::pins::describe(directory).unwrap();
-        let listed = |line: &String| line.starts_with("v7/NAT: per-CPU array of ");
+        let listed = |line: &String| line.starts_with("v7/MAP: per-CPU array of ");
         assert!(lines.iter().any(listed), "{lines:?}");
         let datapath = load(AttachMode::Auto);
         assert!(
-            pin("v7/NAT").exists(),
+            pin("v7/MAP").exists(),
             "programs may use it until others do"
         );
         let outside = Outside::new(&datapath);
@@ -167,10 +170,10 @@ fn a_kernel_that_refuses_leaves_everything_as_it_was() {
         let datapath = load(AttachMode::Auto);
         let pod = Pod::live(&datapath, 5);
         drop(datapath);
-        fs::remove_file(pin("NAT")).unwrap();
+        fs::remove_file(pin("v2/CONNECTIONS")).unwrap();
         MapData::from_pin(pin("DROPS"))
             .unwrap()
-            .pin(pin("NAT"))
+            .pin(pin("v2/CONNECTIONS"))
             .unwrap();
         let before = (maps(), links());
 

@@ -28,14 +28,17 @@ use std::{
     time::Duration,
 };
 
-const MAPS: [&str; 15] = [
+const MAPS: [&str; 18] = [
     "CONFIG",
     "ENDPOINTS",
     "POD_LINKS",
     "POD_COUNTERS",
     "DROPS",
-    "STACK_FLOWS",
-    "NAT",
+    "v2/CONNECTIONS",
+    "v2/ALIASES",
+    "v2/FRAGMENTS",
+    "v2/SHARES",
+    "v2/LIMITS",
     "NON_MASQUERADE",
     "NODES",
     "POD_RANGES",

@@ -1,6 +1,7 @@
 //! The table of flows: where they come from, when they end, and when it is full.
 
 use super::*;
+use sinabro_common::abi::connection::{ALL_SHARES, Share};
 
 #[test]
 fn connections_from_outside_keep_the_pods_address() {
@@ -14,7 +15,7 @@ fn connections_from_outside_keep_the_pods_address() {
             let own = make(proto, (w.a.v4, 81), (FAR, 4000));
             assert_eq!(w.sent(&own).src, NODE_IP);
         }
-        let inbound = |entry: &&NatEntry| entry.kind == KIND_INBOUND;
+        let inbound = |entry: &&Connection| entry.has(FLAG_INBOUND);
         assert_eq!(table().values().filter(inbound).count(), 2);
 
         // An answer to an echo request needs no memory.
@@ -50,7 +51,7 @@ fn ports_run_out_for_one_destination_and_not_for_another() {
         let third = make(UDP, (w.a.v4, 2), to(53));
         w.dropped("uplink_out", &third, DropReason::NatPortsExhausted);
         w.sent(&make(UDP, (w.a.v4, 2), to(54)));
-        assert_eq!(table().len(), 6);
+        assert_eq!(table().len(), 3);
 
         assert_eq!(w.sweep_at(31), 3);
         w.sent(&third);
@@ -58,47 +59,79 @@ fn ports_run_out_for_one_destination_and_not_for_another() {
 }
 
 #[test]
-fn a_full_table_drops_new_flows_and_keeps_old_ones() {
+fn a_pod_leaves_room_for_others_and_keeps_what_it_has() {
     let config = DatapathConfig {
-        nat_entries: Some(4),
+        connections: Some(200),
         ..kit::config()
     };
     world_with(&config, |w| {
-        let old = make(UDP, (w.a.v4, 1), (FAR, 53));
+        let old = make(TCP, (w.a.v4, 1), (FAR, 80));
         let sent = w.sent(&old);
-        // The kernel keeps a few entries per CPU beyond the limit out of everyone's reach, or
-        // gives a few more: fill up to where it refuses.
-        let mut refused = None;
-        let began = Instant::now();
-        for port in 2..200 {
-            let ip = make(UDP, (w.a.v4, port), (FAR, 53));
-            if w.out(&ip).0 == DROP {
-                refused = Some(ip);
-                break;
+        w.received(&reply_to(&sent));
+        w.sent(&packet::tcp((w.a.v4, 1), (FAR, 80), ACK, b""));
+        // Nobody answers: an eighth of the room that is left is its, then no more.
+        let flood = |pod: IpAddr| {
+            let taken = (1000..2000u16)
+                .take_while(|port| w.out(&make(UDP, (pod, *port), (FAR, 53))).0 == PASS);
+            taken.count()
+        };
+        let first = flood(w.a.v4);
+        assert!((20..=25).contains(&first), "{first}");
+        w.dropped(
+            "uplink_out",
+            &make(UDP, (w.a.v4, 3000), (FAR, 53)),
+            DropReason::ConnectionShare,
+        );
+        let second = flood(w.b.v4);
+        assert!((17..=first).contains(&second), "{second}");
+        // From outside the same; those are not answered otherwise, but come in.
+        let come = make(UDP, (FAR, 9), (w.b.v4, 80));
+        assert_eq!(w.come(&come), (PASS, World::frame(&come)));
+        assert_eq!(w.sent(&old).ports, sent.ports);
+        assert_eq!(w.received(&reply_to(&sent)).dst, w.a.v4);
+        check_table();
+
+        // What is answered is no longer of those, and what is over gives its room back.
+        let answered: Vec<_> = table().keys().copied().collect();
+        for key in answered {
+            let (low, high) = (key.sent_by(false), key.sent_by(true));
+            let sent = if low.dst == FAR.into() { low } else { high };
+            if sent.proto == UDP {
+                let port = u16::from_be_bytes(sent.src_port);
+                let seen = w.sent(&make(UDP, (IpAddr::from(sent.src), port), (FAR, 53)));
+                w.received(&reply_to(&seen));
             }
         }
-        let refused = refused.unwrap();
-        let entries = table();
-        assert!(entries.len() <= 4);
-        for _ in 0..20 {
-            assert_eq!(w.out(&refused).0, DROP);
-        }
-        logs::assert_said_rarely(
-            &w.datapath,
-            began,
-            "WARN masquerade table is full, new flows are dropped until others end object=\"uplink\"",
+        assert_eq!(w.out(&make(UDP, (w.a.v4, 3000), (FAR, 53))).0, PASS);
+        assert!(w.sweep_at(31) > 30);
+        assert!(flood(w.a.v4) >= first - 1);
+    });
+}
+
+#[test]
+fn what_the_programs_counted_wrong_is_set_right() {
+    world(|w| {
+        w.sent(&make(UDP, (w.a.v4, 1), (FAR, 53)));
+        let wrong = Share {
+            connections: u64::MAX,
+            embryonic: 99,
+            refused: 7,
+        };
+        let mut shares = open::<u32, Share>("SHARES");
+        shares.insert(w.a.ifindex, wrong, 0).unwrap();
+        w.dropped(
+            "uplink_out",
+            &make(UDP, (w.a.v4, 2), (FAR, 53)),
+            DropReason::ConnectionShare,
         );
-        // Half a flow was taken back: none leads nowhere.
-        let kind = |kind| entries.values().filter(|entry| entry.kind == kind).count();
-        assert_eq!(kind(KIND_FORWARD), kind(KIND_REVERSE));
-        w.dropped("uplink_out", &refused, DropReason::NatTableFull);
-        let inbound = make(UDP, (FAR, 9), (w.b.v4, 80));
-        if entries.len() == 4 {
-            w.dropped("uplink_in", &inbound, DropReason::NatTableFull);
-        }
-        assert_eq!(w.sent(&old), sent);
-        assert_eq!(w.received(&reply_to(&sent)).dst, w.a.v4);
-        assert_eq!(w.datapath.nat_usage().capacity, 2);
+        w.sweep_at(0);
+        let right = shares.get(&w.a.ifindex, 0).unwrap();
+        assert_eq!(
+            (right.connections, right.embryonic, right.refused),
+            (1, 1, 8)
+        );
+        assert_eq!(shares.get(&ALL_SHARES, 0).unwrap().connections, 1);
+        w.sent(&make(UDP, (w.a.v4, 2), (FAR, 53)));
     });
 }
 
@@ -113,18 +146,18 @@ fn flows_end_when_both_directions_are_idle() {
         w.received(&reply_to(&tcp));
         w.sent(&make(TCP, (w.a.v4, 5), (FAR, 80)));
         w.come(&make(UDP, (FAR, 6), (w.a.v4, 80)));
-        assert_eq!(table().len(), 11);
+        w.sent(&packet::tcp((w.a.v4, 4), (FAR, 80), ACK, b""));
+        assert_eq!(table().len(), 6);
 
         assert_eq!(w.sweep_at(0), 0);
-        assert_eq!(w.datapath.nat_usage().flows, 6);
+        assert_eq!(w.datapath.connection_usage().connections, 6);
         assert_eq!(w.sweep_at(29), 0);
-        assert_eq!(w.sweep_at(31), 3, "unanswered UDP both ways, echo");
-        assert_eq!(w.received(&reply_to(&answered)).dst, w.a.v4);
+        assert_eq!(w.sweep_at(32), 4, "UDP both ways, echo");
         assert_eq!(w.come(&reply_to(&udp)).1, World::frame(&reply_to(&udp)));
         assert_eq!(w.sweep_at(119), 0);
-        assert_eq!(w.sweep_at(125), 2, "answered UDP, unanswered SYN");
+        assert_eq!(w.sweep_at(125), 1, "unanswered SYN");
         assert_eq!(w.sweep_at(23 * 3600), 0, "an open connection");
-        assert_eq!(w.datapath.nat_usage().flows, 1);
+        assert_eq!(w.datapath.connection_usage().connections, 1);
 
         // Both ends say goodbye.
         w.sent(&packet::tcp((w.a.v4, 4), (FAR, 80), FIN | ACK, b""));
@@ -147,7 +180,8 @@ fn flows_of_pods_that_are_gone_end_at_once() {
             .detach_pod(w.a.ifindex, &w.a.link, &w.a.addresses())
             .unwrap();
         assert_eq!(w.sweep_at(0), 2);
-        assert_eq!(table().len(), 2);
+        assert_eq!(table().len(), 1);
+        check_table();
         assert_eq!(w.received(&reply_to(&kept)).dst, w.b.v4);
     });
 }
@@ -164,7 +198,7 @@ fn an_address_that_is_given_again_comes_without_the_flows_of_its_last_pod() {
         w.a.attach(&w.datapath);
         let late = reply_to(&old);
         assert_eq!(w.come(&late), (PASS, World::frame(&late)));
-        assert_eq!(table().len(), 2);
+        assert_eq!(table().len(), 1);
         assert_eq!(w.received(&reply_to(&kept)).dst, w.b.v4);
         // Attached again without having left, as after a restart, it keeps its flows.
         let own = w.sent(&make(UDP, (w.a.v4, 2), (FAR, 53)));
@@ -179,41 +213,40 @@ fn flows_end_when_the_node_changes_its_address() {
         let ip = make(UDP, (w.a.v4, 1), (FAR, 53));
         w.sent(&ip);
         w.come(&make(UDP, (FAR, 1), (w.a.v4, 80)));
-        let mut config = kit::node_config();
-        config.masquerade_v4 = Addr::v4([192, 0, 2, 2]);
-        w.datapath.set_node_config(config).unwrap();
-        assert_eq!(w.sweep_at(0), 1);
         let new: IpAddr = "192.0.2.2".parse().unwrap();
+        set_source(w.a.ifindex, new, NODE_IP6.parse().unwrap());
+        assert_eq!(w.sweep_at(0), 1);
         assert_eq!(w.sent(&ip).src, new);
     });
 }
 
 #[test]
-fn reverse_entries_that_lead_nowhere_go_at_the_second_sweep() {
+fn aliases_that_lead_nowhere_go_when_they_are_found_again() {
     world(|w| {
         let kept = w.sent(&make(UDP, (w.a.v4, 1), (FAR, 53)));
-        let flow = NatKey {
-            src: w.a.v4.into(),
-            dst: FAR.into(),
-            src_port: [0, 2],
-            dst_port: [0, 53],
+        let orphan = Tuple {
+            src: FAR.into(),
+            dst: NODE_IP.into(),
+            src_port: [0, 53],
+            dst_port: [0xff, 1],
             proto: UDP,
             pad: [0; 3],
         };
-        let entry = NatEntry {
-            addr: flow.src,
-            port: flow.src_port,
-            kind: KIND_REVERSE,
-            state: 0,
-            peer_state: 0,
-            pad: [0; 3],
-            last_seen_ns: monotonic_ns(),
+        let alias = Alias {
+            addr: w.a.v4.into(),
+            port: [0, 2],
+            pad: [0; 2],
+            takers: 0,
+            noted_ns: 0,
+            reusable_ns: 0,
         };
-        insert(flow.reply_to(NODE_IP.into(), [0xff, 1]), entry);
-        assert_eq!(table().len(), 3);
-        assert_eq!(w.sweep_at(0), 0, "it may be a flow in the making");
-        assert_eq!(w.sweep_at(0), 1);
-        assert_eq!(table().len(), 2);
+        open("ALIASES").insert(orphan, alias, 0).unwrap();
+        let answer = packet::udp((FAR, 53), (NODE_IP, 0xff01), b"");
+        assert_eq!(w.come(&answer), (PASS, World::frame(&answer)));
+        assert_eq!(w.sweep_at(0), 0, "it may be a claim that is being made");
+        let removed: u64 = (0..8).map(|_| w.sweep_at(0)).sum();
+        assert_eq!(removed, 1);
+        check_table();
         assert_eq!(w.received(&reply_to(&kept)).dst, w.a.v4);
     });
 }

@@ -1,11 +1,11 @@
 //! `uplink_out` and `uplink_in` on single packets.
 
 mod flows;
+mod protocols;
 mod translation;
 
 use crate::{
     kit::{self, NODE, OUTSIDE, PORT_MAX, PORT_MIN, Pod},
-    logs,
     packet::{self, ACK, FIN, ICMP, Ip, SYN, Seen, TCP, UDP, see},
     run::{DROP, PASS, Programs},
 };
@@ -13,17 +13,18 @@ use aya::maps::{HashMap, Map, MapData};
 use sinabro_agent::datapath::{Datapath, DatapathConfig, monotonic_ns};
 use sinabro_common::{
     abi::{
-        Addr,
         config::FLAG_CARRYING,
+        connection::{Alias, Connection, ConnectionKey, FLAG_INBOUND, Tuple},
         drop::DropReason,
-        nat::{KIND_FORWARD, KIND_INBOUND, KIND_REVERSE, NatEntry, NatKey},
+        uplink::Uplink,
     },
     names,
 };
-use std::{collections::HashSet, net::IpAddr, time::Instant};
+use std::{collections::HashSet, net::IpAddr};
 
 pub const NODE_IP: IpAddr = IpAddr::V4(NODE);
 pub const FAR: IpAddr = IpAddr::V4(OUTSIDE);
+const NODE_IP6: &str = "2001:db8::1";
 const SECOND: u64 = 1_000_000_000;
 
 pub struct World {
@@ -42,6 +43,8 @@ pub fn world_with<T: Send>(config: &DatapathConfig, test: impl FnOnce(World) -> 
     kit::fresh(move || {
         let datapath = kit::load_with(&config);
         let (a, b) = (Pod::silent(&datapath, 5), Pod::silent(&datapath, 6));
+        // Any interface will do: the programs are run on packets, not attached.
+        set_source(a.ifindex, NODE_IP, NODE_IP6.parse().unwrap());
         test(World {
             programs: Programs::of(&datapath),
             datapath,
@@ -51,17 +54,47 @@ pub fn world_with<T: Send>(config: &DatapathConfig, test: impl FnOnce(World) -> 
     })
 }
 
-/// The masquerade table, as it is pinned.
-pub fn table() -> std::collections::HashMap<NatKey, NatEntry> {
-    let data = MapData::from_pin(format!("{}/NAT", names::BPF_DIR)).unwrap();
-    let map: HashMap<_, NatKey, NatEntry> = Map::HashMap(data).try_into().unwrap();
+fn open<K: aya::Pod, V: aya::Pod>(name: &str) -> HashMap<MapData, K, V> {
+    let data = MapData::from_pin(format!("{}/v2/{name}", names::BPF_DIR)).unwrap();
+    Map::HashMap(data).try_into().unwrap()
+}
+
+/// The table of connections, as it is pinned.
+pub fn table() -> std::collections::HashMap<ConnectionKey, Connection> {
+    let map = open::<ConnectionKey, Connection>("CONNECTIONS");
     map.iter().collect::<Result<_, _>>().unwrap()
 }
 
-pub fn insert(key: NatKey, entry: NatEntry) {
-    let data = MapData::from_pin(format!("{}/NAT", names::BPF_DIR)).unwrap();
-    let mut map: HashMap<_, NatKey, NatEntry> = Map::HashMap(data).try_into().unwrap();
-    map.insert(key, entry, 0).unwrap();
+pub fn aliases() -> std::collections::HashMap<Tuple, Alias> {
+    let map = open::<Tuple, Alias>("ALIASES");
+    map.iter().collect::<Result<_, _>>().unwrap()
+}
+
+/// Every alias leads to a record that has it, and every record that has one is led to.
+pub fn check_table() {
+    let (table, aliases) = (table(), aliases());
+    let mut owned = HashSet::new();
+    for (key, connection) in &table {
+        let Some(alias) = connection.alias(key) else {
+            continue;
+        };
+        assert!(owned.insert(alias), "two connections share {alias:?}");
+        let found = aliases[&alias];
+        assert_eq!(alias.to(found.addr, found.port).key().0, *key);
+    }
+    // No claim was left behind.
+    assert_eq!(aliases.len(), owned.len());
+}
+
+/// Addresses that what leaves by an interface gets.
+pub fn set_source(ifindex: u32, v4: IpAddr, v6: IpAddr) {
+    let uplink = Uplink {
+        v4: v4.into(),
+        v6: v6.into(),
+        header_len: 14,
+        pad: 0,
+    };
+    open("UPLINKS").insert(ifindex, uplink, 0).unwrap();
 }
 
 impl World {
@@ -76,6 +109,18 @@ impl World {
 
     /// What the uplink sends for a packet of the node's side.
     pub fn out(&self, ip: &Ip) -> (i32, Vec<u8>) {
+        self.forward(&Self::frame(ip))
+    }
+
+    /// What the uplink sends for a frame that came in by another interface.
+    fn forward(&self, frame: &[u8]) -> (i32, Vec<u8>) {
+        self.programs
+            .run_from("uplink_out", self.a.ifindex, self.b.ifindex, frame)
+            .unwrap()
+    }
+
+    /// What the uplink sends for a packet of a socket of the node.
+    fn host_out(&self, ip: &Ip) -> (i32, Vec<u8>) {
         self.programs
             .run("uplink_out", self.a.ifindex, &Self::frame(ip))
     }
@@ -100,15 +145,21 @@ impl World {
 
     fn leaves_alone(&self, ip: &Ip, what: &str) {
         let frame = Self::frame(ip);
-        for program in ["uplink_out", "uplink_in"] {
-            let (verdict, out) = self.programs.run(program, self.a.ifindex, &frame);
-            assert_eq!((verdict, &out), (PASS, &frame), "{program}: {what}");
+        for (hook, (verdict, out)) in [
+            ("forwarded", self.forward(&frame)),
+            ("sent", self.host_out(ip)),
+            ("received", self.come(ip)),
+        ] {
+            assert_eq!((verdict, &out), (PASS, &frame), "{hook}: {what}");
         }
     }
 
     fn dropped(&self, program: &str, ip: &Ip, reason: DropReason) {
         let before = kit::dropped(&self.datapath, reason);
-        let (verdict, _) = self.programs.run(program, self.a.ifindex, &Self::frame(ip));
+        let (verdict, _) = match program {
+            "uplink_out" => self.out(ip),
+            _ => self.come(ip),
+        };
         assert_eq!(verdict, DROP, "{:?}", self.datapath.drops());
         assert_eq!(kit::dropped(&self.datapath, reason) - before, 1);
     }

@@ -1,16 +1,16 @@
-//! `NAT` with the time in front, which stands for any change of a later version in tests of upgrades.
+//! `CONNECTIONS` with its first field last, which stands for any change of a later version in tests of upgrades.
 
 use super::{Expected, Migration};
 use sinabro_common::abi::{
+    connection::{Connection, ConnectionKey},
     layout::{Layout as _, both, field, start},
-    nat::{KIND_FORWARD, KIND_INBOUND, NatEntry, NatKey},
 };
 
-pub const NAT: Migration = Migration {
-    map: "NAT",
+pub const CONNECTIONS: Migration = Migration {
+    map: "CONNECTIONS",
     earlier: |present| Expected {
-        layout: both(NatKey::LAYOUT, EARLIER),
-        number: 1,
+        layout: both(ConnectionKey::LAYOUT, EARLIER),
+        number: 2,
         fields: [&[], &[]],
         ..present
     },
@@ -18,34 +18,33 @@ pub const NAT: Migration = Migration {
     down,
 };
 
-/// `NatEntry` as the first generation had it.
+/// `Connection` as the second generation had it.
 const EARLIER: u64 = {
-    let hash = field(start("NatEntry", SIZE, 1), "addr", 0);
-    let hash = field(field(hash, "port", 16), "kind", 18);
-    let hash = field(field(hash, "state", 19), "peer_state", 20);
-    field(field(hash, "pad", 21), "last_seen_ns", TIME)
+    let hash = field(start("Connection", SIZE, 2), "last_seen_ns", 0);
+    let hash = field(field(hash, "began_ns", 8), "nat", 16);
+    let hash = field(field(hash, "frontend", 32), "nat_port", 48);
+    let hash = field(field(hash, "frontend_port", 50), "states", 52);
+    let hash = field(field(hash, "flags", 54), "payer", 56);
+    let hash = field(field(hash, "endpoint", 60), "endpoint_generation", 64);
+    let hash = field(field(hash, "policy_epochs", 68), "verdicts", 76);
+    field(hash, "pad", 78)
 };
-const SIZE: usize = size_of::<NatEntry>();
-/// Where it had its last field.
-const TIME: usize = SIZE - size_of::<u64>();
-const KIND: usize = 18;
+const SIZE: usize = size_of::<Connection>();
+/// The field that moves.
+const TIME: usize = size_of::<u64>();
 
 fn up(key: &[u8], value: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
-    let (entry, time) = sized(key, value)?.split_at(TIME);
-    is_known(entry[KIND]).then(|| (key.to_vec(), [time, entry].concat()))
+    let (time, rest) = sized(key, value)?.split_at(TIME);
+    Some((key.to_vec(), [rest, time].concat()))
 }
 
 fn down(key: &[u8], value: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
-    let (time, entry) = sized(key, value)?.split_at(SIZE - TIME);
-    is_known(entry[KIND]).then(|| (key.to_vec(), [entry, time].concat()))
+    let (rest, time) = sized(key, value)?.split_at(SIZE - TIME);
+    Some((key.to_vec(), [time, rest].concat()))
 }
 
 fn sized<'a>(key: &[u8], value: &'a [u8]) -> Option<&'a [u8]> {
-    ((key.len(), value.len()) == (size_of::<NatKey>(), SIZE)).then_some(value)
-}
-
-fn is_known(kind: u8) -> bool {
-    (KIND_FORWARD..=KIND_INBOUND).contains(&kind)
+    ((key.len(), value.len()) == (size_of::<ConnectionKey>(), SIZE)).then_some(value)
 }
 
 #[cfg(test)]
@@ -59,37 +58,33 @@ mod tests {
     fn the_earlier_layout_is_the_present_one() {
         use crate::datapath::{DatapathConfig, maps::shape};
         let all = shape::expected(&DatapathConfig::default());
-        let present = *all.iter().find(|map| map.shape.name == NAT.map).unwrap();
-        let earlier = (NAT.earlier)(present);
-        assert_eq!((earlier.layout, earlier.number), (present.layout, 1));
+        let of_name = |map: &&Expected| map.shape.name == CONNECTIONS.map;
+        let present = *all.iter().find(of_name).unwrap();
+        let earlier = (CONNECTIONS.earlier)(present);
+        assert_eq!((earlier.layout, earlier.number), (present.layout, 2));
         assert_eq!(earlier.shape, present.shape);
     }
 
     proptest! {
         #[test]
         fn an_entry_goes_up_and_comes_back(
-            key in vec(any::<u8>(), size_of::<NatKey>()),
+            key in vec(any::<u8>(), size_of::<ConnectionKey>()),
             value in vec(any::<u8>(), SIZE),
-            kind in KIND_FORWARD..=KIND_INBOUND,
         ) {
-            let mut value = value;
-            value[KIND] = kind;
             let (up_key, up_value) = up(&key, &value).unwrap();
             prop_assert_eq!(&up_key, &key);
-            prop_assert_eq!(&up_value[..8], &value[TIME..]);
-            prop_assert_eq!(up_value[8 + KIND], kind);
+            prop_assert_eq!(&up_value[SIZE - TIME..], &value[..TIME]);
             prop_assert_eq!(down(&up_key, &up_value), Some((key, value)));
         }
 
         #[test]
         fn garbage_becomes_nothing(
             key in vec(any::<u8>(), 0..64),
-            value in vec(any::<u8>(), 0..64),
+            value in vec(any::<u8>(), 0..128),
         ) {
-            let fits = key.len() == size_of::<NatKey>() && value.len() == SIZE;
-            for (convert, kind) in [(up as super::super::Convert, KIND), (down, 8 + KIND)] {
-                let known = fits && is_known(value[kind]);
-                prop_assert_eq!(convert(&key, &value).is_some(), known);
+            let fits = key.len() == size_of::<ConnectionKey>() && value.len() == SIZE;
+            for convert in [up as super::super::Convert, down] {
+                prop_assert_eq!(convert(&key, &value).is_some(), fits);
             }
         }
     }

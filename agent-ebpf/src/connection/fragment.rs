@@ -1,0 +1,59 @@
+//! Fragments: only the first names ports, so it notes for the others what becomes of them.
+//!
+//! Bounded and short-lived: the least recently used are forgotten, and after [`LIFETIME_NS`] an id may be that of
+//! another packet.
+
+use super::now;
+use crate::{maps::FRAGMENTS, parse::Packet as _, scratch::Scratch};
+use aya_ebpf::programs::TcContext;
+use sinabro_common::abi::Addr;
+
+/// As long as hosts wait for the rest of a packet (net.ipv4.ipfrag_time).
+const LIFETIME_NS: u64 = 30_000_000_000;
+
+/// Which packet this is a fragment of.
+#[inline(always)]
+fn identify(ctx: &TcContext, scratch: &mut Scratch) -> bool {
+    let Scratch {
+        ip,
+        fragment_key: key,
+        ..
+    } = scratch;
+    key.src = ip.src;
+    key.dst = ip.dst;
+    key.proto = ip.proto;
+    key.id = [0; 4];
+    // SAFETY: four bytes, which any bytes may be written to.
+    unsafe {
+        match ip.v6 {
+            false => ctx.load_into(ip.id_at, (&raw mut key.id).cast::<[u8; 2]>()),
+            true => ctx.load_into(ip.id_at, &raw mut key.id),
+        }
+    }
+}
+
+/// Notes for the packet's other fragments which address to write; before this one is changed.
+#[inline(always)]
+pub fn note(ctx: &TcContext, scratch: &mut Scratch, addr: &Addr) {
+    if !identify(ctx, scratch) {
+        return;
+    }
+    scratch.fragment.addr = *addr;
+    scratch.fragment.seen_ns = now();
+    // It cannot be full; a failure costs one packet.
+    let _ = FRAGMENTS.insert(&scratch.fragment_key, &scratch.fragment, 0);
+}
+
+/// Whether the first of a later fragment was seen; the address to write is in `scratch.fragment` then.
+#[inline(always)]
+pub fn find(ctx: &TcContext, scratch: &mut Scratch) -> bool {
+    if !identify(ctx, scratch) {
+        return false;
+    }
+    let Some(found) = FRAGMENTS.get_ptr(&scratch.fragment_key) else {
+        return false;
+    };
+    // SAFETY: a value that the map just gave; it is written whole.
+    scratch.fragment = unsafe { *found };
+    now().wrapping_sub(scratch.fragment.seen_ns) < LIFETIME_NS
+}

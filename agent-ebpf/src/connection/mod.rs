@@ -1,0 +1,180 @@
+//! The table of connections (`sinabro_common::abi::connection`).
+
+pub mod fragment;
+pub mod share;
+
+use crate::{
+    maps::{ALIASES, CONNECTIONS, LIMITS},
+    scratch::Scratch,
+};
+use aya_ebpf::helpers::bpf_ktime_get_ns;
+use sinabro_common::{
+    abi::connection::{Connection, ConnectionKey, FLAG_EMBRYONIC, FLAG_MASQUERADED},
+    algo::{
+        ct_state::{self, RST},
+        lifetime::{self, Stage},
+    },
+};
+
+/// A packet of a busy connection writes its time no more often than this.
+pub const REFRESH_NS: u64 = 1_000_000_000;
+
+/// From when on the port of a closed connection may be another's: late segments have arrived by then.
+const REUSABLE_AFTER_NS: u64 = 1_000_000_000;
+
+const TCP: u8 = 6;
+
+#[inline(always)]
+pub fn now() -> u64 {
+    // SAFETY: no arguments.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// The record of a connection, over or not.
+#[inline(always)]
+pub fn find(key: &ConnectionKey) -> Option<*mut Connection> {
+    CONNECTIONS.get_ptr_mut(key)
+}
+
+/// What a packet changed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Noted {
+    /// Nothing that anything depends on.
+    Same,
+    /// How far the connection is: see [`changed`].
+    Changed,
+    /// It was over before that packet, which is not noted.
+    Over,
+}
+
+/// Notes a packet in its connection's record. Two processors may write at once, each end's bits being a byte
+/// of its own: a lost bit is set again by the next packet, and a lost time is less than [`REFRESH_NS`] old.
+///
+/// # Safety
+/// `connection` is a value that the map gave in this run of the program.
+#[inline(always)]
+pub unsafe fn note(
+    connection: *mut Connection,
+    proto: u8,
+    from_high: bool,
+    tcp_flags: u8,
+    now: u64,
+) -> Noted {
+    // SAFETY: the caller's promise. The kernel keeps the memory until the program ends; it may come to hold
+    // another connection if this one ends at this very moment, idle for its whole life.
+    unsafe {
+        let idle = now.wrapping_sub((*connection).last_seen_ns);
+        // Another processor's clock may be ahead of ours.
+        if idle > REFRESH_NS && idle < 1 << 63 {
+            if is_over(connection, proto, idle) {
+                return Noted::Over;
+            }
+            (*connection).last_seen_ns = now;
+        }
+        let states = (&raw mut (*connection).states).cast::<u8>();
+        let (own, other) = match from_high {
+            false => (states, states.add(1)),
+            true => (states.add(1), states),
+        };
+        let state = ct_state::next(*own, proto, tcp_flags);
+        let mut changed = Noted::Same;
+        if state != *own {
+            *own = state;
+            changed = Noted::Changed;
+        }
+        // Who goes on sending has not taken the other end's reset, which anybody may have forged. An end that did
+        // reset answers with another.
+        if proto == TCP && tcp_flags & RST_FLAG == 0 && *other & RST != 0 {
+            *other &= !RST;
+            changed = Noted::Changed;
+        }
+        changed
+    }
+}
+
+const RST_FLAG: u8 = 0x04;
+
+/// # Safety
+/// As in [`note`].
+#[inline(always)]
+pub unsafe fn stage(connection: *const Connection, proto: u8) -> Stage {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let states = (&raw const (*connection).states).read();
+        let high = (*connection).client_is_high();
+        let (client, server) = if high {
+            (states[1], states[0])
+        } else {
+            (states[0], states[1])
+        };
+        let lived = (*connection)
+            .last_seen_ns
+            .wrapping_sub((*connection).began_ns);
+        lifetime::stage(proto, client, server, lived)
+    }
+}
+
+/// # Safety
+/// As in [`note`].
+#[inline(always)]
+pub unsafe fn is_over(connection: *const Connection, proto: u8, idle_ns: u64) -> bool {
+    // SAFETY: the caller's promise.
+    let stage = unsafe { stage(connection, proto) } as u32 & 15;
+    let Some(limits) = LIMITS.get_ptr(0) else {
+        return false;
+    };
+    // SAFETY: an array of sixteen in a value that the map gave.
+    let seconds = unsafe {
+        (&raw const (*limits).lifetimes)
+            .cast::<u32>()
+            .add(stage as usize)
+            .read()
+    };
+    idle_ns > u64::from(seconds) * 1_000_000_000
+}
+
+/// What follows from another stage of `scratch.key`'s connection: it is no longer among those that nobody
+/// answered, its port may be another's soon, or not after all.
+#[inline(never)]
+pub fn changed(scratch: &mut Scratch) -> u32 {
+    let Some(connection) = find(&scratch.key) else {
+        return 0;
+    };
+    let proto = scratch.key.proto;
+    // SAFETY: a value that the map just gave.
+    let (stage, record) = unsafe { (stage(connection, proto), &*connection) };
+    if record.has(FLAG_EMBRYONIC) && !stage.is_embryonic() {
+        // SAFETY: as above. Of two processors that do this at once both may count; the agent sets it right.
+        unsafe { (*connection).flags &= !FLAG_EMBRYONIC };
+        share::answered(record.payer);
+    }
+    if !record.has(FLAG_MASQUERADED) {
+        return 0;
+    }
+    let Scratch { key, alias_key, .. } = scratch;
+    if record.client_is_high() {
+        alias_key.src = key.low;
+        alias_key.src_port = key.low_port;
+    } else {
+        alias_key.src = key.high;
+        alias_key.src_port = key.high_port;
+    }
+    alias_key.dst = record.nat;
+    alias_key.proto = key.proto;
+    alias_key.set_dst_port(record.nat_port);
+    let Some(alias) = ALIASES.get_ptr_mut(&scratch.alias_key) else {
+        return 0;
+    };
+    // SAFETY: a value that the map just gave.
+    unsafe {
+        let reusable = (*alias).reusable_ns;
+        if !stage.is_closed() {
+            if reusable != 0 {
+                (*alias).reusable_ns = 0;
+            }
+        } else if reusable == 0 {
+            (*alias).reusable_ns = now() + REUSABLE_AFTER_NS;
+        }
+    }
+    0
+}

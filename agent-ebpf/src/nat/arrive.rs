@@ -1,0 +1,193 @@
+//! What comes in by an uplink.
+
+use super::{error, is_carried, is_error, keeps_source, leave::KNOWN, masquerading, translate};
+use crate::{
+    PASS,
+    connection::{self, Noted, REFRESH_NS, fragment, share},
+    maps::{ALIASES, CONNECTIONS, ENDPOINTS},
+    nat::{claim, drop},
+    parse::{Fragment, icmp, proto},
+    rewrite::{self, End},
+    scratch::Scratch,
+};
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_NOEXIST},
+    programs::TcContext,
+};
+use sinabro_common::abi::{
+    Addr,
+    config::NodeConfig,
+    connection::{FLAG_INBOUND, FLAG_MASQUERADED},
+    drop::DropReason,
+};
+
+/// Segments of TCP with one of these say how far a connection is.
+const SYN_FIN_RST: u8 = 0x07;
+
+/// Nobody's alias is the packet's destination.
+const NONE: i32 = 66;
+
+/// Gives an answer back to whom it is for, and remembers connections that come in to a pod's own address.
+#[inline(always)]
+pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let ctx = TcContext::new(skb);
+    let Some(config) = masquerading() else {
+        return PASS;
+    };
+    if !scratch.well_formed {
+        return PASS;
+    }
+    if scratch.ip.fragment == Fragment::Later {
+        return later(&ctx, scratch);
+    }
+    if is_error(scratch) {
+        return error::arrive(skb, scratch);
+    }
+    match known(config, scratch) {
+        KNOWN => {}
+        NONE if is_carried(config, scratch) && is_translated(config, scratch) => {
+            return drop(DropReason::NatCarried);
+        }
+        NONE => return inbound(scratch),
+        action => return action,
+    }
+    if scratch.ip.fragment == Fragment::First {
+        let addr = scratch.alias.addr;
+        fragment::note(&ctx, scratch, &addr);
+    }
+    let to = (&scratch.alias.addr, scratch.alias.port);
+    translate(&ctx, scratch, End::Destination, to)
+}
+
+/// Whether a packet may be for a translated port.
+#[inline(always)]
+fn is_translated(config: &NodeConfig, scratch: &Scratch) -> bool {
+    let port = u16::from_be_bytes(scratch.l4.dst_port);
+    port >= config.nat_port_min
+        && port <= config.nat_port_max
+        && (scratch.ip.dst == scratch.uplink.v4 || scratch.ip.dst == scratch.uplink.v6)
+}
+
+/// Looks up who the packet is for; in `scratch.alias` if it is [`KNOWN`].
+#[inline(never)]
+fn known(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
+    // An echo request asks the node itself, whatever its id.
+    if matches!(scratch.ip.proto, proto::ICMP | proto::ICMPV6)
+        && !icmp::is_echo_reply(scratch.ip.v6, scratch.l4.icmp)
+    {
+        return PASS;
+    }
+    scratch.identify();
+    let Some(alias) = ALIASES.get_ptr_mut(&scratch.tuple) else {
+        return NONE;
+    };
+    // SAFETY: a value that the map just gave.
+    unsafe {
+        scratch.alias.addr = (*alias).addr;
+        scratch.alias.port = (*alias).port;
+        let now = connection::now();
+        let is_due = scratch.l4.tcp_flags & SYN_FIN_RST != 0
+            || (*alias).reusable_ns != 0
+            || now.wrapping_sub((*alias).noted_ns) > REFRESH_NS;
+        if is_due {
+            (*alias).noted_ns = now;
+            return noted(config, scratch);
+        }
+    }
+    KNOWN
+}
+
+/// Notes the packet in the record that its alias leads to.
+#[inline(never)]
+fn noted(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
+    scratch.resolve();
+    let Some(found) = connection::find(&scratch.key) else {
+        // A claim that is being made, or one that was left behind.
+        return match is_carried(config, scratch) {
+            true => drop(DropReason::NatCarried),
+            false => PASS,
+        };
+    };
+    // SAFETY: a value that the map just gave.
+    let noted = unsafe {
+        if (*found).flags & FLAG_MASQUERADED == 0 || (*found).nat_port != scratch.tuple.dst_port {
+            return PASS;
+        }
+        let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
+        connection::note(found, proto, scratch.from_high, flags, connection::now())
+    };
+    match noted {
+        Noted::Over => return PASS,
+        Noted::Changed => {
+            connection::changed(scratch);
+        }
+        Noted::Same => {}
+    }
+    KNOWN
+}
+
+/// A packet to an address that is nobody's alias: if it is a pod's own, its answers must keep that.
+#[inline(never)]
+fn inbound(scratch: &mut Scratch) -> i32 {
+    if !matches!(
+        scratch.ip.proto,
+        proto::TCP | proto::UDP | proto::UDPLITE | proto::SCTP
+    ) {
+        return PASS;
+    }
+    let payer = match ENDPOINTS.get_ptr(&scratch.ip.dst) {
+        // SAFETY: a value that the map just gave.
+        Some(endpoint) => unsafe { (*endpoint).ifindex },
+        None => return PASS,
+    };
+    let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
+    let now = connection::now();
+    if let Some(found) = connection::find(&scratch.key) {
+        // SAFETY: a value that the map just gave.
+        let noted = unsafe {
+            if (*found).flags & FLAG_INBOUND == 0 {
+                return PASS;
+            }
+            connection::note(found, proto, scratch.from_high, flags, now)
+        };
+        match noted {
+            Noted::Over => {
+                claim::forget(scratch);
+            }
+            Noted::Changed => {
+                connection::changed(scratch);
+                return PASS;
+            }
+            Noted::Same => return PASS,
+        }
+    }
+    const RST: u8 = 0x04;
+    let ends = proto == proto::TCP && flags & RST != 0;
+    if ends || keeps_source(scratch.ip.src) || !share::take(payer) {
+        return PASS;
+    }
+    scratch.connection.nat = Addr::UNSPECIFIED;
+    scratch.connection.nat_port = [0; 2];
+    scratch.begin(FLAG_INBOUND, payer, now);
+    if CONNECTIONS
+        .insert(&scratch.key, &scratch.connection, BPF_NOEXIST.into())
+        .is_err()
+    {
+        share::give(payer, true);
+    }
+    PASS
+}
+
+/// A fragment that names no ports. One whose first was not seen may be the node's own: its stack knows what
+/// to do with it.
+#[inline(always)]
+fn later(ctx: &TcContext, scratch: &mut Scratch) -> i32 {
+    if !fragment::find(ctx, scratch) {
+        return PASS;
+    }
+    let (from, to) = (&scratch.ip.dst, &scratch.fragment.addr);
+    match rewrite::address(ctx, &scratch.ip, End::Destination, from, to) {
+        Ok(()) => PASS,
+        Err(rewrite::Failed) => drop(DropReason::RewriteFailed),
+    }
+}

@@ -1,0 +1,402 @@
+//! A translation for a new connection: a port that nobody has towards that remote end.
+//!
+//! Who has it: another connection, by its alias; a socket of the host, which the kernel is asked for once the
+//! alias is claimed. The host's side of that is [`super::host`]: a socket is there before its first packet, which
+//! looks for an alias. So of a pod and a host's process that come at the same time at least one sees the
+//! other.
+
+use super::{drop, leave::KNOWN};
+use crate::{
+    PASS,
+    connection::{self, share},
+    maps::{ALIASES, CONFIG, CONNECTIONS, HOST_PORTS},
+    parse::proto,
+    scratch::Scratch,
+};
+use aya_ebpf::{
+    bindings::{
+        __sk_buff, BPF_ANY, BPF_F_CURRENT_NETNS, BPF_NOEXIST, bpf_sock_tuple,
+        bpf_sock_tuple__bindgen_ty_1, bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1,
+        bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2,
+    },
+    helpers::{bpf_get_prandom_u32, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp},
+};
+use sinabro_common::{
+    abi::{
+        Addr,
+        connection::{
+            Alias, ConnectionKey, FLAG_EMBRYONIC, FLAG_MASQUERADED, HOST_SHARE, has_one_id,
+            host_port_word,
+        },
+        drop::DropReason,
+    },
+    algo::port_pick,
+};
+
+const EEXIST: i32 = -17;
+
+/// A port was found.
+const FOUND: i32 = 0;
+
+/// Claims a translation of `scratch.tuple` to `scratch.nat` and writes its record: [`KNOWN`], or what becomes
+/// of the packet.
+#[inline(never)]
+pub fn claim(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    match claimed(skb, scratch) {
+        KNOWN => KNOWN,
+        _ if scratch.may_pass => PASS,
+        action => action,
+    }
+}
+
+#[inline(always)]
+fn claimed(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let payer = scratch.payer;
+    if !share::take(payer) {
+        return drop(DropReason::ConnectionShare);
+    }
+    let picked = match has_ports(scratch.tuple.proto) {
+        true => pick(skb, scratch),
+        false => only(scratch),
+    };
+    if picked != FOUND {
+        share::give(payer, true);
+        return picked;
+    }
+    scratch.connection.nat = scratch.alias_key.dst;
+    scratch.connection.nat_port = scratch.alias_key.dst_port;
+    scratch.begin(FLAG_MASQUERADED, payer, connection::now());
+    match CONNECTIONS.insert(&scratch.key, &scratch.connection, BPF_NOEXIST.into()) {
+        Ok(()) => KNOWN,
+        Err(error) => {
+            // Nobody else touches a claim that no record leads to.
+            let _ = ALIASES.remove(&scratch.alias_key);
+            share::give(payer, true);
+            if error == EEXIST
+                && let Some(winner) = connection::find(&scratch.key)
+            {
+                // SAFETY: a value that the map just gave.
+                unsafe {
+                    scratch.connection.nat = (*winner).nat;
+                    scratch.connection.nat_port = (*winner).nat_port;
+                }
+                if scratch.connection.nat != Addr::UNSPECIFIED {
+                    return KNOWN;
+                }
+            }
+            drop(DropReason::NatTableFull)
+        }
+    }
+}
+
+/// Whether a protocol's packets say which of several connections between two addresses they are of.
+#[inline(always)]
+fn has_ports(proto: u8) -> bool {
+    matches!(
+        proto,
+        proto::TCP | proto::UDP | proto::UDPLITE | proto::ICMP | proto::ICMPV6
+    )
+}
+
+/// Makes the alias in the scratch the client's own.
+#[inline(always)]
+fn own(scratch: &mut Scratch) {
+    scratch.alias.addr = scratch.tuple.src;
+    scratch.alias.port = scratch.tuple.src_port;
+    scratch.alias.takers = 0;
+    scratch.alias.noted_ns = 0;
+    scratch.alias.reusable_ns = 0;
+}
+
+/// Makes the key of the alias that is for answers to a port of the address that the packet is to have.
+#[inline(always)]
+fn address_answers(scratch: &mut Scratch, port: [u8; 2]) {
+    let Scratch {
+        tuple,
+        nat,
+        alias_key,
+        ..
+    } = scratch;
+    tuple.write_reply_to(nat, port, alias_key);
+}
+
+/// A connection of two addresses, or of SCTP, whose ports are in a sum over all of its packet: there is no other
+/// to choose.
+#[inline(never)]
+fn only(scratch: &mut Scratch) -> i32 {
+    address_answers(scratch, scratch.tuple.src_port);
+    own(scratch);
+    match ALIASES.insert(&scratch.alias_key, &scratch.alias, BPF_NOEXIST.into()) {
+        Ok(()) => FOUND,
+        Err(EEXIST) if take_over(scratch) => FOUND,
+        Err(EEXIST) => drop(DropReason::NatPortsExhausted),
+        Err(_) => drop(DropReason::NatTableFull),
+    }
+}
+
+/// Ports whose sockets are asked for, before a connection is refused.
+const PORTS: u32 = 3;
+
+/// Finds a port and claims it: the alias is written.
+#[inline(never)]
+fn pick(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    // The host keeps its ports, whatever ports pods may have.
+    if scratch.payer == HOST_SHARE && only(scratch) == FOUND {
+        return FOUND;
+    }
+    own(scratch);
+    address_answers(scratch, [0; 2]);
+    let proto = scratch.tuple.proto;
+    // In the scratch, not compared in the loop: the verifier would walk it for each protocol.
+    scratch.host_ports = host_port_word(proto, 0).map_or(u32::MAX / 2, |(word, _)| word);
+    scratch.id_mask = if has_one_id(proto) { u16::MAX } else { 0 };
+    let mut first = 0;
+    while first < PORTS {
+        let free = search(scratch, first);
+        if free == REUSABLE {
+            if !take_over(scratch) {
+                first += 1;
+                continue;
+            }
+        } else if free != FOUND {
+            return free;
+        }
+        if has_socket(skb, scratch) == 0 {
+            return FOUND;
+        }
+        let _ = ALIASES.remove(&scratch.alias_key);
+        first += 1;
+    }
+    drop(DropReason::NatPortsExhausted)
+}
+
+/// A port was found whose connection is over.
+const REUSABLE: i32 = 1;
+
+/// Claims a port that nobody has, or finds one whose connection is over. The client's own comes first, if `first` is
+/// zero.
+#[inline(never)]
+fn search(scratch: &mut Scratch, first: u32) -> i32 {
+    let Some(config) = CONFIG.get(0) else {
+        return drop(DropReason::NatPortsExhausted);
+    };
+    // A port that nobody outside can foresee (RFC 6056 §3).
+    // SAFETY: no arguments.
+    let random =
+        unsafe { u64::from(bpf_get_prandom_u32()) << 32 | u64::from(bpf_get_prandom_u32()) };
+    let own_port = u16::from_be_bytes(scratch.tuple.src_port);
+    let remote_port = u16::from_be_bytes(scratch.tuple.dst_port);
+    let mut attempt = u32::from(first != 0);
+    while attempt < port_pick::ATTEMPTS {
+        let (min, max) = (config.nat_port_min, config.nat_port_max);
+        let port = port_pick::candidate(random, own_port, attempt, min, max);
+        attempt += 1;
+        if is_of_host(scratch.host_ports, port) {
+            continue;
+        }
+        scratch.alias_key.dst_port = port.to_be_bytes();
+        let both = port & scratch.id_mask | remote_port & !scratch.id_mask;
+        scratch.alias_key.src_port = both.to_be_bytes();
+        match ALIASES.insert(&scratch.alias_key, &scratch.alias, BPF_NOEXIST.into()) {
+            Ok(()) => return FOUND,
+            Err(EEXIST) => {
+                if is_reusable(scratch) {
+                    return REUSABLE;
+                }
+            }
+            Err(_) => return drop(DropReason::NatTableFull),
+        }
+    }
+    drop(DropReason::NatPortsExhausted)
+}
+
+/// Whether the connection whose alias has the key in the scratch is over, and long enough.
+#[inline(always)]
+fn is_reusable(scratch: &Scratch) -> bool {
+    let Some(alias) = ALIASES.get_ptr(&scratch.alias_key) else {
+        return false;
+    };
+    // SAFETY: a value that the map just gave.
+    let reusable = unsafe { (*alias).reusable_ns };
+    reusable != 0 && connection::now() >= reusable
+}
+
+/// Whether no connection gets this port: a NodePort, a hostPort, what the host reserves. `first`: where its
+/// protocol's ports begin in `HOST_PORTS`.
+#[inline(always)]
+fn is_of_host(first: u32, port: u16) -> bool {
+    let word = HOST_PORTS.get(first + u32::from(port / 64));
+    word.is_some_and(|word| word >> (port % 64) & 1 != 0)
+}
+
+/// Takes the alias of a connection that is over. Of several that try at the same time at most one may, for all
+/// add to one number and only the first finds a one in it; whoever comes later finds another alias.
+#[inline(never)]
+fn take_over(scratch: &mut Scratch) -> bool {
+    let Some(alias) = ALIASES.get_ptr_mut(&scratch.alias_key) else {
+        return false;
+    };
+    // SAFETY: a value that the map just gave; the number is changed by such additions only.
+    unsafe {
+        let reusable = (*alias).reusable_ns;
+        if reusable == 0 || connection::now() < reusable || !is_first(alias) {
+            return false;
+        }
+        // What the remote end sends to its owner.
+        let Scratch {
+            real,
+            alias_key,
+            other_key,
+            ..
+        } = &mut *scratch;
+        real.src = alias_key.src;
+        real.src_port = alias_key.src_port;
+        real.dst = (*alias).addr;
+        real.proto = alias_key.proto;
+        real.set_dst_port((*alias).port);
+        real.write_key(other_key);
+    }
+    remove(&scratch.other_key);
+    ALIASES
+        .insert(&scratch.alias_key, &scratch.alias, BPF_ANY.into())
+        .is_ok()
+}
+
+/// # Safety
+/// `alias` is a value that the map gave in this run of the program.
+#[inline(always)]
+unsafe fn is_first(alias: *mut Alias) -> bool {
+    // SAFETY: the caller's promise; aligned to four bytes. See `connection::share` about the instruction.
+    unsafe {
+        core::arch::asm!(
+            "lock *(u32 *)({alias} + {offset}) += {one}",
+            alias = in(reg) alias,
+            one = in(reg) 1u64,
+            offset = const core::mem::offset_of!(Alias, takers),
+            options(nostack),
+        );
+        (&raw const (*alias).takers).read_volatile() == 1
+    }
+}
+
+/// Removes a record and what it takes of its pod's share.
+#[inline(always)]
+fn remove(key: &ConnectionKey) {
+    let Some(found) = connection::find(key) else {
+        return;
+    };
+    // SAFETY: a value that the map just gave.
+    let (payer, embryonic) = unsafe { ((*found).payer, (*found).has(FLAG_EMBRYONIC)) };
+    if CONNECTIONS.remove(key).is_ok() {
+        share::give(payer, embryonic);
+    }
+}
+
+/// Removes the packet's record. Its alias, if there is one, goes once it is another's or swept.
+#[inline(never)]
+pub fn forget(scratch: &mut Scratch) -> u32 {
+    remove(&scratch.key);
+    0
+}
+
+/// Begins the packet's connection again with the translation that it had, if nobody else has it by now; which
+/// that is, is in the scratch then.
+#[inline(never)]
+pub fn renew(scratch: &mut Scratch) -> bool {
+    let Some(found) = connection::find(&scratch.key) else {
+        return false;
+    };
+    // SAFETY: a value that the map just gave.
+    let (payer, embryonic) = unsafe {
+        if (*found).nat != scratch.nat {
+            return false;
+        }
+        scratch.connection.nat_port = (*found).nat_port;
+        ((*found).payer, (*found).has(FLAG_EMBRYONIC))
+    };
+    scratch.connection.nat = scratch.nat;
+    address_answers(scratch, scratch.connection.nat_port);
+    own(scratch);
+    let Some(alias) = ALIASES.get_ptr_mut(&scratch.alias_key) else {
+        return false;
+    };
+    // SAFETY: as above.
+    unsafe {
+        let is_mine = (*alias).addr == scratch.tuple.src && (*alias).port == scratch.tuple.src_port;
+        if !is_mine || !is_first(alias) {
+            return false;
+        }
+    }
+    // Another one, with which those who look at the one before cannot do anything.
+    if ALIASES
+        .insert(&scratch.alias_key, &scratch.alias, BPF_ANY.into())
+        .is_err()
+    {
+        return false;
+    }
+    scratch.begin(FLAG_MASQUERADED, payer, connection::now());
+    if !embryonic {
+        share::unanswered(payer);
+    }
+    CONNECTIONS
+        .insert(&scratch.key, &scratch.connection, BPF_ANY.into())
+        .is_ok()
+}
+
+/// Whether a socket of the host takes what answers this translation: it listens at the port, or speaks with
+/// the same remote end.
+#[inline(never)]
+fn has_socket(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
+    let key = &scratch.alias_key;
+    let (sport, dport) = (
+        u16::from_ne_bytes(key.src_port),
+        u16::from_ne_bytes(key.dst_port),
+    );
+    let mut tuple = bpf_sock_tuple {
+        __bindgen_anon_1: bpf_sock_tuple__bindgen_ty_1 {
+            ipv6: bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 {
+                saddr: words(&key.src),
+                daddr: words(&key.dst),
+                sport,
+                dport,
+            },
+        },
+    };
+    let mut len = size_of::<bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2>() as u32;
+    if !scratch.ip.v6 {
+        tuple.__bindgen_anon_1.ipv4 = bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1 {
+            saddr: words(&key.src)[3],
+            daddr: words(&key.dst)[3],
+            sport,
+            dport,
+        };
+        len = size_of::<bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1>() as u32;
+    }
+    // SAFETY: the context is valid for as long as the program runs, the tuple for as long as the call; what is
+    // found is given back.
+    unsafe {
+        let netns = i64::from(BPF_F_CURRENT_NETNS) as u64;
+        let found = match key.proto {
+            proto::TCP => bpf_skc_lookup_tcp(skb.cast(), &mut tuple, len, netns, 0).cast(),
+            proto::UDP => bpf_sk_lookup_udp(skb.cast(), &mut tuple, len, netns, 0),
+            _ => return 0,
+        };
+        if found.is_null() {
+            return 0;
+        }
+        bpf_sk_release(found.cast());
+        1
+    }
+}
+
+/// An address as the kernel's structures have it.
+#[inline(always)]
+fn words(addr: &Addr) -> [u32; 4] {
+    let a = &addr.0;
+    [
+        u32::from_ne_bytes([a[0], a[1], a[2], a[3]]),
+        u32::from_ne_bytes([a[4], a[5], a[6], a[7]]),
+        u32::from_ne_bytes([a[8], a[9], a[10], a[11]]),
+        u32::from_ne_bytes([a[12], a[13], a[14], a[15]]),
+    ]
+}

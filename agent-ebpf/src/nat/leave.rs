@@ -1,0 +1,238 @@
+//! What leaves by an uplink.
+
+use super::{drop, error, host, is_carried, is_error, keeps_source, masquerading, translate};
+use crate::{
+    PASS,
+    connection::{self, Noted, fragment},
+    maps::ENDPOINTS,
+    nat::claim,
+    parse::{Fragment, icmp, proto},
+    rewrite::{self, End},
+    scratch::Scratch,
+};
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use sinabro_common::{
+    abi::{
+        Addr,
+        config::NodeConfig,
+        connection::{Connection, FLAG_INBOUND, FLAG_MASQUERADED},
+        drop::DropReason,
+    },
+    algo::{ct_state, ct_state::SEEN},
+};
+
+/// Gives a pod's packet that leaves the cluster the uplink's address.
+///
+/// One function after another: what the first leaves behind is in the scratch, so that the verifier walks the
+/// second, which has a loop, once.
+#[inline(always)]
+pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let action = match prepare(skb, scratch) {
+        CLAIM => claim::claim(skb, scratch),
+        action => action,
+    };
+    match action {
+        KNOWN => translated(skb, scratch),
+        action => action,
+    }
+}
+
+/// Looks up, or decides, what the packet is to have.
+#[inline(never)]
+fn prepare(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let Some(config) = masquerading() else {
+        return PASS;
+    };
+    let addr = match scratch.ip.v6 {
+        false => scratch.uplink.v4,
+        true => scratch.uplink.v6,
+    };
+    if addr == Addr::UNSPECIFIED {
+        return PASS;
+    }
+    scratch.nat = addr;
+    if !scratch.well_formed {
+        return match of_pod(scratch) {
+            true => drop(DropReason::Malformed),
+            false => PASS,
+        };
+    }
+    if is_error(scratch) {
+        return error::leave(skb, scratch);
+    }
+    // SAFETY: the context is valid for as long as the program runs.
+    let is_of_host = unsafe { (*skb).ingress_ifindex } == 0;
+    match scratch.ip.fragment {
+        Fragment::Later if is_of_host => PASS,
+        Fragment::Later => later(&TcContext::new(skb), scratch),
+        _ if is_of_host => host::leave(scratch),
+        _ if is_unrelated(scratch) => unrelated(scratch),
+        _ => match known(scratch) {
+            NEW => begin(config, scratch),
+            action => action,
+        },
+    }
+}
+
+/// Gives the packet what the scratch says.
+#[inline(never)]
+fn translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let ctx = TcContext::new(skb);
+    if scratch.ip.fragment == Fragment::First {
+        let nat = scratch.connection.nat;
+        fragment::note(&ctx, scratch, &nat);
+    }
+    let Connection { nat, nat_port, .. } = &scratch.connection;
+    translate(&ctx, scratch, End::Source, (nat, *nat_port))
+}
+
+/// The packet is translated as `scratch.connection` says.
+pub const KNOWN: i32 = 65;
+/// It has no record.
+const NEW: i32 = 66;
+/// It needs a translation, of `scratch.tuple` to `scratch.nat`, for `scratch.payer`.
+pub const CLAIM: i32 = 67;
+
+/// Looks the packet's connection up.
+#[inline(never)]
+fn known(scratch: &mut Scratch) -> i32 {
+    scratch.identify();
+    let Some(found) = connection::find(&scratch.key) else {
+        return NEW;
+    };
+    let flags = scratch.l4.tcp_flags;
+    // SAFETY: a value that the map just gave.
+    unsafe {
+        let (is_from_client, kind) = (
+            (*found).client_is_high() == scratch.from_high,
+            (*found).flags & (FLAG_MASQUERADED | FLAG_INBOUND),
+        );
+        match kind {
+            FLAG_MASQUERADED if is_from_client => {}
+            // An outside packet of before must not decide about what the pod begins by itself.
+            FLAG_INBOUND if is_unanswered(found, scratch.from_high) && begins(scratch) => {
+                claim::forget(scratch);
+                return NEW;
+            }
+            _ => {}
+        }
+        let noted = connection::note(
+            found,
+            scratch.key.proto,
+            scratch.from_high,
+            flags,
+            connection::now(),
+        );
+        let again = kind == FLAG_MASQUERADED
+            && is_from_client
+            && scratch.ip.proto == proto::TCP
+            && ct_state::begins(proto::TCP, flags)
+            && connection::stage(found, proto::TCP).is_closed();
+        if noted == Noted::Over || again {
+            return renew(scratch, kind);
+        }
+        if noted == Noted::Changed {
+            connection::changed(scratch);
+        }
+        if kind != FLAG_MASQUERADED || !is_from_client {
+            return PASS;
+        }
+        scratch.connection.nat = (*found).nat;
+        scratch.connection.nat_port = (*found).nat_port;
+    }
+    KNOWN
+}
+
+/// A record that is over, or closed and asked for again: the translation stays if nobody else has it by now.
+#[inline(always)]
+fn renew(scratch: &mut Scratch, kind: u16) -> i32 {
+    if kind == FLAG_MASQUERADED && claim::renew(scratch) {
+        return KNOWN;
+    }
+    claim::forget(scratch);
+    NEW
+}
+
+/// # Safety
+/// `connection` is a value that the map gave in this run of the program.
+#[inline(always)]
+unsafe fn is_unanswered(connection: *const Connection, from_high: bool) -> bool {
+    // SAFETY: the caller's promise.
+    let states = unsafe { (&raw const (*connection).states).read() };
+    let own = if from_high { states[1] } else { states[0] };
+    own & SEEN == 0
+}
+
+/// Whether the packet is TCP's first of a connection.
+#[inline(always)]
+fn begins(scratch: &Scratch) -> bool {
+    scratch.ip.proto == proto::TCP && ct_state::begins(proto::TCP, scratch.l4.tcp_flags)
+}
+
+/// A packet without a record: whether it is to be masqueraded, and as what.
+#[inline(never)]
+fn begin(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
+    match ENDPOINTS.get_ptr(&scratch.ip.src) {
+        // SAFETY: a value that the map just gave.
+        Some(endpoint) => scratch.payer = unsafe { (*endpoint).ifindex },
+        None if scratch.ip.src == scratch.nat => return host::claimed(scratch, true),
+        None => return PASS,
+    }
+    scratch.may_pass = false;
+    if keeps_source(scratch.ip.dst) {
+        return PASS;
+    }
+    const SYN: u8 = 0x02;
+    const RST: u8 = 0x04;
+    let flags = scratch.l4.tcp_flags;
+    match scratch.ip.proto {
+        proto::TCP if is_carried(config, scratch) => return drop(DropReason::NatCarried),
+        // It answers somebody who knows the pod by its own address.
+        proto::TCP if flags & RST != 0 || (flags & SYN != 0 && !begins(scratch)) => return PASS,
+        proto::TCP | proto::UDP | proto::UDPLITE | proto::SCTP => {}
+        // An echo request.
+        proto::ICMP | proto::ICMPV6 => {}
+        proto::GRE | proto::ESP | proto::IPIP | proto::IP6 => {}
+        _ => return drop(DropReason::NatProtocol),
+    }
+    CLAIM
+}
+
+/// Whether a packet is an ICMP message that begins nothing, whatever its id.
+#[inline(always)]
+fn is_unrelated(scratch: &Scratch) -> bool {
+    matches!(scratch.ip.proto, proto::ICMP | proto::ICMPV6)
+        && !icmp::is_echo_request(scratch.ip.v6, scratch.l4.icmp)
+}
+
+#[inline(always)]
+fn unrelated(scratch: &Scratch) -> i32 {
+    // A reply answers a request that reached the pod at its own address.
+    let is_reply = icmp::is_echo_reply(scratch.ip.v6, scratch.l4.icmp);
+    match is_reply || !of_pod(scratch) || keeps_source(scratch.ip.dst) {
+        true => PASS,
+        false => drop(DropReason::NatProtocol),
+    }
+}
+
+#[inline(always)]
+fn of_pod(scratch: &Scratch) -> bool {
+    ENDPOINTS.get_ptr(&scratch.ip.src).is_some()
+}
+
+/// A fragment that names no ports.
+#[inline(always)]
+fn later(ctx: &TcContext, scratch: &mut Scratch) -> i32 {
+    if fragment::find(ctx, scratch) {
+        let (from, to) = (&scratch.ip.src, &scratch.fragment.addr);
+        return match rewrite::address(ctx, &scratch.ip, End::Source, from, to) {
+            Ok(()) => PASS,
+            Err(rewrite::Failed) => drop(DropReason::RewriteFailed),
+        };
+    }
+    match !of_pod(scratch) || keeps_source(scratch.ip.dst) {
+        true => PASS,
+        // Its first is missing, and with it what the receiver could do with this one.
+        false => drop(DropReason::NatFragment),
+    }
+}

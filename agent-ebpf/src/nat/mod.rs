@@ -1,0 +1,85 @@
+//! Masquerade: what pods of this node send out of the cluster gets the address of the uplink that it leaves by.
+//!
+//! - [`leave`]: what leaves by an uplink; [`claim`]: a translation for a new connection;
+//! - [`arrive`]: what comes in by one;
+//! - [`error`]: ICMP errors, which quote packets, in both directions;
+//! - [`host`]: the node's own connections, which keep their ports while no pod's has them.
+
+pub mod arrive;
+pub mod claim;
+pub mod error;
+pub mod host;
+pub mod leave;
+
+use crate::{
+    PASS,
+    maps::{CONFIG, NON_MASQUERADE},
+    parse::{Fragment, icmp, proto},
+    rewrite::{self, End},
+    scratch::Scratch,
+};
+use aya_ebpf::{maps::lpm_trie::Key, programs::TcContext};
+use sinabro_common::{
+    abi::{
+        Addr,
+        config::{FLAG_CARRYING, FLAG_MASQUERADE, NodeConfig},
+        drop::DropReason,
+    },
+    algo::ct_state,
+};
+
+/// What a stage's function returns beside an action: a drop for a reason. No action of the kernel's is so large.
+pub const DROPPED: i32 = 0x100;
+
+/// A drop for a reason, as a number.
+#[inline(always)]
+pub fn drop(reason: DropReason) -> i32 {
+    DROPPED + reason as i32
+}
+
+/// Destinations that pods reach with their own address.
+#[inline(always)]
+fn keeps_source(addr: Addr) -> bool {
+    NON_MASQUERADE.get(Key::new(128, addr)).is_some()
+}
+
+/// Whether an ICMP message quotes the packet that it is about.
+#[inline(always)]
+pub fn is_error(scratch: &Scratch) -> bool {
+    match scratch.ip.proto {
+        proto::ICMP | proto::ICMPV6 => {
+            scratch.ip.fragment == Fragment::No && icmp::is_error(scratch.ip.v6, scratch.l4.icmp)
+        }
+        _ => false,
+    }
+}
+
+/// Whether a packet that no record was found for may be of a connection whose record is on its way here: another
+/// port would break it, and so would the node's own RST.
+#[inline(always)]
+fn is_carried(config: &NodeConfig, scratch: &Scratch) -> bool {
+    scratch.ip.proto == proto::TCP
+        && config.flags & FLAG_CARRYING != 0
+        && !ct_state::begins(proto::TCP, scratch.l4.tcp_flags)
+}
+
+/// Gives one end of the packet another address and port.
+#[inline(always)]
+fn translate(ctx: &TcContext, scratch: &Scratch, end: End, to: (&Addr, [u8; 2])) -> i32 {
+    let from = match end {
+        End::Source => (&scratch.ip.src, scratch.l4.src_port),
+        End::Destination => (&scratch.ip.dst, scratch.l4.dst_port),
+    };
+    match rewrite::endpoint(ctx, &scratch.ip, end, from, to) {
+        Ok(()) => PASS,
+        Err(rewrite::Failed) => drop(DropReason::RewriteFailed),
+    }
+}
+
+/// The node's settings, if anything is masqueraded.
+#[inline(always)]
+fn masquerading() -> Option<&'static NodeConfig> {
+    CONFIG
+        .get(0)
+        .filter(|config| config.flags & FLAG_MASQUERADE != 0)
+}

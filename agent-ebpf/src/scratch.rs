@@ -1,0 +1,160 @@
+//! Where a program keeps what it has read of a packet: 512 bytes of stack hold neither two headers nor a record.
+//!
+//! What is in a map is also nothing that the verifier keeps apart: it walks each stage once, not once for each
+//! protocol and set of flags that the stages before left behind.
+
+use crate::parse::{
+    Ip, ip4, ip6,
+    l4::{self, L4},
+};
+use aya_ebpf::{bindings::__sk_buff, macros::map, maps::PerCpuArray, programs::TcContext};
+use core::mem::MaybeUninit;
+use sinabro_common::{
+    abi::{
+        Addr,
+        connection::{
+            Alias, Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_EMBRYONIC, Fragment,
+            FragmentKey, Tuple,
+        },
+        uplink::Uplink,
+    },
+    algo::ct_state,
+};
+
+/// Not pinned: it goes with the programs of its object.
+#[map]
+static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
+
+#[repr(C)]
+pub struct Scratch {
+    pub ip: Ip,
+    /// All zeros if it is malformed.
+    pub l4: L4,
+    pub well_formed: bool,
+    /// What an ICMP error quotes.
+    pub quoted: Ip,
+    pub quoted_l4: L4,
+    pub uplink: Uplink,
+    /// The packet's, or that of the packet that it quotes.
+    pub tuple: Tuple,
+    pub key: ConnectionKey,
+    pub from_high: bool,
+    /// The packet's with its real destination.
+    pub real: Tuple,
+    /// The address that what leaves is to have.
+    pub nat: Addr,
+    /// Whose share its connection is in, if it is a new one,
+    pub payer: u32,
+    /// and whether it may leave as it is where there is no room for another.
+    pub may_pass: bool,
+    /// Where its protocol's ports begin in `HOST_PORTS`,
+    pub host_ports: u32,
+    /// and all ones if both directions have one id, which is its port.
+    pub id_mask: u16,
+    /// What is about to be written.
+    pub connection: Connection,
+    pub other_key: ConnectionKey,
+    pub alias_key: Tuple,
+    pub alias: Alias,
+    pub fragment_key: FragmentKey,
+    pub fragment: Fragment,
+}
+
+impl Scratch {
+    /// The packet's tuple, key and direction, from its headers.
+    #[inline(always)]
+    pub fn identify(&mut self) {
+        self.tuple.src = self.ip.src;
+        self.tuple.dst = self.ip.dst;
+        self.tuple.src_port = self.l4.src_port;
+        self.tuple.dst_port = self.l4.dst_port;
+        self.tuple.proto = self.ip.proto;
+        self.from_high = self.tuple.write_key(&mut self.key);
+    }
+
+    /// The same of the packet that an ICMP error quotes.
+    #[inline(always)]
+    pub fn identify_quoted(&mut self) {
+        self.tuple.src = self.quoted.src;
+        self.tuple.dst = self.quoted.dst;
+        self.tuple.src_port = self.quoted_l4.src_port;
+        self.tuple.dst_port = self.quoted_l4.dst_port;
+        self.tuple.proto = self.quoted.proto;
+        self.from_high = self.tuple.write_key(&mut self.key);
+    }
+
+    /// Where the packet's tuple has an alias for its destination: the key of the record that it leads to.
+    #[inline(always)]
+    pub fn resolve(&mut self) {
+        let Self {
+            real, tuple, alias, ..
+        } = self;
+        real.src = tuple.src;
+        real.dst = alias.addr;
+        real.src_port = tuple.src_port;
+        real.proto = tuple.proto;
+        real.set_dst_port(alias.port);
+        self.from_high = self.real.write_key(&mut self.key);
+    }
+
+    /// Makes `connection` one that begins with this packet.
+    #[inline(always)]
+    pub fn begin(&mut self, flags: u16, payer: u32, now: u64) {
+        let state = ct_state::next(0, self.key.proto, self.l4.tcp_flags);
+        let connection = &mut self.connection;
+        connection.last_seen_ns = now;
+        connection.began_ns = now;
+        connection.payer = payer;
+        if self.from_high {
+            connection.states = [0, state];
+            connection.flags = flags | FLAG_EMBRYONIC | FLAG_CLIENT_IS_HIGH;
+        } else {
+            connection.states = [state, 0];
+            connection.flags = flags | FLAG_EMBRYONIC;
+        }
+    }
+}
+
+/// This processor's. A program has it to itself: it is not preempted by one of its kind, which runs with
+/// softirqs off.
+#[inline(always)]
+pub fn get() -> Option<&'static mut Scratch> {
+    let scratch = SCRATCH.get_ptr_mut(0)?;
+    // SAFETY: see above; zeros, with which the map begins, are a value of every field.
+    Some(unsafe { &mut *scratch })
+}
+
+/// Reads the IP header at an offset; false if it is malformed.
+#[inline(never)]
+pub fn read_ip4(skb: *mut __sk_buff, scratch: &mut Scratch, at: u32) -> bool {
+    match ip4::read(&TcContext::new(skb), at, true) {
+        Some(ip) => {
+            scratch.ip = ip;
+            true
+        }
+        None => false,
+    }
+}
+
+/// As [`read_ip4`].
+#[inline(never)]
+pub fn read_ip6(skb: *mut __sk_buff, scratch: &mut Scratch, at: u32) -> bool {
+    // SAFETY: an Ip may be written over.
+    let to = unsafe { &mut *(&raw mut scratch.ip).cast::<MaybeUninit<Ip>>() };
+    ip6::read_into(&TcContext::new(skb), at, true, to)
+}
+
+/// Reads the transport header; false, and all zeros, if it is malformed.
+#[inline(never)]
+pub fn read_l4(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
+    scratch.l4 = L4::default();
+    // What is no value in an Option is no bytes either, and the verifier lets nobody copy those.
+    scratch.well_formed = match l4::read(&TcContext::new(skb), &scratch.ip) {
+        Some(l4) => {
+            scratch.l4 = l4;
+            true
+        }
+        None => false,
+    };
+    scratch.well_formed
+}

@@ -1,0 +1,202 @@
+//! `CONNECTIONS` and `ALIASES`, `SHARES` and `LIMITS`.
+
+use super::{error, found, lock, raw, removed};
+use crate::datapath::{DatapathError, raw_map::RawMap};
+use aya::maps::{Array, HashMap, Map, MapData, MapError};
+use sinabro_common::abi::connection::{
+    ALL_SHARES, Alias, Connection, ConnectionKey, HOST_SHARE, Limits, Share, Tuple,
+};
+use std::sync::Mutex;
+
+const CONNECTIONS: &str = "CONNECTIONS";
+const ALIASES: &str = "ALIASES";
+const SHARES: &str = "SHARES";
+const LIMITS: &str = "LIMITS";
+
+pub struct Connections {
+    records: Table<ConnectionKey, Connection>,
+    aliases: Table<Tuple, Alias>,
+    shares: Mutex<HashMap<MapData, u32, Share>>,
+    limits: Mutex<Array<MapData, Limits>>,
+}
+
+impl Connections {
+    /// # Errors
+    /// If a map is none of the kind, or cannot be read.
+    pub fn new(
+        records: Map,
+        aliases: Map,
+        shares: Map,
+        limits: Map,
+    ) -> Result<Self, DatapathError> {
+        let connections = Self {
+            records: Table::new(records, CONNECTIONS)?,
+            aliases: Table::new(aliases, ALIASES)?,
+            shares: Mutex::new(shares.try_into().map_err(error(SHARES, "opening"))?),
+            limits: Mutex::new(limits.try_into().map_err(error(LIMITS, "opening"))?),
+        };
+        connections.start(HOST_SHARE)?;
+        connections.start(ALL_SHARES)?;
+        Ok(connections)
+    }
+
+    /// Connections that there is room for.
+    pub fn capacity(&self) -> u32 {
+        self.records.raw.info().max_entries
+    }
+
+    pub fn set_limits(&self, limits: Limits) -> Result<(), DatapathError> {
+        lock(&self.limits)
+            .set(0, limits, 0)
+            .map_err(error(LIMITS, "writing to"))
+    }
+
+    pub fn limits(&self) -> Result<Limits, DatapathError> {
+        lock(&self.limits)
+            .get(&0, 0)
+            .map_err(error(LIMITS, "reading from"))
+    }
+
+    /// Begins to count what a pod's connections take; goes on where that is counted already.
+    pub fn start(&self, payer: u32) -> Result<(), DatapathError> {
+        const NEW: u64 = 1;
+        match lock(&self.shares).insert(payer, Share::default(), NEW) {
+            Err(MapError::SyscallError(error))
+                if error.io_error.raw_os_error() == Some(libc::EEXIST) =>
+            {
+                Ok(())
+            }
+            other => other.map_err(error(SHARES, "writing to")),
+        }
+    }
+
+    pub fn end(&self, payer: u32) -> Result<(), DatapathError> {
+        removed(lock(&self.shares).remove(&payer)).map_err(error(SHARES, "removing from"))
+    }
+
+    pub fn share(&self, payer: u32) -> Result<Option<Share>, DatapathError> {
+        found(lock(&self.shares).get(&payer, 0)).map_err(error(SHARES, "reading from"))
+    }
+
+    /// All shares, by the index of the pod's link; [`HOST_SHARE`] and [`ALL_SHARES`] among them.
+    pub fn shares(&self) -> Result<Vec<(u32, Share)>, DatapathError> {
+        let shares = lock(&self.shares);
+        let all: Result<Vec<_>, MapError> = shares.iter().collect();
+        all.map_err(error(SHARES, "reading from"))
+    }
+
+    /// Sets a count right that is there.
+    pub fn correct(
+        &self,
+        payer: u32,
+        connections: u64,
+        embryonic: u64,
+    ) -> Result<(), DatapathError> {
+        let mut shares = lock(&self.shares);
+        let Some(before) = found(shares.get(&payer, 0)).map_err(error(SHARES, "reading from"))?
+        else {
+            return Ok(());
+        };
+        if (before.connections, before.embryonic) == (connections, embryonic) {
+            return Ok(());
+        }
+        let share = Share {
+            connections,
+            embryonic,
+            refused: before.refused,
+        };
+        shares
+            .insert(payer, share, 0)
+            .map_err(error(SHARES, "writing to"))
+    }
+
+    pub fn get(&self, key: &ConnectionKey) -> Result<Option<Connection>, DatapathError> {
+        self.records.get(key)
+    }
+
+    pub fn alias(&self, key: &Tuple) -> Result<Option<Alias>, DatapathError> {
+        self.aliases.get(key)
+    }
+
+    /// Removes a connection: the record, and then the alias that leads to it.
+    pub fn remove(
+        &self,
+        key: &ConnectionKey,
+        connection: &Connection,
+    ) -> Result<(), DatapathError> {
+        self.records.remove(key)?;
+        let Some(alias) = connection.alias(key) else {
+            return Ok(());
+        };
+        match self.aliases.get(&alias)? {
+            Some(found) if leads_to(&alias, &found, key) => self.aliases.remove(&alias),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn remove_alias(&self, key: &Tuple) -> Result<(), DatapathError> {
+        self.aliases.remove(key)
+    }
+
+    /// Whether an alias has a record that it leads to and that has it.
+    pub fn is_owned(&self, key: &Tuple, alias: &Alias) -> Result<bool, DatapathError> {
+        let record = key.to(alias.addr, alias.port).key().0;
+        let found = self.records.get(&record)?;
+        Ok(found.and_then(|found| found.alias(&record)) == Some(*key))
+    }
+
+    /// Calls `each` with every record; the map may be changed meanwhile, also by `each`.
+    pub fn for_each(
+        &self,
+        each: impl FnMut(ConnectionKey, Connection),
+    ) -> Result<(), DatapathError> {
+        self.records.for_each(each)
+    }
+
+    /// The same of every alias.
+    pub fn for_each_alias(&self, each: impl FnMut(Tuple, Alias)) -> Result<(), DatapathError> {
+        self.aliases.for_each(each)
+    }
+}
+
+/// Whether a connection is the one that an alias is for.
+fn leads_to(key: &Tuple, alias: &Alias, connection: &ConnectionKey) -> bool {
+    key.to(alias.addr, alias.port).key().0 == *connection
+}
+
+/// A hash table, also read many entries at once.
+struct Table<K, V> {
+    name: &'static str,
+    map: Mutex<HashMap<MapData, K, V>>,
+    raw: RawMap,
+}
+
+impl<K: aya::Pod, V: aya::Pod> Table<K, V> {
+    fn new(map: Map, name: &'static str) -> Result<Self, DatapathError> {
+        let Map::HashMap(data) = &map else {
+            return Err(DatapathError::Missing {
+                what: "hash map",
+                name,
+            });
+        };
+        Ok(Self {
+            name,
+            raw: raw(data, name)?,
+            map: Mutex::new(map.try_into().map_err(error(name, "opening"))?),
+        })
+    }
+
+    fn get(&self, key: &K) -> Result<Option<V>, DatapathError> {
+        found(lock(&self.map).get(key, 0)).map_err(error(self.name, "reading from"))
+    }
+
+    fn remove(&self, key: &K) -> Result<(), DatapathError> {
+        removed(lock(&self.map).remove(key)).map_err(error(self.name, "removing from"))
+    }
+
+    fn for_each(&self, each: impl FnMut(K, V)) -> Result<(), DatapathError> {
+        self.raw
+            .for_each_of(each)
+            .map_err(|source| error(self.name, "reading from")(MapError::from(source)))
+    }
+}

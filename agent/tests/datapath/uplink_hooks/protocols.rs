@@ -1,0 +1,351 @@
+//! Other families and protocols, fragments, ICMP errors, and the host's own connections.
+
+use super::*;
+use crate::packet::{IcmpError, UDPLITE, see_error};
+
+fn far6() -> IpAddr {
+    "2001:db8::9".parse().unwrap()
+}
+
+fn node6() -> IpAddr {
+    NODE_IP6.parse().unwrap()
+}
+
+/// Pod, node and outside host of either family.
+fn families(w: &World) -> [(IpAddr, IpAddr, IpAddr); 2] {
+    [(w.a.v4, NODE_IP, FAR), (w.a.v6, node6(), far6())]
+}
+
+fn echo_request(addr: IpAddr) -> u8 {
+    if addr.is_ipv4() { 8 } else { 128 }
+}
+
+#[test]
+fn both_families_leave_as_the_node_and_get_their_replies() {
+    world(|w| {
+        for (pod, node, far) in families(&w) {
+            for proto in [TCP, UDP, UDPLITE, ICMP] {
+                let ip = match proto {
+                    ICMP => packet::icmp(pod, far, echo_request(pod), 62000),
+                    UDPLITE => packet::udplite((pod, 62000), (far, 443), b"hello"),
+                    proto => make(proto, (pod, 62000), (far, 443)),
+                };
+                let sent = w.sent(&ip);
+                assert_eq!((sent.src, sent.ports.0), (node, 62000));
+                let reply = match proto {
+                    ICMP => packet::icmp(far, node, if far.is_ipv4() { 0 } else { 129 }, 62000),
+                    UDPLITE => packet::udplite((far, 443), (node, 62000), b"hi"),
+                    _ => reply_to(&sent),
+                };
+                let received = w.received(&reply);
+                assert_eq!((received.src, received.dst), (far, pod), "{proto}");
+            }
+        }
+        check_table();
+    });
+}
+
+#[test]
+fn protocols_without_ports_have_one_connection_for_two_addresses() {
+    world(|w| {
+        for proto in [4, 41, 47, 50, 132] {
+            for (pod, node, far) in families(&w) {
+                let (verdict, out) = w.out(&packet::other(pod, far, proto));
+                assert_eq!(verdict, PASS, "{proto}");
+                assert_eq!(
+                    out,
+                    World::frame(&packet::other(node, far, proto)),
+                    "{proto}"
+                );
+                let (_, back) = w.come(&packet::other(far, node, proto));
+                assert_eq!(
+                    back,
+                    World::frame(&packet::other(far, pod, proto)),
+                    "{proto}"
+                );
+                // Another pod's would be told from this one's by nothing.
+                let other = if pod.is_ipv4() { w.b.v4 } else { w.b.v6 };
+                w.dropped(
+                    "uplink_out",
+                    &packet::other(other, far, proto),
+                    DropReason::NatPortsExhausted,
+                );
+            }
+        }
+        check_table();
+    });
+}
+
+#[test]
+fn fragments_follow_their_first() {
+    world(|w| {
+        for (pod, node, far) in families(&w) {
+            // The transport checksum is that of the whole, so that of the first fragment alone is not looked at.
+            let mut first = packet::udp((pod, 62000), (far, 53), &[7; 64]);
+            first.fragment = if pod.is_ipv4() { 0x2000 } else { 0x0001 };
+            let mut later = first.clone();
+            later.fragment = if pod.is_ipv4() { 0x0009 } else { 0x0048 };
+            w.dropped("uplink_out", &later, DropReason::NatFragment);
+            let (verdict, out) = w.out(&first);
+            assert_eq!(verdict, PASS);
+            let mut expected = packet::udp((node, 62000), (far, 53), &[7; 64]);
+            expected.fragment = first.fragment;
+            assert_eq!(out, World::frame(&expected));
+            let (verdict, out) = w.out(&later);
+            assert_eq!(verdict, PASS);
+            let mut expected = later.clone();
+            expected.src = node;
+            assert_eq!(out, World::frame(&expected));
+
+            let mut first = packet::udp((far, 53), (node, 62000), &[9; 64]);
+            first.fragment = if pod.is_ipv4() { 0x2000 } else { 0x0001 };
+            let mut later = first.clone();
+            later.fragment = if pod.is_ipv4() { 0x0009 } else { 0x0048 };
+            assert_eq!(
+                w.come(&later),
+                (PASS, World::frame(&later)),
+                "it may be the node's"
+            );
+            let mut expected = packet::udp((far, 53), (pod, 62000), &[9; 64]);
+            expected.fragment = first.fragment;
+            assert_eq!(w.come(&first), (PASS, World::frame(&expected)));
+            let mut expected = later.clone();
+            expected.dst = pod;
+            assert_eq!(w.come(&later), (PASS, World::frame(&expected)));
+        }
+    });
+}
+
+/// What an error quotes of a packet: all of it, or as little as it must.
+fn quotes(ip: &Ip) -> [Vec<u8>; 2] {
+    let whole = ip.bytes();
+    let header = whole.len() - ip.payload.len();
+    [whole.clone(), whole[..header + 8].to_vec()]
+}
+
+#[test]
+fn errors_about_what_a_pod_sent_reach_it_with_what_it_sent() {
+    world(|w| {
+        for (pod, node, far) in families(&w) {
+            let router = if pod.is_ipv4() {
+                "198.51.100.1".parse().unwrap()
+            } else {
+                "2001:db8:1::1".parse().unwrap()
+            };
+            for proto in [TCP, UDP, UDPLITE, ICMP] {
+                let make = |src: IpAddr, id: u16| match proto {
+                    ICMP => packet::icmp(src, far, echo_request(src), id),
+                    UDPLITE => packet::udplite((src, id), (far, 443), b"hello"),
+                    proto => make(proto, (src, id), (far, 443)),
+                };
+                // The second has another port outside than its own.
+                for id in [62001, 4001] {
+                    let ip = make(pod, id);
+                    let outside = w.sent(&ip).ports.0;
+                    for (quoted, own) in quotes(&make(node, outside)).iter().zip(quotes(&ip)) {
+                        for kind in [
+                            IcmpError::TooBig(1300),
+                            IcmpError::TimeExceeded,
+                            IcmpError::NoPort,
+                        ] {
+                            let error = packet::icmp_error(router, node, kind, quoted);
+                            let (verdict, got) = w.come(&error);
+                            assert_eq!(verdict, PASS);
+                            let seen = see_error(&got);
+                            assert_eq!((seen.src, seen.dst), (router, pod), "{proto} {kind:?}");
+                            assert_eq!(seen.quoted, own, "{proto} {kind:?}");
+                            let expected = packet::icmp_error(router, pod, kind, &own);
+                            assert_eq!(got, World::frame(&expected));
+                        }
+                    }
+                }
+            }
+            // Of nobody's packet, and one that somebody else sends to the node.
+            let nobody = packet::udp((node, 62009), (far, 443), b"hello");
+            let error = packet::icmp_error(router, node, IcmpError::NoPort, &nobody.bytes());
+            assert_eq!(w.come(&error), (PASS, World::frame(&error)));
+        }
+    });
+}
+
+#[test]
+fn errors_about_what_a_pod_got_leave_with_what_was_sent() {
+    world(|w| {
+        for (pod, node, far) in families(&w) {
+            let outside = w.sent(&packet::udp((pod, 4000), (far, 53), b"?")).ports.0;
+            w.received(&packet::udp((far, 53), (node, outside), b"!"));
+            let got = packet::udp((far, 53), (pod, 4000), b"!");
+            let sent = packet::udp((far, 53), (node, outside), b"!");
+            for (got, sent) in quotes(&got).iter().zip(quotes(&sent)) {
+                let error = packet::icmp_error(pod, far, IcmpError::NoPort, got);
+                let expected = packet::icmp_error(node, far, IcmpError::NoPort, &sent);
+                assert_eq!(w.out(&error), (PASS, World::frame(&expected)));
+                // The node's own: the answer does not fit into the pod's link.
+                let error = packet::icmp_error(node, far, IcmpError::TooBig(1200), got);
+                let expected = packet::icmp_error(node, far, IcmpError::TooBig(1200), &sent);
+                assert_eq!(w.host_out(&error), (PASS, World::frame(&expected)));
+            }
+            // What another pod got is none of its business.
+            let other = if pod.is_ipv4() { w.b.v4 } else { w.b.v6 };
+            let error = packet::icmp_error(other, far, IcmpError::NoPort, &got.bytes());
+            w.dropped("uplink_out", &error, DropReason::NatProtocol);
+        }
+    });
+}
+
+#[test]
+fn the_hosts_own_connections_keep_their_ports_until_somebody_has_them() {
+    world(|w| {
+        for (pod, node, far) in families(&w) {
+            for proto in [TCP, UDP] {
+                let free = make(proto, (node, 62010), (far, 443));
+                assert_eq!(w.host_out(&free), (PASS, World::frame(&free)));
+            }
+            // A host's echo request is noted: a pod's with the same id gets another one.
+            let ping = packet::icmp(node, far, echo_request(node), 77);
+            assert_eq!(w.host_out(&ping), (PASS, World::frame(&ping)));
+            let kind = if far.is_ipv4() { 0 } else { 129 };
+            let pong = packet::icmp(far, node, kind, 77);
+            assert_eq!(w.come(&pong), (PASS, World::frame(&pong)));
+            let own = w.sent(&packet::icmp(pod, far, echo_request(pod), 77));
+            assert_ne!(own.ports.0, 77);
+            assert_eq!(w.come(&pong), (PASS, World::frame(&pong)));
+
+            // A pod has the port: the host's connection gets another, and its answers find back.
+            for proto in [TCP, UDP] {
+                assert_eq!(
+                    w.sent(&make(proto, (pod, 62020), (far, 443))).ports.0,
+                    62020
+                );
+                let (verdict, out) = w.host_out(&make(proto, (node, 62020), (far, 443)));
+                assert_eq!(verdict, PASS);
+                let host = see(&out);
+                assert_eq!(host.src, node);
+                assert_ne!(host.ports.0, 62020);
+                let back = w.received(&reply_to(&host));
+                assert_eq!((back.dst, back.ports.1), (node, 62020));
+                let to_pod = Seen {
+                    src: node,
+                    ports: (62020, 443),
+                    ..host.clone()
+                };
+                assert_eq!(w.received(&reply_to(&to_pod)).dst, pod);
+                // The next of its packets, too.
+                let next = match proto {
+                    TCP => packet::tcp((node, 62020), (far, 443), ACK, b""),
+                    _ => make(UDP, (node, 62020), (far, 443)),
+                };
+                assert_eq!(see(&w.host_out(&next).1).ports.0, host.ports.0);
+            }
+        }
+        check_table();
+    });
+}
+
+#[test]
+fn a_pod_gets_no_port_that_a_socket_of_the_host_has() {
+    world(|w| {
+        // Listening, and unconnected: whatever comes for the port may be for them.
+        let (far, port) = (FAR, 62030);
+        let _tcp = std::net::TcpListener::bind(("0.0.0.0", port)).unwrap();
+        let _udp = std::net::UdpSocket::bind(("0.0.0.0", port)).unwrap();
+        for proto in [TCP, UDP] {
+            let sent = w.sent(&make(proto, (w.a.v4, port), (far, 443)));
+            assert_ne!(sent.ports.0, port);
+            assert_eq!(w.received(&reply_to(&sent)).dst, w.a.v4);
+        }
+        check_table();
+    });
+}
+
+#[test]
+fn no_connection_gets_what_the_host_reserves() {
+    world(|w| {
+        let mut set = sinabro_agent::datapath::PortSet::default();
+        for proto in [TCP, UDP] {
+            set.add(proto, 62040..=62049);
+        }
+        w.datapath
+            .set_host_ports(sinabro_agent::datapath::PortsOf::Node, set)
+            .unwrap();
+        for proto in [TCP, UDP] {
+            for port in [62040, 62049] {
+                let sent = w.sent(&make(proto, (w.a.v4, port), (FAR, 443)));
+                assert!(!(62040..=62049).contains(&sent.ports.0));
+            }
+            let sent = w.sent(&make(proto, (w.a.v4, 62050), (FAR, 443)));
+            assert_eq!(sent.ports.0, 62050);
+        }
+    });
+}
+
+#[test]
+fn an_outside_packet_does_not_decide_what_a_pod_begins() {
+    world(|w| {
+        for (pod, node, far) in families(&w) {
+            // Planted, and never answered.
+            w.come(&packet::tcp((far, 443), (pod, 62060), ACK, b""));
+            let sent = w.sent(&packet::tcp((pod, 62060), (far, 443), SYN, b""));
+            assert_eq!(sent.src, node);
+            assert_eq!(w.received(&reply_to(&sent)).dst, pod);
+        }
+        check_table();
+    });
+}
+
+#[test]
+fn the_port_of_a_closed_connection_is_soon_anothers() {
+    world(|w| {
+        let mut config = kit::node_config();
+        (config.nat_port_min, config.nat_port_max) = (61000, 61000);
+        w.datapath.set_node_config(config).unwrap();
+        let first = w.sent(&packet::tcp((w.a.v4, 1), (FAR, 80), SYN, b""));
+        w.received(&reply_to(&first));
+        let ack = |flags| packet::tcp((w.a.v4, 1), (FAR, 80), flags, b"");
+        w.sent(&ack(ACK));
+        let other = packet::tcp((w.b.v4, 1), (FAR, 80), SYN, b"");
+        w.dropped("uplink_out", &other, DropReason::NatPortsExhausted);
+        // A reset that is not believed changes nothing.
+        w.received(&packet::tcp((FAR, 80), (NODE_IP, 61000), 0x04, b""));
+        w.sent(&ack(ACK));
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        w.dropped("uplink_out", &other, DropReason::NatPortsExhausted);
+
+        w.sent(&ack(FIN | ACK));
+        w.received(&packet::tcp((FAR, 80), (NODE_IP, 61000), FIN | ACK, b""));
+        w.dropped("uplink_out", &other, DropReason::NatPortsExhausted);
+        // The same pod's next connection from the same port keeps it at once.
+        assert_eq!(
+            w.sent(&packet::tcp((w.a.v4, 1), (FAR, 80), SYN, b""))
+                .ports
+                .0,
+            61000
+        );
+        w.dropped("uplink_out", &other, DropReason::NatPortsExhausted);
+        w.sent(&ack(0x04));
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        let second = w.sent(&other);
+        assert_eq!(second.ports.0, 61000);
+        assert_eq!(w.received(&reply_to(&second)).dst, w.b.v4);
+        assert_eq!(table().len(), 1);
+        check_table();
+    });
+}
+
+#[test]
+fn nothing_that_is_quoted_is_believed_beyond_its_end() {
+    world(|w| {
+        for (pod, node, far) in families(&w) {
+            let outside = w.sent(&packet::udp((pod, 4000), (far, 53), b"?")).ports.0;
+            let sent = packet::udp((node, outside), (far, 53), b"?").bytes();
+            for len in 0..sent.len() {
+                let error = packet::icmp_error(far, node, IcmpError::NoPort, &sent[..len]);
+                let (verdict, out) = w.come(&error);
+                assert_eq!(verdict, PASS);
+                if out != World::frame(&error) {
+                    assert_eq!(see_error(&out).dst, pod, "{len}");
+                }
+            }
+        }
+    });
+}
