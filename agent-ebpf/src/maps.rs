@@ -10,7 +10,7 @@ use aya_ebpf::{
 };
 use sinabro_common::abi::{
     Addr,
-    config::{MAX_NON_MASQUERADE, NodeConfig},
+    config::{MAX_NON_MASQUERADE, MAX_NON_MASQUERADE_BEFORE, NodeConfig},
     connection::{
         Alias, Connection, ConnectionKey, Fragment, FragmentKey, HOST_PORT_WORDS, Limits,
         MAX_CONNECTIONS, MAX_FRAGMENTS, Share, Tuple,
@@ -69,6 +69,9 @@ pub static OVERLAY: Array<Overlay> = Array::pinned(1, 0);
 
 #[map]
 pub static PATH_MTU: Array<u32> = Array::pinned(1, 0);
+
+#[map]
+pub static NON_MASQUERADE_BEFORE: LpmTrie<Addr, u8> = LpmTrie::pinned(MAX_NON_MASQUERADE_BEFORE, 0);
 
 #[map]
 pub static UPLINKS: HashMap<u32, Uplink> = HashMap::pinned(MAX_UPLINKS, BPF_F_NO_PREALLOC);

@@ -99,11 +99,21 @@ fn asked_by(from: &Place, to: &Place, address: IpAddr) -> IpAddr {
 
 #[test]
 fn a_change_of_the_file_is_for_new_connections_and_breaks_none() {
+    change_live(0);
+}
+
+#[test]
+fn the_same_of_ipv6() {
+    change_live(1);
+}
+
+fn change_live(family: usize) {
     let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
     lab.route_pods_from_outside().unwrap();
-    let outside_v4 = lab.outside_addresses().unwrap()[0];
+    let address = lab.outside_addresses().unwrap()[family];
+    let named = ipnet::IpNet::from(address);
     let node = lab.node(1);
-    let setting = format!("--non-masquerade-cidrs={outside_v4}/32");
+    let setting = format!("--non-masquerade-cidrs={named}");
     let flags = [FLAG, &setting];
     let mut config = ConfigMap::new(node);
     node.start_agent_with(&flags).unwrap();
@@ -114,8 +124,8 @@ fn a_change_of_the_file_is_for_new_connections_and_breaks_none() {
         scene.pod(1, 1),
         scene.lab().outside().place(),
     );
-    let (as_pod, as_node) = (pod.v4(), node.addresses()[0]);
-    let way = Path::new("pod → outside", pod.place(), outside, outside_v4);
+    let (as_pod, as_node) = (pod.addresses()[family], node.addresses()[family]);
+    let way = Path::new("pod → outside", pod.place(), outside, address);
     let goes_on = |streams: &[&Stream]| {
         for stream in streams {
             stream.carry(64 << 10, 4 << 10).unwrap();
@@ -132,13 +142,13 @@ fn a_change_of_the_file_is_for_new_connections_and_breaks_none() {
     eventually("the outside to see the node", || seen(&way) == as_node);
     let masqueraded = Stream::open(&way).unwrap();
     assert_eq!(peer(&masqueraded), as_node);
-    goes_on(&[&masqueraded]);
+    goes_on(&[&masqueraded, &own]);
     let report = masquerade(node);
     assert!(report.non_masquerade_cidrs.is_empty() && report.link_local);
     assert_eq!(report.file.as_deref(), FLAG.split('=').nth(1));
 
     config.set(&format!(
-        "nonMasqueradeCIDRs:\n- {outside_v4}/32\nmasqLinkLocal: false\n"
+        "nonMasqueradeCIDRs:\n- {named}\nmasqLinkLocal: false\n"
     ));
     eventually("the outside to see the pod", || seen(&way) == as_pod);
     goes_on(&[&masqueraded, &own]);
@@ -177,10 +187,8 @@ fn a_change_of_the_file_is_for_new_connections_and_breaks_none() {
         seen(&way) == as_node
     });
     eventually("the trouble to be over", || told(node).is_none());
-    goes_on(&[&masqueraded]);
-    for stream in [masqueraded, own] {
-        drop(stream);
-    }
+    goes_on(&[&masqueraded, &own]);
+    assert_eq!([&masqueraded, &own].map(peer), [as_node, as_pod]);
 }
 
 /// As clouds have their resolvers (RFC 3927).
@@ -210,21 +218,38 @@ fn a_resolver_at_a_link_local_address_answers_pods() {
     });
 }
 
+/// Whether pods' unique local addresses are translated is a setting.
+#[test]
+fn ipv6_is_masqueraded_unless_it_is_off() {
+    for (flags, is_on) in [(&[][..], true), (&["--masquerade-ipv6=off"], false)] {
+        let scene = scene(1, flags);
+        scene.lab().route_pods_from_outside().unwrap();
+        let (node, pod) = (scene.node(1), scene.pod(1, 1));
+        let address = scene.lab().outside_addresses().unwrap()[1];
+        let outside = scene.lab().outside().place();
+        let way = Path::new("pod → outside", pod.place(), outside, address);
+        let expected = if is_on { node.addresses()[1] } else { pod.v6() };
+        assert_eq!(seen(&way), expected, "{flags:?}");
+        assert_eq!(masquerade(node).ipv6, is_on);
+    }
+}
+
 #[test]
 fn nodes_see_pods_only_where_that_is_chosen() {
     for (flags, chosen) in [(&[][..], false), (&["--masquerade-nodes=false"], true)] {
         let scene = scene(2, flags);
         let (from, to) = (scene.node(1), scene.node(2));
         let pod = scene.pod(1, 1);
-        let way = Path::new("pod → node", pod.place(), to.place(), to.addresses()[0]);
-        let stream = Stream::open(&way).unwrap();
-        let expected = if chosen {
-            pod.v4()
-        } else {
-            from.addresses()[0]
-        };
-        assert_eq!(peer(&stream), expected, "{flags:?}");
-        stream.carry(1 << 20, 16 << 10).unwrap();
+        let as_pod = pod.addresses();
+        for family in [0, 1] {
+            let address = to.addresses()[family];
+            let way = Path::new("pod → node", pod.place(), to.place(), address);
+            let stream = Stream::open(&way).unwrap();
+            let as_node = from.addresses()[family];
+            let expected = if chosen { as_pod[family] } else { as_node };
+            assert_eq!(peer(&stream), expected, "{flags:?}");
+            stream.carry(1 << 20, 16 << 10).unwrap();
+        }
         assert_eq!(masquerade(from).nodes, !chosen);
     }
 }

@@ -1,6 +1,8 @@
 //! What leaves by an uplink.
 
-use super::{drop, error, host, is_carried, is_error, keeps_source, masquerading, translate};
+use super::{
+    drop, error, host, is_carried, is_error, is_from_before, keeps_source, masquerading, translate,
+};
 use crate::{
     PASS,
     connection::{self, Noted, fragment},
@@ -187,6 +189,7 @@ fn begin(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
     let flags = scratch.l4.tcp_flags;
     match scratch.ip.proto {
         proto::TCP if is_carried(config, scratch) => return drop(DropReason::NatCarried),
+        proto::TCP if is_from_before(&scratch.ip.dst, flags) => return PASS,
         // It answers somebody who knows the pod by its own address.
         proto::TCP if flags & RST != 0 || (flags & SYN != 0 && !begins(scratch)) => return PASS,
         proto::TCP | proto::UDP | proto::UDPLITE | proto::SCTP => {}

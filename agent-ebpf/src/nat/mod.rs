@@ -13,7 +13,7 @@ pub mod leave;
 
 use crate::{
     PASS,
-    maps::{CONFIG, NON_MASQUERADE},
+    maps::{CONFIG, NON_MASQUERADE, NON_MASQUERADE_BEFORE},
     parse::{Fragment, icmp, proto},
     rewrite::{self, End},
     scratch::Scratch,
@@ -41,6 +41,14 @@ pub fn drop(reason: DropReason) -> i32 {
 #[inline(always)]
 fn keeps_source(addr: Addr) -> bool {
     NON_MASQUERADE.get(Key::new(128, addr)).is_some()
+}
+
+/// Whether a TCP segment that no record was found for may be of a connection that a pod began under its own address,
+/// before it was said that this destination gets the node's.
+#[inline(always)]
+fn is_from_before(dst: &Addr, tcp_flags: u8) -> bool {
+    !ct_state::begins(proto::TCP, tcp_flags)
+        && NON_MASQUERADE_BEFORE.get(Key::new(128, *dst)).is_some()
 }
 
 /// Whether an ICMP message quotes the packet that it is about.

@@ -4,7 +4,9 @@
 //! - map `PATH_MTU`, array of one: 0 → u32: MTU of every way out of the node, as pods have it in
 //!   their routes; zero until it is known;
 //! - map `NON_MASQUERADE`, LPM trie: prefix over [`Addr`] (an IPv4 prefix of length n has
-//!   length 96 + n) → u8: destinations that keep the pod's own source address.
+//!   length 96 + n) → u8: destinations that keep the pod's own source address;
+//! - map `NON_MASQUERADE_BEFORE`, LPM trie of the same form: destinations that were in `NON_MASQUERADE` since
+//!   the node was booted and are not any more. TCP connections from then go on as they began.
 
 use super::{Addr, map_type};
 
@@ -31,6 +33,9 @@ const GENERATION_SHIFT: u32 = 24;
 
 /// Entries of `NON_MASQUERADE`: pod ranges of all nodes and what the user listed.
 pub const MAX_NON_MASQUERADE: u32 = 16384;
+
+/// Entries of `NON_MASQUERADE_BEFORE`.
+pub const MAX_NON_MASQUERADE_BEFORE: u32 = 4096;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! `CONFIG` and `NON_MASQUERADE`.
+//! `CONFIG`, `NON_MASQUERADE` and what was in it.
 
 use super::{error, lock, prefix, removed};
 use crate::datapath::DatapathError;
@@ -14,6 +14,7 @@ use std::{
 
 const CONFIG: &str = "CONFIG";
 const NON_MASQUERADE: &str = "NON_MASQUERADE";
+const BEFORE: &str = "NON_MASQUERADE_BEFORE";
 const PATH_MTU: &str = "PATH_MTU";
 
 /// How long a packet may be on its way from an uplink to the VXLAN device: through the queues of
@@ -124,34 +125,65 @@ fn write(map: &mut Array<MapData, NodeConfig>, config: NodeConfig) -> Result<(),
     map.set(0, config, 0).map_err(error(CONFIG, "writing to"))
 }
 
-pub struct NonMasquerade(Mutex<LpmTrie<MapData, Addr, u8>>);
+/// Which destinations are not masqueraded, and which were not.
+pub struct NonMasquerade {
+    now: Mutex<Trie>,
+    before: Mutex<Trie>,
+}
+
+type Trie = LpmTrie<MapData, Addr, u8>;
 
 impl NonMasquerade {
-    pub fn new(map: Map) -> Result<Self, DatapathError> {
-        let map = map.try_into().map_err(error(NON_MASQUERADE, "opening"))?;
-        Ok(Self(Mutex::new(map)))
+    pub fn new(now: Map, before: Map) -> Result<Self, DatapathError> {
+        let now = now.try_into().map_err(error(NON_MASQUERADE, "opening"))?;
+        let before = before.try_into().map_err(error(BEFORE, "opening"))?;
+        Ok(Self {
+            now: Mutex::new(now),
+            before: Mutex::new(before),
+        })
     }
 
     /// Makes the map hold exactly these. New ones go in before old ones go out: a destination in
-    /// both is found all the time.
+    /// both is found all the time. Old ones are noted before they go.
     pub fn set(&self, prefixes: &[IpNet]) -> Result<(), DatapathError> {
         let wanted: HashSet<Prefix> = prefixes.iter().flat_map(entries).collect();
-        let mut map = lock(&self.0);
-        let mut present = HashSet::new();
-        for key in map.keys() {
-            let key = key.map_err(error(NON_MASQUERADE, "reading from"))?;
-            present.insert((key.prefix_len(), key.data().0));
-        }
-        for (len, addr) in wanted.difference(&present) {
-            map.insert(&Key::new(*len, Addr(*addr)), 1, 0)
+        let mut now = lock(&self.now);
+        let present = all(&now, NON_MASQUERADE)?;
+        for prefix in wanted.difference(&present) {
+            now.insert(&key(prefix), 1, 0)
                 .map_err(error(NON_MASQUERADE, "writing to"))?;
         }
-        for (len, addr) in present.difference(&wanted) {
-            removed(map.remove(&Key::new(*len, Addr(*addr))))
-                .map_err(error(NON_MASQUERADE, "removing from"))?;
+        for prefix in present.difference(&wanted) {
+            self.note(prefix)?;
+            removed(now.remove(&key(prefix))).map_err(error(NON_MASQUERADE, "removing from"))?;
         }
         Ok(())
     }
+
+    /// Has the TCP connections to these destinations go on. What was noted longest ago is not known: if there is
+    /// no room, all goes.
+    fn note(&self, prefix: &Prefix) -> Result<(), DatapathError> {
+        let mut before = lock(&self.before);
+        if before.insert(&key(prefix), 1, 0).is_ok() {
+            return Ok(());
+        }
+        for other in all(&before, BEFORE)? {
+            removed(before.remove(&key(&other))).map_err(error(BEFORE, "removing from"))?;
+        }
+        let inserted = before.insert(&key(prefix), 1, 0);
+        inserted.map_err(error(BEFORE, "writing to"))
+    }
+}
+
+fn key((len, addr): &Prefix) -> Key<Addr> {
+    Key::new(*len, Addr(*addr))
+}
+
+fn all(trie: &Trie, name: &'static str) -> Result<HashSet<Prefix>, DatapathError> {
+    let keys = trie.keys();
+    let keys = keys.map(|key| key.map(|key| (key.prefix_len(), key.data().0)));
+    keys.collect::<Result<_, _>>()
+        .map_err(error(name, "reading from"))
 }
 
 /// A prefix as the map has it.

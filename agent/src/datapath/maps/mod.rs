@@ -64,7 +64,10 @@ impl Maps {
         Ok(Self {
             config: Config::new(take(ebpf, "CONFIG")?)?,
             path_mtu: PathMtu::new(take(ebpf, "PATH_MTU")?)?,
-            non_masquerade: NonMasquerade::new(take(ebpf, "NON_MASQUERADE")?)?,
+            non_masquerade: NonMasquerade::new(
+                take(ebpf, "NON_MASQUERADE")?,
+                take(ebpf, "NON_MASQUERADE_BEFORE")?,
+            )?,
             endpoints: Endpoints::new(take(ebpf, "ENDPOINTS")?)?,
             pod_links: PodLinks::new(take(ebpf, "POD_LINKS")?)?,
             counters: Counters::new(take(ebpf, "POD_COUNTERS")?)?,

@@ -9,7 +9,7 @@ use sinabro_common::abi::{
         AcceleratedPod, AccelerationCounters, Account, Budget, Charge, ChargeKey, ConnectionKey,
         Enrolled, MAX_CHARGES, MAX_SERVERS, MAX_SOCKETS, ServerKey, SocketState, Traffic,
     },
-    config::{MAX_NON_MASQUERADE, NodeConfig},
+    config::{MAX_NON_MASQUERADE, MAX_NON_MASQUERADE_BEFORE, NodeConfig},
     connection::{
         Alias, Connection, ConnectionKey as Ends, Fragment, FragmentKey, HOST_PORT_WORDS, Limits,
         MAX_CONNECTIONS, MAX_FRAGMENTS, Share, Tuple,
@@ -238,6 +238,12 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),
         map::<u32, Overlay>("OVERLAY", ARRAY, 1, 0),
         map::<u32, u32>("PATH_MTU", ARRAY, 1, 0),
+        map::<Prefix, u8>(
+            "NON_MASQUERADE_BEFORE",
+            LPM_TRIE,
+            MAX_NON_MASQUERADE_BEFORE,
+            NO_PREALLOC,
+        ),
         map::<u32, Uplink>("UPLINKS", HASH, MAX_UPLINKS, NO_PREALLOC),
         map::<u32, u64>("HOST_PORTS", ARRAY, HOST_PORT_WORDS, 0),
         map::<u64, MapRecord>("LAYOUTS", HASH, MAX_MAPS, NO_PREALLOC),

@@ -1,6 +1,7 @@
 //! `uplink_out` and `uplink_in` on single packets.
 
 mod flows;
+mod named;
 mod protocols;
 mod translation;
 
