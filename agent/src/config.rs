@@ -30,6 +30,9 @@ use value::{
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
 pub const MIN_MTU: u32 = 1280;
+/// A table of fewer serves nobody; one of more takes more memory than nodes have for it.
+const MIN_CONNECTIONS: u32 = 1 << 10;
+const MAX_CONNECTIONS: u32 = 1 << 24;
 /// Largest MTU of a veth and of a VXLAN device.
 pub const MAX_MTU: u32 = 65_535;
 
@@ -65,6 +68,8 @@ pub struct Settings {
     pub masquerade_ports: Option<(u16, u16)>,
     /// First and last, inclusive; none if there are none.
     pub node_ports: Option<(u16, u16)>,
+    /// Connections that the node's table has room for.
+    pub connections: u32,
     pub tcp_acceleration: Mode,
     pub tcp_acceleration_loopback: bool,
     /// Bytes of kernel memory that accelerated connections which one pod makes may take.
@@ -225,6 +230,9 @@ impl Settings {
             masquerade_file: layers.parse("masqueradeFile", absolute_path)?,
             masquerade_ports: layers.optional("masqueradePorts", port_range)?,
             node_ports: layers.parse("nodePorts", node_ports)?,
+            connections: layers.parse("connections", |text| {
+                number(text, MIN_CONNECTIONS, MAX_CONNECTIONS)
+            })?,
             tcp_acceleration: layers.parse("tcpAcceleration", acceleration_mode)?,
             tcp_acceleration_loopback: layers.parse("tcpAccelerationLoopback", boolean)?,
             tcp_acceleration_pod_memory: layers.optional("tcpAccelerationPodMemory", memory)?,

@@ -205,6 +205,17 @@ pub struct Options {
     )]
     node_ports: Option<String>,
 
+    /// Connections that there is room for, 1024 to 16777216: those that are masqueraded, those that come
+    /// in to pods' own addresses, and those between pods of the node that the host translates. Each
+    /// takes about 320 bytes of kernel memory, used or not.
+    #[arg(
+        long,
+        env = "SINABRO_CONNECTIONS",
+        value_name = "NUMBER",
+        default_value = "131072"
+    )]
+    connections: Option<String>,
+
     /// Which pods' TCP connections with other pods of this node bypass the network stack, from
     /// socket to socket: auto (where the agent's test at start finds no difference that an
     /// application could see, all but those that wish it disabled; else as opt-in), opt-in (those

@@ -4,6 +4,7 @@ use super::{
 };
 use clap::{CommandFactory, FromArgMatches};
 use proptest::prelude::*;
+use sinabro_common::abi::connection;
 use std::{collections::BTreeSet, fs, path::Path};
 
 fn load(args: &[&str]) -> Result<Settings, ConfigError> {
@@ -49,6 +50,7 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.node_ports, Some((30_000, 32_767)));
     let none = load(&["--nodes=/n", "--node-ports=none"]).unwrap();
     assert_eq!(none.node_ports, None);
+    assert_eq!(settings.connections, connection::MAX_CONNECTIONS);
     assert!(settings.tcp_acceleration_pod_memory.is_none());
     assert_eq!(settings.tcp_acceleration, Mode::Auto);
     assert_eq!(settings.attach, AttachMode::Auto);
@@ -137,6 +139,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         masqueradeFile: /etc/m
         masqueradePorts: 61000-65535
         nodePorts: 31000-31999
+        connections: 500000
         tcpAcceleration: opt-in
         tcpAccelerationLoopback: true
         tcpAccelerationPodMemory: 64Mi
@@ -176,6 +179,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         masquerade_file: "/etc/m".into(),
         masquerade_ports: Some((61000, 65535)),
         node_ports: Some((31000, 31999)),
+        connections: 500_000,
         tcp_acceleration: Mode::OptIn,
         tcp_acceleration_loopback: true,
         tcp_acceleration_pod_memory: Some(64 << 20),
@@ -251,6 +255,9 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("masqueradePorts", "0-4"),
         ("nodePorts", "30000"),
         ("nodePorts", "32767-30000"),
+        ("connections", "1023"),
+        ("connections", "16777217"),
+        ("connections", "-1"),
         ("nonMasqueradeCIDRs", "['::ffff:10.0.0.0/104']"),
         ("masquerade", "maybe"),
         ("masqueradeIPv6", "yes"),

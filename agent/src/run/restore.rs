@@ -41,7 +41,7 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
             config::AttachMode::Tcx => datapath::AttachMode::Tcx,
             config::AttachMode::Clsact => datapath::AttachMode::Clsact,
         },
-        connections: None,
+        connections: Some(settings.connections),
         queue_limits: Some(queue_limits(settings)),
         last_good: Some(settings.programs_dir.join(names::PROGRAMS_FILE)),
     })
