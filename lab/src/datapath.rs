@@ -2,7 +2,10 @@
 
 use crate::node::Node;
 use anyhow::{Context as _, Result};
-use aya::maps::{Array, HashMap, Map, MapData, MapError};
+use aya::{
+    Pod,
+    maps::{Array, HashMap, Map, MapData, MapError},
+};
 use nix::time::ClockId;
 use sinabro_common::{
     abi::{
@@ -12,19 +15,35 @@ use sinabro_common::{
             Alias, Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_MASQUERADED, Tuple,
             host_port_word,
         },
+        layout::Layout,
     },
     algo::ct_state,
     names,
 };
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
-/// A map of the node's data path.
+/// A map of the node's data path, of the first layout.
 pub(crate) fn map<T: TryFrom<Map, Error = MapError>>(node: &Node, name: &str) -> Result<T> {
+    open(node, Path::new(name))
+}
+
+/// A map of the node's data path, of the layout that its key and value have here.
+fn hash<K: Pod + Layout, V: Pod + Layout>(
+    node: &Node,
+    name: &str,
+) -> Result<HashMap<MapData, K, V>> {
+    match K::NUMBER.max(V::NUMBER) {
+        1 => map(node, name),
+        number => open(node, &Path::new(&format!("v{number}")).join(name)),
+    }
+}
+
+fn open<T: TryFrom<Map, Error = MapError>>(node: &Node, name: &Path) -> Result<T> {
     let open = || -> Result<_> {
         let path = node.namespace().path(names::BPF_DIR).join(name);
         Ok(Map::from_map_data(MapData::from_pin(path)?)?.try_into()?)
     };
-    open().with_context(|| format!("cannot open map {name} of {}", node.name()))
+    open().with_context(|| format!("cannot open map {} of {}", name.display(), node.name()))
 }
 
 /// Has packets between pods of the node go through its stack, as where the kernel refuses to redirect
@@ -51,9 +70,9 @@ pub struct Planted {
 }
 
 impl Planted {
-    /// Whether a node's programs have such a table.
+    /// Whether a node's programs have such a table, in this layout.
     pub fn is_possible(node: &Node) -> bool {
-        map::<HashMap<MapData, ConnectionKey, Connection>>(node, "CONNECTIONS").is_ok()
+        hash::<ConnectionKey, Connection>(node, "CONNECTIONS").is_ok()
     }
 
     /// Established TCP connections that leave the node from `node_address` with the ports that they have.
@@ -63,8 +82,8 @@ impl Planted {
         tuples: impl Iterator<Item = Tuple>,
     ) -> Result<Self> {
         let mut planted = Self {
-            connections: map(node, "CONNECTIONS")?,
-            aliases: map(node, "ALIASES")?,
+            connections: hash(node, "CONNECTIONS")?,
+            aliases: hash(node, "ALIASES")?,
             planted: Vec::new(),
         };
         let now = Duration::from(ClockId::CLOCK_MONOTONIC.now()?).as_nanos() as u64;

@@ -142,8 +142,8 @@ impl Scene {
             client: pod.place().clone(),
             address: family(&pod.addresses(), self.ipv6)?,
             seen: family(&node.addresses(), self.ipv6)?,
-            // Earlier commits have others.
-            table: Planted::is_possible(node).then_some(Table::Ours),
+            // Earlier commits may have others.
+            table: (name == OURS || Planted::is_possible(node)).then_some(Table::Ours),
         })
     }
 
@@ -296,7 +296,7 @@ fn connect(node: &Node, outside: &Place) -> Result<()> {
 }
 
 /// Starts an agent with room for what is measured. Commits before the table of connections know no such
-/// setting, and give out few ports.
+/// setting, and give out few ports if they are not told others.
 fn start(node: &Node) -> Result<()> {
     let mut help = Command::new(node.binaries().agent());
     let help = crate::workspace::output(help.arg("--help"))?;
