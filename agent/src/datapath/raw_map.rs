@@ -152,6 +152,24 @@ impl RawMap {
     /// Calls `each` with every entry of a hash table, which are read many at a time. Entries that come
     /// or go meanwhile may be missed; none is seen twice.
     pub fn for_each(&self, mut each: impl FnMut(&[u8], &[u8])) -> io::Result<()> {
+        let mut from = None;
+        loop {
+            from = self.some(from, BATCH, &mut each)?;
+            if from.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Calls `each` with up to `count` entries of a hash table, those from a place on; returns the place after
+    /// them, if there are more. A place stays what it is while the map changes, and needs nothing to be kept.
+    /// Where more entries than that have one place, they come together.
+    pub fn some(
+        &self,
+        from: Option<u32>,
+        mut count: usize,
+        mut each: impl FnMut(&[u8], &[u8]),
+    ) -> io::Result<Option<u32>> {
         #[repr(C)]
         struct Attr {
             in_batch: u64,
@@ -166,23 +184,19 @@ impl RawMap {
         if !self.is_table() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let mut keys = vec![0u8; BATCH * self.key_len];
-        let mut values = vec![0u8; BATCH * self.value_len];
-        // Where the walk goes on: the number of a bucket.
-        let mut next = 0u32;
-        let mut first = true;
         loop {
-            let from = next;
+            let mut keys = vec![0u8; count * self.key_len];
+            let mut values = vec![0u8; count * self.value_len];
+            // The number of a bucket.
+            let mut next = 0u32;
             let mut attr = Attr {
-                in_batch: if first {
-                    0
-                } else {
-                    std::ptr::from_ref(&from) as u64
-                },
+                in_batch: from
+                    .as_ref()
+                    .map_or(0, |from| std::ptr::from_ref(from) as u64),
                 out_batch: std::ptr::from_mut(&mut next) as u64,
                 keys: keys.as_mut_ptr() as u64,
                 values: values.as_mut_ptr() as u64,
-                count: BATCH as u32,
+                count: count as u32,
                 map: self.fd.as_raw_fd() as u32,
                 elem_flags: 0,
                 flags: 0,
@@ -190,33 +204,52 @@ impl RawMap {
             // SAFETY: both buffers have room for `count` entries of the map's own lengths; `from` and
             // `next` are as long as a hash table's position and outlive the call.
             let result = unsafe { sys::bpf(MAP_LOOKUP_BATCH, &mut attr) };
-            let end = match result {
+            let end = match result.map_err(|error| (error.raw_os_error(), error)) {
                 Ok(_) => false,
                 // The end; `count` entries came with it.
-                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
-                Err(error) => return Err(error),
+                Err((Some(libc::ENOENT), _)) => true,
+                // A bucket has more.
+                Err((Some(libc::ENOSPC), _)) if count < self.info.max_entries as usize => {
+                    count *= 2;
+                    continue;
+                }
+                Err((_, error)) => return Err(error),
             };
-            let count = (attr.count as usize).min(BATCH);
             let read = keys
                 .chunks_exact(self.key_len)
                 .zip(values.chunks_exact(self.value_len));
-            read.take(count).for_each(|(key, value)| each(key, value));
-            if end {
-                return Ok(());
-            }
-            first = false;
+            let read = read.take(count.min(attr.count as usize));
+            read.for_each(|(key, value)| each(key, value));
+            return Ok((!end).then_some(next));
         }
     }
 
-    /// The same, typed.
+    /// [`Self::for_each`], typed.
     pub fn for_each_of<K: aya::Pod, V: aya::Pod>(
         &self,
         mut each: impl FnMut(K, V),
     ) -> io::Result<()> {
+        self.for_each(self.typed(&mut each)?)
+    }
+
+    /// [`Self::some`], typed.
+    pub fn some_of<K: aya::Pod, V: aya::Pod>(
+        &self,
+        from: Option<u32>,
+        count: usize,
+        mut each: impl FnMut(K, V),
+    ) -> io::Result<Option<u32>> {
+        self.some(from, count, self.typed(&mut each)?)
+    }
+
+    fn typed<K: aya::Pod, V: aya::Pod>(
+        &self,
+        each: &mut impl FnMut(K, V),
+    ) -> io::Result<impl FnMut(&[u8], &[u8])> {
         if (size_of::<K>(), size_of::<V>()) != (self.key_len, self.value_len) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        self.for_each(|key, value| {
+        Ok(|key: &[u8], value: &[u8]| {
             // SAFETY: as long as the types, as just checked, which take any bytes (`aya::Pod`).
             let (key, value) = unsafe {
                 (
@@ -226,5 +259,63 @@ impl RawMap {
             };
             each(key, value);
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn table(entries: u32) -> RawMap {
+        let map = RawMap::create(&MapInfo {
+            map_type: HASH,
+            id: 0,
+            key_size: 4,
+            value_size: 4,
+            max_entries: entries,
+            map_flags: 0,
+        })
+        .unwrap();
+        for n in 0..entries {
+            let bytes = n.to_ne_bytes();
+            map.put(&bytes, &bytes, Put::New).unwrap();
+        }
+        map
+    }
+
+    #[test]
+    fn parts_are_the_whole_however_large_they_are() {
+        let map = table(3000);
+        // Smaller than what some bucket has, larger than the table.
+        for count in [1, 2, 100, 5000] {
+            let (mut seen, mut from) = (BTreeSet::new(), None);
+            loop {
+                from = map
+                    .some_of(from, count, |key: u32, value: u32| {
+                        assert_eq!(key, value);
+                        assert!(seen.insert(key), "{key} comes twice");
+                    })
+                    .unwrap();
+                if from.is_none() {
+                    break;
+                }
+            }
+            assert_eq!(seen, (0..3000).collect());
+        }
+    }
+
+    /// A place comes from outside.
+    #[test]
+    fn a_place_beyond_the_end_is_an_error_or_the_end() {
+        let map = table(10);
+        for from in [4000, u32::MAX] {
+            let mut seen = 0;
+            let next = map.some_of(Some(from), 100, |_: u32, _: u32| seen += 1);
+            assert!(matches!(next, Ok(None) | Err(_)), "{next:?}");
+            assert_eq!(seen, 0);
+        }
+        let wrong = map.some_of(None, 100, |_: u64, _: u32| {});
+        assert!(wrong.is_err());
     }
 }
