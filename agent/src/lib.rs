@@ -10,6 +10,7 @@
 //! - [`acceleration`]: which TCP connections go from socket to socket, and what that changes;
 //! - [`install`]: plugin and network configuration on the node;
 //! - [`probe`]: whether other nodes answer through their tunnels;
+//! - [`connections`]: the connections of this node's pods, for people;
 //! - [`troubles`]: what is wrong although the agent serves, and what to do;
 //! - [`telemetry`]: metrics and health;
 //! - [`uninstall`]: takes all of it away again;
@@ -24,6 +25,7 @@ pub mod apply;
 mod chain;
 pub mod cluster_api;
 pub mod config;
+pub mod connections;
 pub mod ctl;
 pub mod datapath;
 mod dir_watch;

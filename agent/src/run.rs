@@ -14,7 +14,7 @@ mod follow_node;
 mod restore;
 
 use crate::{
-    announce::{self, Announcer, problems},
+    announce::{self, Announcer, floods::Floods, problems},
     api::{
         server::Server,
         status::{Core, Telemetry},
@@ -44,7 +44,7 @@ use restore::{Restored, log_collected, restore, sweep};
 use sinabro_common::names;
 use std::{
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -145,10 +145,21 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         move || log_collected(&endpoints)
     }));
     tasks.spawn(every(SWEEP, {
-        let datapath = datapath.clone();
+        let (datapath, endpoints) = (datapath.clone(), endpoints.clone());
+        let announcer = announcer.clone();
+        let shares = datapath.connections().shares();
+        let shares = shares.context("cannot read pods' shares of the connections")?;
+        let floods = Arc::new(Mutex::new(Floods::since(&shares)));
         move || {
             sweep(&datapath);
             datapath.forward_logs();
+            match datapath.connections().shares() {
+                Ok(shares) => {
+                    let mut floods = floods.lock().unwrap_or_else(PoisonError::into_inner);
+                    floods.tell(&announcer, &endpoints.all(), &shares);
+                }
+                Err(error) => tracing::warn!("cannot read pods' shares: {}", Chain(&error)),
+            }
         }
     }));
 

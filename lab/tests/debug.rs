@@ -87,6 +87,8 @@ fn the_archive_says_what_there_is_also_without_an_agent() {
     let with = unpack(&debug(node, "-").stdout);
     assert!(with["agent/endpoints.json"].contains(&v4));
     assert!(with["agent/metrics.json"].contains("drops"));
+    assert!(with["agent/connections.json"].contains("capacity"));
+    assert!(with["agent/drops.json"].contains("packets"));
     let log = &with["agent/log.txt"];
     assert!(
         log.contains("agent started") && log.contains("pod added"),

@@ -2,6 +2,7 @@
 //!
 //! - [`node`]: the Node's taint and its condition NetworkUnavailable follow the agent's readiness;
 //! - [`problems`]: what is wrong with the node becomes Events on it;
+//! - [`floods`]: so do pods whose connections are refused, on them, too;
 //! - [`events`]: Events are written, at a bounded rate.
 //!
 //! Reporting is never waited for and changes nothing here: what cannot be reported while the API server
@@ -9,6 +10,7 @@
 //! there, and an [`Announcer`] that was never started takes everything and does nothing.
 
 pub mod events;
+pub mod floods;
 pub mod node;
 pub mod problems;
 
@@ -151,6 +153,42 @@ mod tests {
             told[2],
             (path("shop"), "InvalidSetting".into(), "end".into())
         );
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_floods_is_named_on_the_node_and_told_on_the_pod() {
+        use crate::{announce::floods::Floods, endpoint::pod_names::record};
+        use sinabro_common::abi::connection::Share;
+        let (mut server, announcer, _task) = started().await;
+        for _ in 0..2 {
+            server.answer(Answer::Whole(201, "{}".into()));
+        }
+        let record = record(7, pod(), &["10.0.0.1"]);
+        let mut floods = Floods::since(&[]);
+        // Of another pod, which is gone, nothing is told; of a repetition neither.
+        for refused in [0, 10, 20] {
+            let share = Share {
+                refused,
+                ..Share::default()
+            };
+            let shares = [(7, share), (8, share)];
+            floods.tell(&announcer, std::slice::from_ref(&record), &shares);
+        }
+        announcer.pod_event(&pod(), "End", "end");
+        let mut told = Vec::new();
+        for _ in 0..3 {
+            let (request, body) = server.request().await;
+            let body: Value = serde_json::from_str(&body).unwrap();
+            let text = |field: &Value| field.as_str().unwrap_or_default().to_owned();
+            let namespace = request.split('/').nth(5).unwrap_or_default().to_owned();
+            told.push((namespace, text(&body["reason"]), text(&body["note"])));
+        }
+        let reason = || "ConnectionsRefused".to_owned();
+        assert_eq!((&*told[0].0, &told[0].1), ("default", &reason()));
+        assert!(told[0].2.contains("pod shop/cart-0: "), "{told:?}");
+        assert_eq!((&*told[1].0, &told[1].1), ("shop", &reason()));
+        assert!(told[1].2.contains("its share"), "{told:?}");
+        assert_eq!(told[2].1, "End");
     }
 
     #[tokio::test]

@@ -2,9 +2,10 @@
 //!
 //! - [`server`]: connections, peers, deadlines, limits;
 //! - [`pod`]: the CNI plugin's requests;
-//! - [`status`]: reports for `sinabroctl` and telemetry, [`acceleration`] among them.
+//! - [`status`]: reports for `sinabroctl` and telemetry, [`acceleration`] and [`connections`] among them.
 
 mod acceleration;
+mod connections;
 pub mod pod;
 pub mod server;
 pub mod status;

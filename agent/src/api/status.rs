@@ -1,6 +1,6 @@
 //! What the agent says about itself, to `sinabroctl` and to scrapers.
 
-use super::acceleration;
+use super::{acceleration, connections};
 use crate::{
     announce::Announcer,
     apply::OverlayStatus,
@@ -16,7 +16,7 @@ use crate::{
     watch::{Snapshot, masquerade_file},
 };
 use ipnet::IpNet;
-use sinabro_common::abi::acceleration::NODE_ACCOUNT;
+use sinabro_common::abi::{acceleration::NODE_ACCOUNT, connection::Share};
 use sinabro_common::api::{
     AccelerationReport, Adds, ApiError, Condition, DropReport, EndpointReport, ErrorCode,
     IpamReport, LocalMtu, LocalMtuWish, MasqueradeReport, MemoryReport, MetricsReport,
@@ -24,6 +24,7 @@ use sinabro_common::api::{
     Trouble,
 };
 use std::{
+    collections::HashMap,
     net::IpAddr,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -137,22 +138,29 @@ impl Core {
             return Ok(Response::DropEvents(report));
         }
         let core = self.clone();
-        let work = move || match request {
-            Request::Status => Ok(Response::Status(Box::new(core.status()))),
-            Request::Endpoints => core.endpoint_reports().map(Response::Endpoints),
-            Request::Ipam => Ok(Response::Ipam(core.ipam_report())),
-            Request::Nodes { after } => Ok(Response::Nodes(core.nodes_after(after.as_deref()))),
-            Request::Metrics => core.metrics_report().map(Response::Metrics),
-            Request::Acceleration => core.acceleration_report().map(Response::Acceleration),
+        let work = move || match connections::answer(&core, &request) {
+            Some(answer) => answer,
+            None => core
+                .report_now(request)
+                .map_err(|text| ApiError::new(ErrorCode::Internal, text)),
+        };
+        let outcome = spawn_blocking(work).await;
+        outcome
+            .map_err(|error| ApiError::new(ErrorCode::Internal, error.to_string()))
+            .flatten()
+    }
+
+    fn report_now(&self, request: Request) -> Result<Response, String> {
+        match request {
+            Request::Status => Ok(Response::Status(Box::new(self.status()))),
+            Request::Endpoints => self.endpoint_reports().map(Response::Endpoints),
+            Request::Ipam => Ok(Response::Ipam(self.ipam_report())),
+            Request::Nodes { after } => Ok(Response::Nodes(self.nodes_after(after.as_deref()))),
+            Request::Metrics => self.metrics_report().map(Response::Metrics),
+            Request::Acceleration => self.acceleration_report().map(Response::Acceleration),
             Request::Log => Ok(Response::Log(RECENT.text())),
             _ => Err("this is not a request for a report".to_owned()),
-        };
-        let outcome = spawn_blocking(work)
-            .await
-            .map_err(|error| error.to_string());
-        outcome
-            .flatten()
-            .map_err(|text| ApiError::new(ErrorCode::Internal, text))
+        }
     }
 
     /// Whether everything holds that this node needs to serve.
@@ -290,6 +298,9 @@ impl Core {
     }
 
     fn endpoint_reports(&self) -> Result<Vec<EndpointReport>, String> {
+        let shares = self.datapath.connections().shares();
+        let shares = shares.map_err(|error| Chain(&error).to_string())?;
+        let shares: HashMap<u32, Share> = shares.into_iter().collect();
         let report = |record: crate::endpoint::EndpointRecord| {
             let counters = self
                 .datapath
@@ -315,6 +326,7 @@ impl Core {
                 acceleration: acceleration
                     .as_ref()
                     .map(|counters| acceleration::count(counters, memory)),
+                connections: shares.get(&record.ifindex).map(connections::share),
                 acceleration_wish: record.acceleration,
             })
         };
@@ -382,11 +394,13 @@ impl Core {
             text: reason.text().into(),
             packets,
         };
-        let nat = self.datapath.connection_usage();
+        let table = connections::table(&self.datapath);
+        let table = table.map_err(|error| Chain(&error).to_string())?;
         Ok(MetricsReport {
             drops: drops.into_iter().map(drop).collect(),
-            nat_flows: nat.connections,
-            nat_capacity: nat.capacity,
+            nat_flows: table.masqueraded,
+            nat_capacity: table.capacity,
+            connections: Some(table),
             acceleration_memory: self.acceleration_memory()?,
             ..MetricsReport::default()
         })

@@ -76,23 +76,24 @@ pub fn run(common: &Common, flags: &DropFlags) -> Result<Exit, Failure> {
             exit: Exit::Usage,
         });
     }
-    let packets = kept(common, flags)?;
+    let mut packets = kept(common)?.packets;
+    packets.retain(|packet| flags.wants(packet));
     let shown = Shown { drops, packets };
     print(common, &shown, table).map_err(client::Error::from)?;
     Ok(Exit::Well)
 }
 
-/// All packets that the agent keeps and that are wanted.
-fn kept(common: &Common, flags: &DropFlags) -> Result<Vec<DroppedPacket>, client::Error> {
-    let (mut packets, mut after) = (Vec::new(), 0);
-    loop {
-        let report = ask(common, after, 0)?;
-        let Some(last) = report.packets.last() else {
-            return Ok(packets);
-        };
-        after = last.number;
-        packets.extend(report.packets.into_iter().filter(|p| flags.wants(p)));
+/// All packets that the agent keeps, asked for page by page.
+pub fn kept(common: &Common) -> Result<DropEventsReport, client::Error> {
+    let mut all = ask(common, 0, 0)?;
+    while let Some(last) = all.packets.last() {
+        let more = ask(common, last.number, 0)?;
+        if more.packets.is_empty() {
+            break;
+        }
+        all.packets.extend(more.packets);
     }
+    Ok(all)
 }
 
 fn ask(common: &Common, after: u64, wait: u64) -> Result<DropEventsReport, client::Error> {
@@ -167,7 +168,9 @@ fn line(packet: &DroppedPacket) -> String {
 
 fn follow(common: &Common, flags: &DropFlags) -> Result<Exit, Failure> {
     end_when_asked()?;
-    let (agent, mut after) = kept_end(common)?;
+    let before = kept(common)?;
+    let agent = before.agent;
+    let mut after = before.packets.last().map_or(0, |last| last.number);
     loop {
         let report = ask(common, after, MAX_DROP_WAIT_MS).map_err(|error| Failure {
             text: format!("the agent went away: {error}"),
@@ -204,17 +207,5 @@ fn follow(common: &Common, flags: &DropFlags) -> Result<Exit, Failure> {
             other => other.map_err(client::Error::from)?,
         }
         after = report.packets.last().map_or(after, |last| last.number);
-    }
-}
-
-/// Which agent it is, and the number of the last packet that it keeps.
-fn kept_end(common: &Common) -> Result<(u64, u64), client::Error> {
-    let mut after = 0;
-    loop {
-        let report = ask(common, after, 0)?;
-        match report.packets.last() {
-            Some(last) => after = last.number,
-            None => return Ok((report.agent, after)),
-        }
     }
 }

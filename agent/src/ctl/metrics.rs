@@ -25,8 +25,23 @@ fn table(report: &MetricsReport) -> String {
         ]);
     }
     let mut counters = Table::plain();
-    let flows = share(report.nat_flows, report.nat_capacity);
-    counters.row(["Masqueraded flows:".into(), flows]);
+    match &report.connections {
+        Some(table) => {
+            let all = table.established + table.unanswered + table.closing;
+            let more = format!(
+                "{}, {} unanswered, {} masqueraded",
+                share(all, table.capacity),
+                table.unanswered,
+                table.masqueraded
+            );
+            counters.row(["Connections:".into(), more]);
+        }
+        // The agent is of an earlier version.
+        None => {
+            let flows = share(report.nat_flows, report.nat_capacity);
+            counters.row(["Masqueraded flows:".into(), flows]);
+        }
+    }
     for (name, value) in &report.counters {
         counters.row([format!("{name}:"), value.to_string()]);
     }

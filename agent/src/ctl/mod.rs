@@ -5,6 +5,7 @@
 
 mod acceleration;
 mod client;
+mod connections;
 mod debug;
 mod drops;
 mod endpoints;
@@ -49,6 +50,8 @@ Examples:
   sinabroctl endpoints                  which pods are here, with addresses and traffic
   sinabroctl ipam                       who has which address, how full each range is
   sinabroctl nodes                      which nodes are known, which cannot be reached and why
+  sinabroctl connections list           who talks to whom, how far that is, under which address outside
+  sinabroctl connections stats          how many, of which pods, how full the table is
   sinabroctl drops                      what was dropped and why; with --follow as it happens
   sinabroctl metrics                    the same counters, how full the NAT table is
   sinabroctl acceleration               which pods' TCP goes from socket to socket, and how much
@@ -122,6 +125,9 @@ enum Action {
     Nodes,
     /// Drops by reason, NAT table, counters.
     Metrics,
+    /// The table of connections: list, flush, stats.
+    #[command(subcommand)]
+    Connections(connections::Verb),
     /// Packets that the data path dropped: how many for which reason, and the last of them.
     Drops(drops::DropFlags),
     /// TCP between pods of this node that goes from socket to socket: how much of it, what went
@@ -233,6 +239,7 @@ pub fn main() -> ExitCode {
         Action::Ipam => ipam::show(common).map_err(Failure::from),
         Action::Nodes => nodes::show(common).map_err(Failure::from),
         Action::Metrics => metrics::show(common).map_err(Failure::from),
+        Action::Connections(verb) => connections::run(common, verb),
         Action::Drops(flags) => drops::run(common, flags),
         Action::Acceleration { kernel, verbose } => match kernel {
             true => acceleration::kernel(common, *verbose),

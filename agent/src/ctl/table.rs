@@ -31,15 +31,21 @@ impl Table {
     }
 
     pub fn render(&self) -> String {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-        };
-        let widths: Vec<_> = (0..columns).map(width).collect();
+        self.render_with(&mut Vec::new())
+    }
+
+    /// The same with columns at least that wide; says how wide they are. So what is printed in parts is
+    /// aligned, as far as can be known.
+    pub fn render_with(&self, widths: &mut Vec<usize>) -> String {
+        for row in &self.rows {
+            widths.resize(widths.len().max(row.len()), 0);
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
         let mut text = String::new();
         for row in &self.rows {
-            let cells = row.iter().zip(&widths);
+            let cells = row.iter().zip(&*widths);
             let line: String = cells
                 .map(|(cell, width)| format!("{cell:width$}  "))
                 .collect();

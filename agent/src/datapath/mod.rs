@@ -45,7 +45,9 @@ pub use verify::verify;
 use crate::chain::Chain;
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
-pub use maps::{DropEvents, PodAcceleration, PortSet, PortsOf, QueueLimits, QueueUsage, Tunnels};
+pub use maps::{
+    Connections, DropEvents, PodAcceleration, PortSet, PortsOf, QueueLimits, QueueUsage, Tunnels,
+};
 use maps::{Maps, shape};
 use sinabro_common::{
     abi::{
@@ -69,6 +71,7 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 use transition::Transition;
 
@@ -122,10 +125,19 @@ pub enum AttachMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionUsage {
     pub connections: u64,
-    /// Of those, the ones that nobody has answered.
+    /// Of those, the ones that nobody has answered,
     pub embryonic: u64,
+    /// that an end has closed or reset,
+    pub closing: u64,
+    /// and that leave the node under its own address.
+    pub masqueraded: u64,
+    /// Translated ports in use.
+    pub aliases: u64,
     /// Connections that there is room for.
     pub capacity: u64,
+    pub sweeps: u64,
+    /// Time spent in them.
+    pub sweeping: Duration,
 }
 
 /// A program as the kernel has it.
@@ -593,13 +605,23 @@ impl Datapath {
         lock(&self.drop_events).take().unwrap_or_default()
     }
 
+    /// The table of connections, to be looked at by people.
+    pub fn connections(&self) -> &Connections {
+        &self.maps.connections
+    }
+
     /// Connections at the last [`Self::sweep`].
     pub fn connection_usage(&self) -> ConnectionUsage {
-        let (_, swept) = &*lock(&self.sweeps);
+        let (memory, swept) = &*lock(&self.sweeps);
         ConnectionUsage {
             connections: swept.connections,
             embryonic: swept.embryonic,
+            closing: swept.closing,
+            masqueraded: swept.masqueraded,
+            aliases: memory.aliases,
             capacity: u64::from(self.maps.connections.capacity()),
+            sweeps: memory.sweeps,
+            sweeping: memory.spent,
         }
     }
 

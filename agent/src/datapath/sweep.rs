@@ -19,7 +19,10 @@ use sinabro_common::{
     },
     algo::lifetime::{self, Stage},
 };
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::{Duration, Instant},
+};
 
 /// What a sweep needs beside the table.
 pub struct Rules<'a> {
@@ -34,9 +37,13 @@ pub struct Rules<'a> {
 /// Kept by the caller from sweep to sweep.
 #[derive(Default)]
 pub struct Memory {
-    sweeps: u64,
+    pub sweeps: u64,
+    /// Time spent in them.
+    pub spent: Duration,
     /// Aliases that led to no record when last looked at.
     suspects: HashSet<Tuple>,
+    /// All that were there then.
+    pub aliases: u64,
 }
 
 /// How often aliases are looked at: that asks for each one's record.
@@ -50,8 +57,12 @@ pub struct Swept {
     pub removed: u64,
     /// Connections left.
     pub connections: u64,
-    /// Of those, the ones that nobody has answered.
+    /// Of those, the ones that nobody has answered,
     pub embryonic: u64,
+    /// that an end has closed or reset,
+    pub closing: u64,
+    /// and that leave the node under its own address.
+    pub masqueraded: u64,
 }
 
 /// Removes what is over, and sets the shares right.
@@ -60,6 +71,7 @@ pub fn sweep(
     rules: &Rules<'_>,
     memory: &mut Memory,
 ) -> Result<Swept, DatapathError> {
+    let began = Instant::now();
     let mut over = Vec::new();
     let mut counts = Counts::default();
     let mut known = Known::new(rules.endpoints);
@@ -94,45 +106,49 @@ pub fn sweep(
         }
     }
     if memory.sweeps.is_multiple_of(ALIASES_EVERY) {
-        removed += sweep_aliases(connections, &mut memory.suspects)?;
+        removed += sweep_aliases(connections, memory)?;
     }
     memory.sweeps += 1;
     let all = counts.all();
     for (payer, share) in connections.shares()? {
         let (count, embryonic) = match payer {
             ALL_SHARES => all,
-            payer => counts.0.get(&payer).copied().unwrap_or_default(),
+            payer => counts.by_payer.get(&payer).copied().unwrap_or_default(),
         };
         // What was added since it was read stays out until the next time.
         let _ = share;
         connections.correct(payer, count, embryonic)?;
     }
+    memory.spent += began.elapsed();
     Ok(Swept {
         removed,
         connections: all.0,
         embryonic: all.1,
+        closing: counts.closing,
+        masqueraded: counts.masqueraded,
     })
 }
 
 /// Removes aliases that lead to no record, if they did not when last looked at.
-fn sweep_aliases(
-    connections: &Connections,
-    suspects: &mut HashSet<Tuple>,
-) -> Result<u64, DatapathError> {
+fn sweep_aliases(connections: &Connections, memory: &mut Memory) -> Result<u64, DatapathError> {
     let mut orphans = HashSet::new();
+    let mut count = 0;
     let mut failed = None;
-    connections.for_each_alias(|key, alias| match connections.is_owned(&key, &alias) {
-        Ok(true) => {}
-        Ok(false) => {
-            orphans.insert(key);
+    connections.for_each_alias(|key, alias| {
+        count += 1;
+        match connections.is_owned(&key, &alias) {
+            Ok(true) => {}
+            Ok(false) => {
+                orphans.insert(key);
+            }
+            Err(error) => failed = Some(error),
         }
-        Err(error) => failed = Some(error),
     })?;
     if let Some(error) = failed {
         return Err(error);
     }
     let mut removed = 0;
-    for key in orphans.intersection(suspects) {
+    for key in orphans.intersection(&memory.suspects) {
         let still = match connections.alias(key)? {
             Some(alias) => !connections.is_owned(key, &alias)?,
             None => false,
@@ -142,23 +158,31 @@ fn sweep_aliases(
             removed += 1;
         }
     }
-    *suspects = orphans;
+    memory.suspects = orphans;
+    memory.aliases = count - removed;
     Ok(removed)
 }
 
 /// Connections and those that nobody answered, by who pays.
 #[derive(Default)]
-struct Counts(BTreeMap<u32, (u64, u64)>);
+struct Counts {
+    by_payer: BTreeMap<u32, (u64, u64)>,
+    closing: u64,
+    masqueraded: u64,
+}
 
 impl Counts {
     fn add(&mut self, key: &ConnectionKey, connection: &Connection) {
-        let count = self.0.entry(connection.payer).or_default();
+        let stage = stage(key, connection);
+        let count = self.by_payer.entry(connection.payer).or_default();
         count.0 += 1;
-        count.1 += u64::from(stage(key, connection).is_embryonic());
+        count.1 += u64::from(stage.is_embryonic());
+        self.closing += u64::from(stage.is_closed() || stage == Stage::HalfClosed);
+        self.masqueraded += u64::from(connection.has(FLAG_MASQUERADED));
     }
 
     fn all(&self) -> (u64, u64) {
-        self.0
+        self.by_payer
             .values()
             .fold((0, 0), |all, count| (all.0 + count.0, all.1 + count.1))
     }

@@ -10,7 +10,7 @@
 
 pub mod gc;
 pub mod locks;
-mod pod_names;
+pub(crate) mod pod_names;
 pub mod programs;
 pub mod record;
 pub mod release;

@@ -2,20 +2,20 @@
 
 use super::EndpointRecord;
 use sinabro_common::abi::Addr;
-use std::{collections::HashMap, rc::Rc};
+use std::{collections::HashMap, sync::Arc};
 
 /// The pods of a moment, `namespace/name`.
 #[derive(Default)]
 pub struct PodNames {
-    by_address: HashMap<Addr, Rc<str>>,
-    by_ifindex: HashMap<u32, Rc<str>>,
+    by_address: HashMap<Addr, Arc<str>>,
+    by_ifindex: HashMap<u32, Arc<str>>,
 }
 
 impl PodNames {
     pub fn of<'a>(records: impl IntoIterator<Item = &'a EndpointRecord>) -> Self {
         let mut names = Self::default();
         for record in records {
-            let name: Rc<str> = record.pod.display(&record.owner).into();
+            let name: Arc<str> = record.pod.display(&record.owner).into();
             for &address in &record.addresses {
                 names.by_address.insert(address.into(), name.clone());
             }
@@ -43,5 +43,34 @@ impl PodNames {
         self.by_ifindex
             .iter()
             .map(|(&ifindex, name)| (ifindex, &**name))
+    }
+}
+
+/// A pod's record, as far as its name matters.
+#[cfg(test)]
+pub(crate) fn record(
+    ifindex: u32,
+    pod: sinabro_common::api::PodRef,
+    addresses: &[&str],
+) -> EndpointRecord {
+    use sinabro_common::api::{Mac, Owner};
+    EndpointRecord {
+        owner: Owner {
+            container_id: format!("c{ifindex}"),
+            ifname: "eth0".into(),
+        },
+        network: "pods".into(),
+        netns: String::new(),
+        pod,
+        link: format!("snb{ifindex}"),
+        ifindex,
+        mac: Mac([2; 6]),
+        host_mac: Mac([2; 6]),
+        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+        mtu: 1450,
+        local: None,
+        acceleration: None,
+        netns_cookie: None,
+        host_ports: Vec::new(),
     }
 }

@@ -18,7 +18,13 @@
 //! | `sinabro_pod_acceleration_memory_bytes`, `…_limit_bytes` | namespace, pod, interface | kernel memory charged to connections that the pod made, and what may be |
 //! | `sinabro_acceleration_memory_bytes`, `…_limit_bytes` | | the same of all pods |
 //! | `sinabro_dropped_packets_total` | reason | dropped by the data path |
-//! | `sinabro_nat_flows`, `sinabro_nat_flows_limit` | | masqueraded flows, room for them |
+//! | `sinabro_connections` | state | tracked connections that are established, unanswered, closing |
+//! | `sinabro_connections_limit` | | room for them |
+//! | `sinabro_masqueraded_connections`, `sinabro_connection_aliases` | | those under the node's address, and the ports taken for them |
+//! | `sinabro_refused_connections_total` | | new ones that a pod's limit or a full table kept out |
+//! | `sinabro_connection_sweeps_total`, `sinabro_connection_sweep_duration_seconds_total` | | looks for those that are over, time spent in them |
+//! | `sinabro_pod_connections`, `sinabro_pod_unanswered_connections` | namespace, pod, interface | what the pod has of the table |
+//! | `sinabro_pod_refused_connections_total` | namespace, pod, interface | of the pod |
 //! | `sinabro_ipam_addresses_leased`, `…_limit` | cidr | leases, room for them |
 //! | `sinabro_nodes` | | known nodes |
 //! | `sinabro_peers_with_problems` | | nodes that are not reached as they should be |
@@ -44,7 +50,9 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-use sinabro_common::api::{AccelerationCount, EndpointReport, MessageCount};
+use sinabro_common::api::{
+    AccelerationCount, EndpointReport, MessageCount, ShareReport, TableReport,
+};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -255,6 +263,30 @@ fn pods(page: &mut Page, endpoints: &[EndpointReport]) {
         let rows = endpoints.iter().map(|e| (pod_labels(e), value(e)));
         page.counters(name, help, rows);
     }
+    let shares: Vec<(Labels, ShareReport)> = endpoints
+        .iter()
+        .filter_map(|e| Some((pod_labels(e), e.connections?)))
+        .collect();
+    let gauges = |value: fn(&ShareReport) -> u64| {
+        let rows = shares.iter();
+        rows.map(move |(labels, share)| (labels.clone(), value(share) as f64))
+    };
+    page.gauges(
+        "pod_connections",
+        "Tracked connections in a pod's share",
+        gauges(|share| share.connections),
+    );
+    page.gauges(
+        "pod_unanswered_connections",
+        "Tracked connections in a pod's share that nobody has answered yet",
+        gauges(|share| share.unanswered),
+    );
+    let refused = shares.iter();
+    page.counters(
+        "pod_refused_connections",
+        "New connections of a pod that did not get in because of a limit",
+        refused.map(|(labels, share)| (labels.clone(), share.refused)),
+    );
 }
 
 /// A counter of every accelerated pod: name, help, value.
@@ -364,12 +396,9 @@ fn data_path(page: &mut Page, reports: &Reports) {
             memory.limit as f64,
         );
     }
-    page.gauge("nat_flows", "Masqueraded flows", metrics.nat_flows as f64);
-    page.gauge(
-        "nat_flows_limit",
-        "Room for masqueraded flows",
-        metrics.nat_capacity as f64,
-    );
+    if let Some(table) = &metrics.connections {
+        connections(page, table);
+    }
     for (name, value) in &metrics.counters {
         // Names come with prefix and suffix; the registry adds both.
         let name = name.strip_prefix("sinabro_").unwrap_or(name);
@@ -379,6 +408,48 @@ fn data_path(page: &mut Page, reports: &Reports) {
             page.counter(name, "Counter of the agent", *value);
         }
     }
+}
+
+fn connections(page: &mut Page, table: &TableReport) {
+    let states = [
+        ("established", table.established),
+        ("unanswered", table.unanswered),
+        ("closing", table.closing),
+    ];
+    let states = states.map(|(state, n)| (vec![("state", state.to_owned())], n as f64));
+    page.gauges("connections", "Tracked connections", states);
+    page.gauge(
+        "connections_limit",
+        "Room for tracked connections",
+        table.capacity as f64,
+    );
+    page.gauge(
+        "masqueraded_connections",
+        "Tracked connections that leave under the node's address",
+        table.masqueraded as f64,
+    );
+    page.gauge(
+        "connection_aliases",
+        "Translated ports in use",
+        table.aliases as f64,
+    );
+    page.counter(
+        "refused_connections",
+        "New connections that did not get in because of a limit",
+        table.refused,
+    );
+    page.counter(
+        "connection_sweeps",
+        "Looks for connections that are over",
+        table.sweeps,
+    );
+    let spent: Counter<f64, AtomicU64> = Counter::default();
+    spent.inc_by(table.sweep_microseconds as f64 / 1e6);
+    page.0.register(
+        "connection_sweep_duration_seconds",
+        "Time spent looking for connections that are over",
+        spent,
+    );
 }
 
 fn addresses(page: &mut Page, reports: &Reports) {

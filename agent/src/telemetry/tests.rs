@@ -1,7 +1,7 @@
 use super::{metrics::Metrics, *};
 use sinabro_common::api::{
     AccelerationCount, DropReport, MemoryReport, MessageCount, Owner, PeersReport, PodRef,
-    RangeReport, SourceReport,
+    RangeReport, ShareReport, SourceReport, TableReport,
 };
 use std::{
     collections::BTreeMap,
@@ -52,6 +52,11 @@ fn endpoint(name: &str, tx_bytes: u64) -> EndpointReport {
             .into(),
             skipped: [("short".to_owned(), 8)].into(),
             memory: MemoryReport { used: 9, limit: 10 },
+        }),
+        connections: name.is_empty().then_some(ShareReport {
+            connections: 21,
+            unanswered: 22,
+            refused: 23,
         }),
         acceleration_wish: None,
     }
@@ -123,6 +128,17 @@ fn reports() -> Reports {
             }],
             nat_flows: 3,
             nat_capacity: 1024,
+            connections: Some(TableReport {
+                established: 31,
+                unanswered: 32,
+                closing: 33,
+                capacity: 34,
+                masqueraded: 35,
+                aliases: 36,
+                refused: 37,
+                sweeps: 38,
+                sweep_microseconds: 2_500_000,
+            }),
             acceleration_memory: Some(MemoryReport {
                 used: 11,
                 limit: 12,
@@ -193,8 +209,18 @@ fn every_report_is_in_the_scrape() {
         "sinabro_acceleration_memory_bytes 11.0",
         "sinabro_acceleration_memory_limit_bytes 12.0",
         r#"sinabro_dropped_packets_total{reason="source_address"} 5"#,
-        "sinabro_nat_flows 3.0",
-        "sinabro_nat_flows_limit 1024.0",
+        r#"sinabro_connections{state="established"} 31.0"#,
+        r#"sinabro_connections{state="unanswered"} 32.0"#,
+        r#"sinabro_connections{state="closing"} 33.0"#,
+        "sinabro_connections_limit 34.0",
+        "sinabro_masqueraded_connections 35.0",
+        "sinabro_connection_aliases 36.0",
+        "sinabro_refused_connections_total 37",
+        "sinabro_connection_sweeps_total 38",
+        "sinabro_connection_sweep_duration_seconds_total 2.5",
+        r#"sinabro_pod_connections{namespace="default",pod="c0ffee",interface="eth0"} 21.0"#,
+        r#"sinabro_pod_unanswered_connections{namespace="default",pod="c0ffee",interface="eth0"} 22.0"#,
+        r#"sinabro_pod_refused_connections_total{namespace="default",pod="c0ffee",interface="eth0"} 23"#,
         "sinabro_gc_freed_total 4",
         r#"sinabro_ipam_addresses_leased{cidr="10.244.1.0/24"} 2.0"#,
         r#"sinabro_ipam_addresses_limit{cidr="10.244.1.0/24"} 253.0"#,

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod acceleration;
+mod connections;
 mod drops;
 mod local_mtu;
 mod node;

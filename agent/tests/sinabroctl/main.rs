@@ -3,6 +3,7 @@
 
 mod bad_answers;
 mod commands;
+mod connections;
 mod drops;
 mod kit;
 mod status;

@@ -24,6 +24,7 @@ fn endpoints_are_aligned_rows() {
         rx_packets: 2,
         rx_bytes: 10,
         acceleration: None,
+        connections: None,
         acceleration_wish: None,
     };
     let nameless = EndpointReport {
@@ -204,7 +205,7 @@ fn nodes_show_tunnel_or_problem() {
 }
 
 #[test]
-fn metrics_are_drops_flows_and_counters() {
+fn metrics_are_drops_connections_and_counters() {
     let report = MetricsReport {
         drops: vec![DropReport {
             number: 2,
@@ -212,19 +213,37 @@ fn metrics_are_drops_flows_and_counters() {
             text: "a pod lied".into(),
             packets: 42,
         }],
-        acceleration_memory: None,
         nat_flows: 1,
         nat_capacity: 4,
+        connections: Some(TableReport {
+            established: 2,
+            unanswered: 1,
+            closing: 1,
+            capacity: 16,
+            masqueraded: 3,
+            ..TableReport::default()
+        }),
+        acceleration_memory: None,
         counters: BTreeMap::from([("sinabro_gc_freed_total".into(), 7)]),
     };
-    let output = ask(Request::Metrics, Response::Metrics(report), &["metrics"]);
-    assert_eq!(output.status.code(), Some(0));
-    let text = text(&output.stdout);
-    for part in [
-        "42       source_address  a pod lied",
-        "1 of 4 (25%)",
-        "sinabro_gc_freed_total:  7",
+    // An agent of before says less.
+    let before = MetricsReport {
+        connections: None,
+        ..report.clone()
+    };
+    for (report, shown) in [
+        (report, "4 of 16 (25%), 1 unanswered, 3 masqueraded"),
+        (before, "Masqueraded flows:       1 of 4 (25%)"),
     ] {
-        assert!(text.contains(part), "{part} is not in\n{text}");
+        let output = ask(Request::Metrics, Response::Metrics(report), &["metrics"]);
+        assert_eq!(output.status.code(), Some(0));
+        let text = text(&output.stdout);
+        for part in [
+            "42       source_address  a pod lied",
+            shown,
+            "sinabro_gc_freed_total:  7",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
     }
 }

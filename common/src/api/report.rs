@@ -137,6 +137,9 @@ pub struct EndpointReport {
     /// None if the pod's connections are not accelerated.
     #[serde(default)]
     pub acceleration: Option<AccelerationCount>,
+    /// What its connections take of the table of connections; unknown to earlier agents.
+    #[serde(default)]
+    pub connections: Option<ShareReport>,
     /// What the pod asked for; the node's setting and kernel may have it otherwise.
     #[serde(default)]
     pub acceleration_wish: Option<TcpAcceleration>,
@@ -230,12 +233,47 @@ pub struct PeersReport {
     pub problem: Option<String>,
 }
 
+/// What a pod's connections take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ShareReport {
+    pub connections: u64,
+    /// Of those, the ones that nobody has answered yet.
+    pub unanswered: u64,
+    /// New ones that did not get in because of a limit.
+    pub refused: u64,
+}
+
+/// The table of connections as it was when it was last swept, some seconds ago.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TableReport {
+    pub established: u64,
+    pub unanswered: u64,
+    pub closing: u64,
+    pub capacity: u64,
+    /// Of all, the ones that leave the node under its own address.
+    pub masqueraded: u64,
+    /// Ways in which packets lead to connections other than by their real ends.
+    pub aliases: u64,
+    /// New connections that did not get in because of a limit, of all pods.
+    pub refused: u64,
+    pub sweeps: u64,
+    /// Time spent in them.
+    pub sweep_microseconds: u64,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MetricsReport {
     pub drops: Vec<DropReport>,
+    /// Masqueraded connections.
     pub nat_flows: u64,
+    /// Connections that there is room for.
     pub nat_capacity: u64,
+    /// Unknown to earlier agents.
+    #[serde(default)]
+    pub connections: Option<TableReport>,
     /// What accelerated connections cost the kernel; none if there are none.
     #[serde(default)]
     pub acceleration_memory: Option<MemoryReport>,

@@ -9,7 +9,7 @@ mod kernel;
 mod network;
 mod runtime;
 
-use crate::ctl::{Common, Exit, client, nodes, places::PlaceFlags};
+use crate::ctl::{Common, Exit, client, drops, nodes, places::PlaceFlags};
 use crate::{config::Places, datapath};
 use anyhow::{Context as _, bail};
 use sinabro_common::api::{Request, Response};
@@ -74,6 +74,7 @@ fn collect(common: &Common, places: &PlaceFlags) -> Vec<(String, Part)> {
         ("ipam", Request::Ipam),
         ("metrics", Request::Metrics),
         ("acceleration", Request::Acceleration),
+        ("connections", Request::ConnectionStats),
     ];
     parts.push(("agent/log.txt".into(), log(common)));
     for (name, request) in requests {
@@ -82,6 +83,9 @@ fn collect(common: &Common, places: &PlaceFlags) -> Vec<(String, Part)> {
     let nodes = nodes::all(common).map_err(anyhow::Error::from);
     let nodes = nodes.and_then(|nodes| Ok(serde_json::to_vec_pretty(&Response::Nodes(nodes))?));
     parts.push(("agent/nodes.json".into(), nodes));
+    let drops = drops::kept(common).map_err(anyhow::Error::from);
+    let drops = drops.and_then(|drops| Ok(serde_json::to_vec_pretty(&drops)?));
+    parts.push(("agent/drops.json".into(), drops));
     parts.extend(kernel::parts());
     parts.extend(network::parts());
     match places.resolve() {

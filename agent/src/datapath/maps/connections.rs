@@ -153,7 +153,20 @@ impl Connections {
         self.records.for_each(each)
     }
 
-    /// The same of every alias.
+    /// Calls `each` with up to `count` records from a place on, and returns the place after them
+    /// ([`RawMap::some`]).
+    pub fn some(
+        &self,
+        from: Option<u32>,
+        count: usize,
+        each: impl FnMut(ConnectionKey, Connection),
+    ) -> Result<Option<u32>, DatapathError> {
+        let raw = &self.records.raw;
+        raw.some_of(from, count, each)
+            .map_err(|source| error(CONNECTIONS, "reading from")(MapError::from(source)))
+    }
+
+    /// [`Self::for_each`] of every alias.
     pub fn for_each_alias(&self, each: impl FnMut(Tuple, Alias)) -> Result<(), DatapathError> {
         self.aliases.for_each(each)
     }

@@ -25,13 +25,15 @@ use std::{
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::watch,
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 /// Packets remembered.
 const KEPT: usize = 1000;
-/// Packets taken out of a ring buffer at once.
+/// Packets taken out of a ring buffer at once: as many as there can be in it.
 const BATCH: usize = 256;
+/// From one time to the next. What a ring buffer has no room for meanwhile is counted by the programs.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// The packets that were dropped last.
 pub struct RecentDrops {
@@ -56,6 +58,12 @@ impl RecentDrops {
 
     fn kept(&self) -> MutexGuard<'_, VecDeque<DroppedPacket>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push_events(&self, events: &[DropEvent], pods: &[EndpointRecord]) {
+        let (pods, clock) = (PodNames::of(pods), Clock::new(monotonic_ns()));
+        let shown = |event| packet::shown(event, &pods, &clock);
+        self.push(events.iter().map(shown));
     }
 
     fn push(&self, packets: impl Iterator<Item = DroppedPacket>) {
@@ -128,9 +136,9 @@ pub async fn read(
             }
         }
         if !events.is_empty() {
-            let (pods, clock) = (PodNames::of(&pods()), Clock::new(monotonic_ns()));
-            let packets = events.iter();
-            recent.push(packets.map(|event| packet::shown(event, &pods, &clock)));
+            recent.push_events(&events, &pods());
+            // Whatever pods send on however many CPUs: no more of this than so often.
+            sleep(PAUSE).await;
         }
     }
 }

@@ -283,29 +283,12 @@ mod tests {
 
     #[test]
     fn pods_are_named_by_address_and_by_link() {
-        let record = crate::endpoint::EndpointRecord {
-            owner: sinabro_common::api::Owner {
-                container_id: "c".into(),
-                ifname: "eth0".into(),
-            },
-            network: "pods".into(),
-            netns: String::new(),
-            pod: sinabro_common::api::PodRef {
-                namespace: "shop".into(),
-                name: "cart-0".into(),
-                uid: String::new(),
-            },
-            link: "snb".into(),
-            ifindex: 7,
-            mac: Mac([2; 6]),
-            host_mac: Mac([2; 6]),
-            addresses: vec!["10.0.0.1".parse().unwrap()],
-            mtu: 1500,
-            local: None,
-            acceleration: None,
-            netns_cookie: None,
-            host_ports: Vec::new(),
+        let pod = sinabro_common::api::PodRef {
+            namespace: "shop".into(),
+            name: "cart-0".into(),
+            uid: String::new(),
         };
+        let record = crate::endpoint::pod_names::record(7, pod, &["10.0.0.1"]);
         let pods = PodNames::of([&record]);
         let shown = shown(
             &event(eth::IP4, &framed(eth::IP4, &tcp(2, 0))),
