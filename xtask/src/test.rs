@@ -38,7 +38,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if !root::is_root() {
         root::require_sudo("a part of the tests")?;
     }
-    let earlier = match runs(&["upgrade", "layouts"], &options.arguments) {
+    let earlier = match runs(&["upgrade", "layouts", "masquerade"], &options.arguments) {
         true => earlier()?,
         false => None,
     };

@@ -223,19 +223,19 @@ fn of_pod(scratch: &Scratch) -> bool {
     ENDPOINTS.get_ptr(&scratch.ip.src).is_some()
 }
 
-/// A fragment that names no ports.
+/// A fragment that names no ports. If its first was not seen that is yet to come (or is lost, and the receiver gives
+/// the packet up): what is masqueraded here has one address, so this one's is known already.
 #[inline(always)]
 fn later(ctx: &TcContext, scratch: &mut Scratch) -> i32 {
-    if fragment::find(ctx, scratch) {
-        let (from, to) = (&scratch.ip.src, &scratch.fragment.addr);
-        return match rewrite::address(ctx, &scratch.ip, End::Source, from, to) {
-            Ok(()) => PASS,
-            Err(rewrite::Failed) => drop(DropReason::RewriteFailed),
-        };
+    if !fragment::find(ctx, scratch) {
+        if !of_pod(scratch) || keeps_source(scratch.ip.dst) {
+            return PASS;
+        }
+        scratch.fragment.addr = scratch.nat;
     }
-    match !of_pod(scratch) || keeps_source(scratch.ip.dst) {
-        true => PASS,
-        // Its first is missing, and with it what the receiver could do with this one.
-        false => drop(DropReason::NatFragment),
+    let (from, to) = (&scratch.ip.src, &scratch.fragment.addr);
+    match rewrite::address(ctx, &scratch.ip, End::Source, from, to) {
+        Ok(()) => PASS,
+        Err(rewrite::Failed) => drop(DropReason::RewriteFailed),
     }
 }

@@ -136,11 +136,6 @@ fn what_is_not_a_pods_passes_untouched() {
 #[test]
 fn what_cannot_be_translated_is_dropped_and_counted() {
     world(|w| {
-        for proto in [TCP, UDP, ICMP] {
-            let mut ip = make(proto, (w.a.v4, 4000), (FAR, 443));
-            ip.fragment = 0x0005;
-            w.dropped("uplink_out", &ip, DropReason::NatFragment);
-        }
         // An authentication header covers the address; nobody knows what the other one has.
         for proto in [51, 253] {
             w.dropped(

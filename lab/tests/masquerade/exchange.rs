@@ -1,0 +1,145 @@
+//! Exchanges as applications have them, and traceroute in all its modes.
+
+use crate::kit::{FAMILIES, World, far, routers};
+use sinabro_lab::{
+    Place,
+    traffic::{
+        PATIENCE, any, errors, icmp, readable, tcp,
+        trace::{Mode, trace},
+        udp,
+    },
+};
+use socket2::{Domain, Socket, Type};
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::Instant,
+};
+
+#[test]
+fn the_far_host_sees_the_node_and_its_answers_find_the_pod() {
+    let world = World::new(2);
+    for (family, far) in far().into_iter().enumerate() {
+        let node = world.own()[family];
+        for pod in world.pods() {
+            let (from, to) = (pod.place(), &world.beyond);
+            let seen = [
+                ("TCP", tcp::transfer(from, to, far, 1 << 20).unwrap().seen),
+                ("UDP", udp::echo(from, to, far, 500, false).unwrap()),
+                ("ICMP", icmp::ping_seen(from, to, far).unwrap()),
+            ];
+            assert!(seen.iter().all(|(_, seen)| *seen == node), "{seen:?}");
+        }
+    }
+}
+
+/// A port that nothing listens at.
+fn closed(address: IpAddr) -> SocketAddr {
+    SocketAddr::new(address, 33_434)
+}
+
+fn every_hop(mode: Mode) {
+    let world = World::new(1);
+    for (family, far) in far().into_iter().enumerate() {
+        let hops = trace(world.pod(1).place(), mode, closed(far)).unwrap();
+        let [own, way @ ..] = &hops[..] else {
+            panic!("no hops");
+        };
+        // By whichever of its addresses the node speaks to its pods.
+        let addresses = addresses_of_node(&world);
+        assert!(addresses.contains(own), "{own} of {addresses:?}");
+        let [first, second] = routers()[family];
+        assert_eq!(way, [first, second, far], "{mode:?}, {}", FAMILIES[family]);
+    }
+}
+
+fn addresses_of_node(world: &World) -> Vec<IpAddr> {
+    let mut conn = world.node().netlink().unwrap();
+    let addresses = conn.addrs(None).unwrap();
+    addresses
+        .into_iter()
+        .map(|found| found.net.addr())
+        .collect()
+}
+
+#[test]
+fn traceroute_by_datagrams_names_every_hop() {
+    every_hop(Mode::Udp);
+}
+
+#[test]
+fn traceroute_by_echo_requests_names_every_hop() {
+    every_hop(Mode::Echo);
+}
+
+#[test]
+fn traceroute_by_syns_names_every_hop() {
+    every_hop(Mode::Syn);
+}
+
+#[test]
+fn a_closed_port_of_the_far_host_is_heard_of() {
+    let world = World::new(1);
+    for (family, far) in far().into_iter().enumerate() {
+        let pod = world.pod(1).place();
+        let socket = pod.run(|| {
+            let socket = UdpSocket::bind((any(far), 0))?;
+            socket.connect(closed(far))?;
+            errors::keep(&socket, far.is_ipv4())?;
+            socket.send(b"anybody?")?;
+            Ok(socket)
+        });
+        let heard = errors::error(&socket.unwrap(), Instant::now() + PATIENCE);
+        let heard = heard.unwrap_or_else(|error| panic!("{}: {error}", FAMILIES[family]));
+        assert!(heard.is_closed_port() && heard.from == far, "{heard:?}");
+        assert_eq!(heard.quoted, b"anybody?");
+        let refused = tcp::connects(pod, closed(far)).unwrap_err();
+        assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
+    }
+}
+
+/// GRE, of which a node has one flow between two addresses: by raw sockets, there and back.
+#[test]
+fn a_protocol_without_ports_finds_its_way_back() {
+    const GRE: i32 = 47;
+    let world = World::new(1);
+    for (family, far) in far().into_iter().enumerate() {
+        let pod = world.pod(1);
+        let client = raw(pod.place(), pod.addresses()[family], GRE);
+        let server = raw(&world.beyond, far, GRE);
+        let said = b"\0\0\x08\0 of no header's shape";
+        client
+            .send_to(said, &SocketAddr::new(far, 0).into())
+            .unwrap();
+        let (heard, seen) = next(&server, far);
+        assert_eq!((&heard[..], seen), (&said[..], world.own()[family]));
+        server
+            .send_to(said, &SocketAddr::new(seen, 0).into())
+            .unwrap();
+        let (heard, from) = next(&client, far);
+        assert_eq!((&heard[..], from), (&said[..], far));
+    }
+}
+
+fn raw(place: &Place, address: IpAddr, protocol: i32) -> Socket {
+    let open = || {
+        let domain = Domain::for_address(SocketAddr::new(address, 0));
+        let socket = Socket::new(domain, Type::RAW, Some(protocol.into()))?;
+        socket.bind(&SocketAddr::new(address, 0).into())?;
+        Ok(socket)
+    };
+    place.run(open).unwrap()
+}
+
+/// What a raw socket gets next, without IPv4's header, and from whom.
+fn next(socket: &Socket, like: IpAddr) -> (Vec<u8>, IpAddr) {
+    assert!(
+        readable(socket, Instant::now() + PATIENCE).unwrap(),
+        "nothing came"
+    );
+    let mut buffer = Vec::with_capacity(2048);
+    let (len, from) = socket.recv_from(buffer.spare_capacity_mut()).unwrap();
+    // SAFETY: so many bytes were received into it.
+    unsafe { buffer.set_len(len) };
+    let header = if like.is_ipv4() { 20 } else { 0 };
+    (buffer.split_off(header), from.as_socket().unwrap().ip())
+}

@@ -1,0 +1,197 @@
+//! A node with pods, and a host two routers away that knows the nodes' addresses and no pod's.
+//!
+//! ```text
+//!   pod ── n1 ── router ────────── outside ────────── beyond
+//!               172.30.0.1        192.0.2.10         198.51.100.10
+//!               fd00:172:30::1    2001:db8:2::10     2001:db8:3::10
+//! ```
+
+use sinabro_lab::{Binaries, Lab, Lifetime, Node, Place, Pod, traffic::packet::Interface};
+use sinabro_netlink::{Family, route::Route, sysctl};
+use std::{net::IpAddr, process::Command};
+
+pub const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
+const BEYOND: [&str; 2] = ["198.51.100.10/24", "2001:db8:3::10/64"];
+const BEYOND_ROUTER: [&str; 2] = ["198.51.100.1/24", "2001:db8:3::1/64"];
+const ROUTER: [&str; 2] = ["172.30.0.1", "fd00:172:30::1"];
+const OUTSIDE_ROUTER: [&str; 2] = ["192.0.2.1", "2001:db8:2::1"];
+
+/// What kube-proxy has in the way of every packet that a node forwards: those that do not belong to a
+/// connection that the kernel knows are dropped (its issue 74839).
+const FORWARD_RULES: &str = "table inet proxy {
+    chain forward { type filter hook forward priority filter; ct state invalid drop; }
+}";
+
+pub struct World {
+    pub beyond: Place,
+    pods: Vec<Pod>,
+    pub lab: Lab,
+}
+
+impl World {
+    /// One node with so many pods.
+    pub fn new(pods: usize) -> Self {
+        let world = Self::with(pods, &[], &[]);
+        world.guard();
+        world
+    }
+
+    /// The same without rules that have the kernel track connections, and so put packets in parts together;
+    /// with sysctls of the node as they are before its agent starts, and flags of the agent.
+    pub fn with(pods: usize, sysctls: &[(&str, &str)], flags: &[&str]) -> Self {
+        let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
+        let node = lab.node(1);
+        for (name, value) in sysctls {
+            let path: Vec<_> = name.split('.').collect();
+            let set = || Ok(sysctl::write(&path, value)?);
+            node.namespace().run(set).unwrap();
+        }
+        Self::in_lab(lab, pods, flags)
+    }
+
+    /// The same on the node of a lab.
+    pub fn in_lab(lab: Lab, pods: usize, flags: &[&str]) -> Self {
+        let beyond = beyond(&lab);
+        let node = lab.node(1);
+        node.start_agent_with(flags).unwrap();
+        node.wait_ready().unwrap();
+        let pods = (1..=pods).map(|number| node.add_pod(&format!("pod{number}")).unwrap());
+        Self {
+            pods: pods.collect(),
+            beyond,
+            lab,
+        }
+    }
+
+    /// Puts [`FORWARD_RULES`] in place.
+    pub fn guard(&self) {
+        command(self.node().place(), &["nft", FORWARD_RULES]);
+    }
+
+    pub fn node(&self) -> &Node {
+        self.lab.node(1)
+    }
+
+    /// By number, from 1.
+    pub fn pod(&self, number: usize) -> &Pod {
+        &self.pods[number - 1]
+    }
+
+    pub fn pods(&self) -> &[Pod] {
+        &self.pods
+    }
+
+    /// The node's addresses, by family.
+    pub fn own(&self) -> [IpAddr; 2] {
+        let addresses = self.node().addresses();
+        [addresses[0], addresses[1]]
+    }
+}
+
+/// The far host's addresses, by family.
+pub fn far() -> [IpAddr; 2] {
+    BEYOND.map(|net| net.parse::<ipnet::IpNet>().unwrap().addr())
+}
+
+/// The addresses by which the two routers speak to the node, by family.
+pub fn routers() -> [[IpAddr; 2]; 2] {
+    [0, 1].map(|family| {
+        let outside = ["192.0.2.10", "2001:db8:2::10"][family];
+        [ROUTER[family], outside].map(|text| text.parse().unwrap())
+    })
+}
+
+fn beyond(lab: &Lab) -> Place {
+    let beyond = Place::fresh("beyond").unwrap();
+    let (router, outside) = (lab.router().place(), lab.outside());
+    let nets = |texts: [&str; 2]| texts.map(|text| text.parse::<ipnet::IpNet>().unwrap());
+    let ends = [("far0", [2, 0x1a, 0xb0, 0, 3, 1]), ("eth0", FAR_MAC)];
+    outside
+        .run(|| {
+            sysctl::write(&["net", "ipv4", "ip_forward"], "1")?;
+            Ok(sysctl::write(
+                &["net", "ipv6", "conf", "all", "forwarding"],
+                "1",
+            )?)
+        })
+        .unwrap();
+    outside
+        .place()
+        .cable(ends[0], 1500, &beyond, ends[1])
+        .unwrap();
+    outside
+        .place()
+        .set_up("far0", &nets(BEYOND_ROUTER))
+        .unwrap();
+    let eth0 = beyond.set_up("eth0", &nets(BEYOND)).unwrap();
+    let default = |place: &Place, via: IpAddr, link| {
+        let route = Route::default_of(Family::of(via)).via(via).dev(link);
+        place.conn().unwrap().execute(route.add()).unwrap();
+    };
+    for (family, back) in OUTSIDE_ROUTER.iter().enumerate() {
+        default(&beyond, nets(BEYOND_ROUTER)[family].addr(), eth0);
+        let there = Route::to(nets(BEYOND)[family].trunc())
+            .via(routers()[family][1])
+            .dev(router.index("out0").unwrap());
+        router.conn().unwrap().execute(there.add()).unwrap();
+        default(
+            outside.place(),
+            back.parse().unwrap(),
+            outside.place().index("eth0").unwrap(),
+        );
+    }
+    beyond
+}
+
+const FAR_MAC: [u8; 6] = [2, 0x1a, 0xb0, 0, 3, 2];
+
+/// How many of something a test does: a few, or with SINABRO_THOROUGH all that are promised.
+pub fn amount(few: u32, all: u32) -> u32 {
+    match std::env::var_os("SINABRO_THOROUGH") {
+        Some(_) => all,
+        None => few,
+    }
+}
+
+/// All routers know the way to the node's pods.
+pub fn route_pods(world: &World) {
+    for (family, range) in world.node().entry().pod_cidrs.into_iter().enumerate() {
+        let (router, outside) = (world.lab.router().place(), world.lab.outside().place());
+        let there = Route::to(range)
+            .via(world.own()[family])
+            .dev(router.index("br0").unwrap());
+        router.conn().unwrap().execute(there.add()).unwrap();
+        let there = Route::to(range)
+            .via(OUTSIDE_ROUTER[family].parse().unwrap())
+            .dev(outside.index("eth0").unwrap());
+        outside.conn().unwrap().execute(there.add()).unwrap();
+    }
+}
+
+/// The link between the two routers carries no more than this.
+pub fn narrow(world: &World, mtu: u32) {
+    let mtu = mtu.to_string();
+    for (machine, link) in [(world.lab.router(), "out0"), (world.lab.outside(), "eth0")] {
+        let set = ["ip", "link", "set", link, "mtu", &mtu];
+        command(machine.place(), &set);
+    }
+}
+
+pub fn eth0(place: &Place) -> Interface {
+    sinabro_lab::traffic::packet::interface(place, "eth0").unwrap()
+}
+
+/// Where the far host's frames go.
+pub fn far_router(world: &World) -> [u8; 6] {
+    let outside = world.lab.outside().place();
+    sinabro_lab::traffic::packet::interface(outside, "far0")
+        .unwrap()
+        .mac
+}
+
+/// Runs a program in a place, which has to succeed.
+pub fn command(place: &Place, command: &[&str]) {
+    let output = place.run(|| Ok(Command::new(command[0]).args(&command[1..]).output()?));
+    let output = output.unwrap();
+    assert!(output.status.success(), "{command:?}: {output:?}");
+}

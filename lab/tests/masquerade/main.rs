@@ -1,0 +1,13 @@
+//! What pods send to the outside leaves with their node's address, and whatever comes back finds them:
+//! data, errors about it, packets in parts; IPv4 and IPv6.
+#![allow(clippy::unwrap_used)]
+
+mod crowds;
+mod ends;
+mod exchange;
+mod fragments;
+mod hostile;
+mod kit;
+mod path_mtu;
+mod pressure;
+mod stale;

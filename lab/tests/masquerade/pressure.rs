@@ -1,0 +1,231 @@
+//! Floods, and agents that come and go meanwhile: what is there is not harmed, and what is begun by others
+//! is served.
+
+use crate::{
+    crowds::crowd,
+    kit::{FAMILIES, World, amount, command, eth0, far, far_router, route_pods},
+};
+use sinabro_common::names;
+use sinabro_lab::{
+    Binaries, Lab, Lifetime, Pod,
+    traffic::{
+        crowd::Kind,
+        flood::Flood,
+        path::Path,
+        unbroken::{Pace, Traffic},
+    },
+    wait::wait_for,
+};
+use std::{
+    env,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+/// Undisturbed, to be compared with.
+const BEFORE: Duration = Duration::from_secs(6);
+const PHASE: Duration = Duration::from_secs(2);
+
+/// Two meters at once would be in each other's way.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Addresses that no machine has (RFC 5737, RFC 3849), and no packet reaches.
+fn nowhere(family: usize, number: u64) -> SocketAddr {
+    let port = 1024 + (number % 50_000) as u16;
+    let host = (number / 50_000 % 254 + 1) as u16;
+    let address: IpAddr = match family {
+        0 => Ipv4Addr::new(203, 0, 113, host as u8).into(),
+        _ => Ipv6Addr::new(0x2001, 0xdb8, 0xbad, 0, 0, 0, 0, host).into(),
+    };
+    SocketAddr::new(address, port)
+}
+
+fn lose_what_goes_nowhere(world: &World) {
+    for range in ["203.0.113.0/24", "2001:db8:bad::/48"] {
+        let family = if range.contains(':') { "-6" } else { "-4" };
+        let add = ["ip", family, "route", "add", "blackhole", range];
+        command(world.lab.router().place(), &add);
+    }
+}
+
+/// A pod begins connections to everywhere.
+fn from_pod(pod: &Pod, family: usize) -> Flood {
+    let own = SocketAddr::new(pod.addresses()[family], 1);
+    let ends = move |number| {
+        let from = SocketAddr::new(own.ip(), 1024 + (number / 12_700_000) as u16);
+        (from, nowhere(family, number))
+    };
+    Flood::start(pod.place(), eth0(pod.place()), names::HOST_MAC, ends).unwrap()
+}
+
+/// Somebody outside begins connections from everywhere.
+fn from_outside(world: &World, to: SocketAddr) -> Flood {
+    let family = usize::from(to.is_ipv6());
+    let ends = move |number| (nowhere(family, number), to);
+    let (place, router) = (&world.beyond, far_router(world));
+    Flood::start(place, eth0(place), router, ends).unwrap()
+}
+
+/// Of the first pod to the far host.
+fn watch(world: &World) -> Traffic {
+    let paths: Vec<_> = (far().into_iter().zip(FAMILIES))
+        .map(|(far, name)| {
+            let name = format!("outside, {name}");
+            Path::new(&name, world.pod(1).place(), &world.beyond, far)
+        })
+        .collect();
+    let pace = Pace {
+        pause: Duration::from_millis(10),
+        clients: 1,
+    };
+    let traffic = Traffic::start(&paths, pace).unwrap();
+    traffic.watch(BEFORE);
+    traffic
+}
+
+/// More connections are begun than anything has room for, by a pod and by somebody outside.
+#[test]
+fn floods_harm_nobody_else() {
+    let _alone = alone();
+    let enough = u64::from(amount(140_000, 1_000_000));
+    let world = World::with(3, &[], &[]);
+    route_pods(&world);
+    lose_what_goes_nowhere(&world);
+    let traffic = watch(&world);
+    traffic.event("the floods began").unwrap();
+    let (own, target) = (world.own(), world.pod(3).addresses());
+    let floods: Vec<_> = (0..2)
+        .flat_map(|family| {
+            [
+                from_pod(world.pod(2), family),
+                from_outside(&world, SocketAddr::new(target[family], 80)),
+                from_outside(&world, SocketAddr::new(own[family], 61_234)),
+            ]
+        })
+        .collect();
+    wait_for("pods to flood", || {
+        let sent = [&floods[0], &floods[3]].map(Flood::sent);
+        Ok(sent.iter().all(|sent| *sent > enough / 2).then_some(()))
+    })
+    .unwrap();
+    traffic.must_flow("while it is flooded").unwrap();
+    // Others begin what they like.
+    for family in 0..2 {
+        for kind in [Kind::Datagrams, Kind::Connections] {
+            let mut crowd = crowd(&world, &world.pods()[..1], kind, family);
+            crowd.open(40_000..40_200, 0).unwrap();
+            crowd.close(40_000..40_200, 0).unwrap();
+        }
+    }
+    let sent: u64 = floods
+        .into_iter()
+        .map(|flood| flood.finish().unwrap())
+        .sum();
+    println!("{sent} SYNs; {}", finish(traffic, &world));
+}
+
+fn finish(traffic: Traffic, world: &World) -> String {
+    traffic.finish().unwrap_or_else(|error| {
+        let drops = world.node().ctl(&["drops"]);
+        let drops = drops.map(|output| String::from_utf8(output.stdout));
+        panic!("{error:?}\n{drops:#?}\n{}", world.node().log())
+    })
+}
+
+/// Agents are killed, stopped and started while pods flood, and connections come and go.
+#[test]
+fn agents_come_and_go_under_load() {
+    let _alone = alone();
+    let world = World::with(3, &[], &[]);
+    lose_what_goes_nowhere(&world);
+    let traffic = watch(&world);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        /// Raised whatever becomes of the test: the scope waits for the thread.
+        struct Raise<'a>(&'a AtomicBool);
+        impl Drop for Raise<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let raise = Raise(&stop);
+        let (world, stop) = (&world, &stop);
+        let come_and_go = scope.spawn(move || {
+            let pods = &world.pods()[2..];
+            let mut crowds = [0, 1].map(|family| crowd(world, pods, Kind::Connections, family));
+            let mut rounds = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let first = 10_000 + (rounds % 500) * 100;
+                for crowd in &mut crowds {
+                    crowd.open(first..first + 100, 0).unwrap();
+                    crowd.close(first..first + 100, 0).unwrap();
+                }
+                rounds += 1;
+            }
+            rounds
+        });
+        let floods = [0, 1].map(|family| from_pod(world.pod(2), family));
+        let node = world.node();
+        for step in ["killed", "stopped", "killed"] {
+            traffic.event(&format!("the agent was {step}")).unwrap();
+            match step {
+                "killed" => node.kill_agent().unwrap(),
+                _ => node.stop_agent().unwrap(),
+            }
+            traffic.watch(PHASE);
+            traffic
+                .must_flow(&format!("after the agent was {step}"))
+                .unwrap();
+            traffic.event("the agent was started").unwrap();
+            node.start_agent().unwrap();
+            node.wait_ready().unwrap();
+            traffic.watch(PHASE);
+            traffic.must_flow("with a new agent").unwrap();
+        }
+        for flood in floods {
+            flood.finish().unwrap();
+        }
+        drop(raise);
+        let rounds = come_and_go.join().unwrap();
+        assert!(rounds > 0);
+        println!("{rounds} times 200 connections; {}", finish(traffic, world));
+    });
+}
+
+/// The programs of an earlier state of the project, which `cargo xtask test` builds from git's history.
+fn earlier() -> Binaries {
+    let dir = env::var_os("SINABRO_EARLIER_DIR");
+    Binaries::at(dir.expect("SINABRO_EARLIER_DIR: `cargo xtask test` builds them and sets it"))
+        .unwrap()
+}
+
+/// What pods had with an agent of an earlier state they have with this one, by the same ports.
+#[test]
+fn flows_outlive_an_upgrade() {
+    let _alone = alone();
+    let now = Binaries::find().unwrap();
+    let lab = Lab::new(earlier(), 1, Lifetime::Process).unwrap();
+    let world = World::in_lab(lab, 2, &[]);
+    let node = world.node();
+    // The earlier one masquerades IPv4 alone.
+    let mut crowds = [Kind::Datagrams, Kind::Connections].map(|kind| {
+        let mut crowd = crowd(&world, world.pods(), kind, 0);
+        crowd.open(40_000..40_500, 0).unwrap();
+        crowd
+    });
+    node.kill_agent().unwrap();
+    node.set_binaries(now);
+    node.start_agent().unwrap();
+    node.wait_ready().unwrap();
+    for crowd in &mut crowds {
+        crowd.open(40_000..40_500, 0).unwrap();
+    }
+}
