@@ -4,7 +4,7 @@
 //! bound ([`STEP`]) and without anything kept in between: a step says where the next one begins. What comes or goes
 //! meanwhile may be missed, as it may be over when it is read.
 //!
-//! - [`filter`]: which;
+//! - [`filter`]: which of them;
 //! - [`row`]: a record in words;
 //! - [`stats`]: how many of which kind.
 

@@ -1,7 +1,14 @@
 //! From a packet that a pod sends out of the node to a row of `sinabroctl connections`.
 
 use crate::support::{Node, allocate, eventually};
+use aya::maps::{HashMap, Map, MapData};
+use sinabro_agent::datapath::monotonic_ns;
 use sinabro_common::{
+    abi::{
+        Addr,
+        connection::{Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_MASQUERADED, Tuple},
+    },
+    algo::ct_state::{ACK, SEEN},
     api::{
         Attachment, ConnectionFilter, ConnectionReport, ConnectionStats, ErrorCode, Request,
         Response,
@@ -11,6 +18,7 @@ use sinabro_common::{
 use sinabro_netlink::{Family, neigh::Neigh, route::Route};
 use socket2::{Domain, Socket, Type};
 use std::{
+    fs,
     net::{IpAddr, SocketAddr},
     process::{Command, Output},
 };
@@ -195,4 +203,79 @@ fn a_pod_that_floods_is_refused_and_named() {
         };
         log.lines().any(told)
     });
+}
+
+/// Half a million connections: whatever is asked about them costs the agent a few megabytes at most, and is answered in
+/// frames that are not too long.
+#[test]
+fn half_a_million_connections_cost_the_agent_no_memory() {
+    const MANY: u32 = 500_000;
+    let (mut node, pod) = node();
+    node.kill();
+    node.start_with(&["--connections", "600000"]);
+    node.wait_ready();
+    let map = MapData::from_pin(node.bpf("v2/CONNECTIONS")).unwrap();
+    let mut map = HashMap::<_, ConnectionKey, Connection>::try_from(Map::HashMap(map)).unwrap();
+    let now = monotonic_ns();
+    for n in 0..MANY {
+        let sent = Tuple {
+            src: pod.into(),
+            dst: Addr::v4((0xc800_0000 + n / 50_000).to_be_bytes()),
+            src_port: ((n % 50_000) as u16).to_be_bytes(),
+            dst_port: [1, 187],
+            proto: 6,
+            pad: [0; 3],
+        };
+        let (key, client_is_high) = sent.key();
+        let high = match client_is_high {
+            true => FLAG_CLIENT_IS_HIGH,
+            false => 0,
+        };
+        let record = Connection {
+            last_seen_ns: now,
+            began_ns: now,
+            nat: Addr::v4([192, 0, 2, 1]),
+            frontend: Addr::UNSPECIFIED,
+            nat_port: sent.src_port,
+            frontend_port: [0; 2],
+            states: [SEEN | ACK; 2],
+            flags: FLAG_MASQUERADED | high,
+            payer: 0,
+            endpoint: 0,
+            endpoint_generation: 0,
+            policy_epochs: [0; 2],
+            verdicts: [0; 2],
+            pad: [0; 10],
+        };
+        map.insert(key, record, 0).unwrap();
+    }
+    let memory = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", node.agent_pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kilobytes = line.and_then(|line| line.split_whitespace().next());
+        kilobytes.unwrap().parse::<u64>().unwrap()
+    };
+    // The most that it had is what it has now (proc_pid_clear_refs(5)).
+    fs::write(format!("/proc/{}/clear_refs", node.agent_pid()), "5").unwrap();
+    let before = memory();
+    let stats = ctl(&node, "--timeout 60 connections stats -o json");
+    let stats: ConnectionStats = serde_json::from_slice(&stats.stdout).unwrap();
+    assert_eq!(stats.connections, u64::from(MANY));
+    assert_eq!(stats.remotes[0].connections, 50_000);
+    assert_eq!(
+        list(&node, "--timeout 60 --remote 200.0.0.3 --port 77").len(),
+        1
+    );
+    let page = ctl(&node, "--timeout 60 connections list --limit 3000 -o json");
+    let page: serde_json::Value = serde_json::from_slice(&page.stdout).unwrap();
+    assert_eq!(page["more"], true);
+    let flushed = ctl(&node, "--timeout 60 connections flush --all");
+    assert_eq!(
+        flushed.stdout, b"500000 connections forgotten\n",
+        "{flushed:?}"
+    );
+    assert_eq!(list(&node, "").len(), 0);
+    let more = memory() - before;
+    println!("the agent took {more} KB more than {before} KB");
+    assert!(more < 32 * 1024, "{more} KB");
 }

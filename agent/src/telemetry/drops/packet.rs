@@ -282,6 +282,22 @@ mod tests {
     }
 
     #[test]
+    fn ipv6_is_read_behind_extension_headers() {
+        // A UDP datagram behind a header of options for the destination.
+        let mut packet = vec![0x60, 0, 0, 0, 0, 16, 60, 64];
+        for last in [7, 9] {
+            packet.extend([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]);
+        }
+        packet.extend([17, 0, 1, 4, 0, 0, 0, 0]);
+        packet.extend([0, 53, 0x10, 0, 0, 8, 0, 0]);
+        for frame in [framed(eth::IP6, &packet), packet] {
+            let shown = show(&event(eth::IP6, &frame));
+            assert_eq!(ends(&shown), ["[fd00::7]:53", "[fd00::9]:4096"]);
+            assert_eq!((shown.protocol.as_str(), shown.detail), ("udp", None));
+        }
+    }
+
+    #[test]
     fn pods_are_named_by_address_and_by_link() {
         let pod = sinabro_common::api::PodRef {
             namespace: "shop".into(),
