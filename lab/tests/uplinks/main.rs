@@ -1,0 +1,7 @@
+//! Ways out of a node other than the overlay's device: what leaves by each has an address that answers
+//! find, in both families.
+#![allow(clippy::unwrap_used)]
+
+mod kit;
+mod tun;
+mod ways;
