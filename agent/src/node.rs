@@ -111,6 +111,10 @@ impl NodeState {
             warnings.push(trouble("AddressMissing", text));
         }
         warnings.extend(uplink::unmasqueraded(&uplinks, masquerade, &mut conn)?);
+        let host_ports = ports::host_ports(settings)?;
+        if masquerade.v4 || masquerade.v6 {
+            warnings.extend(ports::too_few(settings, &host_ports));
+        }
         let (non_masquerade, left_out) = non_masquerade(facts, &settings.masquerading);
         if left_out > 0 && settings.masquerade {
             let text = format!(
@@ -125,7 +129,7 @@ impl NodeState {
             pod_cidrs: node.pod_cidrs.clone(),
             mtu: device.mtu,
             masquerade,
-            host_ports: ports::host_ports(settings)?,
+            host_ports,
             non_masquerade: non_masquerade.into_iter().collect(),
             uplinks,
         })

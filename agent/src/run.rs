@@ -71,13 +71,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let _lock = state_lock::lock(&settings.state_dir)?;
     let standing = Arc::default();
     let ports = match settings.masquerade {
-        true => {
-            let (ports, shared) = node::masquerade_ports(&settings)?;
-            shared
-                .into_iter()
-                .for_each(|trouble| troubles::stand(&standing, trouble));
-            ports
-        }
+        true => node::masquerade_ports(&settings),
         false => (0, 0),
     };
     let mut prepared = prepare::forwarding(&settings.uplinks, Families::prepared_or_both())?;

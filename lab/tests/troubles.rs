@@ -179,7 +179,7 @@ fn a_range_that_fills_and_pods_outside_of_it_are_named() {
 fn ports_that_others_have_are_no_reason_not_to_serve() {
     let lab = lab(1);
     let node = lab.node(1);
-    let ports = "net.ipv4.ip_local_port_range=1024 65535";
+    let ports = "net.ipv4.ip_local_reserved_ports=1024-65000";
     node.command(&["sysctl", "-qw", ports]).unwrap();
     let address = "127.0.0.1:9632";
     let other = node
@@ -189,10 +189,17 @@ fn ports_that_others_have_are_no_reason_not_to_serve() {
     node.start_agent_with(&["--metrics-address", address])
         .unwrap();
     node.wait_ready().unwrap();
-    assert!(told(node, "PortsShared").contains("ip_local_reserved_ports"));
+    assert!(told(node, "FewPorts").contains("ip_local_reserved_ports"));
     assert!(told(node, "MetricsAddressTaken").contains(address));
     drop(other);
     over(node, "MetricsAddressTaken");
+    let none = "net.ipv4.ip_local_reserved_ports=";
+    node.command(&["sysctl", "-qw", none]).unwrap();
+    // Nothing tells of it: any change of the node has the agent look again.
+    let address = "198.18.0.1/32";
+    node.command(&["ip", "addr", "add", address, "dev", "lo"])
+        .unwrap();
+    over(node, "FewPorts");
 }
 
 /// The agent looks by itself every half minute: by that way alone there is time for two changes

@@ -190,8 +190,8 @@ pub struct Options {
     )]
     masquerade_file: Option<String>,
 
-    /// Ports that masqueraded flows get, FIRST-LAST; the node's own sockets must not use them
-    /// [default: from above net.ipv4.ip_local_port_range to 65535].
+    /// Ports that masqueraded flows get, FIRST-LAST, but for those that the node's own sockets have
+    /// [default: 1024-65535].
     #[arg(long, env = "SINABRO_MASQUERADE_PORTS", value_name = "FIRST-LAST")]
     masquerade_ports: Option<String>,
 
