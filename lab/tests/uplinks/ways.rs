@@ -1,8 +1,12 @@
 //! Cables: an InternalIP on another device, several next hops, a bridge, a VLAN.
 
-use crate::kit::{Way, ip, lab, leave_by, seen, seen_at, start, wait_for, works};
-use sinabro_lab::traffic::{path::Path, stream::Stream};
-use std::collections::BTreeSet;
+use crate::kit::{Way, ip, lab, leave_by, seen, seen_at, start, wait_for, works, works_from_any};
+use sinabro_lab::{
+    Place, Pod,
+    traffic::{icmp, path::Path, stream::Stream},
+    wait::eventually,
+};
+use std::{collections::BTreeSet, net::IpAddr};
 
 #[test]
 fn an_internal_ip_that_is_on_another_device_than_the_default_route() {
@@ -56,7 +60,7 @@ fn each_next_hop_has_its_own_address() {
     ip(outside, &all);
     let pod = start(node, &["eth0", "wan0", "wan1"], &[]);
     for family in [0, 1] {
-        let mut first_by: [Option<std::net::IpAddr>; 2] = [None; 2];
+        let mut first_by: [Option<IpAddr>; 2] = [None; 2];
         for host in hosts(family) {
             let address = host.parse().unwrap();
             let source = seen_at(&pod, outside, address);
@@ -66,7 +70,9 @@ fn each_next_hop_has_its_own_address() {
         }
         for (way, address) in ways.iter().zip(first_by) {
             let address = address.unwrap_or_else(|| panic!("nothing left by {}", way.link));
-            works(&pod, outside, address, way.near[family]);
+            // IPv6 has the protocol in what the way is chosen by (`rt6_multipath_hash`).
+            let any = ways.each_ref().map(|way| way.near[family]);
+            works_from_any(&pod, outside, address, &any);
         }
     }
 }
@@ -120,7 +126,7 @@ fn routes_and_addresses_may_change_while_connections_go_on() {
         ],
     );
     let taken: BTreeSet<_> = moved.near.into();
-    sinabro_lab::wait::eventually("the new addresses to be taken", || {
+    eventually("the new addresses to be taken", || {
         let sources = hosts.map(|host| try_seen(&pod, outside, host));
         sources.into_iter().flatten().collect::<BTreeSet<_>>() == taken
     });
@@ -134,7 +140,7 @@ fn try_seen(
     pod: &sinabro_lab::Pod,
     outside: &sinabro_lab::Place,
     address: std::net::IpAddr,
-) -> Option<std::net::IpAddr> {
+) -> Option<IpAddr> {
     let seen = sinabro_lab::traffic::icmp::ping_seen(pod.place(), outside, address);
     seen.ok()
 }
@@ -164,7 +170,7 @@ fn a_bridge_and_a_vlan_lead_out() {
         works(&pod, outside, hosts[family], bridge.near[family]);
     }
 
-    let tagged = |place: &sinabro_lab::Place, below: &str| {
+    let tagged = |place: &Place, below: &str| {
         place.run(|| {
             let mut ip = std::process::Command::new("ip");
             let add = format!("link add link {below} name vlan7 type vlan id 7");
