@@ -136,13 +136,8 @@ fn routes_and_addresses_may_change_while_connections_go_on() {
 }
 
 /// As [`seen_at`], while it may fail.
-fn try_seen(
-    pod: &sinabro_lab::Pod,
-    outside: &sinabro_lab::Place,
-    address: std::net::IpAddr,
-) -> Option<IpAddr> {
-    let seen = sinabro_lab::traffic::icmp::ping_seen(pod.place(), outside, address);
-    seen.ok()
+fn try_seen(pod: &Pod, outside: &Place, address: IpAddr) -> Option<IpAddr> {
+    icmp::ping_seen(pod.place(), outside, address).ok()
 }
 
 #[test]
