@@ -28,6 +28,9 @@ use std::{
 const WINDOW: usize = 128;
 /// How long an answer is waited for before a packet is sent again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// A flow of datagrams that is silent for as long may be forgotten, and its port another's: less than the half
+/// minute that translations keep what was answered once.
+const FORGOTTEN: Duration = Duration::from_secs(20);
 /// Of each socket: more than all that is on its way.
 const BUFFER: usize = 8 << 20;
 
@@ -90,7 +93,7 @@ pub struct Crowd {
     target: SocketAddr,
     /// Who is known to the server by which address.
     known: HashMap<SocketAddr, Identity>,
-    seen: HashMap<Identity, SocketAddr>,
+    seen: HashMap<Identity, (SocketAddr, Instant)>,
 }
 
 struct End {
@@ -295,13 +298,27 @@ impl Crowd {
             );
             return Ok(());
         }
-        if let Some(known) = self.known.insert(src, flow) {
-            ensure!(known == flow, "mixed up: {src} is {known:?} and {flow:?}");
+        if let Some(known) = self.known.insert(src, flow)
+            && known != flow
+        {
+            let is_over = self.is_forgotten(known);
+            ensure!(is_over, "mixed up: {src} is {known:?} and {flow:?}");
+            self.seen.remove(&known);
         }
-        if let Some(seen) = self.seen.insert(flow, src) {
-            ensure!(seen == src, "{flow:?} was {seen} and is {src}");
+        let is_over = self.is_forgotten(flow);
+        if let Some((seen, _)) = self.seen.insert(flow, (src, Instant::now()))
+            && seen != src
+        {
+            ensure!(is_over, "{flow:?} was {seen} and is {src}");
+            self.known.remove(&seen);
         }
         Ok(())
+    }
+
+    /// Whether nobody has to remember a flow any more.
+    fn is_forgotten(&self, flow: Identity) -> bool {
+        let last = self.seen.get(&flow).map(|(_, last)| last.elapsed());
+        self.kind == Kind::Datagrams && last.is_some_and(|silent| silent > FORGOTTEN)
     }
 
     /// The flows whose answers came to their clients.
