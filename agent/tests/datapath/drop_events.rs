@@ -146,10 +146,10 @@ fn a_program_says_which_it_is() {
         let mut rings = datapath.take_drop_events();
         told(&mut rings);
         // A protocol that cannot be masqueraded.
-        let mut ip = packet::udp((pod.v4, 7), (kit::OUTSIDE.into(), 9), b"");
-        ip.proto = 47;
+        let ip = packet::other(pod.v4, kit::OUTSIDE.into(), 51);
         let frame = packet::eth([2, 0, 0, 0, 0, 9], [2, 0, 0, 0, 0, 1], IP4, &ip.bytes());
-        let (verdict, _) = programs.run("uplink_out", outside.uplink, &frame);
+        let ran = programs.run_from("uplink_out", outside.uplink, pod.ifindex, &frame);
+        let (verdict, _) = ran.unwrap();
         assert_eq!(verdict, DROP);
         let events = told(&mut rings);
         assert_eq!(events.len(), 1, "{events:?}");
