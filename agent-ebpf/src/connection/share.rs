@@ -32,6 +32,16 @@ macro_rules! add {
     }};
 }
 
+/// What is really counted: nothing, where more was given back than taken. The agent sets a count to what it
+/// found a moment ago, and what began since is not in it when it ends.
+#[inline(always)]
+fn counted(count: u64) -> u64 {
+    match count >> 63 {
+        0 => count,
+        _ => 0,
+    }
+}
+
 /// Counts one more connection of the pod, or refuses it.
 #[inline(always)]
 pub fn take(payer: u32) -> bool {
@@ -42,8 +52,13 @@ pub fn take(payer: u32) -> bool {
         return false;
     };
     // SAFETY: values that the map gave.
-    let (taken, connections, embryonic) =
-        unsafe { ((*all).connections, (*share).connections, (*share).embryonic) };
+    let (taken, connections, embryonic) = unsafe {
+        (
+            counted((*all).connections),
+            counted((*share).connections),
+            counted((*share).embryonic),
+        )
+    };
     let room = u64::from(limits.capacity).saturating_sub(taken);
     if connections >= room
         || connections >= u64::from(limits.per_pod)

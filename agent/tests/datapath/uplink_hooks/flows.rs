@@ -113,7 +113,7 @@ fn what_the_programs_counted_wrong_is_set_right() {
     world(|w| {
         w.sent(&make(UDP, (w.a.v4, 1), (FAR, 53)));
         let wrong = Share {
-            connections: u64::MAX,
+            connections: 1 << 40,
             embryonic: 99,
             refused: 7,
         };
@@ -248,5 +248,24 @@ fn aliases_that_lead_nowhere_go_when_they_are_found_again() {
         assert_eq!(removed, 1);
         check_table();
         assert_eq!(w.received(&reply_to(&kept)).dst, w.a.v4);
+    });
+}
+
+#[test]
+fn a_count_below_zero_refuses_nobody() {
+    world(|w| {
+        let mut shares = open::<u32, Share>("SHARES");
+        // A sweep set it to what it had found, and what began meanwhile has ended since.
+        let drifted = Share {
+            connections: u64::MAX,
+            embryonic: u64::MAX,
+            refused: 0,
+        };
+        for payer in [w.a.ifindex, ALL_SHARES] {
+            shares.insert(payer, drifted, 0).unwrap();
+        }
+        let sent = w.sent(&make(UDP, (w.a.v4, 1), (FAR, 53)));
+        assert_eq!(sent.src, NODE_IP);
+        assert_eq!(shares.get(&w.a.ifindex, 0).unwrap().refused, 0);
     });
 }
