@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod kit;
+mod ports;
 mod tun;
 mod ways;
