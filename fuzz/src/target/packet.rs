@@ -63,7 +63,7 @@ pub fn run(bytes: &[u8]) -> bool {
 /// The uplink's programs read IPv6 headers into a place of theirs: the same as all others.
 fn both_ways(frame: &Frame<'_>, read: Option<&Ip>) {
     let mut place = MaybeUninit::uninit();
-    let there = ip6::read_into(frame, &mut place);
+    let there = ip6::read_into(frame, eth::LEN, true, &mut place);
     assert_eq!(there, read.is_some());
     if let Some(read) = read {
         // SAFETY: the reader said that it is there.
