@@ -1,6 +1,8 @@
 //! Frames as the programs of pod links and uplinks read them.
 
-use sinabro_ebpf::parse::{Fragment, Ip, arp, bytes::Frame, eth, ip6, l4, l4::L4, mss, proto};
+use sinabro_ebpf::parse::{
+    Fragment, Ip, arp, bytes::Frame, eth, ip4, ip6, l4, l4::L4, mss, proto,
+};
 use std::{hint, mem::MaybeUninit};
 
 pub fn run(bytes: &[u8]) -> bool {
@@ -19,6 +21,7 @@ pub fn run(bytes: &[u8]) -> bool {
             (&arp.sender[..], &arp.target[..])
         );
     }
+    quoted(bytes, eth.kind);
     let read = Ip::read(&frame, eth.kind);
     if let Some(read) = read.as_ref().filter(|_| eth.kind == eth::IP6) {
         both_ways(&frame, read.as_ref());
@@ -71,6 +74,32 @@ fn both_ways(frame: &Frame<'_>, read: Option<&Ip>) {
     }
 }
 
+/// As the packet that an ICMP error quotes: it may end anywhere, and what is read is there.
+fn quoted(bytes: &[u8], kind: [u8; 2]) {
+    let frame = Frame::whole(bytes);
+    let at = eth::LEN;
+    let (ip, whole) = match kind {
+        eth::IP4 => (ip4::read(&frame, at, false), ip4::read(&frame, at, true)),
+        eth::IP6 => (ip6::read(&frame, at, false), ip6::read(&frame, at, true)),
+        _ => return,
+    };
+    let Some(ip) = ip else {
+        assert!(whole.is_none());
+        return;
+    };
+    if let Some(whole) = whole {
+        assert_eq!(facts(&ip), facts(&whole), "a whole packet is read as such");
+    }
+    assert!((ip.l4 + ip.l4_len) as usize <= bytes.len());
+    if let Some(l4) = l4::read_quoted(&frame, &ip)
+        && matches!(ip.proto, proto::TCP | proto::UDP | proto::SCTP)
+    {
+        assert!(ip.l4_len >= 8);
+        let there = &bytes[ip.l4 as usize..][..4];
+        assert_eq!(there, [l4.src_port, l4.dst_port].concat());
+    }
+}
+
 /// Everything that was read lies in the frame, and in the packet that its header announces.
 fn check(bytes: &[u8], kind: [u8; 2], ip: &Ip, l4: Option<&L4>) {
     let at = |offset: u32, len: usize| &bytes[offset as usize..][..len];
@@ -101,7 +130,10 @@ fn check(bytes: &[u8], kind: [u8; 2], ip: &Ip, l4: Option<&L4>) {
     let Some(l4) = l4 else { return };
     if ip.fragment == Fragment::Later {
         assert_eq!(ports(l4), ([0; 2], [0; 2], 0, 0));
-    } else if matches!(ip.proto, proto::TCP | proto::UDP | proto::SCTP) {
+    } else if matches!(
+        ip.proto,
+        proto::TCP | proto::UDP | proto::UDPLITE | proto::SCTP
+    ) {
         assert!(ip.l4_len >= 8);
         assert_eq!(at(ip.l4, 4), [l4.src_port, l4.dst_port].concat());
     }
