@@ -51,6 +51,8 @@ pub struct Scratch {
     pub host_ports: u32,
     /// and all ones if both directions have one id, which is its port.
     pub id_mask: u16,
+    /// What decides which ports are tried.
+    pub random: u64,
     /// What is about to be written.
     pub connection: Connection,
     pub other_key: ConnectionKey,

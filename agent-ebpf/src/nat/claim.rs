@@ -135,7 +135,7 @@ fn only(scratch: &mut Scratch) -> i32 {
 }
 
 /// Ports whose sockets are asked for, before a connection is refused.
-const PORTS: u32 = 3;
+const PORTS: u32 = 2;
 
 /// Finds a port and claims it: the alias is written.
 #[inline(never)]
@@ -173,41 +173,49 @@ fn pick(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 /// A port was found whose connection is over.
 const REUSABLE: i32 = 1;
 
+/// Somebody has the port.
+const TAKEN: i32 = 2;
+
 /// Claims a port that nobody has, or finds one whose connection is over. The client's own comes first, if `first` is
 /// zero.
 #[inline(never)]
 fn search(scratch: &mut Scratch, first: u32) -> i32 {
-    let Some(config) = CONFIG.get(0) else {
-        return drop(DropReason::NatPortsExhausted);
-    };
     // A port that nobody outside can foresee (RFC 6056 §3).
     // SAFETY: no arguments.
-    let random =
+    scratch.random =
         unsafe { u64::from(bpf_get_prandom_u32()) << 32 | u64::from(bpf_get_prandom_u32()) };
-    let own_port = u16::from_be_bytes(scratch.tuple.src_port);
-    let remote_port = u16::from_be_bytes(scratch.tuple.dst_port);
     let mut attempt = u32::from(first != 0);
     while attempt < port_pick::ATTEMPTS {
-        let (min, max) = (config.nat_port_min, config.nat_port_max);
-        let port = port_pick::candidate(random, own_port, attempt, min, max);
-        attempt += 1;
-        if is_of_host(scratch.host_ports, port) {
-            continue;
-        }
-        scratch.alias_key.dst_port = port.to_be_bytes();
-        let both = port & scratch.id_mask | remote_port & !scratch.id_mask;
-        scratch.alias_key.src_port = both.to_be_bytes();
-        match ALIASES.insert(&scratch.alias_key, &scratch.alias, BPF_NOEXIST.into()) {
-            Ok(()) => return FOUND,
-            Err(EEXIST) => {
-                if is_reusable(scratch) {
-                    return REUSABLE;
-                }
-            }
-            Err(_) => return drop(DropReason::NatTableFull),
+        match try_port(scratch, attempt) {
+            TAKEN => attempt += 1,
+            found => return found,
         }
     }
     drop(DropReason::NatPortsExhausted)
+}
+
+/// One attempt, as a function: the verifier forgets on its way out by which way it went through.
+#[inline(never)]
+fn try_port(scratch: &mut Scratch, attempt: u32) -> i32 {
+    let Some(config) = CONFIG.get(0) else {
+        return TAKEN;
+    };
+    let own = u16::from_be_bytes(scratch.tuple.src_port);
+    let (min, max) = (config.nat_port_min, config.nat_port_max);
+    let port = port_pick::candidate(scratch.random, own, attempt, min, max);
+    if is_of_host(scratch.host_ports, port) {
+        return TAKEN;
+    }
+    scratch.alias_key.dst_port = port.to_be_bytes();
+    let remote = u16::from_be_bytes(scratch.tuple.dst_port);
+    let both = port & scratch.id_mask | remote & !scratch.id_mask;
+    scratch.alias_key.src_port = both.to_be_bytes();
+    match ALIASES.insert(&scratch.alias_key, &scratch.alias, BPF_NOEXIST.into()) {
+        Ok(()) => FOUND,
+        Err(EEXIST) if is_reusable(scratch) => REUSABLE,
+        Err(EEXIST) => TAKEN,
+        Err(_) => drop(DropReason::NatTableFull),
+    }
 }
 
 /// Whether the connection whose alias has the key in the scratch is over, and long enough.

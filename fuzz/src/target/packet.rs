@@ -1,8 +1,6 @@
 //! Frames as the programs of pod links and uplinks read them.
 
-use sinabro_ebpf::parse::{
-    Fragment, Ip, arp, bytes::Frame, eth, ip4, ip6, l4, l4::L4, mss, proto,
-};
+use sinabro_ebpf::parse::{Fragment, Ip, arp, bytes::Frame, eth, ip4, ip6, l4, l4::L4, mss, proto};
 use std::{hint, mem::MaybeUninit};
 
 pub fn run(bytes: &[u8]) -> bool {
