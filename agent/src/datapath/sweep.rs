@@ -14,7 +14,7 @@ use sinabro_common::{
         Addr,
         connection::{
             ALL_SHARES, Connection, ConnectionKey, FLAG_INBOUND, FLAG_MASQUERADED, FLAG_STACK,
-            HOST_SHARE, Limits, Tuple,
+            HOST_SHARE, Limits, Share, Tuple,
         },
     },
     algo::lifetime::{self, Stage},
@@ -76,7 +76,8 @@ pub fn sweep(
     let mut counts = Counts::default();
     let mut known = Known::new(rules.endpoints);
     // Of the time before, which is what is known before all are read.
-    let taken = connections.share(ALL_SHARES)?.unwrap_or_default();
+    let before: BTreeMap<u32, Share> = connections.shares()?.into_iter().collect();
+    let taken = before.get(&ALL_SHARES).copied().unwrap_or_default();
     let is_scarce = taken.connections * 2 > u64::from(connections.capacity());
     let mut failed = None;
     connections.for_each(|key, connection| {
@@ -110,14 +111,12 @@ pub fn sweep(
     }
     memory.sweeps += 1;
     let all = counts.all();
-    for (payer, share) in connections.shares()? {
+    for (payer, before) in before {
         let (count, embryonic) = match payer {
             ALL_SHARES => all,
             payer => counts.by_payer.get(&payer).copied().unwrap_or_default(),
         };
-        // What was added since it was read stays out until the next time.
-        let _ = share;
-        connections.correct(payer, count, embryonic)?;
+        connections.correct(payer, &before, (count, embryonic))?;
     }
     memory.spent += began.elapsed();
     Ok(Swept {

@@ -86,25 +86,31 @@ impl Connections {
     }
 
     /// Sets a count right that is there.
+    ///
+    /// `counted`: connections and embryonic ones, counted since it was `before`. What programs added meanwhile is
+    /// added here, too, whether or not it was counted already: the next time tells.
     pub fn correct(
         &self,
         payer: u32,
-        connections: u64,
-        embryonic: u64,
+        before: &Share,
+        counted: (u64, u64),
     ) -> Result<(), DatapathError> {
         let mut shares = lock(&self.shares);
-        let Some(before) = found(shares.get(&payer, 0)).map_err(error(SHARES, "reading from"))?
-        else {
+        let Some(now) = found(shares.get(&payer, 0)).map_err(error(SHARES, "reading from"))? else {
             return Ok(());
         };
-        if (before.connections, before.embryonic) == (connections, embryonic) {
+        let moved = |counted: u64, now: u64, before: u64| {
+            let since = now.wrapping_sub(before) as i64;
+            counted.saturating_add_signed(since)
+        };
+        let share = Share {
+            connections: moved(counted.0, now.connections, before.connections),
+            embryonic: moved(counted.1, now.embryonic, before.embryonic),
+            refused: now.refused,
+        };
+        if share == now {
             return Ok(());
         }
-        let share = Share {
-            connections,
-            embryonic,
-            refused: before.refused,
-        };
         shares
             .insert(payer, share, 0)
             .map_err(error(SHARES, "writing to"))

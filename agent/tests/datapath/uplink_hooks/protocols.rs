@@ -244,6 +244,33 @@ fn the_hosts_own_connections_keep_their_ports_until_somebody_has_them() {
     });
 }
 
+/// kube-proxy, or another runtime's containers: netfilter chose the port, and knows nothing of ours.
+#[test]
+fn what_others_translated_to_the_node_is_told_from_what_we_did() {
+    world(|w| {
+        for (pod, node, far) in families(&w) {
+            for proto in [TCP, UDP] {
+                // Theirs first, then a pod's with the same port; and the other way round.
+                let theirs = w.sent(&make(proto, (node, 62080), (far, 443)));
+                assert_eq!((theirs.src, theirs.ports.0), (node, 62080));
+                let ours = w.sent(&make(proto, (pod, 62080), (far, 443)));
+                assert_ne!(ours.ports.0, 62080);
+                assert_eq!(w.received(&reply_to(&theirs)).dst, node);
+                assert_eq!(w.received(&reply_to(&ours)).dst, pod);
+
+                let ours = w.sent(&make(proto, (pod, 62081), (far, 443)));
+                assert_eq!(ours.ports.0, 62081);
+                let theirs = w.sent(&make(proto, (node, 62081), (far, 443)));
+                assert_ne!(theirs.ports.0, 62081);
+                let back = w.received(&reply_to(&theirs));
+                assert_eq!((back.dst, back.ports.1), (node, 62081));
+                assert_eq!(w.received(&reply_to(&ours)).dst, pod);
+            }
+        }
+        check_table();
+    });
+}
+
 #[test]
 fn a_pod_gets_no_port_that_a_socket_of_the_host_has() {
     world(|w| {
