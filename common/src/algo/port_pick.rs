@@ -53,7 +53,7 @@ mod tests {
         fn tries_different_ports(random: u64, max in 11999u16..) {
             let tried: std::collections::HashSet<u16> =
                 (0..ATTEMPTS).map(|n| candidate(random, 0, n, 1024, max)).collect();
-            prop_assert!(tried.len() >= 230, "{} ports", tried.len());
+            prop_assert!(tried.len() >= 115, "{} ports", tried.len());
         }
     }
 
@@ -62,12 +62,12 @@ mod tests {
         let (min, max) = (1024, 65535);
         let mut taken = std::collections::HashSet::new();
         let mut refused = 0;
-        for flow in 0u64..62_000 {
+        for flow in 0u64..58_000 {
             let random = super::super::hash::fnv1a(&flow.to_ne_bytes());
             if !(0..ATTEMPTS).any(|n| taken.insert(candidate(random, 0, n, min, max))) {
                 refused += 1;
             }
         }
-        assert_eq!(refused, 0, "96 of 100 taken");
+        assert_eq!(refused, 0, "nine of ten taken");
     }
 }
