@@ -191,6 +191,9 @@ impl Transition {
             };
             remove(place, &directory.join(place.name))?;
         }
+        for name in migrations::RETIRED {
+            remove(Place { name, number: 1 }, &directory.join(name))?;
+        }
         for name in list(directory)? {
             let Some(number) = shape::generation_of(&name) else {
                 continue;
