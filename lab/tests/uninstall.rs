@@ -150,7 +150,7 @@ fn nothing_is_left_whatever_the_agent_used() {
             "/run/lab/cni/bin/sinabro",
             "pod link snb",
             "VXLAN device",
-            "pin /sys/fs/bpf/sinabro/NAT",
+            "pin /sys/fs/bpf/sinabro/v2/CONNECTIONS",
             "/run/lab/programs/programs.tar",
             "/run/sinabro",
         ] {

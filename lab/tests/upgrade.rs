@@ -295,9 +295,12 @@ fn there_and_back(mode: &str) {
         });
         came_before = late;
     }
+    // The first release finds what the present one left as it ended. The request that was under way from there to
+    // the outside as it came, it does not know.
+    let excused = |name: &str| usize::from(name.contains("outside"));
     println!(
         "{}",
-        traffic.finish().unwrap_or_else(|error| {
+        traffic.finish_but(excused).unwrap_or_else(|error| {
             for node in scene.lab().nodes() {
                 let drops = node.ctl(&["drops"]).map(|o| String::from_utf8(o.stdout));
                 println!("{}: {drops:#?}\n{}", node.name(), node.log());

@@ -2,6 +2,7 @@
 //!
 //! The table repeats `agent-ebpf/src/maps.rs` from the user's side; a test compares the two.
 
+use super::migrations::RETIRED;
 use crate::datapath::{DatapathConfig, sys::MapInfo};
 use sinabro_common::abi::{
     Addr,
@@ -214,10 +215,10 @@ pub fn layout() -> u64 {
 /// An LPM trie's key: the length of the prefix comes first.
 type Prefix = (u32, Addr);
 
-/// Whether a pin of that name is one of our maps.
+/// Whether a pin of that name is one of our maps, or was one.
 pub fn is_map(name: &str) -> bool {
     let expected = expected(&DatapathConfig::default());
-    expected.iter().any(|map| map.shape.name == name)
+    RETIRED.contains(&name) || expected.iter().any(|map| map.shape.name == name)
 }
 
 pub fn expected(config: &DatapathConfig) -> Vec<Expected> {

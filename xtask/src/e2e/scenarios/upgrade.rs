@@ -185,16 +185,24 @@ fn settled(world: &World, node: &str) -> Result<()> {
     let status = world.status(node)?;
     let programs = status.modes.get("programs").map(String::as_str);
     ensure!(programs == Some("current"), "{node} runs {programs:?}");
+    let mut generations = Vec::new();
     for entry in fs::read_dir(world.path(node, names::BPF_DIR)?)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
         let of_generation = name
             .strip_prefix('v')
             .is_some_and(|n| n.parse::<u32>().is_ok());
         ensure!(
-            !of_generation && !name.ends_with("_next"),
+            name != "NAT" && !name.ends_with("_next"),
             "{node} has {name} left"
         );
+        if of_generation {
+            generations.push(name);
+        }
     }
+    ensure!(
+        generations.len() == 1,
+        "{node} has maps of {generations:?}, not of one generation"
+    );
     Ok(())
 }
 
