@@ -167,7 +167,8 @@ fn there_and_back(world: &World, before: &State, present: &State) -> Result<Stri
     let megabytes = accelerated.finish()?;
     Ok(format!(
         "{}; {megabytes} MB between accelerated pods, digests equal",
-        traffic.finish()?
+        // The first release, put back, does not know the request that was under way to the outside as it came.
+        traffic.finish_but(|name| usize::from(name.contains("→ control")))?
     ))
 }
 
