@@ -15,6 +15,8 @@
 #![allow(clippy::needless_borrows_for_generic_args)]
 
 #[cfg(target_arch = "bpf")]
+pub mod atomic;
+#[cfg(target_arch = "bpf")]
 pub mod connection;
 #[cfg(target_arch = "bpf")]
 pub mod maps;

@@ -23,6 +23,9 @@ use sinabro_common::abi::{
     uplink::{MAX_UPLINKS, Uplink},
 };
 
+/// What a map says of a key that is there where it may not be.
+pub const EEXIST: i32 = -17;
+
 #[map]
 pub static CONFIG: Array<NodeConfig> = Array::pinned(1, 0);
 

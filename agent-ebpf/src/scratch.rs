@@ -66,22 +66,14 @@ impl Scratch {
     /// The packet's tuple, key and direction, from its headers.
     #[inline(always)]
     pub fn identify(&mut self) {
-        self.tuple.src = self.ip.src;
-        self.tuple.dst = self.ip.dst;
-        self.tuple.src_port = self.l4.src_port;
-        self.tuple.dst_port = self.l4.dst_port;
-        self.tuple.proto = self.ip.proto;
+        set_ends(&mut self.tuple, &self.ip, &self.l4);
         self.from_high = self.tuple.write_key(&mut self.key);
     }
 
     /// The same of the packet that an ICMP error quotes.
     #[inline(always)]
     pub fn identify_quoted(&mut self) {
-        self.tuple.src = self.quoted.src;
-        self.tuple.dst = self.quoted.dst;
-        self.tuple.src_port = self.quoted_l4.src_port;
-        self.tuple.dst_port = self.quoted_l4.dst_port;
-        self.tuple.proto = self.quoted.proto;
+        set_ends(&mut self.tuple, &self.quoted, &self.quoted_l4);
         self.from_high = self.tuple.write_key(&mut self.key);
     }
 
@@ -115,6 +107,15 @@ impl Scratch {
             connection.flags = flags | FLAG_EMBRYONIC;
         }
     }
+}
+
+#[inline(always)]
+fn set_ends(tuple: &mut Tuple, ip: &Ip, l4: &L4) {
+    tuple.src = ip.src;
+    tuple.dst = ip.dst;
+    tuple.src_port = l4.src_port;
+    tuple.dst_port = l4.dst_port;
+    tuple.proto = ip.proto;
 }
 
 /// This processor's. A program has it to itself: it is not preempted by one of its kind, which runs with

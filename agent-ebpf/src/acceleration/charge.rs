@@ -14,8 +14,7 @@ use sinabro_common::{
     abi::acceleration::{Account, Charge, ChargeKey, NODE_ACCOUNT, Reason, Skip, SocketState},
     algo::queue,
 };
-
-const EEXIST: i32 = -17;
+use sinabro_ebpf::{atomic::add_u64, maps::EEXIST};
 
 /// Whose budget has no room.
 pub enum Over {
@@ -34,20 +33,14 @@ impl From<Over> for Skip {
 }
 
 /// Adds to an account, modulo 2^64, and returns what is in it then: at least this, and what others
-/// added before. (The target has no `AtomicU64::fetch_add`; the instruction is older than 5.10.)
+/// added before.
 #[inline(always)]
 fn add(account: u32, bytes: u64) -> Option<Account> {
     let account = QUEUE_ACCOUNTS.get_ptr_mut(account)?;
     // SAFETY: a value that the map gave, valid until the program ends, aligned to eight bytes,
     // and changed by such additions only.
     unsafe {
-        core::arch::asm!(
-            "lock *(u64 *)({account} + {offset}) += {bytes}",
-            account = in(reg) account,
-            bytes = in(reg) bytes,
-            offset = const core::mem::offset_of!(Account, charged),
-            options(nostack),
-        );
+        add_u64(&raw mut (*account).charged, bytes);
         Some(Account {
             charged: (&raw const (*account).charged).read_volatile(),
         })

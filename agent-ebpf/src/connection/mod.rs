@@ -4,12 +4,16 @@ pub mod fragment;
 pub mod share;
 
 use crate::{
-    maps::{ALIASES, CONNECTIONS, LIMITS},
+    maps::{ALIASES, CONNECTIONS, EEXIST, LIMITS},
+    parse::{l4::TCP_RST, proto},
     scratch::Scratch,
 };
-use aya_ebpf::helpers::bpf_ktime_get_ns;
+use aya_ebpf::{bindings::BPF_NOEXIST, helpers::bpf_ktime_get_ns};
 use sinabro_common::{
-    abi::connection::{Connection, ConnectionKey, FLAG_EMBRYONIC, FLAG_MASQUERADED},
+    abi::{
+        Addr,
+        connection::{Connection, ConnectionKey, FLAG_EMBRYONIC, FLAG_MASQUERADED},
+    },
     algo::{
         ct_state::{self, RST},
         lifetime::{self, Stage},
@@ -22,8 +26,6 @@ pub const REFRESH_NS: u64 = 1_000_000_000;
 /// From when on the port of a closed connection may be another's: late segments have arrived by then.
 const REUSABLE_AFTER_NS: u64 = 1_000_000_000;
 
-const TCP: u8 = 6;
-
 #[inline(always)]
 pub fn now() -> u64 {
     // SAFETY: no arguments.
@@ -34,6 +36,37 @@ pub fn now() -> u64 {
 #[inline(always)]
 pub fn find(key: &ConnectionKey) -> Option<*mut Connection> {
     CONNECTIONS.get_ptr_mut(key)
+}
+
+/// Removes a record and what it takes of its pod's share.
+#[inline(always)]
+pub fn remove(key: &ConnectionKey) {
+    let Some(found) = find(key) else {
+        return;
+    };
+    // SAFETY: a value that the map just gave.
+    let (payer, embryonic) = unsafe { ((*found).payer, (*found).has(FLAG_EMBRYONIC)) };
+    if CONNECTIONS.remove(key).is_ok() {
+        share::give(payer, embryonic);
+    }
+}
+
+/// Writes a record of the packet's connection, which is not translated here; false if there is no room for it.
+#[inline(always)]
+pub fn begin_untranslated(scratch: &mut Scratch, flags: u16, payer: u32) -> bool {
+    if !share::take(payer) {
+        return false;
+    }
+    scratch.connection.nat = Addr::UNSPECIFIED;
+    scratch.connection.nat_port = [0; 2];
+    scratch.begin(flags, payer, now());
+    match CONNECTIONS.insert(&scratch.key, &scratch.connection, BPF_NOEXIST.into()) {
+        Ok(()) => true,
+        Err(error) => {
+            share::give(payer, true);
+            error == EEXIST
+        }
+    }
 }
 
 /// What a packet changed.
@@ -84,7 +117,7 @@ pub unsafe fn note(
         }
         // Who goes on sending has not taken the other end's reset, which anybody may have forged. An end that did
         // reset answers with another.
-        if proto == TCP && tcp_flags & RST_FLAG == 0 && *other & RST != 0 {
+        if proto == proto::TCP && tcp_flags & TCP_RST == 0 && *other & RST != 0 {
             *other &= !RST;
             changed = Noted::Changed;
         }
@@ -92,21 +125,13 @@ pub unsafe fn note(
     }
 }
 
-const RST_FLAG: u8 = 0x04;
-
 /// # Safety
 /// As in [`note`].
 #[inline(always)]
 pub unsafe fn stage(connection: *const Connection, proto: u8) -> Stage {
     // SAFETY: the caller's promise.
     unsafe {
-        let states = (&raw const (*connection).states).read();
-        let high = (*connection).client_is_high();
-        let (client, server) = if high {
-            (states[1], states[0])
-        } else {
-            (states[0], states[1])
-        };
+        let (client, server) = (*connection).client_and_server();
         let lived = (*connection)
             .last_seen_ns
             .wrapping_sub((*connection).began_ns);

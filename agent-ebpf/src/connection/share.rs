@@ -8,29 +8,14 @@
 //! Counts are changed by atomic additions and may drift, for a record may be removed by two at once; the agent
 //! sets them right at each of its sweeps.
 
-use crate::maps::{LIMITS, SHARES};
+use crate::{
+    atomic::add_u64,
+    maps::{LIMITS, SHARES},
+};
 use sinabro_common::abi::connection::{ALL_SHARES, Share};
 
 /// One of so many that there is room for.
 const EMBRYONIC_PART: u64 = 8;
-
-macro_rules! add {
-    ($share:expr, $field:ident, $count:expr) => {{
-        let share: *mut Share = $share;
-        let count: u64 = $count;
-        // SAFETY: a value that the map gave, aligned to eight bytes, and changed by such additions only. (The
-        // target has no `AtomicU64::fetch_add`; the instruction is older than Linux 5.10.)
-        unsafe {
-            core::arch::asm!(
-                "lock *(u64 *)({share} + {offset}) += {count}",
-                share = in(reg) share,
-                count = in(reg) count,
-                offset = const core::mem::offset_of!(Share, $field),
-                options(nostack),
-            );
-        }
-    }};
-}
 
 /// What is really counted: nothing, where more was given back than taken. The agent sets a count to what it
 /// found a moment ago, and what began since is not in it when it ends.
@@ -65,12 +50,12 @@ pub fn take(payer: u32) -> bool {
         || embryonic * EMBRYONIC_PART >= room
         || embryonic >= u64::from(limits.embryonic_per_pod)
     {
-        add!(share, refused, 1);
+        // SAFETY: as in `add`.
+        unsafe { add_u64(&raw mut (*share).refused, 1) };
         return false;
     }
     for share in [share, all] {
-        add!(share, connections, 1);
-        add!(share, embryonic, 1);
+        add(share, 1, 1);
     }
     true
 }
@@ -78,33 +63,44 @@ pub fn take(payer: u32) -> bool {
 /// One of the pod's connections is over.
 #[inline(always)]
 pub fn give(payer: u32, embryonic: bool) {
-    for key in [payer, ALL_SHARES] {
-        // A pod that is gone has no share any more.
-        if let Some(share) = SHARES.get_ptr_mut(key) {
-            add!(share, connections, 1u64.wrapping_neg());
-            if embryonic {
-                add!(share, embryonic, 1u64.wrapping_neg());
-            }
-        }
-    }
+    change(payer, ONE_LESS, if embryonic { ONE_LESS } else { 0 });
 }
 
 /// One of the pod's connections was answered.
 #[inline(always)]
 pub fn answered(payer: u32) {
-    for key in [payer, ALL_SHARES] {
-        if let Some(share) = SHARES.get_ptr_mut(key) {
-            add!(share, embryonic, 1u64.wrapping_neg());
-        }
-    }
+    change(payer, 0, ONE_LESS);
 }
 
 /// One of the pod's connections begins again.
 #[inline(always)]
 pub fn unanswered(payer: u32) {
+    change(payer, 0, 1);
+}
+
+/// One less, modulo 2^64.
+const ONE_LESS: u64 = u64::MAX;
+
+#[inline(always)]
+fn change(payer: u32, connections: u64, embryonic: u64) {
     for key in [payer, ALL_SHARES] {
+        // A pod that is gone has no share any more.
         if let Some(share) = SHARES.get_ptr_mut(key) {
-            add!(share, embryonic, 1);
+            add(share, connections, embryonic);
+        }
+    }
+}
+
+/// Adds what is not zero.
+#[inline(always)]
+fn add(share: *mut Share, connections: u64, embryonic: u64) {
+    // SAFETY: fields of a value that the map gave, aligned to eight bytes, and changed by such additions only.
+    unsafe {
+        if connections != 0 {
+            add_u64(&raw mut (*share).connections, connections);
+        }
+        if embryonic != 0 {
+            add_u64(&raw mut (*share).embryonic, embryonic);
         }
     }
 }

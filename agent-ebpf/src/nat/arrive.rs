@@ -3,26 +3,26 @@
 use super::{error, is_carried, is_error, keeps_source, leave::KNOWN, masquerading, translate};
 use crate::{
     PASS,
-    connection::{self, Noted, REFRESH_NS, fragment, share},
-    maps::{ALIASES, CONNECTIONS, ENDPOINTS},
+    connection::{self, Noted, REFRESH_NS, fragment},
+    maps::{ALIASES, ENDPOINTS},
     nat::{claim, drop},
-    parse::{Fragment, icmp, proto},
+    parse::{
+        Fragment, icmp,
+        l4::{TCP_FIN, TCP_RST, TCP_SYN},
+        proto,
+    },
     rewrite::{self, End},
     scratch::Scratch,
 };
-use aya_ebpf::{
-    bindings::{__sk_buff, BPF_NOEXIST},
-    programs::TcContext,
-};
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::abi::{
-    Addr,
     config::NodeConfig,
     connection::{FLAG_INBOUND, FLAG_MASQUERADED},
     drop::DropReason,
 };
 
 /// Segments of TCP with one of these say how far a connection is.
-const SYN_FIN_RST: u8 = 0x07;
+const SYN_FIN_RST: u8 = TCP_SYN | TCP_FIN | TCP_RST;
 
 /// Nobody's alias is the packet's destination.
 const NONE: i32 = 66;
@@ -141,14 +141,13 @@ fn inbound(scratch: &mut Scratch) -> i32 {
         None => return PASS,
     };
     let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
-    let now = connection::now();
     if let Some(found) = connection::find(&scratch.key) {
         // SAFETY: a value that the map just gave.
         let noted = unsafe {
             if (*found).flags & FLAG_INBOUND == 0 {
                 return PASS;
             }
-            connection::note(found, proto, scratch.from_high, flags, now)
+            connection::note(found, proto, scratch.from_high, flags, connection::now())
         };
         match noted {
             Noted::Over => {
@@ -161,19 +160,10 @@ fn inbound(scratch: &mut Scratch) -> i32 {
             Noted::Same => return PASS,
         }
     }
-    const RST: u8 = 0x04;
-    let ends = proto == proto::TCP && flags & RST != 0;
-    if ends || keeps_source(scratch.ip.src) || !share::take(payer) {
-        return PASS;
-    }
-    scratch.connection.nat = Addr::UNSPECIFIED;
-    scratch.connection.nat_port = [0; 2];
-    scratch.begin(FLAG_INBOUND, payer, now);
-    if CONNECTIONS
-        .insert(&scratch.key, &scratch.connection, BPF_NOEXIST.into())
-        .is_err()
-    {
-        share::give(payer, true);
+    let ends = proto == proto::TCP && flags & TCP_RST != 0;
+    if !ends && !keeps_source(scratch.ip.src) {
+        // Where there is no room it comes in all the same.
+        connection::begin_untranslated(scratch, FLAG_INBOUND, payer);
     }
     PASS
 }

@@ -8,8 +8,9 @@
 use super::{drop, leave::KNOWN};
 use crate::{
     PASS,
+    atomic::add_u32,
     connection::{self, share},
-    maps::{ALIASES, CONFIG, CONNECTIONS, HOST_PORTS},
+    maps::{ALIASES, CONFIG, CONNECTIONS, EEXIST, HOST_PORTS},
     parse::proto,
     scratch::Scratch,
 };
@@ -25,15 +26,12 @@ use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            Alias, ConnectionKey, FLAG_EMBRYONIC, FLAG_MASQUERADED, HOST_SHARE, has_one_id,
-            host_port_word,
+            Alias, FLAG_EMBRYONIC, FLAG_MASQUERADED, HOST_SHARE, has_one_id, host_port_word,
         },
         drop::DropReason,
     },
     algo::port_pick,
 };
-
-const EEXIST: i32 = -17;
 
 /// A port was found.
 const FOUND: i32 = 0;
@@ -264,7 +262,7 @@ fn take_over(scratch: &mut Scratch) -> bool {
         real.set_dst_port((*alias).port);
         real.write_key(other_key);
     }
-    remove(&scratch.other_key);
+    connection::remove(&scratch.other_key);
     ALIASES
         .insert(&scratch.alias_key, &scratch.alias, BPF_ANY.into())
         .is_ok()
@@ -274,36 +272,17 @@ fn take_over(scratch: &mut Scratch) -> bool {
 /// `alias` is a value that the map gave in this run of the program.
 #[inline(always)]
 unsafe fn is_first(alias: *mut Alias) -> bool {
-    // SAFETY: the caller's promise; aligned to four bytes. See `connection::share` about the instruction.
+    // SAFETY: the caller's promise; aligned to four bytes, and changed by such additions only.
     unsafe {
-        core::arch::asm!(
-            "lock *(u32 *)({alias} + {offset}) += {one}",
-            alias = in(reg) alias,
-            one = in(reg) 1u64,
-            offset = const core::mem::offset_of!(Alias, takers),
-            options(nostack),
-        );
+        add_u32(&raw mut (*alias).takers, 1);
         (&raw const (*alias).takers).read_volatile() == 1
-    }
-}
-
-/// Removes a record and what it takes of its pod's share.
-#[inline(always)]
-fn remove(key: &ConnectionKey) {
-    let Some(found) = connection::find(key) else {
-        return;
-    };
-    // SAFETY: a value that the map just gave.
-    let (payer, embryonic) = unsafe { ((*found).payer, (*found).has(FLAG_EMBRYONIC)) };
-    if CONNECTIONS.remove(key).is_ok() {
-        share::give(payer, embryonic);
     }
 }
 
 /// Removes the packet's record. Its alias, if there is one, goes once it is another's or swept.
 #[inline(never)]
 pub fn forget(scratch: &mut Scratch) -> u32 {
-    remove(&scratch.key);
+    connection::remove(&scratch.key);
     0
 }
 

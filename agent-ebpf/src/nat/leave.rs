@@ -8,7 +8,11 @@ use crate::{
     connection::{self, Noted, fragment},
     maps::ENDPOINTS,
     nat::claim,
-    parse::{Fragment, icmp, proto},
+    parse::{
+        Fragment, icmp,
+        l4::{TCP_RST, TCP_SYN},
+        proto,
+    },
     rewrite::{self, End},
     scratch::Scratch,
 };
@@ -184,14 +188,14 @@ fn begin(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
     if keeps_source(scratch.ip.dst) {
         return PASS;
     }
-    const SYN: u8 = 0x02;
-    const RST: u8 = 0x04;
     let flags = scratch.l4.tcp_flags;
     match scratch.ip.proto {
         proto::TCP if is_carried(config, scratch) => return drop(DropReason::NatCarried),
         proto::TCP if is_from_before(&scratch.ip.dst, flags) => return PASS,
         // It answers somebody who knows the pod by its own address.
-        proto::TCP if flags & RST != 0 || (flags & SYN != 0 && !begins(scratch)) => return PASS,
+        proto::TCP if flags & TCP_RST != 0 || (flags & TCP_SYN != 0 && !begins(scratch)) => {
+            return PASS;
+        }
         proto::TCP | proto::UDP | proto::UDPLITE | proto::SCTP => {}
         // An echo request.
         proto::ICMP | proto::ICMPV6 => {}

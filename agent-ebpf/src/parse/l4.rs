@@ -7,6 +7,7 @@ pub const TCP_CHECKSUM: u32 = 16;
 pub const UDP_CHECKSUM: u32 = 6;
 
 /// Flags of a TCP header (RFC 9293 §3.1), as in [`L4::tcp_flags`].
+pub const TCP_FIN: u8 = 0x01;
 pub const TCP_SYN: u8 = 0x02;
 pub const TCP_RST: u8 = 0x04;
 pub const TCP_ACK: u8 = 0x10;

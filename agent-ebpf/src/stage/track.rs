@@ -5,17 +5,13 @@
 //! a connection has a record; others between pods of the node have none.
 
 use crate::{
-    connection::{self, Noted, share},
-    maps::{CONNECTIONS, ENDPOINTS},
+    connection::{self, Noted},
+    maps::ENDPOINTS,
     parse::{Fragment, Ip, proto},
     scratch::Scratch,
 };
-use aya_ebpf::bindings::BPF_NOEXIST;
 use sinabro_common::{
-    abi::{
-        Addr,
-        connection::{Connection, FLAG_EMBRYONIC, FLAG_STACK},
-    },
+    abi::connection::{Connection, FLAG_STACK},
     algo::ct_state,
 };
 
@@ -42,7 +38,7 @@ pub fn delivered(scratch: &mut Scratch, sender: u32) -> u32 {
     if let Some(found) = connection::find(&scratch.key) {
         // SAFETY: a value that the map just gave.
         match unsafe { note(found, scratch) } {
-            Noted::Over => remove(found, scratch),
+            Noted::Over => connection::remove(&scratch.key),
             Noted::Changed => {
                 connection::changed(scratch);
                 return 1;
@@ -62,33 +58,10 @@ unsafe fn note(found: *mut Connection, scratch: &Scratch) -> Noted {
     unsafe { connection::note(found, proto, scratch.from_high, flags, connection::now()) }
 }
 
-#[inline(always)]
-fn remove(found: *mut Connection, scratch: &Scratch) {
-    // SAFETY: a value that the map just gave.
-    let (payer, embryonic) = unsafe { ((*found).payer, (*found).has(FLAG_EMBRYONIC)) };
-    if CONNECTIONS.remove(&scratch.key).is_ok() {
-        share::give(payer, embryonic);
-    }
-}
-
 #[inline(never)]
 fn begin(scratch: &mut Scratch, payer: u32) -> u32 {
-    if !share::take(payer) {
-        return 0;
-    }
-    scratch.connection.nat = Addr::UNSPECIFIED;
-    scratch.connection.nat_port = [0; 2];
-    scratch.begin(FLAG_STACK, payer, connection::now());
-    match CONNECTIONS.insert(&scratch.key, &scratch.connection, BPF_NOEXIST.into()) {
-        Ok(()) => 1,
-        Err(error) => {
-            share::give(payer, true);
-            u32::from(error == EEXIST)
-        }
-    }
+    u32::from(connection::begin_untranslated(scratch, FLAG_STACK, payer))
 }
-
-const EEXIST: i32 = -17;
 
 /// Whether a packet that a pod sends to another of this node belongs to a connection that keeps to the stack. One that
 /// is over does not: what comes next decides again, and the stack, which forgets its own as late, would take it
@@ -118,7 +91,7 @@ pub fn keeps_to_stack(scratch: &mut Scratch) -> u32 {
             1
         }
         Noted::Over => {
-            remove(found, scratch);
+            connection::remove(&scratch.key);
             0
         }
     }

@@ -151,12 +151,13 @@ mod tests {
         map.get(&key.to_ne_bytes()).unwrap()
     }
 
-    fn again(map: &RawMap) -> RawMap {
-        RawMap::new(map.fd().try_clone_to_owned().unwrap()).unwrap()
-    }
-
     fn carry(from: &RawMap, to: &RawMap, convert: migrations::Convert) -> Carry {
-        Carry::new("TABLE", again(from), again(to), Box::new(convert))
+        Carry::new(
+            "TABLE",
+            from.again().unwrap(),
+            to.again().unwrap(),
+            Box::new(convert),
+        )
     }
 
     /// Twice as long, the other way round; nothing of what is odd.

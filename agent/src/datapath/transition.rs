@@ -321,17 +321,18 @@ mod tests {
         .unwrap()
     }
 
-    fn again(map: &RawMap) -> RawMap {
-        RawMap::new(map.fd().try_clone_to_owned().unwrap()).unwrap()
-    }
-
     #[test]
     fn what_is_written_while_programs_are_swapped_arrives() {
         let array = map(2, size_of::<NodeConfig>() as u32);
         let array = MapData::from_fd(array.fd().try_clone_to_owned().unwrap()).unwrap();
         let config = maps::Config::new(Map::Array(array)).unwrap();
         let (from, to) = (map(1, 1), map(1, 1));
-        let carry = Carry::new("TABLE", again(&from), again(&to), Box::new(same));
+        let carry = Carry::new(
+            "TABLE",
+            from.again().unwrap(),
+            to.again().unwrap(),
+            Box::new(same),
+        );
         let mut transition = Transition {
             carries: vec![carry],
             maps: Vec::new(),

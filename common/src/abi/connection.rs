@@ -284,37 +284,15 @@ impl Tuple {
     }
 
     /// The tuple of packets that answer once the source has become `addr`:`port`.
-    #[inline(always)]
-    pub const fn reply_to(&self, addr: Addr, port: [u8; 2]) -> Self {
-        Self {
-            src: self.dst,
-            dst: addr,
-            src_port: if has_one_id(self.proto) {
-                port
-            } else {
-                self.dst_port
-            },
-            dst_port: port,
-            proto: self.proto,
-            pad: [0; 3],
-        }
+    pub fn reply_to(&self, addr: Addr, port: [u8; 2]) -> Self {
+        self.reversed().to(addr, port)
     }
 
     /// The same packets with another destination.
-    #[inline(always)]
-    pub const fn to(&self, addr: Addr, port: [u8; 2]) -> Self {
-        Self {
-            src: self.src,
-            dst: addr,
-            src_port: if has_one_id(self.proto) {
-                port
-            } else {
-                self.src_port
-            },
-            dst_port: port,
-            proto: self.proto,
-            pad: [0; 3],
-        }
+    pub fn to(&self, addr: Addr, port: [u8; 2]) -> Self {
+        let mut to = Self { dst: addr, ..*self };
+        to.set_dst_port(port);
+        to
     }
 
     /// Whether the source is the higher end.
@@ -331,21 +309,16 @@ impl Tuple {
     }
 
     /// The key of the record, and whether the source is its higher end.
-    #[inline(always)]
     pub fn key(&self) -> (ConnectionKey, bool) {
-        let from_high = self.is_from_high();
-        let (low, high, low_port, high_port) = match from_high {
-            false => (self.src, self.dst, self.src_port, self.dst_port),
-            true => (self.dst, self.src, self.dst_port, self.src_port),
-        };
-        let key = ConnectionKey {
-            low,
-            high,
-            low_port,
-            high_port,
+        let mut key = ConnectionKey {
+            low: self.src,
+            high: self.dst,
+            low_port: self.src_port,
+            high_port: self.dst_port,
             proto: self.proto,
             pad: [0; 3],
         };
+        let from_high = self.write_key(&mut key);
         (key, from_high)
     }
 }
@@ -450,7 +423,7 @@ impl Connection {
 
     /// The key of the alias by which answers come, if its packets are masqueraded.
     #[inline(always)]
-    pub const fn alias(&self, key: &ConnectionKey) -> Option<Tuple> {
+    pub fn alias(&self, key: &ConnectionKey) -> Option<Tuple> {
         if !self.has(FLAG_MASQUERADED) {
             return None;
         }
