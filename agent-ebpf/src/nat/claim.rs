@@ -262,7 +262,14 @@ fn take_over(scratch: &mut Scratch) -> bool {
         real.set_dst_port((*alias).port);
         real.write_key(other_key);
     }
-    connection::remove(&scratch.other_key);
+    // Unless that has another alias by now.
+    if let Some(found) = connection::find(&scratch.other_key) {
+        // SAFETY: a value that the map just gave.
+        let (nat, port) = unsafe { ((*found).nat, (*found).nat_port) };
+        if nat == scratch.alias_key.dst && port == scratch.alias_key.dst_port {
+            connection::remove(&scratch.other_key);
+        }
+    }
     ALIASES
         .insert(&scratch.alias_key, &scratch.alias, BPF_ANY.into())
         .is_ok()

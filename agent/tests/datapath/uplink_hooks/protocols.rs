@@ -362,6 +362,43 @@ fn the_port_of_a_closed_connection_is_soon_anothers() {
 }
 
 #[test]
+fn a_port_that_is_taken_over_is_its_last_owners_alone() {
+    world(|w| {
+        let only = |port| {
+            let mut config = kit::node_config();
+            (config.nat_port_min, config.nat_port_max) = (port, port);
+            w.datapath.set_node_config(config).unwrap();
+        };
+        only(61001);
+        let syn = |pod| packet::tcp((pod, 1), (FAR, 80), SYN, b"");
+        assert_eq!(w.sent(&syn(w.a.v4)).ports.0, 61001);
+        // The same pod's, of before: it was closed, and lost to somebody who did not come to use it.
+        let before = Tuple {
+            src: FAR.into(),
+            dst: NODE_IP.into(),
+            src_port: 80u16.to_be_bytes(),
+            dst_port: 61000u16.to_be_bytes(),
+            proto: TCP,
+            pad: [0; 3],
+        };
+        let alias = Alias {
+            addr: w.a.v4.into(),
+            port: 1u16.to_be_bytes(),
+            pad: [0; 2],
+            takers: 0,
+            noted_ns: 0,
+            reusable_ns: 1,
+        };
+        open("ALIASES").insert(before, alias, 0).unwrap();
+        only(61000);
+        assert_eq!(w.sent(&syn(w.b.v4)).ports.0, 61000);
+        let goes_on = packet::tcp((w.a.v4, 1), (FAR, 80), ACK, b"");
+        assert_eq!(w.sent(&goes_on).ports.0, 61001);
+        check_table();
+    });
+}
+
+#[test]
 fn nothing_that_is_quoted_is_believed_beyond_its_end() {
     world(|w| {
         for (pod, node, far) in families(&w) {
