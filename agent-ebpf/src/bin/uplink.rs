@@ -86,24 +86,19 @@ fn read(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
 fn family(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
     // SAFETY: the context is valid for as long as the program runs.
     let ifindex = unsafe { (*skb).ifindex };
-    scratch.uplink.v4 = Addr::UNSPECIFIED;
-    scratch.uplink.v6 = Addr::UNSPECIFIED;
-    // An uplink that the agent does not know any more has a header as most have.
-    scratch.uplink.header_len = eth::LEN;
-    if let Some(uplink) = UPLINKS.get_ptr(ifindex) {
+    match UPLINKS.get_ptr(ifindex) {
         // SAFETY: a value that the map just gave; it is written whole.
-        scratch.uplink = unsafe { *uplink };
+        Some(uplink) => scratch.uplink = unsafe { *uplink },
+        None => {
+            scratch.uplink.v4 = Addr::UNSPECIFIED;
+            scratch.uplink.v6 = Addr::UNSPECIFIED;
+            // One that the agent does not know any more has a header as most have.
+            scratch.uplink.header_len = eth::LEN;
+        }
     }
     let ctx = TcContext::new(skb);
-    let kind = match scratch.uplink.header_len {
-        0 => skb::kind(&ctx),
-        _ => match eth::read(&ctx) {
-            Some(_) if skb::is_of_vlan(&ctx) => return 0,
-            Some(eth) => eth.kind,
-            None => return 0,
-        },
-    };
-    match kind {
+    match skb::kind(&ctx) {
+        _ if skb::is_of_vlan(&ctx) => 0,
         eth::IP4 => 4,
         eth::IP6 => 6,
         _ => 0,
