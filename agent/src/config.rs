@@ -9,6 +9,7 @@
 //! An empty value means "as if not set" where the agent finds the value by itself, the empty
 //! list in a list, and "off" for the metrics address; anywhere else it is an error.
 
+mod connections;
 mod layers;
 mod options;
 mod value;
@@ -17,6 +18,7 @@ pub use value::cidr;
 
 use crate::{
     acceleration::choice::Mode,
+    datapath::ConnectionLimits,
     plan::{MasqueradeIpv6, Masquerading, masquerade::distinct},
 };
 use layers::Layers;
@@ -30,9 +32,6 @@ use value::{
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
 pub const MIN_MTU: u32 = 1280;
-/// A table of fewer serves nobody; one of more takes more memory than nodes have for it.
-const MIN_CONNECTIONS: u32 = 1 << 10;
-const MAX_CONNECTIONS: u32 = 1 << 24;
 /// Largest MTU of a veth and of a VXLAN device.
 pub const MAX_MTU: u32 = 65_535;
 
@@ -68,8 +67,9 @@ pub struct Settings {
     pub masquerade_ports: Option<(u16, u16)>,
     /// First and last, inclusive; none if there are none.
     pub node_ports: Option<(u16, u16)>,
-    /// Connections that the node's table has room for.
-    pub connections: u32,
+    /// Connections that the node's table has room for; none if the node's memory says.
+    pub connections: Option<u32>,
+    pub connection_limits: ConnectionLimits,
     pub tcp_acceleration: Mode,
     pub tcp_acceleration_loopback: bool,
     /// Bytes of kernel memory that accelerated connections which one pod makes may take.
@@ -230,9 +230,8 @@ impl Settings {
             masquerade_file: layers.parse("masqueradeFile", absolute_path)?,
             masquerade_ports: layers.optional("masqueradePorts", port_range)?,
             node_ports: layers.parse("nodePorts", node_ports)?,
-            connections: layers.parse("connections", |text| {
-                number(text, MIN_CONNECTIONS, MAX_CONNECTIONS)
-            })?,
+            connections: layers.parse("connections", connections::capacity)?,
+            connection_limits: connections::limits(layers)?,
             tcp_acceleration: layers.parse("tcpAcceleration", acceleration_mode)?,
             tcp_acceleration_loopback: layers.parse("tcpAccelerationLoopback", boolean)?,
             tcp_acceleration_pod_memory: layers.optional("tcpAccelerationPodMemory", memory)?,

@@ -109,6 +109,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let Restored {
         datapath,
         endpoints,
+        room,
         self_test,
     } = {
         let settings = settings.clone();
@@ -204,6 +205,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         reaper: Reaper::start(endpoints.clone()),
         endpoints,
         datapath,
+        room,
         self_test,
         facts,
         facts_from,

@@ -20,6 +20,9 @@ use std::{
     process::{Child, Command, ExitStatus, Stdio},
 };
 
+/// What tests fill is as large on every machine, unless a flag says otherwise.
+const CONNECTIONS: (&str, &str) = ("SINABRO_CONNECTIONS", "131072");
+
 /// How an agent is started.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Start<'a> {
@@ -51,6 +54,7 @@ impl Agent {
         command
             .env_clear()
             .env(PROGRAMS.0, PROGRAMS.1)
+            .env(CONNECTIONS.0, CONNECTIONS.1)
             .args(["--node-name", node.name()])
             .args(match way.kubeconfig {
                 Some(path) => ["--kubeconfig", path],

@@ -9,7 +9,7 @@ use crate::{
 };
 use sinabro_common::{
     abi::connection::{ALL_SHARES, Share},
-    api::{ApiError, ErrorCode, Request, Response, ShareReport, TableReport},
+    api::{ApiError, ConnectionStats, ErrorCode, Request, Response, ShareReport, TableReport},
 };
 
 /// Answers one of those requests; none if it is another.
@@ -30,7 +30,14 @@ pub fn answer(core: &Core, request: &Request) -> Option<Result<Response, ApiErro
         Request::FlushConnections { filter, all, from } => {
             view(&|view| view.flush(filter, *all, *from).map(Response::Flushed))
         }
-        Request::ConnectionStats => view(&|view| view.stats().map(Response::ConnectionStats)),
+        Request::ConnectionStats => view(&|view| {
+            let room = Some(core.room());
+            let stats = ConnectionStats {
+                room,
+                ..view.stats()?
+            };
+            Ok(Response::ConnectionStats(stats))
+        }),
         _ => return None,
     })
 }

@@ -6,6 +6,7 @@ use crate::{
     apply::OverlayStatus,
     chain::Chain,
     config::Settings,
+    connections::Room,
     datapath::{Datapath, DatapathError, Level},
     endpoint::{Endpoints, release::Reaper},
     install::InstallStatus,
@@ -20,8 +21,8 @@ use sinabro_common::abi::{acceleration::NODE_ACCOUNT, connection::Share};
 use sinabro_common::api::{
     AccelerationReport, Adds, ApiError, Condition, DropReport, EndpointReport, ErrorCode,
     IpamReport, LocalMtu, LocalMtuWish, MasqueradeReport, MemoryReport, MetricsReport,
-    NODES_OF_A_PAGE, NodeReport, Request, Response, SelfTestReport, SourceReport, StatusReport,
-    Trouble,
+    NODES_OF_A_PAGE, NodeReport, Request, Response, RoomReport, SelfTestReport, SourceReport,
+    StatusReport, Trouble,
 };
 use std::{
     collections::HashMap,
@@ -42,6 +43,8 @@ pub struct Core {
     /// Finishes the deletes that were begun.
     pub reaper: Reaper,
     pub datapath: Arc<Datapath>,
+    /// For how many connections, and why so many.
+    pub room: Room,
     /// What acceleration changes for applications; none if it is turned off.
     pub self_test: Option<SelfTestReport>,
     pub facts: watch::Receiver<Snapshot>,
@@ -193,6 +196,7 @@ impl Core {
             pod_cidrs: state.map(|s| s.pod_cidrs.clone()).unwrap_or_default(),
             endpoints: self.endpoints.count(),
             masquerade: state.map(|state| self.masquerade_report(state)),
+            connections: Some(self.room()),
             nodes: self
                 .facts
                 .borrow()
@@ -204,6 +208,11 @@ impl Core {
             uptime_seconds: self.started.elapsed().as_secs(),
             adds: Some(self.adds()),
         }
+    }
+
+    /// Of the table of connections.
+    pub fn room(&self) -> RoomReport {
+        self.room.report(self.datapath.connection_usage().capacity)
     }
 
     fn masquerade_report(&self, state: &NodeState) -> MasqueradeReport {

@@ -205,16 +205,85 @@ pub struct Options {
     )]
     node_ports: Option<String>,
 
-    /// Connections that there is room for, 1024 to 16777216: those that are masqueraded, those that come
-    /// in to pods' own addresses, and those between pods of the node that the host translates. Each
-    /// takes about 320 bytes of kernel memory, used or not.
+    /// Connections that there is room for: those that are masqueraded, those that come in to pods' own
+    /// addresses, and those between pods of the node that the host translates. Each takes about 336
+    /// bytes of kernel memory, used or not. auto (131072 to 1048576, one for each 32 KiB of the
+    /// machine's memory, within the memory limit of the agent's container) or a number from 1024
+    /// to 16777216.
     #[arg(
         long,
         env = "SINABRO_CONNECTIONS",
         value_name = "NUMBER",
-        default_value = "131072"
+        default_value = "auto"
     )]
     connections: Option<String>,
+
+    /// Connections of one pod, however much room there is [default: as many as there is room left].
+    #[arg(long, env = "SINABRO_CONNECTIONS_PER_POD", value_name = "NUMBER")]
+    connections_per_pod: Option<String>,
+
+    /// Of those, the ones that nobody has answered yet [default: an eighth of the room that is left].
+    #[arg(
+        long,
+        env = "SINABRO_CONNECTIONS_PER_POD_UNANSWERED",
+        value_name = "NUMBER"
+    )]
+    connections_per_pod_unanswered: Option<String>,
+
+    /// How long an established TCP connection may be idle before the node forgets it, 5s to 720h, as
+    /// all of these; nf_conntrack_tcp_timeout_established is the same for the host's.
+    #[arg(
+        long,
+        env = "SINABRO_CONNECTION_TCP_TIMEOUT_ESTABLISHED",
+        value_name = "DURATION",
+        default_value = "24h"
+    )]
+    connection_tcp_timeout_established: Option<String>,
+
+    /// The same where one side has closed.
+    #[arg(
+        long,
+        env = "SINABRO_CONNECTION_TCP_TIMEOUT_CLOSE_WAIT",
+        value_name = "DURATION",
+        default_value = "1h"
+    )]
+    connection_tcp_timeout_close_wait: Option<String>,
+
+    /// The same of datagrams that nobody answers, or that were a question and its answer.
+    #[arg(
+        long,
+        env = "SINABRO_CONNECTION_UDP_TIMEOUT",
+        value_name = "DURATION",
+        default_value = "30s"
+    )]
+    connection_udp_timeout: Option<String>,
+
+    /// The same of datagrams that went both ways for two seconds and longer.
+    #[arg(
+        long,
+        env = "SINABRO_CONNECTION_UDP_TIMEOUT_STREAM",
+        value_name = "DURATION",
+        default_value = "2m"
+    )]
+    connection_udp_timeout_stream: Option<String>,
+
+    /// The same of echo requests.
+    #[arg(
+        long,
+        env = "SINABRO_CONNECTION_ICMP_TIMEOUT",
+        value_name = "DURATION",
+        default_value = "30s"
+    )]
+    connection_icmp_timeout: Option<String>,
+
+    /// The same of all other protocols, once they were answered.
+    #[arg(
+        long,
+        env = "SINABRO_CONNECTION_GENERIC_TIMEOUT",
+        value_name = "DURATION",
+        default_value = "10m"
+    )]
+    connection_generic_timeout: Option<String>,
 
     /// Which pods' TCP connections with other pods of this node bypass the network stack, from
     /// socket to socket: auto (where the agent's test at start finds no difference that an

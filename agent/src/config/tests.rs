@@ -4,7 +4,7 @@ use super::{
 };
 use clap::{CommandFactory, FromArgMatches};
 use proptest::prelude::*;
-use sinabro_common::abi::connection;
+use sinabro_common::algo::lifetime::{LIFETIMES, Stage};
 use std::{collections::BTreeSet, fs, path::Path};
 
 fn load(args: &[&str]) -> Result<Settings, ConfigError> {
@@ -50,7 +50,8 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.node_ports, Some((30_000, 32_767)));
     let none = load(&["--nodes=/n", "--node-ports=none"]).unwrap();
     assert_eq!(none.node_ports, None);
-    assert_eq!(settings.connections, connection::MAX_CONNECTIONS);
+    assert_eq!(settings.connections, None);
+    assert_eq!(settings.connection_limits, ConnectionLimits::default());
     assert!(settings.tcp_acceleration_pod_memory.is_none());
     assert_eq!(settings.tcp_acceleration, Mode::Auto);
     assert_eq!(settings.attach, AttachMode::Auto);
@@ -140,6 +141,14 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         masqueradePorts: 61000-65535
         nodePorts: 31000-31999
         connections: 500000
+        connectionsPerPod: 20000
+        connectionsPerPodUnanswered: 2000
+        connectionTcpTimeoutEstablished: 2h4m
+        connectionTcpTimeoutCloseWait: 10m
+        connectionUdpTimeout: 40s
+        connectionUdpTimeoutStream: 5m
+        connectionIcmpTimeout: 20s
+        connectionGenericTimeout: 1h
         tcpAcceleration: opt-in
         tcpAccelerationLoopback: true
         tcpAccelerationPodMemory: 64Mi
@@ -152,6 +161,18 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         logLevel: debug
         logFormat: json";
     let settings = load_file(text, &["--mtu=1400", "--uplinks=a,b"]).unwrap();
+    let mut lifetimes = LIFETIMES;
+    for (stage, seconds) in [
+        (Stage::Established, 7440),
+        (Stage::HalfClosed, 600),
+        (Stage::Unreplied, 40),
+        (Stage::Replied, 40),
+        (Stage::Stream, 300),
+        (Stage::Echo, 20),
+        (Stage::Other, 3600),
+    ] {
+        lifetimes[stage as usize] = seconds;
+    }
     let expected = Settings {
         node_name: "n1".into(),
         facts_from: FactsFrom::NodesFile("/etc/nodes.yaml".into()),
@@ -179,7 +200,12 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         masquerade_file: "/etc/m".into(),
         masquerade_ports: Some((61000, 65535)),
         node_ports: Some((31000, 31999)),
-        connections: 500_000,
+        connections: Some(500_000),
+        connection_limits: ConnectionLimits {
+            per_pod: 20_000,
+            embryonic_per_pod: 2_000,
+            lifetimes,
+        },
         tcp_acceleration: Mode::OptIn,
         tcp_acceleration_loopback: true,
         tcp_acceleration_pod_memory: Some(64 << 20),
@@ -258,6 +284,17 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("connections", "1023"),
         ("connections", "16777217"),
         ("connections", "-1"),
+        ("connections", "Auto"),
+        ("connectionsPerPod", "0"),
+        ("connectionsPerPod", "many"),
+        ("connectionsPerPodUnanswered", "16777217"),
+        ("connectionTcpTimeoutEstablished", "4s"),
+        ("connectionTcpTimeoutEstablished", "721h"),
+        ("connectionTcpTimeoutCloseWait", "1d"),
+        ("connectionUdpTimeout", "30"),
+        ("connectionUdpTimeoutStream", "1.5m"),
+        ("connectionIcmpTimeout", "0s"),
+        ("connectionGenericTimeout", "-10m"),
         ("nonMasqueradeCIDRs", "['::ffff:10.0.0.0/104']"),
         ("masquerade", "maybe"),
         ("masqueradeIPv6", "yes"),

@@ -6,9 +6,11 @@
 //!
 //! - [`filter`]: which of them;
 //! - [`row`]: a record in words;
-//! - [`stats`]: how many of which kind.
+//! - [`stats`]: how many of which kind;
+//! - [`room`]: for how many there is room, if the settings do not say.
 
 mod filter;
+mod room;
 mod row;
 mod stats;
 
@@ -17,6 +19,7 @@ use crate::{
     endpoint::PodNames,
 };
 use filter::Filter;
+pub use room::Room;
 use sinabro_common::{
     abi::connection::{Connection, ConnectionKey, Limits, Share},
     api::{CONNECTIONS_OF_A_PAGE, ConnectionFilter, ConnectionStats, ConnectionsPage, FlushReport},

@@ -84,6 +84,7 @@ impl Count {
         ConnectionStats {
             connections: self.connections,
             capacity: capacity.into(),
+            room: None,
             masqueraded: self.masqueraded,
             by_class: words(self.by_class),
             by_state: words(self.by_state),

@@ -5,14 +5,14 @@
 
 use crate::ctl::{
     Common, Exit, Failure, Format, client, print,
-    table::{Table, age, share},
+    table::{Table, age, bytes, share},
 };
 use clap::{Args, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use serde::Serialize;
 use sinabro_common::api::{
     ConnectionFilter, ConnectionReport, ConnectionStats, ConnectionsPage, FlushReport, Request,
-    Response, StateClass, protocol_number,
+    Response, RoomFrom, RoomReport, StateClass, protocol_number,
 };
 use std::{
     io::{self, Write},
@@ -328,6 +328,17 @@ fn stats(common: &Common) -> Result<(), client::Error> {
     Ok(print(common, &report, stats_table)?)
 }
 
+/// `524288, for 23.5 GiB of memory; takes 168.0 MiB`.
+pub fn room_for(room: &RoomReport) -> String {
+    let why = match room.from {
+        RoomFrom::Setting => "as set".into(),
+        RoomFrom::Memory(memory) => format!("for {} of memory", bytes(memory)),
+        RoomFrom::Limit(limit) => format!("for the agent's limit of {}", bytes(limit)),
+        RoomFrom::Earlier => "of an earlier version".into(),
+    };
+    format!("{}, {why}; takes {}", room.connections, bytes(room.bytes))
+}
+
 fn stats_table(stats: &ConnectionStats) -> String {
     let mut totals = Table::plain();
     let counts = |counts: &std::collections::BTreeMap<String, u64>| {
@@ -340,6 +351,9 @@ fn stats_table(stats: &ConnectionStats) -> String {
         "Connections:".into(),
         share(stats.connections, stats.capacity),
     ]);
+    if let Some(room) = &stats.room {
+        totals.row(["Room:".into(), room_for(room)]);
+    }
     totals.row(["Masqueraded:".into(), stats.masqueraded.to_string()]);
     totals.row(["By state:".into(), counts(&stats.by_state)]);
     totals.row(["By protocol:".into(), counts(&stats.by_protocol)]);

@@ -2,6 +2,7 @@
 
 use crate::ctl::{
     Common, Exit, client,
+    connections::room_for,
     endpoints::both_mtus,
     print, self_test,
     table::{Table, age, join, yes_no},
@@ -42,6 +43,9 @@ fn table(report: &StatusReport, verbose: bool) -> String {
         let (families, spared) = masquerade(report);
         fact("Masquerade:", families);
         fact("Not masqueraded:", spared);
+    }
+    if let Some(room) = &report.connections {
+        fact("Connections:", format!("room for {}", room_for(room)));
     }
     fact("Known nodes:", report.nodes.to_string());
     if let Some(report) = &report.peers {

@@ -16,6 +16,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+mod limit;
+
+pub use limit::memory_limit;
+
 /// Of the calling thread, which may have mounts of its own.
 const MOUNTS: &str = "/proc/thread-self/mountinfo";
 

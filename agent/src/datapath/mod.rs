@@ -17,7 +17,7 @@ mod apart;
 mod attach;
 mod btf;
 mod carry;
-mod cgroup;
+pub mod cgroup;
 mod error;
 mod files;
 mod last_good;
@@ -89,6 +89,7 @@ pub struct DatapathConfig {
     /// Connections that there is room for; [`sinabro_common::abi::connection::MAX_CONNECTIONS`] if not
     /// given.
     pub connections: Option<u32>,
+    pub connection_limits: ConnectionLimits,
     /// What accelerated connections may cost the kernel; by the machine's memory if not given.
     pub queue_limits: Option<QueueLimits>,
     /// Where the programs that ran last are kept; nothing is kept if not given.
@@ -103,8 +104,29 @@ impl Default for DatapathConfig {
             acceleration: false,
             attach: AttachMode::Auto,
             connections: None,
+            connection_limits: ConnectionLimits::default(),
             queue_limits: None,
             last_good: None,
+        }
+    }
+}
+
+/// How many connections a pod may have, however much room there is, and how long they may be idle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    pub per_pod: u32,
+    /// Of those, the ones that nobody has answered yet.
+    pub embryonic_per_pod: u32,
+    /// Seconds, by [`lifetime::Stage`].
+    pub lifetimes: [u32; 16],
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        Self {
+            per_pod: u32::MAX,
+            embryonic_per_pod: u32::MAX,
+            lifetimes: lifetime::LIFETIMES,
         }
     }
 }
@@ -203,10 +225,10 @@ impl Datapath {
         maps.config.carrying(false)?;
         maps.connections.set_limits(Limits {
             capacity: maps.connections.capacity(),
-            per_pod: u32::MAX,
-            embryonic_per_pod: u32::MAX,
+            per_pod: config.connection_limits.per_pod,
+            embryonic_per_pod: config.connection_limits.embryonic_per_pod,
             pad: 0,
-            lifetimes: lifetime::LIFETIMES,
+            lifetimes: config.connection_limits.lifetimes,
         })?;
         if choice.level != Level::None {
             let expected = shape::expected(config);

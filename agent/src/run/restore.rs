@@ -7,6 +7,7 @@ use crate::{
     },
     chain::Chain,
     config::{self, Settings},
+    connections::Room,
     datapath::{self, Datapath, DatapathConfig, QueueLimits},
     endpoint::{Endpoints, Programs},
     ipam::Allocator,
@@ -21,6 +22,7 @@ use std::sync::Arc;
 pub(super) struct Restored {
     pub(super) datapath: Arc<Datapath>,
     pub(super) endpoints: Arc<Endpoints>,
+    pub(super) room: Room,
     /// None if nothing is to be accelerated.
     pub(super) self_test: Option<SelfTestReport>,
 }
@@ -32,6 +34,8 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
     let verdict = self_test
         .as_ref()
         .map_or(Verdict::Refused, |report| report.verdict);
+    let room = Room::new(settings.connections);
+    tracing::info!(?room, "the table of connections");
     let datapath = Datapath::load(&DatapathConfig {
         bpf_dir: settings.bpf_dir.clone(),
         cgroup: settings.cgroup_dir.clone(),
@@ -41,7 +45,8 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
             config::AttachMode::Tcx => datapath::AttachMode::Tcx,
             config::AttachMode::Clsact => datapath::AttachMode::Clsact,
         },
-        connections: Some(settings.connections),
+        connections: Some(room.connections),
+        connection_limits: settings.connection_limits.clone(),
         queue_limits: Some(queue_limits(settings)),
         last_good: Some(settings.programs_dir.join(names::PROGRAMS_FILE)),
     })
@@ -77,6 +82,7 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
     Ok(Restored {
         datapath,
         endpoints,
+        room,
         self_test,
     })
 }

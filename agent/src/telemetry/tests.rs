@@ -81,6 +81,7 @@ fn reports() -> Reports {
             pod_cidrs: vec![],
             endpoints: 2,
             masquerade: None,
+            connections: None,
             nodes: 2,
             peers: Some(PeersReport {
                 answering: 4,

@@ -29,7 +29,7 @@ const SERVER: &str = "198.51.100.9";
 const ROUTER: &str = "192.0.2.9";
 
 /// A node with a pod whose packets leave by the uplink.
-fn node() -> (Node, IpAddr) {
+pub fn node() -> (Node, IpAddr) {
     let mut node = Node::new();
     let router: IpAddr = ROUTER.parse().unwrap();
     let mut conn = node.conn();
@@ -72,7 +72,7 @@ fn add_cart(node: &Node) -> Attachment {
 }
 
 /// Asks for a connection to each of these ports, once; nobody answers.
-fn connect(node: &Node, from: IpAddr, ports: std::ops::Range<u16>) {
+pub fn connect(node: &Node, from: IpAddr, ports: std::ops::Range<u16>) {
     let connect = || {
         for port in ports {
             let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None)?;
@@ -86,13 +86,13 @@ fn connect(node: &Node, from: IpAddr, ports: std::ops::Range<u16>) {
     node.pods().run(connect).unwrap();
 }
 
-fn ctl(node: &Node, args: &str) -> Output {
+pub fn ctl(node: &Node, args: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sinabroctl"));
     command.env("SINABRO_SOCKET", node.state(names::SOCKET));
     command.args(args.split_whitespace()).output().unwrap()
 }
 
-fn list(node: &Node, filters: &str) -> Vec<ConnectionReport> {
+pub fn list(node: &Node, filters: &str) -> Vec<ConnectionReport> {
     let output = ctl(
         node,
         &format!("connections list --limit 0 -o json {filters}"),

@@ -5,6 +5,7 @@
 
 mod acceleration;
 mod connections;
+mod connections_room;
 mod drops;
 mod local_mtu;
 mod node;

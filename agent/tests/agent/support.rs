@@ -101,6 +101,8 @@ impl Node {
             .env("RUST_BACKTRACE", "1")
             // The machine's /var is nobody's to write to.
             .env("SINABRO_PROGRAMS_DIR", "/run/programs")
+            // As large on every machine.
+            .env("SINABRO_CONNECTIONS", "131072")
             .args(["--node-name=n1", "--metrics-address=", "--nodes", NODES])
             .stdin(Stdio::null());
         self.namespace.put(&mut command);
@@ -121,8 +123,15 @@ impl Node {
 
     /// Starts the agent and waits until its socket answers.
     pub fn start_with(&mut self, args: &[&str]) {
+        let mut command = self.command();
+        command.args(args);
+        self.start_command(command);
+    }
+
+    /// The same of an agent that something else was done to before.
+    pub fn start_command(&mut self, mut command: Command) {
         assert!(self.agent.is_none());
-        let mut child = self.command().args(args).spawn().unwrap();
+        let mut child = command.spawn().unwrap();
         eventually("the socket answers", || {
             if let Some(status) = child.try_wait().unwrap() {
                 panic!("the agent ended with {status}");

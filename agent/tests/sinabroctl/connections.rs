@@ -216,6 +216,11 @@ fn stats_are_totals_pods_and_remote_ends() {
     let report = ConnectionStats {
         connections: 42,
         capacity: 168,
+        room: Some(RoomReport {
+            connections: 168,
+            bytes: 56_448,
+            from: RoomFrom::Limit(64 << 20),
+        }),
         masqueraded: 40,
         by_class: [("established".to_owned(), 42)].into(),
         by_state: [("ESTABLISHED".to_owned(), 30), ("ASSURED".to_owned(), 12)].into(),
@@ -237,6 +242,7 @@ fn stats_are_totals_pods_and_remote_ends() {
     let shown = text(&output.stdout);
     for part in [
         "42 of 168 (25%)",
+        "168, for the agent's limit of 64.0 MiB; takes 55.1 KiB",
         "30 ESTABLISHED, 12 ASSURED",
         "shop/cart  42 of 1000   1 of 100    7\n",
         "10.0.0.10:53  udp       12\n",

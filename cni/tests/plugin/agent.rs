@@ -162,6 +162,7 @@ pub fn status() -> StatusReport {
         pod_cidrs: Vec::new(),
         endpoints: 0,
         masquerade: None,
+        connections: None,
         nodes: 1,
         peers: None,
         source: Default::default(),

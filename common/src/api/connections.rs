@@ -100,12 +100,38 @@ pub struct FlushReport {
     pub next: Option<u32>,
 }
 
+/// How many connections there is room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RoomReport {
+    pub connections: u64,
+    /// Of kernel memory, used or not.
+    pub bytes: u64,
+    pub from: RoomFrom,
+}
+
+/// Why there is room for so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum RoomFrom {
+    Setting,
+    /// Bytes that the machine has.
+    Memory(u64),
+    /// Bytes that the agent's container may have.
+    Limit(u64),
+    /// An earlier version's programs go on with theirs.
+    Earlier,
+}
+
 /// `sinabroctl connections stats`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionStats {
     pub connections: u64,
     pub capacity: u64,
+    /// Of the table; none from an agent that does not say.
+    #[serde(default)]
+    pub room: Option<RoomReport>,
     /// Of those, the ones that leave the node under its own address.
     pub masqueraded: u64,
     pub by_class: BTreeMap<String, u64>,

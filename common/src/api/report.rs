@@ -1,7 +1,8 @@
 //! What `sinabroctl` shows; also its `-o json` output, so fields are only ever added.
 
 use super::{
-    AccelerationCount, LocalMtu, Mac, MemoryReport, Owner, PodRef, SelfTestReport, TcpAcceleration,
+    AccelerationCount, LocalMtu, Mac, MemoryReport, Owner, PodRef, RoomReport, SelfTestReport,
+    TcpAcceleration,
 };
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,9 @@ pub struct StatusReport {
     /// What is masqueraded; none until the node is known, and from an agent that does not say.
     #[serde(default)]
     pub masquerade: Option<MasqueradeReport>,
+    /// For how many connections there is room; none from an agent that does not say.
+    #[serde(default)]
+    pub connections: Option<RoomReport>,
     pub nodes: usize,
     /// Whether other nodes answer through their tunnels; none from an agent that does not say.
     #[serde(default)]

@@ -8,6 +8,7 @@ mod exchange;
 mod fragments;
 mod hostile;
 mod kit;
+mod limits;
 mod path_mtu;
 mod pressure;
 mod stale;

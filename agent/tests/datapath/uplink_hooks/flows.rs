@@ -1,7 +1,11 @@
 //! The table of flows: where they come from, when they end, and when it is full.
 
 use super::*;
-use sinabro_common::abi::connection::{ALL_SHARES, Share};
+use sinabro_agent::datapath::ConnectionLimits;
+use sinabro_common::{
+    abi::connection::{ALL_SHARES, Share},
+    algo::lifetime::Stage,
+};
 
 #[test]
 fn connections_from_outside_keep_the_pods_address() {
@@ -105,6 +109,39 @@ fn a_pod_leaves_room_for_others_and_keeps_what_it_has() {
         assert_eq!(w.out(&make(UDP, (w.a.v4, 3000), (FAR, 53))).0, PASS);
         assert!(w.sweep_at(31) > 30);
         assert!(flood(w.a.v4) >= first - 1);
+    });
+}
+
+/// By what the settings say instead of the defaults, to programs and sweeps alike.
+#[test]
+fn connections_are_as_many_and_live_as_long_as_is_set() {
+    let mut limits = ConnectionLimits {
+        per_pod: 3,
+        ..ConnectionLimits::default()
+    };
+    limits.lifetimes[Stage::Established as usize] = 20;
+    limits.lifetimes[Stage::Unreplied as usize] = 300;
+    let config = DatapathConfig {
+        connection_limits: limits,
+        ..kit::config()
+    };
+    world_with(&config, |w| {
+        let open = make(TCP, (w.a.v4, 1), (FAR, 80));
+        let sent = w.sent(&open);
+        w.received(&reply_to(&sent));
+        w.sent(&packet::tcp((w.a.v4, 1), (FAR, 80), ACK, b""));
+        for port in [2, 3] {
+            w.sent(&make(UDP, (w.a.v4, port), (FAR, 53)));
+        }
+        let one_more = make(UDP, (w.a.v4, 4), (FAR, 53));
+        w.dropped("uplink_out", &one_more, DropReason::ConnectionShare);
+        // Another pod's are its own.
+        w.sent(&make(UDP, (w.b.v4, 4), (FAR, 53)));
+        assert_eq!(w.sweep_at(19), 0);
+        assert_eq!(w.sweep_at(21), 1);
+        w.sent(&one_more);
+        assert_eq!(w.sweep_at(299), 0);
+        assert_eq!(w.sweep_at(301), 4);
     });
 }
 
