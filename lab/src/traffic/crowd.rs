@@ -29,7 +29,7 @@ const WINDOW: usize = 128;
 /// How long an answer is waited for before a packet is sent again.
 const AGAIN: Duration = Duration::from_secs(1);
 /// A flow of datagrams that is silent for as long may be forgotten, and its port another's: less than the half
-/// minute that translations keep what was answered once.
+/// minute that translations keep what was answered once, unless they are set otherwise.
 const FORGOTTEN: Duration = Duration::from_secs(20);
 /// Of each socket: more than all that is on its way.
 const BUFFER: usize = 8 << 20;
@@ -94,6 +94,8 @@ pub struct Crowd {
     /// Who is known to the server by which address.
     known: HashMap<SocketAddr, Identity>,
     seen: HashMap<Identity, (SocketAddr, Instant)>,
+    /// How long a flow of datagrams is remembered on the way.
+    remembered: Duration,
 }
 
 struct End {
@@ -124,7 +126,13 @@ impl Crowd {
             target,
             known: HashMap::new(),
             seen: HashMap::new(),
+            remembered: FORGOTTEN,
         })
+    }
+
+    /// Flows of datagrams that are silent for as long keep their ports, too.
+    pub fn remembered_for(self, remembered: Duration) -> Self {
+        Self { remembered, ..self }
     }
 
     /// Begins a flow of each of these ports of every client. All are open at the end; those that are
@@ -318,7 +326,7 @@ impl Crowd {
     /// Whether nobody has to remember a flow any more.
     fn is_forgotten(&self, flow: Identity) -> bool {
         let last = self.seen.get(&flow).map(|(_, last)| last.elapsed());
-        self.kind == Kind::Datagrams && last.is_some_and(|silent| silent > FORGOTTEN)
+        self.kind == Kind::Datagrams && last.is_some_and(|silent| silent > self.remembered)
     }
 
     /// The flows whose answers came to their clients.
