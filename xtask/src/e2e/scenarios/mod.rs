@@ -6,6 +6,7 @@ mod agents;
 mod api;
 mod confined;
 mod files;
+mod masquerade;
 mod nodes;
 mod pods;
 mod upgrade;
@@ -56,6 +57,11 @@ pub const ALL: &[Scenario] = &[
         "host-port",
         "a pod's hostPort answers from near and far",
         pods::host_port,
+    ),
+    scenario(
+        "masquerade-config",
+        "the ConfigMap of ip-masq-agent says who sees pods' own addresses, without a restart",
+        masquerade::config_map,
     ),
     scenario(
         "upgrade",
