@@ -3,7 +3,8 @@
 //! The kernel gives an error to the socket whose packet it quotes: so one that arrives was right inside,
 //! too.
 
-use super::readable;
+use super::{PATIENCE, any, readable};
+use crate::place::Place;
 use anyhow::{Context as _, Result, bail};
 use nix::{
     errno::Errno,
@@ -11,7 +12,7 @@ use nix::{
 };
 use std::{
     io::IoSliceMut,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     os::fd::{AsFd, AsRawFd as _},
     time::Instant,
 };
@@ -174,4 +175,16 @@ fn path_mtu_v6(socket: &impl AsFd) -> Result<u32> {
     })
     .context("cannot ask for the path MTU")?;
     Ok(mtu as u32)
+}
+/// What a socket that sends something to a port where nothing listens hears of it.
+pub fn of_closed_port(from: &Place, target: SocketAddr, said: &[u8]) -> Result<Heard> {
+    let ask = || {
+        let socket = UdpSocket::bind((any(target.ip()), 0))?;
+        socket.connect(target)?;
+        keep(&socket, target.is_ipv4())?;
+        socket.send(said)?;
+        error(&socket, Instant::now() + PATIENCE)
+    };
+    from.run(ask)
+        .with_context(|| format!("{} → {target}, where nothing listens", from.name()))
 }

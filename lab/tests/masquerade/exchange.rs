@@ -4,14 +4,14 @@ use crate::kit::{FAMILIES, World, far, routers};
 use sinabro_lab::{
     Place,
     traffic::{
-        PATIENCE, any, errors, icmp, readable, tcp,
+        PATIENCE, errors, icmp, readable, tcp,
         trace::{Mode, trace},
         udp,
     },
 };
 use socket2::{Domain, Socket, Type};
 use std::{
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr},
     time::Instant,
 };
 
@@ -81,15 +81,8 @@ fn a_closed_port_of_the_far_host_is_heard_of() {
     let world = World::new(1);
     for (family, far) in far().into_iter().enumerate() {
         let pod = world.pod(1).place();
-        let socket = pod.run(|| {
-            let socket = UdpSocket::bind((any(far), 0))?;
-            socket.connect(closed(far))?;
-            errors::keep(&socket, far.is_ipv4())?;
-            socket.send(b"anybody?")?;
-            Ok(socket)
-        });
-        let heard = errors::error(&socket.unwrap(), Instant::now() + PATIENCE);
-        let heard = heard.unwrap_or_else(|error| panic!("{}: {error}", FAMILIES[family]));
+        let heard = errors::of_closed_port(pod, closed(far), b"anybody?");
+        let heard = heard.unwrap_or_else(|error| panic!("{}: {error:#}", FAMILIES[family]));
         assert!(heard.is_closed_port() && heard.from == far, "{heard:?}");
         assert_eq!(heard.quoted, b"anybody?");
         let refused = tcp::connects(pod, closed(far)).unwrap_err();

@@ -5,7 +5,7 @@ use sinabro_common::api::{Request, Response};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
     lab::UNDERLAY_MTU,
-    traffic::{icmp, path::Path, stream::Stream, udp},
+    traffic::{errors, icmp, path::Path, stream::Stream, udp},
     wait::eventually,
 };
 use std::{
@@ -128,7 +128,8 @@ pub fn seen_at(pod: &Pod, outside: &Place, address: IpAddr) -> IpAddr {
     seen(&Stream::open(&path).unwrap())
 }
 
-/// Everything works and comes from there: TCP of 8 MB each way, small and fragmented UDP, ping.
+/// Everything works and comes from there: TCP of 8 MB each way, small and fragmented UDP, ping, and an ICMP
+/// error.
 pub fn works(pod: &Pod, outside: &Place, address: IpAddr, source: IpAddr) {
     works_from_any(pod, outside, address, &[source]);
 }
@@ -152,4 +153,9 @@ pub fn works_from_any(pod: &Pod, outside: &Place, address: IpAddr, sources: &[Ip
     }
     let seen = icmp::ping_seen(pod.place(), outside, address).unwrap();
     comes("ping", seen);
+    // What is said about a packet finds who sent it.
+    let closed = SocketAddr::new(address, 33_434);
+    let heard = errors::of_closed_port(pod.place(), closed, b"anybody?").unwrap();
+    assert!(heard.is_closed_port() && heard.from == address, "{heard:?}");
+    assert_eq!(heard.quoted, b"anybody?");
 }
