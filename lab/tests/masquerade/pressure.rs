@@ -74,9 +74,9 @@ fn from_outside(world: &World, to: SocketAddr) -> Flood {
     Flood::start(place, eth0(place), router, ends).unwrap()
 }
 
-/// Of the first pod to the far host.
-fn watch(world: &World) -> Traffic {
-    let paths: Vec<_> = (far().into_iter().zip(FAMILIES))
+/// Of the first pod to the far host, in as many families.
+fn watch(world: &World, families: usize) -> Traffic {
+    let paths: Vec<_> = (far().into_iter().zip(FAMILIES).take(families))
         .map(|(far, name)| {
             let name = format!("outside, {name}");
             Path::new(&name, world.pod(1).place(), &world.beyond, far)
@@ -99,7 +99,7 @@ fn floods_harm_nobody_else() {
     let world = World::with(3, &[], &[]);
     route_pods(&world);
     lose_what_goes_nowhere(&world);
-    let traffic = watch(&world);
+    let traffic = watch(&world, 2);
     traffic.event("the floods began").unwrap();
     let (own, target) = (world.own(), world.pod(3).addresses());
     let floods: Vec<_> = (0..2)
@@ -140,38 +140,45 @@ fn finish(traffic: Traffic, world: &World) -> String {
     })
 }
 
+/// Raised whatever becomes of a test: its scope waits for the thread.
+struct Raise<'a>(&'a AtomicBool);
+
+impl Drop for Raise<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Connections of the third pod, in as many families, a hundred at a time; each is answered and known by an address
+/// of its own. How often.
+fn come_and_go(world: &World, families: usize, stop: &AtomicBool) -> u16 {
+    let pods = &world.pods()[2..3];
+    let crowd = |family| crowd(world, pods, Kind::Connections, family);
+    let mut crowds: Vec<_> = (0..families).map(crowd).collect();
+    let mut rounds = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let first = 10_000 + (rounds % 500) * 100;
+        for crowd in &mut crowds {
+            crowd.open(first..first + 100, 0).unwrap();
+            crowd.close(first..first + 100, 0).unwrap();
+        }
+        rounds = rounds.wrapping_add(1);
+    }
+    rounds
+}
+
 /// Agents are killed, stopped and started while pods flood, and connections come and go.
 #[test]
 fn agents_come_and_go_under_load() {
     let _alone = alone();
     let world = World::with(3, &[], &[]);
     lose_what_goes_nowhere(&world);
-    let traffic = watch(&world);
+    let traffic = watch(&world, 2);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        /// Raised whatever becomes of the test: the scope waits for the thread.
-        struct Raise<'a>(&'a AtomicBool);
-        impl Drop for Raise<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Ordering::Relaxed);
-            }
-        }
         let raise = Raise(&stop);
         let (world, stop) = (&world, &stop);
-        let come_and_go = scope.spawn(move || {
-            let pods = &world.pods()[2..];
-            let mut crowds = [0, 1].map(|family| crowd(world, pods, Kind::Connections, family));
-            let mut rounds = 0;
-            while !stop.load(Ordering::Relaxed) {
-                let first = 10_000 + (rounds % 500) * 100;
-                for crowd in &mut crowds {
-                    crowd.open(first..first + 100, 0).unwrap();
-                    crowd.close(first..first + 100, 0).unwrap();
-                }
-                rounds += 1;
-            }
-            rounds
-        });
+        let come_and_go = scope.spawn(move || come_and_go(world, 2, stop));
         let floods = [0, 1].map(|family| from_pod(world.pod(2), family));
         let node = world.node();
         for step in ["killed", "stopped", "killed"] {
@@ -228,4 +235,41 @@ fn flows_outlive_an_upgrade() {
     for crowd in &mut crowds {
         crowd.open(40_000..40_500, 0).unwrap();
     }
+}
+
+/// The same while a pod floods and connections come and go: none is missed, and none is refused.
+#[test]
+fn an_upgrade_under_load_breaks_nothing() {
+    let _alone = alone();
+    let now = Binaries::find().unwrap();
+    let lab = Lab::new(earlier(), 1, Lifetime::Process).unwrap();
+    let world = World::in_lab(lab, 3, &[]);
+    lose_what_goes_nowhere(&world);
+    let traffic = watch(&world, 1);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let raise = Raise(&stop);
+        let (world, stop) = (&world, &stop);
+        let come_and_go = scope.spawn(move || come_and_go(world, 1, stop));
+        let flood = from_pod(world.pod(2), 0);
+        let node = world.node();
+        traffic.event("the agent was killed").unwrap();
+        node.kill_agent().unwrap();
+        traffic.watch(PHASE);
+        traffic.must_flow("without an agent").unwrap();
+        traffic.event("the next version was started").unwrap();
+        node.set_binaries(now);
+        node.start_agent().unwrap();
+        node.wait_ready().unwrap();
+        traffic.watch(PHASE);
+        traffic.must_flow("with the next version").unwrap();
+        let sent = flood.finish().unwrap();
+        drop(raise);
+        let rounds = come_and_go.join().unwrap();
+        assert!(rounds > 0);
+        println!(
+            "{sent} SYNs, {rounds} times 100 connections; {}",
+            finish(traffic, world)
+        );
+    });
 }
