@@ -81,10 +81,19 @@ pub fn claimed(scratch: &mut Scratch, is_noted: bool) -> i32 {
             }
         }
     }
+    // A connection without a record goes on by its own port. What has that at the moment is a pod's claim, which
+    // ends when the socket is found.
+    let flags = scratch.l4.tcp_flags;
+    if !is_noted && scratch.ip.proto == proto::TCP && !ct_state::begins(proto::TCP, flags) {
+        return PASS;
+    }
     scratch.tuple.write_reversed(&mut scratch.alias_key);
     let is_taken = match ALIASES.get_ptr(&scratch.alias_key) {
+        // Also by another port of the host, which was given this one.
         // SAFETY: a value that the map just gave.
-        Some(alias) => unsafe { (*alias).addr != scratch.ip.src },
+        Some(alias) => unsafe {
+            (*alias).addr != scratch.ip.src || (*alias).port != scratch.tuple.src_port
+        },
         None => false,
     };
     if !is_taken && (!is_noted || keeps_source(scratch.ip.dst)) {

@@ -244,6 +244,47 @@ fn the_hosts_own_connections_keep_their_ports_until_somebody_has_them() {
     });
 }
 
+/// The port that one socket of the host was given is no other's of it, as long as its connection goes on.
+#[test]
+fn two_sockets_of_the_host_never_have_one_port_outside() {
+    world(|w| {
+        for (pod, node, far) in families(&w) {
+            for proto in [TCP, UDP] {
+                let to = (far, 443);
+                w.sent(&make(proto, (pod, 62020), to));
+                let first = see(&w.host_out(&make(proto, (node, 62020), to)).1);
+                let given = first.ports.0;
+                assert_ne!(given, 62020);
+                let second = see(&w.host_out(&make(proto, (node, given), to)).1);
+                assert_ne!(second.ports.0, given);
+                for (seen, port) in [(&first, 62020), (&second, given)] {
+                    let back = w.received(&reply_to(seen));
+                    assert_eq!((back.dst, back.ports.1), (node, port));
+                }
+            }
+        }
+        check_table();
+    });
+}
+
+/// A pod's claim of a port that turns out to be a socket's is there for a moment.
+#[test]
+fn a_connection_of_the_host_that_goes_on_minds_no_claim() {
+    world(|w| {
+        for (pod, node, far) in families(&w) {
+            let to = (far, 443);
+            // One has another port, so that others are looked at, too.
+            w.sent(&make(TCP, (pod, 62020), to));
+            w.host_out(&make(TCP, (node, 62020), to));
+            let begun = make(TCP, (node, 62021), to);
+            assert_eq!(w.host_out(&begun), (PASS, World::frame(&begun)));
+            w.sent(&make(TCP, (pod, 62021), to));
+            let goes_on = packet::tcp((node, 62021), to, ACK, b"and so on");
+            assert_eq!(w.host_out(&goes_on), (PASS, World::frame(&goes_on)));
+        }
+    });
+}
+
 /// kube-proxy, or another runtime's containers: netfilter chose the port, and knows nothing of ours.
 #[test]
 fn what_others_translated_to_the_node_is_told_from_what_we_did() {
