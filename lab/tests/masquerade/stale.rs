@@ -106,7 +106,9 @@ struct Served {
 
 impl Served {
     fn by(proxy: Proxy, family: usize) -> Self {
-        let world = World::with(3, &[], &[]);
+        // Room for all that two pods have at once, and as much again that their shares leave free.
+        let room = format!("--connections={}", amount(131_072, 400_000));
+        let world = World::with(3, &[], &[&room]);
         let service = SocketAddr::new(SERVICE[family].parse().unwrap(), 80);
         let server = SocketAddr::new(world.pod(2).addresses()[family], 8080);
         proxy.serve(world.node(), service, server);
