@@ -9,7 +9,7 @@ use aya_ebpf::{
     helpers::{bpf_csum_diff, bpf_csum_update},
     programs::TcContext,
 };
-use sinabro_common::abi::Addr;
+use sinabro_common::{abi::Addr, algo::checksum};
 
 /// The kernel refused an edit.
 pub struct Failed;
@@ -49,11 +49,12 @@ pub fn decrement_ttl(ctx: &TcContext, ip: &Ip) -> Result<(), Failed> {
             BPF_F_RECOMPUTE_CSUM.into(),
         )?;
     } else {
-        // The word of TTL and protocol.
+        // The checksum, which is over pairs of bytes, is right behind the pair of TTL and protocol.
         let from = u16::from_ne_bytes([ip.ttl, ip.proto]);
         let to = u16::from_ne_bytes([ttl, ip.proto]);
-        ctx.l3_csum_replace((ip.l3 + ip4::CHECKSUM) as usize, from.into(), to.into(), 2)?;
-        ctx.store((ip.l3 + ip4::TTL) as usize, &ttl, 0)?;
+        let checksum = checksum::replaced(ip.checksum, from.into(), to.into());
+        let [high, low] = checksum;
+        ctx.store((ip.l3 + ip4::TTL) as usize, &[ttl, ip.proto, high, low], 0)?;
     }
     Ok(())
 }
@@ -96,16 +97,17 @@ fn transport(
     };
     let at = (ip.l4 + checksum) as usize;
     let (from_port, to_port) = (u16::from_ne_bytes(from.1), u16::from_ne_bytes(to.1));
-    if has_pseudo_header {
+    let flags = BPF_F_PSEUDO_HDR | mark;
+    if has_pseudo_header && ip.v6 {
         let diff = difference(from.0, to.0)?;
-        let flags = BPF_F_PSEUDO_HDR | mark;
         ctx.l4_csum_replace(at, 0, diff.into(), flags.into())?;
-        if ip.v6 {
-            // What was taken out of the sum that a card left of the whole packet is made up for by the address:
-            // no header checksum does that in IPv6, as the helper supposes.
-            // SAFETY: the context is valid for as long as the program runs. Fails where there is no such sum.
-            unsafe { bpf_csum_update(ctx.skb.skb, diff) };
-        }
+        // What was taken out of the sum that a card left of the whole packet is made up for by the address:
+        // no header checksum does that in IPv6, as the helper supposes.
+        // SAFETY: the context is valid for as long as the program runs. Fails where there is no such sum.
+        unsafe { bpf_csum_update(ctx.skb.skb, diff) };
+    } else if has_pseudo_header {
+        let (from, to) = (word(from.0).into(), word(to.0).into());
+        ctx.l4_csum_replace(at, from, to, (flags | 4).into())?;
     }
     if from_port != to_port {
         let flags = mark | 2;
@@ -130,13 +132,25 @@ pub fn address(ctx: &TcContext, ip: &Ip, end: End, from: &Addr, to: &Addr) -> Re
         };
         return Ok(ctx.store((ip.l3 + offset) as usize, to, 0)?);
     }
-    let checksum = (ip.l3 + ip4::CHECKSUM) as usize;
-    ctx.l3_csum_replace(checksum, word(from).into(), word(to).into(), 4)?;
-    let offset = match end {
-        End::Source => ip4::SRC,
-        End::Destination => ip4::DST,
+    let (src, dst) = match end {
+        End::Source => (to, &ip.dst),
+        End::Destination => (&ip.src, to),
     };
-    Ok(ctx.store((ip.l3 + offset) as usize, &word(to), 0)?)
+    // One call of the kernel, each of which makes sure first that the packet may be written to.
+    let ends = Ends {
+        checksum: checksum::replaced(ip.checksum, word(from), word(to)),
+        src: word(src).to_ne_bytes(),
+        dst: word(dst).to_ne_bytes(),
+    };
+    Ok(ctx.store((ip.l3 + ip4::CHECKSUM) as usize, &ends, 0)?)
+}
+
+/// The end of an IPv4 header without options, as it lies in the packet.
+#[repr(C)]
+struct Ends {
+    checksum: [u8; 2],
+    src: [u8; 4],
+    dst: [u8; 4],
 }
 
 /// What the one's complement sum of an address becomes more by, if another takes its place. A mapped IPv4 address has

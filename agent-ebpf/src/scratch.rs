@@ -6,8 +6,9 @@
 use crate::parse::{
     Ip, ip4, ip6,
     l4::{self, L4},
+    skb::Frame,
 };
-use aya_ebpf::{bindings::__sk_buff, macros::map, maps::PerCpuArray, programs::TcContext};
+use aya_ebpf::{bindings::__sk_buff, macros::map, maps::PerCpuArray};
 use core::mem::MaybeUninit;
 use sinabro_common::{
     abi::{
@@ -16,7 +17,6 @@ use sinabro_common::{
             Alias, Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_EMBRYONIC, Fragment,
             FragmentKey, Tuple,
         },
-        uplink::Uplink,
     },
     algo::ct_state,
 };
@@ -34,7 +34,6 @@ pub struct Scratch {
     /// What an ICMP error quotes.
     pub quoted: Ip,
     pub quoted_l4: L4,
-    pub uplink: Uplink,
     /// The packet's, or that of the packet that it quotes.
     pub tuple: Tuple,
     pub key: ConnectionKey,
@@ -98,6 +97,7 @@ impl Scratch {
         let connection = &mut self.connection;
         connection.last_seen_ns = now;
         connection.began_ns = now;
+        connection.seen_ticks = crate::connection::ticks();
         connection.payer = payer;
         if self.from_high {
             connection.states = [0, state];
@@ -129,8 +129,8 @@ pub fn get() -> Option<&'static mut Scratch> {
 
 /// Reads the IP header at an offset; false if it is malformed.
 #[inline(never)]
-pub fn read_ip4(skb: *mut __sk_buff, scratch: &mut Scratch, at: u32) -> bool {
-    match ip4::read(&TcContext::new(skb), at, true) {
+pub fn read_ip4<F: Frame>(skb: *mut __sk_buff, scratch: &mut Scratch, at: u32) -> bool {
+    match ip4::read(&F::new(skb), at, true) {
         Some(ip) => {
             scratch.ip = ip;
             true
@@ -141,18 +141,18 @@ pub fn read_ip4(skb: *mut __sk_buff, scratch: &mut Scratch, at: u32) -> bool {
 
 /// As [`read_ip4`].
 #[inline(never)]
-pub fn read_ip6(skb: *mut __sk_buff, scratch: &mut Scratch, at: u32) -> bool {
+pub fn read_ip6<F: Frame>(skb: *mut __sk_buff, scratch: &mut Scratch, at: u32) -> bool {
     // SAFETY: an Ip may be written over.
     let to = unsafe { &mut *(&raw mut scratch.ip).cast::<MaybeUninit<Ip>>() };
-    ip6::read_into(&TcContext::new(skb), at, true, to)
+    ip6::read_into(&F::new(skb), at, true, to)
 }
 
 /// Reads the transport header; false, and all zeros, if it is malformed.
 #[inline(never)]
-pub fn read_l4(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
+pub fn read_l4<F: Frame>(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
     scratch.l4 = L4::default();
     // What is no value in an Option is no bytes either, and the verifier lets nobody copy those.
-    scratch.well_formed = match l4::read(&TcContext::new(skb), &scratch.ip) {
+    scratch.well_formed = match l4::read(&F::new(skb), &scratch.ip) {
         Some(l4) => {
             scratch.l4 = l4;
             true

@@ -23,7 +23,9 @@ use ipnet::IpNet;
 use sinabro_common::{
     abi::{
         Addr,
-        config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_TUNNELS, NodeConfig},
+        config::{
+            FLAG_LAYER3_UPLINKS, FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_TUNNELS, NodeConfig,
+        },
     },
     api::Trouble,
 };
@@ -165,13 +167,17 @@ impl NodeState {
             true => FLAG_MASQUERADE,
             false => 0,
         };
+        let is_layer3 = |uplink: &Uplink| uplink.header_len == Some(0);
+        let layer3 = match self.uplinks.iter().any(is_layer3) {
+            true => FLAG_LAYER3_UPLINKS,
+            false => 0,
+        };
         NodeConfig {
-            // For programs of before: they know one address.
             masquerade_v4: first(|uplink| uplink.v4.map(IpAddr::V4)),
-            masquerade_v6: Addr::UNSPECIFIED,
+            masquerade_v6: first(|uplink| uplink.v6.map(IpAddr::V6)),
             nat_port_min: ports.0,
             nat_port_max: ports.1,
-            flags: FLAG_REDIRECT_PEER | FLAG_TUNNELS | masquerade,
+            flags: FLAG_REDIRECT_PEER | FLAG_TUNNELS | masquerade | layer3,
         }
     }
 }

@@ -111,16 +111,17 @@ impl Planted {
                 endpoint: 0,
                 endpoint_generation: 0,
                 policy_epochs: [0; 2],
+                seen_ticks: 0,
                 verdicts: [0; 2],
-                pad: [0; 10],
+                pad: [0; 6],
             };
             let reply = tuple.reply_to(node_address, tuple.src_port);
             let alias = Alias {
                 addr: tuple.src,
-                port: tuple.src_port,
-                pad: [0; 2],
                 takers: 0,
-                noted_ns: now,
+                noted_ticks: 0,
+                port: tuple.src_port,
+                pad: [0; 6],
                 reusable_ns: 0,
             };
             planted.aliases.insert(reply, alias, 0)?;

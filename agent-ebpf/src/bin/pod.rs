@@ -14,7 +14,7 @@ use sinabro_ebpf::{
     parse::{
         Ip, arp, eth,
         l4::{self, L4},
-        skb,
+        skb::{self, Frame as _, Head},
     },
     scratch::{self, Scratch},
     stage::{Action, deliver, identity, mss, report, track, tunnel},
@@ -77,14 +77,14 @@ fn checked(ctx: &TcContext) -> Action {
     let ifindex = ifindex(ctx);
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
     let link = unsafe { POD_LINKS.get(ifindex) }.ok_or(DropReason::UnknownLink)?;
-    let eth = eth::read(ctx).ok_or(DropReason::Malformed)?;
+    let eth = eth::read(&Head::new(ctx.skb.skb)).ok_or(DropReason::Malformed)?;
     identity::frame(ctx, &eth, link)?;
     match eth.kind {
         eth::IP4 | eth::IP6 => {
             let scratch = scratch::get().ok_or(DropReason::UnknownLink)?;
             read(ctx, eth.kind, scratch)?;
             identity::ip(&scratch.ip, link)?;
-            if !scratch::read_l4(ctx.skb.skb, scratch) {
+            if !scratch::read_l4::<Head>(ctx.skb.skb, scratch) {
                 return Err(DropReason::Malformed);
             }
             identity::icmp(&scratch.ip, &scratch.l4)?;
@@ -112,8 +112,8 @@ fn checked(ctx: &TcContext) -> Action {
 #[inline(always)]
 fn read(ctx: &TcContext, kind: [u8; 2], scratch: &mut Scratch) -> Result<(), DropReason> {
     let is_read = match kind {
-        eth::IP4 => scratch::read_ip4(ctx.skb.skb, scratch, eth::LEN),
-        eth::IP6 => scratch::read_ip6(ctx.skb.skb, scratch, eth::LEN),
+        eth::IP4 => scratch::read_ip4::<Head>(ctx.skb.skb, scratch, eth::LEN),
+        eth::IP6 => scratch::read_ip6::<Head>(ctx.skb.skb, scratch, eth::LEN),
         _ => false,
     };
     match is_read {
@@ -145,7 +145,7 @@ fn arrive(skb: *mut __sk_buff) -> i32 {
     }
     if CONFIG.get(0).is_some_and(deliver::redirects)
         && let Some(sender) = track::sender(&scratch.ip)
-        && scratch::read_l4(skb, scratch)
+        && scratch::read_l4::<Head>(skb, scratch)
         && track::delivered(scratch, sender) == 0
     {
         return event::dropped(DropReason::ConnectionShare);

@@ -17,7 +17,7 @@
 use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, macros::classifier, programs::TcContext};
 use aya_log_ebpf::warn;
 use sinabro_common::abi::{
-    Addr,
+    config::FLAG_LAYER3_UPLINKS,
     drop::{DropReason, Hook},
 };
 use sinabro_ebpf::{
@@ -70,47 +70,37 @@ pub fn uplink_in(ctx: TcContext) -> i32 {
 /// Reads the headers; false if they are none of ours, or malformed: that is the stack's to judge.
 #[inline(always)]
 fn read(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
-    let is_read = match family(skb, scratch) {
-        4 => scratch::read_ip4(skb, scratch, header_len(scratch)),
-        6 => scratch::read_ip6(skb, scratch, header_len(scratch)),
+    let ctx = TcContext::new(skb);
+    let is_read = match skb::kind(&ctx) {
+        _ if skb::is_of_vlan(&ctx) => false,
+        eth::IP4 => scratch::read_ip4::<TcContext>(skb, scratch, header_len(skb)),
+        eth::IP6 => scratch::read_ip6::<TcContext>(skb, scratch, header_len(skb)),
         _ => false,
     };
     if is_read {
-        scratch::read_l4(skb, scratch);
+        scratch::read_l4::<TcContext>(skb, scratch);
     }
     is_read
 }
 
-/// IP version of the packet, zero if it is none or of a VLAN.
-#[inline(never)]
-fn family(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
-    // SAFETY: the context is valid for as long as the program runs.
-    let ifindex = unsafe { (*skb).ifindex };
-    match UPLINKS.get_ptr(ifindex) {
-        // SAFETY: a value that the map just gave; it is written whole.
-        Some(uplink) => scratch.uplink = unsafe { *uplink },
-        None => {
-            scratch.uplink.v4 = Addr::UNSPECIFIED;
-            scratch.uplink.v6 = Addr::UNSPECIFIED;
-            // One that the agent does not know any more has a header as most have.
-            scratch.uplink.header_len = eth::LEN;
-        }
-    }
-    let ctx = TcContext::new(skb);
-    match skb::kind(&ctx) {
-        _ if skb::is_of_vlan(&ctx) => 0,
-        eth::IP4 => 4,
-        eth::IP6 => 6,
-        _ => 0,
+/// Where the IP header is, as a number that the verifier knows to be one of two.
+#[inline(always)]
+fn header_len(skb: *mut __sk_buff) -> u32 {
+    match CONFIG.get(0) {
+        Some(config) if config.flags & FLAG_LAYER3_UPLINKS != 0 && is_layer3(skb) => 0,
+        _ => eth::LEN,
     }
 }
 
-/// Where the IP header is, as a number that the verifier knows to be one of two.
+/// Whether packets on the uplink begin with their IP header. One that the agent does not know any more has a
+/// header as most have.
 #[inline(always)]
-fn header_len(scratch: &Scratch) -> u32 {
-    match scratch.uplink.header_len {
-        0 => 0,
-        _ => eth::LEN,
+fn is_layer3(skb: *mut __sk_buff) -> bool {
+    // SAFETY: the context is valid for as long as the program runs, the value one that the map just gave.
+    unsafe {
+        UPLINKS
+            .get_ptr((*skb).ifindex)
+            .is_some_and(|uplink| (*uplink).header_len == 0)
     }
 }
 

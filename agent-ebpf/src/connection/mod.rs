@@ -8,7 +8,10 @@ use crate::{
     parse::{l4::TCP_RST, proto},
     scratch::Scratch,
 };
-use aya_ebpf::{bindings::BPF_NOEXIST, helpers::bpf_ktime_get_ns};
+use aya_ebpf::{
+    bindings::BPF_NOEXIST,
+    helpers::{bpf_jiffies64, bpf_ktime_get_ns},
+};
 use sinabro_common::{
     abi::{
         Addr,
@@ -20,8 +23,9 @@ use sinabro_common::{
     },
 };
 
-/// A packet of a busy connection writes its time no more often than this.
-pub const REFRESH_NS: u64 = 1_000_000_000;
+/// A packet of a busy connection writes its time no more often than this: a second or less, by the kernel's
+/// CONFIG_HZ.
+const REFRESH_TICKS: u32 = 100;
 
 /// From when on the port of a closed connection may be another's: late segments have arrived by then.
 const REUSABLE_AFTER_NS: u64 = 1_000_000_000;
@@ -30,6 +34,25 @@ const REUSABLE_AFTER_NS: u64 = 1_000_000_000;
 pub fn now() -> u64 {
     // SAFETY: no arguments.
     unsafe { bpf_ktime_get_ns() }
+}
+
+/// The lower half of `jiffies`, which costs a load where the clock costs many.
+#[inline(always)]
+pub fn ticks() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { bpf_jiffies64() as u32 }
+}
+
+/// Whether a time that was written at these ticks is to be written again.
+#[inline(always)]
+pub fn is_due(now: u32, written: u32) -> bool {
+    now.wrapping_sub(written) >= REFRESH_TICKS
+}
+
+/// Ticks of something that the next packet is to write.
+#[inline(always)]
+pub fn due_now() -> u32 {
+    ticks().wrapping_sub(REFRESH_TICKS)
 }
 
 /// The record of a connection, over or not.
@@ -81,7 +104,7 @@ pub enum Noted {
 }
 
 /// Notes a packet in its connection's record. Two processors may write at once, each end's bits being a byte
-/// of its own: a lost bit is set again by the next packet, and a lost time is less than [`REFRESH_NS`] old.
+/// of its own: a lost bit is set again by the next packet, and a lost time is less than a second old.
 ///
 /// # Safety
 /// `connection` is a value that the map gave in this run of the program.
@@ -91,18 +114,22 @@ pub unsafe fn note(
     proto: u8,
     from_high: bool,
     tcp_flags: u8,
-    now: u64,
 ) -> Noted {
     // SAFETY: the caller's promise. The kernel keeps the memory until the program ends; it may come to hold
     // another connection if this one ends at this very moment, idle for its whole life.
     unsafe {
-        let idle = now.wrapping_sub((*connection).last_seen_ns);
-        // Another processor's clock may be ahead of ours.
-        if idle > REFRESH_NS && idle < 1 << 63 {
-            if is_over(connection, proto, idle) {
-                return Noted::Over;
+        let ticks = ticks();
+        if is_due(ticks, (*connection).seen_ticks) {
+            let now = now();
+            let idle = now.wrapping_sub((*connection).last_seen_ns);
+            // Another processor's clock may be ahead of ours.
+            if idle < 1 << 63 {
+                if is_over(connection, proto, idle) {
+                    return Noted::Over;
+                }
+                (*connection).last_seen_ns = now;
             }
-            (*connection).last_seen_ns = now;
+            (*connection).seen_ticks = ticks;
         }
         let states = (&raw mut (*connection).states).cast::<u8>();
         let (own, other) = match from_high {

@@ -1,9 +1,11 @@
 //! What comes in by an uplink.
 
-use super::{error, is_carried, is_error, keeps_source, leave::KNOWN, masquerading, translate};
+use super::{
+    error, find_source, is_carried, is_error, keeps_source, leave::KNOWN, masquerading, translate,
+};
 use crate::{
     PASS,
-    connection::{self, Noted, REFRESH_NS, fragment},
+    connection::{self, Noted, fragment},
     maps::{ALIASES, ENDPOINTS},
     nat::{claim, drop},
     parse::{
@@ -45,7 +47,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     match known(config, scratch) {
         KNOWN => {}
-        NONE if is_carried(config, scratch) && is_translated(config, scratch) => {
+        NONE if is_carried(config, scratch) && is_translated(skb, config, scratch) => {
             return drop(DropReason::NatCarried);
         }
         NONE => return inbound(scratch),
@@ -61,11 +63,12 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 
 /// Whether a packet may be for a translated port.
 #[inline(always)]
-fn is_translated(config: &NodeConfig, scratch: &Scratch) -> bool {
+fn is_translated(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch) -> bool {
     let port = u16::from_be_bytes(scratch.l4.dst_port);
     port >= config.nat_port_min
         && port <= config.nat_port_max
-        && (scratch.ip.dst == scratch.uplink.v4 || scratch.ip.dst == scratch.uplink.v6)
+        && find_source(skb, scratch)
+        && scratch.ip.dst == scratch.nat
 }
 
 /// Looks up who the packet is for; in `scratch.alias` if it is [`KNOWN`].
@@ -85,12 +88,12 @@ fn known(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
     unsafe {
         scratch.alias.addr = (*alias).addr;
         scratch.alias.port = (*alias).port;
-        let now = connection::now();
+        let ticks = connection::ticks();
         let is_due = scratch.l4.tcp_flags & SYN_FIN_RST != 0
             || (*alias).reusable_ns != 0
-            || now.wrapping_sub((*alias).noted_ns) > REFRESH_NS;
+            || connection::is_due(ticks, (*alias).noted_ticks);
         if is_due {
-            (*alias).noted_ns = now;
+            (*alias).noted_ticks = ticks;
             return noted(config, scratch);
         }
     }
@@ -114,7 +117,7 @@ fn noted(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
             return PASS;
         }
         let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
-        connection::note(found, proto, scratch.from_high, flags, connection::now())
+        connection::note(found, proto, scratch.from_high, flags)
     };
     match noted {
         Noted::Over => return PASS,
@@ -147,7 +150,7 @@ fn inbound(scratch: &mut Scratch) -> i32 {
             if (*found).flags & FLAG_INBOUND == 0 {
                 return PASS;
             }
-            connection::note(found, proto, scratch.from_high, flags, connection::now())
+            connection::note(found, proto, scratch.from_high, flags)
         };
         match noted {
             Noted::Over => {

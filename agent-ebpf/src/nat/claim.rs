@@ -102,7 +102,8 @@ fn own(scratch: &mut Scratch) {
     scratch.alias.addr = scratch.tuple.src;
     scratch.alias.port = scratch.tuple.src_port;
     scratch.alias.takers = 0;
-    scratch.alias.noted_ns = 0;
+    // The first answer is always noted.
+    scratch.alias.noted_ticks = connection::due_now();
     scratch.alias.reusable_ns = 0;
 }
 

@@ -65,8 +65,7 @@ pub fn claimed(scratch: &mut Scratch, is_noted: bool) -> i32 {
                 return PASS;
             }
             let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
-            let now = connection::now();
-            match connection::note(found, proto, scratch.from_high, flags, now) {
+            match connection::note(found, proto, scratch.from_high, flags) {
                 Noted::Over => {
                     claim::forget(scratch);
                 }

@@ -1,7 +1,8 @@
 //! What leaves by an uplink.
 
 use super::{
-    drop, error, host, is_carried, is_error, is_from_before, keeps_source, masquerading, translate,
+    drop, error, find_source, host, is_carried, is_error, is_from_before, keeps_source,
+    masquerading, translate,
 };
 use crate::{
     PASS,
@@ -49,14 +50,13 @@ fn prepare(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(config) = masquerading() else {
         return PASS;
     };
-    let addr = match scratch.ip.v6 {
-        false => scratch.uplink.v4,
-        true => scratch.uplink.v6,
+    let some_uplinks = match scratch.ip.v6 {
+        false => &config.masquerade_v4,
+        true => &config.masquerade_v6,
     };
-    if addr == Addr::UNSPECIFIED {
+    if *some_uplinks == Addr::UNSPECIFIED {
         return PASS;
     }
-    scratch.nat = addr;
     if !scratch.well_formed {
         return match of_pod(scratch) {
             true => drop(DropReason::Malformed),
@@ -70,11 +70,11 @@ fn prepare(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let is_of_host = unsafe { (*skb).ingress_ifindex } == 0;
     match scratch.ip.fragment {
         Fragment::Later if is_of_host => PASS,
-        Fragment::Later => later(&TcContext::new(skb), scratch),
+        Fragment::Later => later(skb, scratch),
         _ if is_of_host => host::leave(scratch),
         _ if is_unrelated(scratch) => unrelated(scratch),
-        _ => match known(scratch) {
-            NEW => begin(config, scratch),
+        _ => match known(skb, scratch) {
+            NEW => begin(skb, config, scratch),
             action => action,
         },
     }
@@ -101,7 +101,7 @@ pub const CLAIM: i32 = 67;
 
 /// Looks the packet's connection up.
 #[inline(never)]
-fn known(scratch: &mut Scratch) -> i32 {
+fn known(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     scratch.identify();
     let Some(found) = connection::find(&scratch.key) else {
         return NEW;
@@ -122,20 +122,14 @@ fn known(scratch: &mut Scratch) -> i32 {
             }
             _ => {}
         }
-        let noted = connection::note(
-            found,
-            scratch.key.proto,
-            scratch.from_high,
-            flags,
-            connection::now(),
-        );
+        let noted = connection::note(found, scratch.key.proto, scratch.from_high, flags);
         let again = kind == FLAG_MASQUERADED
             && is_from_client
             && scratch.ip.proto == proto::TCP
             && ct_state::begins(proto::TCP, flags)
             && connection::stage(found, proto::TCP).is_closed();
         if noted == Noted::Over || again {
-            return renew(scratch, kind);
+            return renew(skb, scratch, kind);
         }
         if noted == Noted::Changed {
             connection::changed(scratch);
@@ -151,8 +145,8 @@ fn known(scratch: &mut Scratch) -> i32 {
 
 /// A record that is over, or closed and asked for again: the translation stays if nobody else has it by now.
 #[inline(always)]
-fn renew(scratch: &mut Scratch, kind: u16) -> i32 {
-    if kind == FLAG_MASQUERADED && claim::renew(scratch) {
+fn renew(skb: *mut __sk_buff, scratch: &mut Scratch, kind: u16) -> i32 {
+    if kind == FLAG_MASQUERADED && find_source(skb, scratch) && claim::renew(scratch) {
         return KNOWN;
     }
     claim::forget(scratch);
@@ -177,7 +171,10 @@ fn begins(scratch: &Scratch) -> bool {
 
 /// A packet without a record: whether it is to be masqueraded, and as what.
 #[inline(never)]
-fn begin(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
+fn begin(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch) -> i32 {
+    if !find_source(skb, scratch) {
+        return PASS;
+    }
     match ENDPOINTS.get_ptr(&scratch.ip.src) {
         // SAFETY: a value that the map just gave.
         Some(endpoint) => scratch.payer = unsafe { (*endpoint).ifindex },
@@ -230,9 +227,10 @@ fn of_pod(scratch: &Scratch) -> bool {
 /// A fragment that names no ports. If its first was not seen that is yet to come (or is lost, and the receiver gives
 /// the packet up): what is masqueraded here has one address, so this one's is known already.
 #[inline(always)]
-fn later(ctx: &TcContext, scratch: &mut Scratch) -> i32 {
+fn later(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let ctx = &TcContext::new(skb);
     if !fragment::find(ctx, scratch) {
-        if !of_pod(scratch) || keeps_source(scratch.ip.dst) {
+        if !of_pod(scratch) || keeps_source(scratch.ip.dst) || !find_source(skb, scratch) {
             return PASS;
         }
         scratch.fragment.addr = scratch.nat;

@@ -13,12 +13,12 @@ pub mod leave;
 
 use crate::{
     PASS,
-    maps::{CONFIG, NON_MASQUERADE, NON_MASQUERADE_BEFORE},
+    maps::{CONFIG, NON_MASQUERADE, NON_MASQUERADE_BEFORE, UPLINKS},
     parse::{Fragment, icmp, proto},
     rewrite::{self, End},
     scratch::Scratch,
 };
-use aya_ebpf::{maps::lpm_trie::Key, programs::TcContext};
+use aya_ebpf::{bindings::__sk_buff, maps::lpm_trie::Key, programs::TcContext};
 use sinabro_common::{
     abi::{
         Addr,
@@ -82,6 +82,23 @@ fn translate(ctx: &TcContext, scratch: &Scratch, end: End, to: (&Addr, [u8; 2]))
         Ok(()) => PASS,
         Err(rewrite::Failed) => drop(DropReason::RewriteFailed),
     }
+}
+
+/// Finds the address that what leaves by this packet's uplink is to have; false if it has none.
+#[inline(never)]
+fn find_source(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
+    // SAFETY: the context is valid for as long as the program runs.
+    let Some(uplink) = UPLINKS.get_ptr(unsafe { (*skb).ifindex }) else {
+        return false;
+    };
+    // SAFETY: a value that the map just gave.
+    scratch.nat = unsafe {
+        match scratch.ip.v6 {
+            false => (*uplink).v4,
+            true => (*uplink).v6,
+        }
+    };
+    scratch.nat != Addr::UNSPECIFIED
 }
 
 /// The node's settings, if anything is masqueraded.

@@ -59,6 +59,7 @@ pub fn read(ctx: &impl Packet, at: u32, whole: bool) -> Option<Ip> {
         id_at: at + ID,
         l4: at + header_len,
         l4_len: total_len - header_len,
+        checksum: header.checksum,
         proto: header.proto,
         ttl: header.ttl,
         v6: false,

@@ -72,6 +72,7 @@ pub fn read(ctx: &impl Packet, at: u32, whole: bool) -> Option<Ip> {
         dst,
         l3: at,
         id_at: rest.id_at,
+        checksum: [0; 2],
         l4: rest.offset,
         l4_len: rest.left,
         proto: rest.next,
@@ -108,6 +109,7 @@ pub fn read_into(ctx: &impl Packet, at: u32, whole: bool, to: &mut MaybeUninit<I
         };
         (&raw mut (*to).l3).write(at);
         (&raw mut (*to).id_at).write(rest.id_at);
+        (&raw mut (*to).checksum).write([0; 2]);
         (&raw mut (*to).ttl).write(fixed.hop_limit);
         (&raw mut (*to).v6).write(true);
         (&raw mut (*to).l4).write(rest.offset);

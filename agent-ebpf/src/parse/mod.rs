@@ -82,6 +82,8 @@ pub struct Ip {
     pub id_at: u32,
     /// Length of the transport header and everything behind it.
     pub l4_len: u32,
+    /// Of the IPv4 header, as it is on the wire; zero of IPv6.
+    pub checksum: [u8; 2],
     /// Transport protocol, behind any IPv6 extension headers.
     pub proto: u8,
     /// TTL or hop limit.

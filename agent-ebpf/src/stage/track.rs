@@ -55,7 +55,7 @@ pub fn delivered(scratch: &mut Scratch, sender: u32) -> u32 {
 unsafe fn note(found: *mut Connection, scratch: &Scratch) -> Noted {
     let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
     // SAFETY: the caller's promise.
-    unsafe { connection::note(found, proto, scratch.from_high, flags, connection::now()) }
+    unsafe { connection::note(found, proto, scratch.from_high, flags) }
 }
 
 #[inline(never)]

@@ -93,8 +93,9 @@ impl Made {
             endpoint: 0,
             endpoint_generation: 0,
             policy_epochs: [0; 2],
+            seen_ticks: 0,
             verdicts: [0; 2],
-            pad: [0; 10],
+            pad: [0; 6],
         };
         (key, record)
     }

@@ -244,8 +244,9 @@ fn half_a_million_connections_cost_the_agent_no_memory() {
             endpoint: 0,
             endpoint_generation: 0,
             policy_epochs: [0; 2],
+            seen_ticks: 0,
             verdicts: [0; 2],
-            pad: [0; 10],
+            pad: [0; 6],
         };
         map.insert(key, record, 0).unwrap();
     }

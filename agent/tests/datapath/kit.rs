@@ -21,10 +21,11 @@ pub use sinabro_lab::{kernel::unaccelerated, wait::eventually};
 use sinabro_netlink::{Conn, Family, NetNs, neigh::Neigh, route::Route, sysctl};
 use std::{
     io::ErrorKind,
-    net::{IpAddr, Ipv4Addr, TcpStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream},
 };
 
 pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+pub const NODE6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 pub const OUTSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
 /// Addresses of the node that its pods can reach.
 const LOCAL_V4: &str = "10.1.0.1";
@@ -84,7 +85,7 @@ pub fn modes() -> Vec<AttachMode> {
 pub fn node_config() -> NodeConfig {
     NodeConfig {
         masquerade_v4: Addr::v4(NODE.octets()),
-        masquerade_v6: Addr::UNSPECIFIED,
+        masquerade_v6: Addr::v6(NODE6.octets()),
         nat_port_min: PORT_MIN,
         nat_port_max: PORT_MAX,
         flags: FLAG_MASQUERADE | FLAG_REDIRECT_PEER | FLAG_TUNNELS | FLAG_STAMPED,

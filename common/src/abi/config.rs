@@ -27,6 +27,9 @@ pub const FLAG_STAMPED: u32 = 1 << 3;
 /// them again.
 pub const FLAG_CARRYING: u32 = 1 << 4;
 
+/// Packets on some uplink begin with their IP header: the programs look up on which.
+pub const FLAG_LAYER3_UPLINKS: u32 = 1 << 5;
+
 /// The highest byte of the flags: the layout generation ([`super::layout::Place`]) of the programs that
 /// run, zero if an agent set them that knows of none, whose maps are those of the first.
 const GENERATION_SHIFT: u32 = 24;
@@ -40,9 +43,10 @@ pub const MAX_NON_MASQUERADE_BEFORE: u32 = 4096;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeConfig {
-    /// IPv4 source of masqueraded packets (the uplink's address), mapped; unspecified: none.
+    /// Source of masqueraded IPv4 packets by the first uplink that has one, mapped; unspecified: none are
+    /// masqueraded, by whichever uplink.
     pub masquerade_v4: Addr,
-    /// IPv6 counterpart; unspecified until IPv6 masquerade exists.
+    /// IPv6 counterpart.
     pub masquerade_v6: Addr,
     /// First translated port (or ICMP echo id), host order.
     pub nat_port_min: u16,

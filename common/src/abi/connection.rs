@@ -102,9 +102,11 @@ pub struct Connection {
     pub endpoint_generation: u32,
     /// Policy of `low` and of `high`: at which state of it, and how, they were judged. Zero.
     pub policy_epochs: [u32; 2],
+    /// The lower half of the kernel's `jiffies` when `last_seen_ns` was written.
+    pub seen_ticks: u32,
     pub verdicts: [u8; 2],
     /// Zero.
-    pub pad: [u8; 10],
+    pub pad: [u8; 6],
     #[cfg(feature = "layout-next")]
     pub last_seen_ns: u64,
 }
@@ -126,6 +128,7 @@ map_type!(
         endpoint,
         endpoint_generation,
         policy_epochs,
+        seen_ticks,
         verdicts,
         pad
     ]
@@ -148,6 +151,7 @@ map_type!(
         endpoint,
         endpoint_generation,
         policy_epochs,
+        seen_ticks,
         verdicts,
         pad,
         last_seen_ns
@@ -160,14 +164,14 @@ map_type!(
 pub struct Alias {
     /// The real destination.
     pub addr: Addr,
+    /// How many want to take it over; only the first of them may.
+    pub takers: u32,
+    /// The lower half of the kernel's `jiffies` when a packet that came by it was last noted in the record.
+    pub noted_ticks: u32,
     /// Its port (or echo id), network order.
     pub port: [u8; 2],
     /// Zero.
-    pub pad: [u8; 2],
-    /// How many want to take it over; only the first of them may.
-    pub takers: u32,
-    /// When a packet that came by it was last noted in the record.
-    pub noted_ns: u64,
+    pub pad: [u8; 6],
     /// From when on another connection may take it over, `bpf_ktime_get_ns`; zero: not yet.
     pub reusable_ns: u64,
 }
@@ -175,7 +179,7 @@ map_type!(
     Alias,
     40,
     2,
-    [addr, port, pad, takers, noted_ns, reusable_ns]
+    [addr, takers, noted_ticks, port, pad, reusable_ns]
 );
 
 /// Which packet a fragment is of (RFC 791 §3.2, RFC 8200 §4.5).

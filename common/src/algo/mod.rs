@@ -3,6 +3,7 @@
 //! No allocation, no panics, no loops without a constant bound, so that the verifier can follow.
 
 pub mod acceleration;
+pub mod checksum;
 pub mod ct_state;
 pub mod hash;
 pub mod lifetime;

@@ -271,10 +271,10 @@ fn aliases_that_lead_nowhere_go_when_they_are_found_again() {
         };
         let alias = Alias {
             addr: w.a.v4.into(),
-            port: [0, 2],
-            pad: [0; 2],
             takers: 0,
-            noted_ns: 0,
+            noted_ticks: 0,
+            port: [0, 2],
+            pad: [0; 6],
             reusable_ns: 0,
         };
         open("ALIASES").insert(orphan, alias, 0).unwrap();

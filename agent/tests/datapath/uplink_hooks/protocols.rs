@@ -424,10 +424,10 @@ fn a_port_that_is_taken_over_is_its_last_owners_alone() {
         };
         let alias = Alias {
             addr: w.a.v4.into(),
-            port: 1u16.to_be_bytes(),
-            pad: [0; 2],
             takers: 0,
-            noted_ns: 0,
+            noted_ticks: 0,
+            port: 1u16.to_be_bytes(),
+            pad: [0; 6],
             reusable_ns: 1,
         };
         open("ALIASES").insert(before, alias, 0).unwrap();

@@ -180,8 +180,9 @@ fn record(sent: &Tuple, kind: u16, nat: (Addr, [u8; 2]), last_seen_ns: u64) -> (
         endpoint: 0,
         endpoint_generation: 0,
         policy_epochs: [0; 2],
+        seen_ticks: 0,
         verdicts: [0; 2],
-        pad: [0; 10],
+        pad: [0; 6],
     };
     (bytes(&key), bytes(&connection))
 }
@@ -245,10 +246,10 @@ fn alias_up(key: &[u8], value: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let (tuple, entry) = (read_tuple(key)?, Entry::read(value)?);
     let alias = Alias {
         addr: entry.addr,
-        port: entry.port,
-        pad: [0; 2],
         takers: 0,
-        noted_ns: 0,
+        noted_ticks: 0,
+        port: entry.port,
+        pad: [0; 6],
         reusable_ns: 0,
     };
     (entry.kind == KIND_REVERSE).then(|| (bytes(&tuple), bytes(&alias)))
@@ -261,7 +262,7 @@ fn alias_down(key: &[u8], bytes: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
         addr: alias.addr,
         port: alias.port,
         kind: KIND_REVERSE,
-        last_seen_ns: alias.noted_ns,
+        last_seen_ns: crate::datapath::monotonic_ns(),
     };
     is_known.then(|| (write_tuple(&key), entry.write()))
 }

@@ -26,8 +26,8 @@ const EARLIER: u64 = {
     let hash = field(field(hash, "frontend_port", 50), "states", 52);
     let hash = field(field(hash, "flags", 54), "payer", 56);
     let hash = field(field(hash, "endpoint", 60), "endpoint_generation", 64);
-    let hash = field(field(hash, "policy_epochs", 68), "verdicts", 76);
-    field(hash, "pad", 78)
+    let hash = field(field(hash, "policy_epochs", 68), "seen_ticks", 76);
+    field(field(hash, "verdicts", 80), "pad", 82)
 };
 const SIZE: usize = size_of::<Connection>();
 /// The field that moves.
