@@ -13,7 +13,7 @@ use sinabro_common::abi::{
     config::{MAX_NON_MASQUERADE, MAX_NON_MASQUERADE_BEFORE, NodeConfig},
     connection::{
         Alias, Connection, ConnectionKey, Fragment, FragmentKey, HOST_PORT_WORDS, Limits,
-        MAX_CONNECTIONS, MAX_FRAGMENTS, Share, Tuple,
+        MAX_CONNECTIONS, MAX_CROWDED, MAX_FRAGMENTS, PORT_TABLES, Share, TakenPorts, Tuple,
     },
     counters::PodCounters,
     drop::MAX_DROP_REASONS,
@@ -81,6 +81,12 @@ pub static UPLINKS: HashMap<u32, Uplink> = HashMap::pinned(MAX_UPLINKS, BPF_F_NO
 
 #[map]
 pub static HOST_PORTS: Array<u64> = Array::pinned(HOST_PORT_WORDS, 0);
+
+#[map]
+pub static CROWDED: LruHashMap<Tuple, TakenPorts> = LruHashMap::pinned(MAX_CROWDED, 0);
+
+#[map]
+pub static UNUSABLE_PORTS: Array<TakenPorts> = Array::pinned(PORT_TABLES, 0);
 
 #[map]
 pub static LAYOUTS: HashMap<u64, MapRecord> = HashMap::pinned(MAX_MAPS, BPF_F_NO_PREALLOC);

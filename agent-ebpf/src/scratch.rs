@@ -52,6 +52,8 @@ pub struct Scratch {
     pub id_mask: u16,
     /// What decides which ports are tried.
     pub random: u64,
+    /// What the keys of the aliases of all ports have in common ([`Tuple::crowd`]).
+    pub crowd_key: Tuple,
     /// What is about to be written.
     pub connection: Connection,
     pub other_key: ConnectionKey,

@@ -5,7 +5,7 @@
 //! looks for an alias. So of a pod and a host's process that come at the same time at least one sees the
 //! other.
 
-use super::{drop, leave::KNOWN};
+use super::{crowd, drop, leave::KNOWN};
 use crate::{
     PASS,
     atomic::add_u32,
@@ -133,9 +133,6 @@ fn only(scratch: &mut Scratch) -> i32 {
     }
 }
 
-/// Ports whose sockets are asked for, before a connection is refused.
-const PORTS: u32 = 2;
-
 /// Finds a port and claims it: the alias is written.
 #[inline(never)]
 fn pick(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
@@ -149,43 +146,14 @@ fn pick(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     // In the scratch, not compared in the loop: the verifier would walk it for each protocol.
     scratch.host_ports = host_port_word(proto, 0).map_or(u32::MAX / 2, |(word, _)| word);
     scratch.id_mask = if has_one_id(proto) { u16::MAX } else { 0 };
-    let mut first = 0;
-    while first < PORTS {
-        let free = search(scratch, first);
-        if free == REUSABLE {
-            if !take_over(scratch) {
-                first += 1;
-                continue;
-            }
-        } else if free != FOUND {
-            return free;
-        }
-        if has_socket(skb, scratch) == 0 {
-            return FOUND;
-        }
-        let _ = ALIASES.remove(&scratch.alias_key);
-        first += 1;
-    }
-    drop(DropReason::NatPortsExhausted)
-}
-
-/// A port was found whose connection is over.
-const REUSABLE: i32 = 1;
-
-/// Somebody has the port.
-const TAKEN: i32 = 2;
-
-/// Claims a port that nobody has, or finds one whose connection is over. The client's own comes first, if `first` is
-/// zero.
-#[inline(never)]
-fn search(scratch: &mut Scratch, first: u32) -> i32 {
+    crowd::name(scratch);
     // A port that nobody outside can foresee (RFC 6056 §3).
     // SAFETY: no arguments.
     scratch.random =
         unsafe { u64::from(bpf_get_prandom_u32()) << 32 | u64::from(bpf_get_prandom_u32()) };
-    let mut attempt = u32::from(first != 0);
+    let mut attempt = 0;
     while attempt < port_pick::ATTEMPTS {
-        match try_port(scratch, attempt) {
+        match try_port(skb, scratch, attempt) {
             TAKEN => attempt += 1,
             found => return found,
         }
@@ -193,39 +161,51 @@ fn search(scratch: &mut Scratch, first: u32) -> i32 {
     drop(DropReason::NatPortsExhausted)
 }
 
-/// One attempt, as a function: the verifier forgets on its way out by which way it went through.
+/// Somebody has the port.
+const TAKEN: i32 = 2;
+
+/// One attempt, as a function: the verifier forgets on its way out by which way it went through. The client's own port
+/// comes first.
 #[inline(never)]
-fn try_port(scratch: &mut Scratch, attempt: u32) -> i32 {
+fn try_port(skb: *mut __sk_buff, scratch: &mut Scratch, attempt: u32) -> i32 {
     let Some(config) = CONFIG.get(0) else {
         return TAKEN;
     };
     let own = u16::from_be_bytes(scratch.tuple.src_port);
     let (min, max) = (config.nat_port_min, config.nat_port_max);
-    let port = port_pick::candidate(scratch.random, own, attempt, min, max);
-    if is_of_host(scratch.host_ports, port) {
-        return TAKEN;
-    }
+    let random = port_pick::candidate(scratch.random, own, attempt, min, max);
+    let port = match attempt {
+        0 => random,
+        _ => crowd::choose(scratch, random, attempt),
+    };
     scratch.alias_key.dst_port = port.to_be_bytes();
     let remote = u16::from_be_bytes(scratch.tuple.dst_port);
     let both = port & scratch.id_mask | remote & !scratch.id_mask;
     scratch.alias_key.src_port = both.to_be_bytes();
-    match ALIASES.insert(&scratch.alias_key, &scratch.alias, BPF_NOEXIST.into()) {
-        Ok(()) => FOUND,
-        Err(EEXIST) if is_reusable(scratch) => REUSABLE,
-        Err(EEXIST) => TAKEN,
-        Err(_) => drop(DropReason::NatTableFull),
+    let result = match port < min || port > max || is_of_host(scratch.host_ports, port) {
+        true => TAKEN,
+        false => claim_port(skb, scratch),
+    };
+    if attempt != 0 {
+        crowd::note(scratch);
     }
+    result
 }
 
-/// Whether the connection whose alias has the key in the scratch is over, and long enough.
-#[inline(always)]
-fn is_reusable(scratch: &Scratch) -> bool {
-    let Some(alias) = ALIASES.get_ptr(&scratch.alias_key) else {
-        return false;
-    };
-    // SAFETY: a value that the map just gave.
-    let reusable = unsafe { (*alias).reusable_ns };
-    reusable != 0 && connection::now() >= reusable
+/// Claims the port that is in the alias's key.
+#[inline(never)]
+fn claim_port(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    match ALIASES.insert(&scratch.alias_key, &scratch.alias, BPF_NOEXIST.into()) {
+        Ok(()) => {}
+        Err(EEXIST) if take_over(scratch) => {}
+        Err(EEXIST) => return TAKEN,
+        Err(_) => return drop(DropReason::NatTableFull),
+    }
+    if has_socket(skb, scratch) == 0 {
+        return FOUND;
+    }
+    let _ = ALIASES.remove(&scratch.alias_key);
+    TAKEN
 }
 
 /// Whether no connection gets this port: a NodePort, a hostPort, what the host reserves. `first`: where its

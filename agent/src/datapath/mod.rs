@@ -471,7 +471,18 @@ impl Datapath {
     /// Ports that no new masqueraded connection gets: of each exactly those that were set last. Connections that
     /// have one keep it.
     pub fn set_host_ports(&self, of: PortsOf, ports: PortSet) -> Result<(), DatapathError> {
-        self.maps.host_ports.set(of, ports)
+        self.maps.host_ports.set(of, ports)?;
+        self.set_unusable_ports()
+    }
+
+    fn set_unusable_ports(&self) -> Result<(), DatapathError> {
+        let Maps {
+            config,
+            host_ports,
+            crowded,
+            ..
+        } = &self.maps;
+        crowded.set_unusable(&config.get()?, host_ports)
     }
 
     /// To be called before this process ends: an agent of the version before may be the next, and does
@@ -499,7 +510,10 @@ impl Datapath {
                 ran: false,
                 ..
             } => Ok(()),
-            _ => self.maps.config.set(config),
+            _ => {
+                self.maps.config.set(config)?;
+                self.set_unusable_ports()
+            }
         }
     }
 
@@ -653,6 +667,7 @@ impl Datapath {
         let sources = self.maps.uplinks.sources()?;
         let rules = sweep::Rules {
             now_ns,
+            crowded: &self.maps.crowded,
             limits: self.maps.connections.limits()?,
             sources: (!sources.is_empty()).then_some(&sources),
             endpoints: self

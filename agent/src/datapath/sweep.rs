@@ -7,14 +7,14 @@
 
 use super::{
     DatapathError,
-    maps::{Connections, Endpoints},
+    maps::{Connections, Crowded, Endpoints},
 };
 use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            ALL_SHARES, Connection, ConnectionKey, FLAG_INBOUND, FLAG_MASQUERADED, FLAG_STACK,
-            HOST_SHARE, Limits, Share, Tuple,
+            ALL_SHARES, Alias, Connection, ConnectionKey, FLAG_INBOUND, FLAG_MASQUERADED,
+            FLAG_STACK, HOST_SHARE, Limits, MAX_CROWDED, Share, TakenPorts, Tuple,
         },
     },
     algo::lifetime::{self, Stage},
@@ -27,6 +27,8 @@ use std::{
 /// What a sweep needs beside the table.
 pub struct Rules<'a> {
     pub now_ns: u64,
+    /// Remote ends towards which few ports are left.
+    pub crowded: &'a Crowded,
     pub limits: Limits,
     /// The uplinks' addresses; connections translated to another are over. None: not known.
     pub sources: Option<&'a HashSet<Addr>>,
@@ -46,7 +48,7 @@ pub struct Memory {
     pub aliases: u64,
 }
 
-/// How often aliases are looked at: that asks for each one's record.
+/// How often aliases are looked at, for that asks for each one's record; every time while ports are scarce.
 const ALIASES_EVERY: u64 = 8;
 
 /// How long a closed connection stays where room is scarce: late segments have arrived by then.
@@ -106,8 +108,9 @@ pub fn sweep(
             counts.add(&key, &connection);
         }
     }
-    if memory.sweeps.is_multiple_of(ALIASES_EVERY) {
-        removed += sweep_aliases(connections, memory)?;
+    let ends = rules.crowded.ends()?;
+    if memory.sweeps.is_multiple_of(ALIASES_EVERY) || !ends.is_empty() {
+        removed += sweep_aliases(connections, rules, ends, memory)?;
     }
     memory.sweeps += 1;
     let all = counts.all();
@@ -128,17 +131,27 @@ pub fn sweep(
     })
 }
 
-/// Removes aliases that lead to no record, if they did not when last looked at.
-fn sweep_aliases(connections: &Connections, memory: &mut Memory) -> Result<u64, DatapathError> {
+/// Removes aliases that lead to no record, if they did not when last looked at, and notes which ports are taken
+/// where few are left.
+fn sweep_aliases(
+    connections: &Connections,
+    rules: &Rules<'_>,
+    ends: Vec<Tuple>,
+    memory: &mut Memory,
+) -> Result<u64, DatapathError> {
+    let mut ports = Ports::default();
     let mut orphans = HashSet::new();
     let mut count = 0;
     let mut failed = None;
     connections.for_each_alias(|key, alias| {
         count += 1;
         match connections.is_owned(&key, &alias) {
-            Ok(true) => {}
+            Ok(true) => ports.add(&key, &alias, rules.now_ns),
             Ok(false) => {
                 orphans.insert(key);
+                if !memory.suspects.contains(&key) {
+                    ports.add(&key, &alias, rules.now_ns);
+                }
             }
             Err(error) => failed = Some(error),
         }
@@ -159,7 +172,58 @@ fn sweep_aliases(connections: &Connections, memory: &mut Memory) -> Result<u64, 
     }
     memory.suspects = orphans;
     memory.aliases = count - removed;
+    ports.write(rules.crowded, ends)?;
     Ok(removed)
+}
+
+/// The ports that are taken, by what their aliases' keys have in common.
+#[derive(Default)]
+struct Ports(HashMap<Tuple, Vec<u16>>);
+
+impl Ports {
+    /// One whose connection is over is free, as the programs see it.
+    fn add(&mut self, key: &Tuple, alias: &Alias, now_ns: u64) {
+        let is_free = alias.reusable_ns != 0 && alias.reusable_ns <= now_ns;
+        if !is_free {
+            let port = u16::from_be_bytes(key.dst_port);
+            self.0.entry(key.crowd()).or_default().push(port);
+        }
+    }
+
+    /// Of those with less than half of their ports left, the most crowded are noted as they are now.
+    fn write(self, crowded: &Crowded, before: Vec<Tuple>) -> Result<(), DatapathError> {
+        // By protocol.
+        let mut unusable = BTreeMap::<u8, TakenPorts>::new();
+        let mut ends = Vec::new();
+        for (end, taken) in self.0 {
+            let unusable = match unusable.get(&end.proto) {
+                Some(ports) => ports,
+                None => unusable.entry(end.proto).or_insert(crowded.unusable(&end)?),
+            };
+            let usable = (1 << 16) - unusable.count() as usize;
+            if taken.len() * 2 > usable {
+                ends.push((taken.len(), end, taken));
+            }
+        }
+        ends.sort_unstable_by_key(|end| std::cmp::Reverse(end.0));
+        ends.truncate(MAX_CROWDED as usize / 2);
+        for end in &before {
+            if !ends.iter().any(|(_, crowded, _)| crowded == end) {
+                crowded.remove(end)?;
+            }
+        }
+        for (_, end, taken) in ends {
+            let mut ports = unusable
+                .get(&end.proto)
+                .copied()
+                .unwrap_or(TakenPorts::NONE);
+            for port in taken {
+                ports.take(usize::from(port) / 64, 1 << (port % 64));
+            }
+            crowded.set(&end, &ports)?;
+        }
+        Ok(())
+    }
 }
 
 /// Connections and those that nobody answered, by who pays.

@@ -11,6 +11,10 @@
 //! - map `LIMITS`, array of one: 0 → [`Limits`].
 //! - map `HOST_PORTS`, array of [`HOST_PORT_WORDS`] u64: ports that no connection gets, a bit each
 //!   ([`host_port_word`]).
+//! - map `CROWDED`, LRU hash: [`Tuple::crowd`] of an alias's key → [`TakenPorts`]: which ports are known to be taken
+//!   towards a remote end where few are left. A hint: the claim of the alias decides.
+//! - map `UNUSABLE_PORTS`, array of [`PORT_TABLES`]: [`port_table`] → [`TakenPorts`] with which an entry of
+//!   `CROWDED` begins: ports that no connection gets.
 //!
 //! Invariants. An alias is claimed (NOEXIST) before its record is written and removed after it: a translated port
 //! has one owner, and it is free only once nothing is translated to it. Whoever loses the race for the
@@ -264,6 +268,50 @@ pub const fn host_port_word(proto: u8, port: u16) -> Option<(u32, u64)> {
     Some((table * 1024 + port as u32 / 64, 1 << (port % 64)))
 }
 
+/// Entries of `CROWDED`.
+pub const MAX_CROWDED: u32 = 64;
+
+/// A bit for each port that is taken (or id of echo messages), host order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakenPorts {
+    /// A bit for each word of `taken` that is all ones.
+    pub full: [u64; 16],
+    pub taken: [u64; 1024],
+}
+map_type!(TakenPorts, 8320, 2, [full, taken]);
+
+impl TakenPorts {
+    pub const NONE: Self = Self {
+        full: [0; 16],
+        taken: [0; 1024],
+    };
+
+    /// All ports of a word, by its bits.
+    pub const fn take(&mut self, word: usize, ports: u64) {
+        self.taken[word] |= ports;
+        if self.taken[word] == u64::MAX {
+            self.full[word / 64] |= 1 << (word % 64);
+        }
+    }
+
+    pub fn count(&self) -> u32 {
+        self.taken.iter().map(|word| word.count_ones()).sum()
+    }
+}
+
+/// Entries of `UNUSABLE_PORTS`.
+pub const PORT_TABLES: u32 = 4;
+
+/// Index of a protocol in `UNUSABLE_PORTS`; the last one is of those without ports.
+#[inline(always)]
+pub const fn port_table(proto: u8) -> u32 {
+    match host_port_word(proto, 0) {
+        Some((word, _)) => word / 1024,
+        None => PORT_TABLES - 1,
+    }
+}
+
 const PROTO_ICMP: u8 = 1;
 const PROTO_ICMPV6: u8 = 58;
 
@@ -297,6 +345,19 @@ impl Tuple {
         let mut to = Self { dst: addr, ..*self };
         to.set_dst_port(port);
         to
+    }
+
+    /// Of an alias's key: what it has in common with those of all other ports towards the same remote end.
+    pub const fn crowd(&self) -> Self {
+        Self {
+            src_port: if has_one_id(self.proto) {
+                [0; 2]
+            } else {
+                self.src_port
+            },
+            dst_port: [0; 2],
+            ..*self
+        }
     }
 
     /// Whether the source is the higher end.

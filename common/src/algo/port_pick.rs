@@ -1,8 +1,46 @@
 //! Which translated ports to try for a new connection, in which order.
 
-/// Attempts for one packet before its connection is refused. With 97 % of the range taken the chance that all
-/// fail is one in fifty; the next packet tries others.
-pub const ATTEMPTS: u32 = 128;
+/// Attempts for one packet before its connection is refused. The verifier
+/// walks each.
+pub const ATTEMPTS: u32 = 88;
+
+/// So many of them at random; if all are taken, it is noted from then on which ports are.
+pub const RANDOM_ATTEMPTS: u32 = 8;
+
+/// No port.
+pub const NONE: u32 = 1 << 16;
+
+/// The first port at or behind `from`, in a circle, whose bit is not set in `taken`; [`NONE`] if all are. `full`
+/// has a bit for each word of it that is all ones (`sinabro_common::abi::connection::TakenPorts`).
+///
+/// Where `full` is behind, the port may be a taken one of such a word: the claim fails, and mends it.
+#[inline(always)]
+pub fn next_free(from: u16, full: impl Fn(u32) -> u64, taken: impl Fn(u32) -> u64) -> u32 {
+    let first = u32::from(from) / 64;
+    let free = !taken(first) & (u64::MAX << (from % 64));
+    if free != 0 {
+        return first * 64 + free.trailing_zeros();
+    }
+    // By groups of 64 words, from those behind the first one until those up to it.
+    let behind = (u64::MAX << 1) << (first % 64);
+    let mut step = 0;
+    while step <= 16 {
+        let group = (first / 64 + step) % 16;
+        let part = match step {
+            0 => behind,
+            16 => !behind,
+            _ => u64::MAX,
+        };
+        let open = !full(group) & part;
+        if open != 0 {
+            let word = group * 64 + open.trailing_zeros();
+            let free = !taken(word);
+            return word * 64 + (free.trailing_zeros() & 63);
+        }
+        step += 1;
+    }
+    NONE
+}
 
 /// The port to try at `attempt` (from 0), within `min..=max`, host order.
 ///
@@ -34,9 +72,56 @@ const fn mix(mut z: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::connection::TakenPorts;
     use proptest::prelude::*;
 
+    fn next(from: u16, ports: &TakenPorts) -> Option<u16> {
+        let port = next_free(
+            from,
+            |group| ports.full[group as usize],
+            |word| ports.taken[word as usize],
+        );
+        u16::try_from(port).ok()
+    }
+
+    /// All but these.
+    fn all_but(free: &[u16]) -> TakenPorts {
+        let mut ports = TakenPorts::NONE;
+        for word in 0..1024 {
+            let bits = free.iter().filter(|port| usize::from(**port) / 64 == word);
+            ports.take(word, !bits.fold(0, |bits, port| bits | 1 << (port % 64)));
+        }
+        ports
+    }
+
     proptest! {
+        #[test]
+        fn finds_the_next_free_one_from_anywhere(
+            from: u16, free in prop::collection::vec(any::<u16>(), 0..40),
+        ) {
+            let wanted = free.iter().copied().min_by_key(|port| port.wrapping_sub(from));
+            prop_assert_eq!(next(from, &all_but(&free)), wanted);
+        }
+
+        #[test]
+        fn a_summary_that_is_behind_costs_a_try(
+            from: u16, free: u16, behind in prop::collection::vec(0usize..1024, 0..20),
+        ) {
+            let mut ports = all_but(&[free]);
+            for word in &behind {
+                ports.full[word / 64] &= !(1 << (word % 64));
+            }
+            for _ in 0..=behind.len() {
+                let port = next(from, &ports).unwrap();
+                if port == free {
+                    return Ok(());
+                }
+                // What the claim does that fails.
+                ports.take(usize::from(port) / 64, 1 << (port % 64));
+            }
+            prop_assert!(false, "the free one was not found");
+        }
+
         #[test]
         fn stays_in_range(random: u64, own: u16, attempt in 0..ATTEMPTS, a: u16, b: u16) {
             let (min, max) = (a.min(b), a.max(b));
@@ -53,8 +138,18 @@ mod tests {
         fn tries_different_ports(random: u64, max in 11999u16..) {
             let tried: std::collections::HashSet<u16> =
                 (0..ATTEMPTS).map(|n| candidate(random, 0, n, 1024, max)).collect();
-            prop_assert!(tried.len() >= 115, "{} ports", tried.len());
+            prop_assert!(tried.len() as u32 >= ATTEMPTS * 9 / 10, "{} ports", tried.len());
         }
+    }
+
+    #[test]
+    fn each_of_a_few_is_found_by_a_random_start() {
+        let free = [7u16, 1024, 30_000, 30_001, 50_000, 65_535];
+        let ports = all_but(&free);
+        let from = |n: u64| super::super::hash::fnv1a(&n.to_ne_bytes()) as u16;
+        let found: std::collections::HashSet<_> =
+            (0..1_000_000).map(|n| next(from(n), &ports)).collect();
+        assert_eq!(found.len(), free.len());
     }
 
     #[test]

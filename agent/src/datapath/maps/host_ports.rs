@@ -64,6 +64,16 @@ impl HostPorts {
         })))
     }
 
+    /// The words of one protocol, as they are in the map; zeros beyond the last.
+    pub fn words(&self, table: u32) -> Result<Vec<u64>, DatapathError> {
+        let inner = lock(&self.0);
+        let word = |at: u32| match at < HOST_PORT_WORDS {
+            true => inner.map.get(&at, 0).map_err(error(NAME, "reading from")),
+            false => Ok(0),
+        };
+        (table * 1024..(table + 1) * 1024).map(word).collect()
+    }
+
     /// Makes these the ports of one. A port that was there and still is, is there all the time. What an
     /// earlier agent wrote stays until it is known of both.
     pub fn set(&self, of: PortsOf, ports: PortSet) -> Result<(), DatapathError> {

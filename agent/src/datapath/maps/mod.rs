@@ -6,6 +6,7 @@ mod acceleration;
 pub mod config;
 pub mod connections;
 mod counters;
+mod crowded;
 mod drop_events;
 mod drops;
 mod endpoints;
@@ -22,6 +23,7 @@ pub use acceleration::{Acceleration, PodAcceleration};
 pub use config::{Config, NonMasquerade, PathMtu};
 pub use connections::Connections;
 pub use counters::Counters;
+pub use crowded::Crowded;
 pub use drop_events::DropEvents;
 pub use drops::Drops;
 pub use endpoints::{Endpoints, PodLinks};
@@ -55,6 +57,7 @@ pub struct Maps {
     pub nodes: Nodes,
     pub uplinks: Uplinks,
     pub host_ports: HostPorts,
+    pub crowded: Crowded,
     pub layouts: Layouts,
 }
 
@@ -80,6 +83,7 @@ impl Maps {
             )?,
             uplinks: Uplinks::new(take(ebpf, "UPLINKS")?)?,
             host_ports: HostPorts::new(take(ebpf, "HOST_PORTS")?)?,
+            crowded: Crowded::new(take(ebpf, "CROWDED")?, take(ebpf, "UNUSABLE_PORTS")?)?,
             layouts: Layouts::new(take(ebpf, "LAYOUTS")?, take(ebpf, "LAYOUT_FIELDS")?)?,
             nodes: Nodes::new(
                 take(ebpf, "NODES")?,

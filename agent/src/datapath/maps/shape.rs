@@ -13,7 +13,7 @@ use sinabro_common::abi::{
     config::{MAX_NON_MASQUERADE, MAX_NON_MASQUERADE_BEFORE, NodeConfig},
     connection::{
         Alias, Connection, ConnectionKey as Ends, Fragment, FragmentKey, HOST_PORT_WORDS, Limits,
-        MAX_CONNECTIONS, MAX_FRAGMENTS, Share, Tuple,
+        MAX_CONNECTIONS, MAX_CROWDED, MAX_FRAGMENTS, PORT_TABLES, Share, TakenPorts, Tuple,
     },
     counters::PodCounters,
     drop::MAX_DROP_REASONS,
@@ -247,6 +247,8 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         ),
         map::<u32, Uplink>("UPLINKS", HASH, MAX_UPLINKS, NO_PREALLOC),
         map::<u32, u64>("HOST_PORTS", ARRAY, HOST_PORT_WORDS, 0),
+        map::<Tuple, TakenPorts>("CROWDED", LRU_HASH, MAX_CROWDED, 0),
+        map::<u32, TakenPorts>("UNUSABLE_PORTS", ARRAY, PORT_TABLES, 0),
         map::<u64, MapRecord>("LAYOUTS", HASH, MAX_MAPS, NO_PREALLOC),
         map::<FieldKey, FieldSpan>("LAYOUT_FIELDS", HASH, MAX_FIELDS, NO_PREALLOC),
         map::<Addr, AcceleratedPod>("ACCELERATED_PODS", HASH, 2 * MAX_PODS, NO_PREALLOC),

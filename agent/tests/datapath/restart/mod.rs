@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-const MAPS: [&str; 18] = [
+const MAPS: [&str; 20] = [
     "CONFIG",
     "ENDPOINTS",
     "POD_LINKS",
@@ -45,6 +45,8 @@ const MAPS: [&str; 18] = [
     "OVERLAY",
     "v2/UPLINKS",
     "HOST_PORTS",
+    "v2/CROWDED",
+    "v2/UNUSABLE_PORTS",
     "LAYOUTS",
     "LAYOUT_FIELDS",
 ];

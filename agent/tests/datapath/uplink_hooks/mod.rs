@@ -2,6 +2,7 @@
 
 mod flows;
 mod named;
+mod ports;
 mod protocols;
 mod translation;
 

@@ -1,0 +1,103 @@
+//! Remote ends towards which few ports are left: which ones are taken is noted, so that a free one is found without
+//! luck (`CROWDED`).
+//!
+//! All of it is a hint. A bit that is lost, as two processors write to one word, costs a try; a bit that stays although its
+//! port is free again costs that port until the agent's next sweep.
+
+use crate::{
+    maps::{ALIASES, CROWDED, UNUSABLE_PORTS},
+    scratch::Scratch,
+};
+use aya_ebpf::bindings::BPF_NOEXIST;
+use sinabro_common::{
+    abi::connection::{TakenPorts, port_table},
+    algo::port_pick::{self, RANDOM_ATTEMPTS},
+};
+
+/// Makes the key by which the remote end is noted, of the alias's, which has no port yet.
+#[inline(always)]
+pub fn name(scratch: &mut Scratch) {
+    let Scratch {
+        crowd_key,
+        alias_key,
+        id_mask,
+        ..
+    } = scratch;
+    crowd_key.src = alias_key.src;
+    crowd_key.dst = alias_key.dst;
+    let remote = u16::from_be_bytes(alias_key.src_port) & !*id_mask;
+    crowd_key.src_port = remote.to_be_bytes();
+    crowd_key.proto = alias_key.proto;
+}
+
+/// The port to try: the random one until the remote end is crowded.
+#[inline(never)]
+pub fn choose(scratch: &mut Scratch, random: u16, attempt: u32) -> u16 {
+    if attempt == RANDOM_ATTEMPTS {
+        begin(scratch);
+    }
+    let Some(ports) = CROWDED.get_ptr(&scratch.crowd_key) else {
+        return random;
+    };
+    let port = free(ports, random);
+    // Some may have become free since it was noted.
+    if port < port_pick::NONE {
+        port as u16
+    } else {
+        random
+    }
+}
+
+/// Notes from now on which ports are taken.
+#[inline(always)]
+fn begin(scratch: &Scratch) {
+    if let Some(unusable) = UNUSABLE_PORTS.get(port_table(scratch.crowd_key.proto)) {
+        let _ = CROWDED.insert(&scratch.crowd_key, unusable, BPF_NOEXIST.into());
+    }
+}
+
+#[inline(never)]
+fn free(ports: *const TakenPorts, from: u16) -> u32 {
+    // SAFETY: a value that the map just gave; within its arrays.
+    unsafe {
+        let full = (&raw const (*ports).full).cast::<u64>();
+        let taken = (&raw const (*ports).taken).cast::<u64>();
+        port_pick::next_free(
+            from,
+            |group| full.add((group & 15) as usize).read_volatile(),
+            |word| taken.add((word & 1023) as usize).read_volatile(),
+        )
+    }
+}
+
+/// Notes that the port in the alias's key is taken now, by whomever, if the remote end is crowded. One that is
+/// soon free is not noted.
+#[inline(never)]
+pub fn note(scratch: &mut Scratch) -> u32 {
+    let Some(ports) = CROWDED.get_ptr_mut(&scratch.crowd_key) else {
+        return 0;
+    };
+    if let Some(alias) = ALIASES.get_ptr(&scratch.alias_key)
+        // SAFETY: a value that the map just gave.
+        && unsafe { (*alias).reusable_ns } != 0
+    {
+        return 0;
+    }
+    let port = u16::from_be_bytes(scratch.alias_key.dst_port);
+    let word = u32::from(port) / 64;
+    // SAFETY: a value that the map just gave; within its arrays. No other value of a bit is a wrong one.
+    unsafe {
+        let taken = (&raw mut (*ports).taken)
+            .cast::<u64>()
+            .add((word & 1023) as usize);
+        let ports_of_word = taken.read_volatile() | 1 << (port % 64);
+        taken.write_volatile(ports_of_word);
+        if ports_of_word == u64::MAX {
+            let full = (&raw mut (*ports).full)
+                .cast::<u64>()
+                .add((word / 64 & 15) as usize);
+            full.write_volatile(full.read_volatile() | 1 << (word % 64));
+        }
+    }
+    1
+}

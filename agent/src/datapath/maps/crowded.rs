@@ -1,0 +1,69 @@
+//! `CROWDED` and `UNUSABLE_PORTS`.
+
+use super::{HostPorts, error, lock, removed};
+use crate::datapath::DatapathError;
+use aya::maps::{Array, HashMap, Map, MapData, MapError};
+use sinabro_common::abi::{
+    config::NodeConfig,
+    connection::{PORT_TABLES, TakenPorts, Tuple, port_table},
+};
+use std::sync::Mutex;
+
+const CROWDED: &str = "CROWDED";
+const UNUSABLE: &str = "UNUSABLE_PORTS";
+
+pub struct Crowded {
+    ends: Mutex<HashMap<MapData, Tuple, TakenPorts>>,
+    unusable: Mutex<Array<MapData, TakenPorts>>,
+}
+
+impl Crowded {
+    pub fn new(ends: Map, unusable: Map) -> Result<Self, DatapathError> {
+        Ok(Self {
+            ends: Mutex::new(ends.try_into().map_err(error(CROWDED, "opening"))?),
+            unusable: Mutex::new(unusable.try_into().map_err(error(UNUSABLE, "opening"))?),
+        })
+    }
+
+    /// Makes the ports that no connection gets what these say.
+    pub fn set_unusable(&self, config: &NodeConfig, host: &HostPorts) -> Result<(), DatapathError> {
+        let mut map = lock(&self.unusable);
+        for table in 0..PORT_TABLES {
+            let mut ports = TakenPorts::NONE;
+            let host = host.words(table)?;
+            for (at, host) in host.into_iter().enumerate() {
+                let first = at as u32 * 64;
+                let outside = (0..64).filter(|bit| {
+                    let port = first + bit;
+                    port < config.nat_port_min.into() || port > config.nat_port_max.into()
+                });
+                ports.take(at, outside.fold(host, |bits, bit| bits | 1 << bit));
+            }
+            map.set(table, ports, 0)
+                .map_err(error(UNUSABLE, "writing to"))?;
+        }
+        Ok(())
+    }
+
+    /// What an end's ports begin with.
+    pub fn unusable(&self, end: &Tuple) -> Result<TakenPorts, DatapathError> {
+        lock(&self.unusable)
+            .get(&port_table(end.proto), 0)
+            .map_err(error(UNUSABLE, "reading from"))
+    }
+
+    pub fn ends(&self) -> Result<Vec<Tuple>, DatapathError> {
+        let all: Result<_, MapError> = lock(&self.ends).keys().collect();
+        all.map_err(error(CROWDED, "reading from"))
+    }
+
+    pub fn set(&self, end: &Tuple, ports: &TakenPorts) -> Result<(), DatapathError> {
+        lock(&self.ends)
+            .insert(end, ports, 0)
+            .map_err(error(CROWDED, "writing to"))
+    }
+
+    pub fn remove(&self, end: &Tuple) -> Result<(), DatapathError> {
+        removed(lock(&self.ends).remove(end)).map_err(error(CROWDED, "removing from"))
+    }
+}

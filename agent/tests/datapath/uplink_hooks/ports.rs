@@ -1,0 +1,99 @@
+//! Ports towards one remote end, until none is left.
+
+use super::*;
+use std::sync::Barrier;
+
+fn with_ports(w: &World, min: u16, max: u16) {
+    let mut config = kit::node_config();
+    (config.nat_port_min, config.nat_port_max) = (min, max);
+    w.datapath.set_node_config(config).unwrap();
+}
+
+/// Makes the world's pods have as many connections as there is room for.
+fn large() -> DatapathConfig {
+    DatapathConfig {
+        connections: Some(1 << 20),
+        ..kit::config()
+    }
+}
+
+/// Begins a connection from each of these ports, and says which one each got.
+fn begin(w: &World, pod: IpAddr, ports: impl Iterator<Item = u16>) -> Vec<u16> {
+    ports
+        .map(|port| w.sent(&make(UDP, (pod, port), (FAR, 53))).ports.0)
+        .collect()
+}
+
+fn forget(of: impl Fn(u16) -> bool) -> usize {
+    let (mut records, mut aliases) = (
+        open::<ConnectionKey, Connection>("CONNECTIONS"),
+        open("ALIASES"),
+    );
+    let mut count = 0;
+    for (key, connection) in table() {
+        let alias = connection.alias(&key).unwrap();
+        if of(u16::from_be_bytes(alias.dst_port)) {
+            records.remove(&key).unwrap();
+            HashMap::<MapData, Tuple, Alias>::remove(&mut aliases, &alias).unwrap();
+            count += 1;
+        }
+    }
+    count
+}
+
+#[test]
+fn every_port_is_found_and_no_more() {
+    world_with(&large(), |w| {
+        with_ports(&w, 1024, 65535);
+        // The second pod's are taken, each of them, and so another is looked for.
+        let mut got = begin(&w, w.a.v4, 1024..=33279);
+        got.extend(begin(&w, w.b.v4, 1024..=33279));
+        assert_eq!(got.iter().collect::<HashSet<_>>().len(), 64512);
+        check_table();
+        let next = make(UDP, (w.b.v4, 40000), (FAR, 53));
+        w.dropped("uplink_out", &next, DropReason::NatPortsExhausted);
+        // One is free again, as after each sweep.
+        for free in [1024, 30_001, 65_535] {
+            assert_eq!(forget(|port| port == free), 1);
+            w.sweep_at(0);
+            let port = 50_000 + free % 7;
+            assert_eq!(w.sent(&make(UDP, (w.b.v4, port), (FAR, 53))).ports.0, free);
+        }
+        w.dropped("uplink_out", &next, DropReason::NatPortsExhausted);
+    });
+}
+
+#[test]
+fn ports_of_others_are_found_after_a_pod_has_kept_nearly_all_of_them() {
+    world_with(&large(), |w| {
+        with_ports(&w, 1024, 65535);
+        begin(&w, w.a.v4, 1024..=65500);
+        // The agent sees how many there are left, although no packet has looked for one.
+        for _ in 0..8 {
+            w.sweep_at(0);
+        }
+        assert_eq!(begin(&w, w.b.v4, 1024..1059).len(), 35);
+        let next = make(UDP, (w.b.v4, 2000), (FAR, 53));
+        w.dropped("uplink_out", &next, DropReason::NatPortsExhausted);
+    });
+}
+
+#[test]
+fn two_processors_find_every_port() {
+    world_with(&large(), |w| {
+        with_ports(&w, 61000, 61999);
+        let barrier = Barrier::new(2);
+        let run = |pod: IpAddr| {
+            barrier.wait();
+            // None of these is one of them.
+            begin(&w, pod, 1..=500)
+        };
+        let (a, b) = std::thread::scope(|scope| {
+            let other = scope.spawn(|| run(w.b.v4));
+            let one = run(w.a.v4);
+            (one, other.join().unwrap())
+        });
+        assert_eq!(a.iter().chain(&b).collect::<HashSet<_>>().len(), 1000);
+        check_table();
+    });
+}
