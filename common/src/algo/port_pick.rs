@@ -2,7 +2,7 @@
 
 /// Attempts for one packet before its connection is refused. The verifier
 /// walks each.
-pub const ATTEMPTS: u32 = 88;
+pub const ATTEMPTS: u32 = 84;
 
 /// So many of them at random; if all are taken, it is noted from then on which ports are.
 pub const RANDOM_ATTEMPTS: u32 = 8;
