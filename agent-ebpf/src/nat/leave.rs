@@ -122,13 +122,16 @@ fn known(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
             }
             _ => {}
         }
-        let noted = connection::note(found, scratch.key.proto, scratch.from_high, flags);
+        // Closed before this packet: who goes on sending takes back the other end's reset.
         let again = kind == FLAG_MASQUERADED
             && is_from_client
-            && scratch.ip.proto == proto::TCP
-            && ct_state::begins(proto::TCP, flags)
+            && begins(scratch)
             && connection::stage(found, proto::TCP).is_closed();
-        if noted == Noted::Over || again {
+        let noted = match again {
+            true => Noted::Over,
+            false => connection::note(found, scratch.key.proto, scratch.from_high, flags),
+        };
+        if noted == Noted::Over {
             return renew(skb, scratch, kind);
         }
         if noted == Noted::Changed {

@@ -1,6 +1,7 @@
 //! `uplink_out` and `uplink_in` on single packets.
 
 mod flows;
+mod model;
 mod named;
 mod ports;
 mod protocols;
