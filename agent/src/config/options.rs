@@ -207,7 +207,7 @@ pub struct Options {
 
     /// Connections that there is room for: those that are masqueraded, those that come in to pods' own
     /// addresses, and those between pods of the node that the host translates. Each takes about 336
-    /// bytes of kernel memory, used or not. auto (131072 to 1048576, one for each 32 KiB of the
+    /// bytes of kernel memory, used or not. auto (131072 to 1048576, one for each 64 KiB of the
     /// machine's memory, within the memory limit of the agent's container) or a number from 1024
     /// to 16777216.
     #[arg(

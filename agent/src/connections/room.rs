@@ -1,8 +1,8 @@
 //! How many connections a node has room for, if the settings do not say.
 //!
-//! One for each 32 KiB of memory, to the nearest power of two: a hundredth of the memory. nf_conntrack has as many of a
-//! machine of 8 GiB (`nf_conntrack_init_start`), and no more of larger ones. Tables are made whole, so that no
-//! packet waits for memory.
+//! One for each 64 KiB of memory, to the nearest power of two: a two-hundredth of the memory. nf_conntrack has no more than
+//! 262,144 however large the machine (`nf_conntrack_init_start`), but takes their memory only as they come; here tables are
+//! made whole, so that no packet waits for memory.
 //!
 //! From Linux 5.11 on maps are charged to the cgroup of whoever makes them. Where the agent's has a limit, the table
 //! may take what is left of it: beyond the limit the kernel kills the agent.
@@ -17,7 +17,7 @@ const BYTES: u64 = 336;
 const MIN: u64 = 1 << 17;
 const MAX: u64 = 1 << 20;
 /// Of which there is one connection.
-const MEMORY_OF_ONE: u64 = 32 << 10;
+const MEMORY_OF_ONE: u64 = 64 << 10;
 /// However small the limit: below that no setting goes either.
 const MIN_WITHIN_LIMIT: u64 = 1 << 10;
 /// What all else of the agent takes while it starts, verifier and other maps included: 50 MiB were measured.
@@ -108,10 +108,11 @@ mod tests {
             (GIB, 131_072),
             // A machine has somewhat less than it is sold by.
             (4 * GIB - 200 * MIB, 131_072),
-            (8 * GIB - 300 * MIB, 262_144),
-            (16 * GIB - 400 * MIB, 524_288),
-            (24 * GIB - 500 * MIB, 524_288),
-            (32 * GIB - 700 * MIB, 1_048_576),
+            (8 * GIB - 300 * MIB, 131_072),
+            (16 * GIB - 400 * MIB, 262_144),
+            (24 * GIB - 500 * MIB, 262_144),
+            (32 * GIB - 700 * MIB, 524_288),
+            (64 * GIB - GIB, 1_048_576),
             (1024 * GIB, 1_048_576),
             (u64::MAX, 1_048_576),
         ] {
