@@ -9,6 +9,7 @@ use crate::{
     scratch::Scratch,
 };
 use aya_ebpf::bindings::BPF_NOEXIST;
+use core::hint::black_box;
 use sinabro_common::{
     abi::connection::{TakenPorts, port_table},
     algo::port_pick::{self, RANDOM_ATTEMPTS},
@@ -56,6 +57,8 @@ fn begin(scratch: &Scratch) {
     }
 }
 
+/// The compiler sees that indexes are within their arrays, and leaves out what shows it; Linux 5.10 does not see it
+/// by itself.
 #[inline(never)]
 fn free(ports: *const TakenPorts, from: u16) -> u32 {
     // SAFETY: a value that the map just gave; within its arrays.
@@ -64,8 +67,8 @@ fn free(ports: *const TakenPorts, from: u16) -> u32 {
         let taken = (&raw const (*ports).taken).cast::<u64>();
         port_pick::next_free(
             from,
-            |group| full.add((group & 15) as usize).read_volatile(),
-            |word| taken.add((word & 1023) as usize).read_volatile(),
+            |group| full.add((black_box(group) & 15) as usize).read_volatile(),
+            |word| taken.add((black_box(word) & 1023) as usize).read_volatile(),
         )
     }
 }
