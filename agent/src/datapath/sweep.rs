@@ -13,14 +13,16 @@ use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            ALL_SHARES, Alias, Connection, ConnectionKey, FLAG_INBOUND, FLAG_MASQUERADED,
-            FLAG_STACK, HOST_SHARE, Limits, MAX_CROWDED, Share, TakenPorts, Tuple,
+            ALL_SHARES, Connection, ConnectionKey, FLAG_INBOUND, FLAG_MASQUERADED, FLAG_STACK,
+            HOST_SHARE, Limits, MAX_CROWDED, PORT_TABLES, Share, Tuple, port_table,
         },
     },
     algo::lifetime::{self, Stage},
 };
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, HashMap, HashSet},
+    hash::{BuildHasher as _, RandomState},
     time::{Duration, Instant},
 };
 
@@ -139,19 +141,17 @@ fn sweep_aliases(
     ends: Vec<Tuple>,
     memory: &mut Memory,
 ) -> Result<u64, DatapathError> {
-    let mut ports = Ports::default();
+    let mut crowds = Crowds::new();
     let mut orphans = HashSet::new();
     let mut count = 0;
     let mut failed = None;
     connections.for_each_alias(|key, alias| {
         count += 1;
+        crowds.count(&key);
         match connections.is_owned(&key, &alias) {
-            Ok(true) => ports.add(&key, &alias, rules.now_ns),
+            Ok(true) => {}
             Ok(false) => {
                 orphans.insert(key);
-                if !memory.suspects.contains(&key) {
-                    ports.add(&key, &alias, rules.now_ns);
-                }
             }
             Err(error) => failed = Some(error),
         }
@@ -172,51 +172,71 @@ fn sweep_aliases(
     }
     memory.suspects = orphans;
     memory.aliases = count - removed;
-    ports.write(rules.crowded, ends)?;
+    crowds.note(connections, rules, ends)?;
     Ok(removed)
 }
 
-/// The ports that are taken, by what their aliases' keys have in common.
-#[derive(Default)]
-struct Ports(HashMap<Tuple, Vec<u16>>);
+/// How many aliases there are towards each remote end, or towards a few of them together: a table of all ends
+/// would be as large as that of the connections.
+struct Crowds {
+    hash: RandomState,
+    counts: Vec<u32>,
+}
 
-impl Ports {
-    /// One whose connection is over is free, as the programs see it.
-    fn add(&mut self, key: &Tuple, alias: &Alias, now_ns: u64) {
-        let is_free = alias.reusable_ns != 0 && alias.reusable_ns <= now_ns;
-        if !is_free {
-            let port = u16::from_be_bytes(key.dst_port);
-            self.0.entry(key.crowd()).or_default().push(port);
+impl Crowds {
+    const COUNTS: usize = 1 << 16;
+
+    fn new() -> Self {
+        Self {
+            hash: RandomState::new(),
+            counts: vec![0; Self::COUNTS],
         }
     }
 
-    /// Of those with less than half of their ports left, the most crowded are noted as they are now.
-    fn write(self, crowded: &Crowded, before: Vec<Tuple>) -> Result<(), DatapathError> {
-        // By protocol.
-        let mut unusable = BTreeMap::<u8, TakenPorts>::new();
-        let mut ends = Vec::new();
-        for (end, taken) in self.0 {
-            let unusable = match unusable.get(&end.proto) {
-                Some(ports) => ports,
-                None => unusable.entry(end.proto).or_insert(crowded.unusable(&end)?),
-            };
-            let usable = (1 << 16) - unusable.count() as usize;
-            if taken.len() * 2 > usable {
-                ends.push((taken.len(), end, taken));
+    fn place(&self, end: &Tuple) -> usize {
+        self.hash.hash_one(end) as usize % Self::COUNTS
+    }
+
+    fn count(&mut self, key: &Tuple) {
+        let place = self.place(&key.crowd());
+        self.counts[place] += 1;
+    }
+
+    /// Notes which ports are taken towards the most crowded of the ends with less than half of their ports left.
+    fn note(
+        self,
+        connections: &Connections,
+        rules: &Rules<'_>,
+        before: Vec<Tuple>,
+    ) -> Result<(), DatapathError> {
+        let crowded = rules.crowded;
+        let tables: Result<Vec<_>, _> = (0..PORT_TABLES)
+            .map(|table| crowded.unusable(table))
+            .collect();
+        let tables = tables?;
+        let unusable = |end: &Tuple| &tables[port_table(end.proto) as usize];
+        let half = |end: &Tuple| ((1 << 16) - unusable(end).count()) / 2;
+        let mut ends = HashMap::<Tuple, Vec<u16>>::new();
+        connections.for_each_alias(|key, alias| {
+            let end = key.crowd();
+            // One whose connection is over is free, as the programs see it.
+            let is_free = alias.reusable_ns != 0 && alias.reusable_ns <= rules.now_ns;
+            if !is_free && self.counts[self.place(&end)] > half(&end) {
+                let ports = ends.entry(end).or_default();
+                ports.push(u16::from_be_bytes(key.dst_port));
             }
-        }
-        ends.sort_unstable_by_key(|end| std::cmp::Reverse(end.0));
+        })?;
+        let mut ends: Vec<_> = ends.into_iter().collect();
+        ends.retain(|(end, ports)| ports.len() > half(end) as usize);
+        ends.sort_unstable_by_key(|(_, ports)| Reverse(ports.len()));
         ends.truncate(MAX_CROWDED as usize / 2);
-        for end in &before {
-            if !ends.iter().any(|(_, crowded, _)| crowded == end) {
-                crowded.remove(end)?;
+        for end in before {
+            if !ends.iter().any(|(crowded, _)| *crowded == end) {
+                crowded.remove(&end)?;
             }
         }
-        for (_, end, taken) in ends {
-            let mut ports = unusable
-                .get(&end.proto)
-                .copied()
-                .unwrap_or(TakenPorts::NONE);
+        for (end, taken) in ends {
+            let mut ports = *unusable(&end);
             for port in taken {
                 ports.take(usize::from(port) / 64, 1 << (port % 64));
             }

@@ -5,7 +5,7 @@ use crate::datapath::DatapathError;
 use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use sinabro_common::abi::{
     config::NodeConfig,
-    connection::{PORT_TABLES, TakenPorts, Tuple, port_table},
+    connection::{PORT_TABLES, TakenPorts, Tuple},
 };
 use std::sync::Mutex;
 
@@ -45,10 +45,10 @@ impl Crowded {
         Ok(())
     }
 
-    /// What an end's ports begin with.
-    pub fn unusable(&self, end: &Tuple) -> Result<TakenPorts, DatapathError> {
+    /// What an end's ports begin with, by `port_table`.
+    pub fn unusable(&self, table: u32) -> Result<TakenPorts, DatapathError> {
         lock(&self.unusable)
-            .get(&port_table(end.proto), 0)
+            .get(&table, 0)
             .map_err(error(UNUSABLE, "reading from"))
     }
 
