@@ -7,8 +7,6 @@ use sinabro_common::abi::Addr;
 pub const ID: u32 = 4;
 pub const TTL: u32 = 8;
 pub const CHECKSUM: u32 = 10;
-pub const SRC: u32 = 12;
-pub const DST: u32 = 16;
 /// Without options.
 pub const HEADER_LEN: u32 = 20;
 

@@ -93,20 +93,40 @@ fn mounts() -> Result<Vec<PathBuf>, CgroupError> {
     Ok(parse(&text))
 }
 
-/// Where cgroup v2 is mounted, by mountinfo (proc_pid_mountinfo(5)).
+/// Where cgroup v2 is mounted.
 fn parse(mountinfo: &[u8]) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for line in mountinfo.split(|&byte| byte == b'\n') {
+    mounts_of(mountinfo)
+        .filter(|mount| mount.kind == b"cgroup2")
+        .map(|mount| unescape(mount.point))
+        .collect()
+}
+
+/// What a line of mountinfo says, as it is written there.
+struct Mount<'a> {
+    /// The directory of the file system that is mounted,
+    root: &'a [u8],
+    /// and where.
+    point: &'a [u8],
+    /// The file system's type, and its options.
+    kind: &'a [u8],
+    options: &'a [u8],
+}
+
+/// The lines of mountinfo (proc_pid_mountinfo(5)) that are complete.
+fn mounts_of(mountinfo: &[u8]) -> impl Iterator<Item = Mount<'_>> {
+    let lines = mountinfo.split(|&byte| byte == b'\n');
+    lines.filter_map(|line| {
         let mut fields = line.split(|&byte| byte == b' ');
-        let Some(mount_point) = fields.nth(4) else {
-            continue;
-        };
+        let (root, point) = (fields.nth(3)?, fields.next()?);
         // Optional fields end with a lone hyphen, before the file system's type.
-        if fields.any(|field| field == b"-") && fields.next() == Some(b"cgroup2") {
-            found.push(unescape(mount_point));
-        }
-    }
-    found
+        fields.find(|field| *field == b"-")?;
+        Some(Mount {
+            root,
+            point,
+            kind: fields.next()?,
+            options: fields.next_back().unwrap_or_default(),
+        })
+    })
 }
 
 /// Space, tab, newline and backslash are written as three octal digits.

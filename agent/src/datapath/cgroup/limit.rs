@@ -1,7 +1,7 @@
 //! How much memory the kernel lets this process have: the least of the limits of its cgroup and of those above
 //! it, as far as they are to be seen. From Linux 5.11 on maps count, too.
 
-use super::unescape;
+use super::{mounts_of, unescape};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -30,8 +30,7 @@ fn least(mount: &Path, own: &Path) -> Option<u64> {
         .min()
 }
 
-/// Where hierarchies that may limit memory are mounted, and this process's directory there (cgroups(7),
-/// proc_pid_mountinfo(5)).
+/// Where hierarchies that may limit memory are mounted, and this process's directory there (cgroups(7)).
 fn directories(cgroups: &str, mountinfo: &[u8]) -> Vec<(PathBuf, PathBuf)> {
     let lines = cgroups.lines().filter_map(|line| {
         let mut fields = line.splitn(3, ':');
@@ -43,34 +42,14 @@ fn directories(cgroups: &str, mountinfo: &[u8]) -> Vec<(PathBuf, PathBuf)> {
     });
     let own: Vec<_> = lines.collect();
     let mut found = Vec::new();
-    for line in mountinfo.split(|&byte| byte == b'\n') {
-        let fields: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
-        // Optional fields end with a lone hyphen, before the file system's type.
-        let Some(end) = fields.iter().position(|field| *field == b"-") else {
-            continue;
-        };
-        let (Some(root), Some(mount), Some(kind), options) = (
-            fields.get(3),
-            fields.get(4),
-            fields.get(end + 1),
-            fields.last(),
-        ) else {
-            continue;
-        };
-        let is_of_memory = match *kind {
+    for mount in mounts_of(mountinfo) {
+        let mut options = mount.options.split(|&byte| byte == b',');
+        let is_of_memory = match mount.kind {
             b"cgroup2" => false,
-            b"cgroup" => {
-                let mut options = options
-                    .into_iter()
-                    .flat_map(|o| o.split(|&byte| byte == b','));
-                if !options.any(|option| option == b"memory") {
-                    continue;
-                }
-                true
-            }
+            b"cgroup" if options.any(|option| option == b"memory") => true,
             _ => continue,
         };
-        let (root, mount) = (unescape(root), unescape(mount));
+        let (root, mount) = (unescape(mount.root), unescape(mount.point));
         let of_hierarchy = own.iter().filter(|(memory, _)| *memory == is_of_memory);
         // A mount of another part of the hierarchy does not show this process's.
         let below = of_hierarchy.filter_map(|(_, path)| path.strip_prefix(&root).ok());
