@@ -47,6 +47,18 @@ pub struct Environment {
     pub without_ipv6: bool,
     /// Pods speak SCTP, too.
     pub sctp: bool,
+    pub uplink: Uplink,
+}
+
+/// What leads out of the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Uplink {
+    #[default]
+    Veth,
+    /// A VLAN on top of one.
+    Vlan,
+    /// A device whose packets begin with their IP header, as those of WireGuard and PPP do.
+    Tun,
 }
 
 /// Which versions of cgroups are mounted, and where distributions have them.

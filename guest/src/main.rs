@@ -7,6 +7,7 @@ mod init;
 mod node;
 mod report;
 mod steps;
+mod uplink;
 
 use anyhow::{Context as _, Result};
 use sinabro_guest::{JOB_FILE, Job};

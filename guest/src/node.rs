@@ -1,10 +1,11 @@
 //! The machine as a node, where everything is where a user has it.
 //!
 //! ```text
-//!   pods ── snb… │ this machine │ eth0 ── outside
+//!   pods ── snb… │ this machine │ uplink ── outside
 //!                                192.0.2.0/24, 2001:db8:2::/64
 //! ```
 
+use crate::uplink;
 use anyhow::{Context as _, Result, bail, ensure};
 use ipnet::IpNet;
 use serde_json::{Value, json};
@@ -27,7 +28,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::{Read as _, Write as _},
-    net::{IpAddr, TcpStream},
+    net::{IpAddr, SocketAddr, TcpStream},
     path::Path,
     process::{Child, Command, Output, Stdio},
 };
@@ -80,21 +81,20 @@ impl Node {
         };
         let this = Place::new("this machine", NetNs::current()?);
         let outside = Place::fresh("outside")?;
-        let ends = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 9]];
-        this.cable(("eth0", ends[0]), 1500, &outside, ("eth0", ends[1]))?;
+        let name = uplink::lay(environment.uplink, &this, &outside)?;
         this.set_up("lo", &[])?;
         outside.set_up("lo", &[])?;
         let own = nets(["192.0.2.1/24", "2001:db8:2::1/64"])?;
         let far = nets(["192.0.2.9/24", "2001:db8:2::9/64"])?;
-        let eth0 = this.set_up("eth0", &own)?;
-        outside.set_up("eth0", &far)?;
+        let uplink = this.set_up(name, &own)?;
+        outside.set_up(name, &far)?;
         let mut conn = Conn::new()?;
         for net in &far {
             let family = match net.addr() {
                 IpAddr::V4(_) => Family::V4,
                 IpAddr::V6(_) => Family::V6,
             };
-            let route = Route::default_of(family).via(net.addr()).dev(eth0);
+            let route = Route::default_of(family).via(net.addr()).dev(uplink);
             conn.execute(route.add())?;
         }
         let addresses: Vec<_> = own.iter().map(IpNet::addr).collect();
@@ -332,7 +332,21 @@ impl Node {
         for &address in &two.addresses {
             sctp::exchange(&one.place, &two.place, address)?;
         }
-        Ok("an association between pods by each family".into())
+        let from = [&one.place, &two.place];
+        for &outside in &self.outside_addresses {
+            let peers = sctp::exchange_by(&from, 40000, &self.outside, outside)?;
+            let kept = peers.iter().filter(|peer| peer.port() == 40000).count();
+            let is_of_pod = |peer: &SocketAddr| {
+                [one, two]
+                    .iter()
+                    .any(|pod| pod.addresses.contains(&peer.ip()))
+            };
+            ensure!(
+                kept == 1 && !peers.iter().any(is_of_pod),
+                "seen outside as {peers:?}, where one was to keep its port and both the node's address"
+            );
+        }
+        Ok("an association between pods by each family, and two outside by one port".into())
     }
 
     pub fn check(&self, pod: &Pod) -> Result<String> {

@@ -2,7 +2,7 @@
 //!
 //! - [`conn`]: one socket in one network namespace; sends requests, alone or many in one call;
 //! - [`error`]: kernel refusals as variants, decided by errno alone;
-//! - [`link`], [`veth`], [`vxlan`], [`bridge`]: interfaces;
+//! - [`link`], [`veth`], [`vxlan`], [`bridge`], [`vlan`]: interfaces;
 //! - [`addr`], [`route`], [`rule`], [`neigh`], [`fdb`]: what hangs on them;
 //! - [`nft`], [`xtables`], [`tc`]: firewalls and filters, anybody's, to be looked at;
 //! - [`monitor`]: what the kernel says has changed;
@@ -41,6 +41,7 @@ pub mod rule;
 pub mod sysctl;
 pub mod tc;
 pub mod veth;
+pub mod vlan;
 pub mod vxlan;
 mod wire;
 pub mod xtables;

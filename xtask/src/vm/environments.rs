@@ -1,7 +1,7 @@
 //! Machines that are special in some way, and what the agent has to choose there by itself.
 
 use super::{kernels::Kernel, steps::StepName};
-use sinabro_guest::{Cgroups, Environment};
+use sinabro_guest::{Cgroups, Environment, Uplink};
 
 pub struct Special {
     pub name: &'static str,
@@ -10,6 +10,8 @@ pub struct Special {
     /// For the kernel's command line.
     pub command_line: &'static str,
     pub environment: fn() -> Environment,
+    /// What it needs beside the modules of every machine.
+    pub modules: &'static [&'static str],
     /// What is done there.
     pub steps: &'static [StepName],
     /// Another kernel is booted before this one, and files survive.
@@ -27,6 +29,7 @@ impl Special {
         kernels: &[],
         command_line: "",
         environment: Environment::default,
+        modules: &[],
         // Where it is the machine that is special, and not the packets.
         steps: &[StepName::Verify, StepName::Node],
         rebooted: false,
@@ -147,9 +150,33 @@ pub const SPECIAL: &[Special] = &[
             sctp: true,
             ..Environment::default()
         },
+        modules: &["sctp"],
+        ..Special::USUAL
+    },
+    Special {
+        name: "VLAN uplink",
+        kernels: &["5.10", "6.12"],
+        environment: || with_uplink(Uplink::Vlan),
+        modules: &["8021q"],
+        steps: &[StepName::Node],
+        ..Special::USUAL
+    },
+    Special {
+        name: "uplink without link header",
+        kernels: &["5.10", "6.12"],
+        environment: || with_uplink(Uplink::Tun),
+        modules: &["tun"],
+        steps: &[StepName::Node],
         ..Special::USUAL
     },
 ];
+
+fn with_uplink(uplink: Uplink) -> Environment {
+    Environment {
+        uplink,
+        ..Environment::default()
+    }
+}
 
 fn with_sysctl(name: &str, value: &str) -> Environment {
     Environment {

@@ -39,7 +39,8 @@ const MODULES: &[&str] = &[
     "nf_tables",
 ];
 const OPTIONAL_MODULES: &[&str] = &["act_bpf", "tls", "inet_diag", "tcp_diag", "crc32c_generic"];
-const SCTP: &str = "sctp";
+
+const NO_MORE: &[&str] = &[];
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -49,6 +50,10 @@ pub struct Options {
     /// Only this kernel, as `list` names it; can be given more than once
     #[arg(long, value_name = "KERNEL")]
     only: Vec<String>,
+
+    /// Only special machines with this in their name, for example `VLAN`
+    #[arg(long, value_name = "TEXT")]
+    special: Option<String>,
 
     /// Few special machines; and without --only, the oldest kernel, one in the middle, the newest
     #[arg(long)]
@@ -154,7 +159,8 @@ fn list() -> Result<ExitCode> {
 
 fn shell(kernel: &'static Kernel, options: &Options) -> Result<ExitCode> {
     let image = kernel.image()?;
-    let modules = modules_of(&image, true)?;
+    let every = SPECIAL.iter().flat_map(|special| special.modules);
+    let modules = modules_of(&image, &every.copied().collect::<Vec<_>>())?;
     let programs = Programs::build(options.programs.as_deref())?.with_busybox()?;
     let machine = Machine {
         image: &image,
@@ -177,14 +183,20 @@ struct Kit {
     /// The series, or none for somebody's own.
     kernel: Option<&'static Kernel>,
     image: Image,
-    /// Without SCTP, and with it.
-    modules: [Vec<Module>; 2],
+    /// With those that special machines need beside the others.
+    modules: BTreeMap<&'static [&'static str], Vec<Module>>,
 }
 
 impl Kit {
     fn new(kernel: Option<&'static Kernel>, image: Image) -> Result<Self> {
         let step = ui::step(format!("unpacking modules of {}", image.release));
-        let modules = [modules_of(&image, false)?, modules_of(&image, true)?];
+        let mut modules = BTreeMap::from([(NO_MORE, modules_of(&image, NO_MORE)?)]);
+        for special in SPECIAL {
+            let is_its = kernel.is_some_and(|kernel| special.kernels.contains(&kernel.name));
+            if is_its && !modules.contains_key(special.modules) {
+                modules.insert(special.modules, modules_of(&image, special.modules)?);
+            }
+        }
         step.clear();
         Ok(Self {
             kernel,
@@ -262,8 +274,16 @@ fn machines<'a>(options: &Options, kits: &'a [Kit]) -> Vec<(&'a Kit, Option<&'st
             found.extend(of.map(|kit| (kit, Some(special))));
         }
     }
-    found.retain(|(_, special)| !steps(options, *special).is_empty());
+    found.retain(|(_, special)| !steps(options, *special).is_empty() && named(options, *special));
     found
+}
+
+fn named(options: &Options, special: Option<&Special>) -> bool {
+    let name = special.map_or("", |special| special.name);
+    options
+        .special
+        .as_ref()
+        .is_none_or(|text| name.contains(text))
 }
 
 /// What is wanted of such a machine.
@@ -284,10 +304,11 @@ fn plan<'a>(
     stock: &[&'a Kit],
 ) -> Run<'a> {
     let steps = steps(options, special);
-    let with_sctp = special.is_some_and(|special| (special.environment)().sctp);
+    let more = special.map_or(NO_MORE, |special| special.modules);
     let boot = |kit: &'a Kit, steps: &[Step]| Boot {
         image: &kit.image,
-        modules: &kit.modules[usize::from(with_sctp)],
+        // A machine before this one is another kernel's, and needs no more than all do.
+        modules: kit.modules.get(more).unwrap_or(&kit.modules[NO_MORE]),
         steps: steps.to_vec(),
     };
     let before = special.and_then(|special| special.before(kit.kernel));
@@ -333,12 +354,10 @@ fn images(options: &Options) -> Result<Vec<(Option<&'static Kernel>, Image)>> {
     chosen.into_iter().map(image).collect()
 }
 
-fn modules_of(image: &Image, sctp: bool) -> Result<Vec<Module>> {
-    let optional = match sctp {
-        true => &[OPTIONAL_MODULES, &[SCTP]].concat(),
-        false => OPTIONAL_MODULES,
-    };
-    let order = || Modules::list(&image.modules)?.load_order(MODULES, optional);
+/// A kernel that has one of `more` built in has no such module.
+fn modules_of(image: &Image, more: &[&str]) -> Result<Vec<Module>> {
+    let optional = [OPTIONAL_MODULES, more].concat();
+    let order = || Modules::list(&image.modules)?.load_order(MODULES, &optional);
     order().with_context(|| format!("modules of {}", image.release))
 }
 
