@@ -15,7 +15,7 @@ use sinabro_lab::{
     wait::eventually,
 };
 use std::{
-    fs,
+    env, fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
@@ -23,7 +23,7 @@ use std::{
 
 const BIN_DIR: &str = "/run/lab/cni/bin";
 const CONF_DIR: &str = "/run/lab/cni/net.d";
-/// Where distributions put the reference plugins.
+/// Where distributions put the reference plugins, if `cargo xtask test` has not said where they are.
 const REFERENCE: [&str; 3] = ["/usr/lib/cni", "/usr/libexec/cni", "/opt/cni/bin"];
 
 /// A plugin that says what it gets: passes an ADD's `prevResult` on, which the runtime's JSON has
@@ -87,10 +87,11 @@ fn install(node: &Node, name: &str, program: &[u8]) {
 
 /// A plugin of the distribution's.
 fn reference(name: &str) -> Vec<u8> {
-    let found = REFERENCE.iter().map(|dir| Path::new(dir).join(name));
-    let mut found = found.filter_map(|path| fs::read(path).ok());
+    let said = env::var_os("SINABRO_REFERENCE_PLUGINS").map(PathBuf::from);
+    let dirs = said.into_iter().chain(REFERENCE.map(PathBuf::from));
+    let mut found = dirs.filter_map(|dir| fs::read(dir.join(name)).ok());
     let program = found.next();
-    program.unwrap_or_else(|| panic!("no {name}: install containernetworking-plugins"))
+    program.unwrap_or_else(|| panic!("no {name}: run `cargo xtask test`, which fetches it"))
 }
 
 fn start(node: &Node) {

@@ -52,6 +52,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if let Some(dir) = earlier {
         command.env("SINABRO_EARLIER_DIR", dir);
     }
+    if let Some(dir) = setup::reference_plugins() {
+        command.env("SINABRO_REFERENCE_PLUGINS", dir);
+    }
     if let Some(dir) = next.transpose()? {
         command.env("SINABRO_NEXT_DIR", dir);
     }
