@@ -14,5 +14,6 @@ mod first;
 mod kill;
 mod node;
 mod rest;
+mod trace;
 mod traffic;
 mod undo;

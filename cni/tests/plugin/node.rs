@@ -1,6 +1,6 @@
 //! A node and its pods, and the plugin run in the node's network.
 
-use crate::agent::Agent;
+use crate::{agent::Agent, trace};
 use nix::sched::CloneFlags;
 use serde_json::{Value, json};
 use sinabro_lab::Place;
@@ -190,6 +190,18 @@ impl Call<'_> {
     }
 
     pub fn spawn(&self, stdout: Stdio) -> Child {
+        self.spawn_as(stdout, |_| {})
+    }
+
+    /// For `trace::kill_before`, by the calling thread.
+    pub fn traced(&self) -> Child {
+        self.spawn_as(Stdio::null(), |command| {
+            // SAFETY: one system call.
+            unsafe { command.pre_exec(|| Ok(trace::by_parent()?)) };
+        })
+    }
+
+    fn spawn_as(&self, stdout: Stdio, more: impl FnOnce(&mut Command)) -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sinabro"));
         command
             .env_clear()
@@ -202,6 +214,7 @@ impl Call<'_> {
             // SAFETY: only system calls on constant strings.
             unsafe { command.pre_exec(|| Ok(hide_sysctls()?)) };
         }
+        more(&mut command);
         let mut child = command.spawn().unwrap();
         let conf = self.conf.to_string().into_bytes();
         // The plugin may have ended without reading.
