@@ -18,6 +18,7 @@ use sinabro_common::abi::{
     counters::PodCounters,
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
+    fragment::{EarlyFragment, EarlyKey, MAX_EARLY_FRAGMENTS},
     layout::{FieldKey, FieldSpan, MAX_FIELDS, MAX_MAPS, MapRecord},
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
     uplink::{MAX_UPLINKS, Uplink},
@@ -50,6 +51,10 @@ pub static ALIASES: HashMap<Tuple, Alias> = HashMap::pinned(MAX_CONNECTIONS, 0);
 
 #[map]
 pub static FRAGMENTS: LruHashMap<FragmentKey, Fragment> = LruHashMap::pinned(MAX_FRAGMENTS, 0);
+
+#[map]
+pub static EARLY_FRAGMENTS: LruHashMap<EarlyKey, EarlyFragment> =
+    LruHashMap::pinned(MAX_EARLY_FRAGMENTS, 0);
 
 /// One for each pod, one for the host's own and one for all.
 #[map]

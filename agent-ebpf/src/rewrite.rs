@@ -9,7 +9,10 @@ use aya_ebpf::{
     helpers::{bpf_csum_diff, bpf_csum_update},
     programs::TcContext,
 };
-use sinabro_common::{abi::Addr, algo::checksum};
+use sinabro_common::{
+    abi::Addr,
+    algo::{checksum, crc32c},
+};
 
 /// The kernel refused an edit.
 pub struct Failed;
@@ -92,7 +95,8 @@ fn transport(
         proto::UDPLITE => (l4::UDP_CHECKSUM, 0, true),
         proto::ICMP => (icmp::CHECKSUM, 0, false),
         proto::ICMPV6 => (icmp::CHECKSUM, 0, true),
-        // SCTP's sum is over its own bytes alone, and its port stays; others have neither.
+        // No address is in its sum.
+        proto::SCTP if from.1 != to.1 => return sctp_port(ctx, ip, end, from.1, to.1),
         _ => return Ok(()),
     };
     let at = (ip.l4 + checksum) as usize;
@@ -120,6 +124,29 @@ fn transport(
         ctx.store((ip.l4 + offset) as usize, &to.1, 0)?;
     }
     Ok(())
+}
+
+/// A port of SCTP, whose sum is over the whole packet (RFC 9260 §6.8).
+#[inline(never)]
+fn sctp_port(ctx: &TcContext, ip: &Ip, end: End, from: [u8; 2], to: [u8; 2]) -> Result<(), Failed> {
+    // How long the packet is, only its last fragment says.
+    if ip.fragment != Fragment::No {
+        return Err(Failed);
+    }
+    let offset = match end {
+        End::Source => 0,
+        End::Destination => 2,
+    };
+    let at = (ip.l4 + l4::SCTP_CHECKSUM) as usize;
+    let checksum: [u8; 4] = ctx.load(at)?;
+    ctx.store((ip.l4 + offset) as usize, &to, BPF_F_RECOMPUTE_CSUM.into())?;
+    // Zeros: it has none yet, the card or the stack makes it, or none at all (RFC 9653).
+    if checksum == [0; 4] {
+        return Ok(());
+    }
+    let change = [from[0] ^ to[0], from[1] ^ to[1]];
+    let checksum = crc32c::replaced(checksum, change, ip.l4_len - offset - 2);
+    Ok(ctx.store(at, &checksum, BPF_F_RECOMPUTE_CSUM.into())?)
 }
 
 /// The address of one end in the IP header.

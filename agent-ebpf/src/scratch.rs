@@ -17,6 +17,7 @@ use sinabro_common::{
             Alias, Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_EMBRYONIC, Fragment,
             FragmentKey, Tuple,
         },
+        fragment::EarlyKey,
     },
     algo::ct_state,
 };
@@ -50,6 +51,12 @@ pub struct Scratch {
     pub host_ports: u32,
     /// and all ones if both directions have one id, which is its port.
     pub id_mask: u16,
+    /// What the search for a port has to do with mappings (`nat::mapping`),
+    pub search: u32,
+    /// what the record says of it,
+    pub mapping_flags: u16,
+    /// and the alias of the mapping to the port that is tried.
+    pub mapping_alias: Tuple,
     /// What decides which ports are tried.
     pub random: u64,
     /// What the keys of the aliases of all ports have in common ([`Tuple::crowd`]).
@@ -61,6 +68,7 @@ pub struct Scratch {
     pub alias: Alias,
     pub fragment_key: FragmentKey,
     pub fragment: Fragment,
+    pub early_key: EarlyKey,
 }
 
 impl Scratch {

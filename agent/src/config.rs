@@ -19,7 +19,7 @@ pub use value::cidr;
 use crate::{
     acceleration::choice::Mode,
     datapath::ConnectionLimits,
-    plan::{MasqueradeIpv6, Masquerading, masquerade::distinct},
+    plan::{MasqueradeIpv6, Masquerading, UdpMapping, masquerade::distinct},
 };
 use layers::Layers;
 pub use options::Options;
@@ -27,7 +27,7 @@ use sinabro_common::names;
 use std::{ffi::OsString, fmt, io, net::SocketAddr, path::PathBuf};
 use value::{
     absolute_path, acceleration_mode, boolean, device, local_mtu, masquerade_ipv6, memory,
-    node_name, node_ports, number, port_range,
+    node_name, node_ports, number, port_range, udp_mapping,
 };
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
@@ -63,6 +63,7 @@ pub struct Settings {
     pub masquerading: Masquerading,
     /// In the format of ip-masq-agent; need not be there.
     pub masquerade_file: PathBuf,
+    pub udp_mapping: UdpMapping,
     /// First and last, inclusive.
     pub masquerade_ports: Option<(u16, u16)>,
     /// First and last, inclusive; none if there are none.
@@ -228,6 +229,7 @@ impl Settings {
             masquerade_ipv6: layers.parse("masqueradeIPv6", masquerade_ipv6)?,
             masquerading: masquerading(layers)?,
             masquerade_file: layers.parse("masqueradeFile", absolute_path)?,
+            udp_mapping: layers.parse("masqueradeUDPMapping", udp_mapping)?,
             masquerade_ports: layers.optional("masqueradePorts", port_range)?,
             node_ports: layers.parse("nodePorts", node_ports)?,
             connections: layers.parse("connections", connections::capacity)?,

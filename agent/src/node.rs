@@ -15,7 +15,8 @@ use crate::{
     config::Settings,
     datapath::PortSet,
     plan::{
-        Facts, Node, OverlaySettings, PlanError, facts::NodeProblem, non_masquerade, own_device,
+        Facts, Node, OverlaySettings, PlanError, UdpMapping, facts::NodeProblem, non_masquerade,
+        own_device,
     },
     troubles::trouble,
 };
@@ -24,7 +25,8 @@ use sinabro_common::{
     abi::{
         Addr,
         config::{
-            FLAG_LAYER3_UPLINKS, FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_TUNNELS, NodeConfig,
+            FLAG_ENDPOINT_INDEPENDENT, FLAG_LAYER3_UPLINKS, FLAG_MASQUERADE, FLAG_REDIRECT_PEER,
+            FLAG_TUNNELS, NodeConfig,
         },
     },
     api::Trouble,
@@ -67,6 +69,7 @@ pub struct NodeState {
     pub mtu: u32,
     /// Whether packets get the addresses of uplinks, of each family.
     pub masquerade: Masquerade,
+    pub udp_mapping: UdpMapping,
     pub non_masquerade: Vec<IpNet>,
     /// Ports that masqueraded connections keep off, besides those of sockets and of pods.
     pub host_ports: PortSet,
@@ -131,6 +134,7 @@ impl NodeState {
             pod_cidrs: node.pod_cidrs.clone(),
             mtu: device.mtu,
             masquerade,
+            udp_mapping: settings.udp_mapping,
             host_ports,
             non_masquerade: non_masquerade.into_iter().collect(),
             uplinks,
@@ -172,12 +176,16 @@ impl NodeState {
             true => FLAG_LAYER3_UPLINKS,
             false => 0,
         };
+        let mapping = match self.udp_mapping {
+            UdpMapping::AddressAndPortDependent => 0,
+            UdpMapping::EndpointIndependent => FLAG_ENDPOINT_INDEPENDENT,
+        };
         NodeConfig {
             masquerade_v4: first(|uplink| uplink.v4.map(IpAddr::V4)),
             masquerade_v6: first(|uplink| uplink.v6.map(IpAddr::V6)),
             nat_port_min: ports.0,
             nat_port_max: ports.1,
-            flags: FLAG_REDIRECT_PEER | FLAG_TUNNELS | masquerade | layer3,
+            flags: FLAG_REDIRECT_PEER | FLAG_TUNNELS | masquerade | layer3 | mapping,
         }
     }
 }

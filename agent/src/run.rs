@@ -11,6 +11,7 @@
 //! links, programs and maps stay as they are, the pods keep their network.
 
 mod follow_node;
+mod periodic;
 mod restore;
 
 use crate::{
@@ -40,6 +41,7 @@ use crate::{
 };
 use anyhow::{Context as _, anyhow, bail};
 use follow_node::{NodeTask, follow_node};
+use periodic::{every, every_or};
 use restore::{Restored, log_collected, restore, sweep};
 use sinabro_common::names;
 use std::{
@@ -52,14 +54,15 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
     task::{JoinSet, spawn_blocking},
-    time::{MissedTickBehavior, interval, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 /// How soon it is tried again to listen on the metrics address.
 const LISTEN_AGAIN: Duration = Duration::from_secs(5);
 /// How often garbage is looked for.
 const COLLECT: Duration = Duration::from_secs(60);
-/// How often masquerade flows are looked over, and what the programs logged is passed on.
+/// How often masquerade flows are looked over, and what the programs logged is passed on. Sooner if a connection found no
+/// port: the look notes which ones are free, and the connection's next packet finds one.
 const SWEEP: Duration = Duration::from_secs(10);
 /// Runs the agent until it is asked to stop.
 ///
@@ -139,7 +142,12 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         let endpoints = endpoints.clone();
         move || log_collected(&endpoints)
     }));
-    tasks.spawn(every(SWEEP, {
+    let recent_drops = Arc::new(RecentDrops::new(stopping.clone()));
+    let wanted = {
+        let drops = recent_drops.clone();
+        move || drops.clone().out_of_ports()
+    };
+    tasks.spawn(every_or(SWEEP, wanted, {
         let (datapath, endpoints) = (datapath.clone(), endpoints.clone());
         let announcer = announcer.clone();
         let shares = datapath.connections().shares();
@@ -158,7 +166,6 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         }
     }));
 
-    let recent_drops = Arc::new(RecentDrops::new(stopping.clone()));
     for ring in datapath.take_drop_events() {
         let endpoints = endpoints.clone();
         let pods = move || endpoints.all();
@@ -319,19 +326,6 @@ async fn ends(what: &'static str, task: tokio::task::JoinHandle<()>) -> anyhow::
 }
 
 /// Does blocking work again and again.
-async fn every(period: Duration, work: impl Fn() + Clone + Send + 'static) -> anyhow::Result<()> {
-    let mut ticks = interval(period);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first tick is at once, and was done before serving.
-    ticks.tick().await;
-    loop {
-        ticks.tick().await;
-        spawn_blocking(work.clone())
-            .await
-            .context("periodic work failed")?;
-    }
-}
-
 async fn told_to_stop() -> anyhow::Result<&'static str> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

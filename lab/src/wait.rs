@@ -6,8 +6,11 @@
 
 use anyhow::{Result, anyhow};
 use std::{
-    env,
-    sync::OnceLock,
+    env, hint,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -79,6 +82,20 @@ pub fn eventually_some<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T 
     match wait_for(what, || Ok(find())) {
         Ok(found) => found,
         Err(error) => panic!("{error:#}"),
+    }
+}
+
+/// Returns once so many came here, at as nearly the same moment as two processors can have. A processor that is the
+/// other's, too, is given away.
+pub fn meet(arrived: &AtomicU32, all: u32) {
+    arrived.fetch_add(1, Ordering::AcqRel);
+    let mut looks = 0;
+    while arrived.load(Ordering::Acquire) < all {
+        looks += 1;
+        match looks % 10_000 {
+            0 => thread::yield_now(),
+            _ => hint::spin_loop(),
+        }
     }
 }
 

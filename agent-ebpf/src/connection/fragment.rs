@@ -11,9 +11,9 @@ use sinabro_common::abi::Addr;
 /// As long as hosts wait for the rest of a packet (net.ipv4.ipfrag_time).
 const LIFETIME_NS: u64 = 30_000_000_000;
 
-/// Which packet this is a fragment of.
+/// Which packet this is a fragment of, in `scratch.fragment_key`; false if that cannot be read.
 #[inline(always)]
-fn identify(ctx: &TcContext, scratch: &mut Scratch) -> bool {
+pub fn identify(ctx: &TcContext, scratch: &mut Scratch) -> bool {
     let Scratch {
         ip,
         fragment_key: key,
@@ -47,13 +47,25 @@ pub fn note(ctx: &TcContext, scratch: &mut Scratch, addr: &Addr) {
 /// Whether the first of a later fragment was seen; the address to write is in `scratch.fragment` then.
 #[inline(always)]
 pub fn find(ctx: &TcContext, scratch: &mut Scratch) -> bool {
-    if !identify(ctx, scratch) {
-        return false;
-    }
+    identify(ctx, scratch) && find_identified(scratch)
+}
+
+/// The same of a fragment that is identified.
+#[inline(always)]
+pub fn find_identified(scratch: &mut Scratch) -> bool {
     let Some(found) = FRAGMENTS.get_ptr(&scratch.fragment_key) else {
         return false;
     };
-    // SAFETY: a value that the map just gave; it is written whole.
-    scratch.fragment = unsafe { *found };
-    now().wrapping_sub(scratch.fragment.seen_ns) < LIFETIME_NS
+    // SAFETY: a value that the map just gave.
+    unsafe {
+        scratch.fragment.addr = Addr::at(&raw const (*found).addr);
+        scratch.fragment.seen_ns = (*found).seen_ns;
+    }
+    is_fresh(scratch.fragment.seen_ns)
+}
+
+/// Whether what was seen then is still of the same packet.
+#[inline(always)]
+pub fn is_fresh(seen_ns: u64) -> bool {
+    now().wrapping_sub(seen_ns) < LIFETIME_NS
 }

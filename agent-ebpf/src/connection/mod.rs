@@ -5,6 +5,7 @@ pub mod share;
 
 use crate::{
     maps::{ALIASES, CONNECTIONS, EEXIST, LIMITS},
+    nat::mapping,
     parse::{l4::TCP_RST, proto},
     scratch::Scratch,
 };
@@ -15,7 +16,7 @@ use aya_ebpf::{
 use sinabro_common::{
     abi::{
         Addr,
-        connection::{Connection, ConnectionKey, FLAG_EMBRYONIC, FLAG_MASQUERADED},
+        connection::{Connection, ConnectionKey, FLAG_EMBRYONIC, FLAG_MAPPED, FLAG_MASQUERADED},
     },
     algo::{
         ct_state::{self, RST},
@@ -97,7 +98,7 @@ pub fn begin_untranslated(scratch: &mut Scratch, flags: u16, payer: u32) -> bool
 pub enum Noted {
     /// Nothing that anything depends on.
     Same,
-    /// How far the connection is: see [`changed`].
+    /// How far the connection is, or how long its mapping lives: see [`changed`].
     Changed,
     /// It was over before that packet, which is not noted.
     Over,
@@ -119,6 +120,8 @@ pub unsafe fn note(
     // another connection if this one ends at this very moment, idle for its whole life.
     unsafe {
         let ticks = ticks();
+        // Not compared here: the verifier would walk the rest once more.
+        let mut mapped = 0;
         if is_due(ticks, (*connection).seen_ticks) {
             let now = now();
             let idle = now.wrapping_sub((*connection).last_seen_ns);
@@ -130,6 +133,7 @@ pub unsafe fn note(
                 (*connection).last_seen_ns = now;
             }
             (*connection).seen_ticks = ticks;
+            mapped = (*connection).flags & FLAG_MAPPED;
         }
         let states = (&raw mut (*connection).states).cast::<u8>();
         let (own, other) = match from_high {
@@ -140,6 +144,10 @@ pub unsafe fn note(
         let mut changed = Noted::Same;
         if state != *own {
             *own = state;
+            changed = Noted::Changed;
+        }
+        // Its mapping is to live as long.
+        if mapped != 0 {
             changed = Noted::Changed;
         }
         // Who goes on sending has not taken the other end's reset, which anybody may have forged. An end that did
@@ -186,12 +194,16 @@ pub unsafe fn is_over(connection: *const Connection, proto: u8, idle_ns: u64) ->
 }
 
 /// What follows from another stage of `scratch.key`'s connection: it is no longer among those that nobody
-/// answered, its port may be another's soon, or not after all.
+/// answered, its port may be another's soon, or not after all. Its mapping is noted with it.
 #[inline(never)]
 pub fn changed(scratch: &mut Scratch) -> u32 {
     let Some(connection) = find(&scratch.key) else {
         return 0;
     };
+    // SAFETY: a value that the map just gave.
+    if unsafe { (*connection).has(FLAG_MAPPED) } {
+        mapping::note(scratch);
+    }
     let proto = scratch.key.proto;
     // SAFETY: a value that the map just gave.
     let (stage, record) = unsafe { (stage(connection, proto), &*connection) };
@@ -200,7 +212,8 @@ pub fn changed(scratch: &mut Scratch) -> u32 {
         unsafe { (*connection).flags &= !FLAG_EMBRYONIC };
         share::answered(record.payer);
     }
-    if !record.has(FLAG_MASQUERADED) {
+    // No connection of datagrams is ever closed.
+    if record.flags & (FLAG_MASQUERADED | FLAG_MAPPED) != FLAG_MASQUERADED {
         return 0;
     }
     let Scratch { key, alias_key, .. } = scratch;
@@ -211,7 +224,8 @@ pub fn changed(scratch: &mut Scratch) -> u32 {
         alias_key.src = key.high;
         alias_key.src_port = key.high_port;
     }
-    alias_key.dst = record.nat;
+    // SAFETY: as above.
+    alias_key.dst = unsafe { Addr::at(&raw const record.nat) };
     alias_key.proto = key.proto;
     alias_key.set_dst_port(record.nat_port);
     let Some(alias) = ALIASES.get_ptr_mut(&scratch.alias_key) else {

@@ -1,7 +1,8 @@
 //! What comes in by an uplink.
 
 use super::{
-    error, find_source, is_carried, is_error, keeps_source, leave::KNOWN, masquerading, translate,
+    early, error, find_source, is_carried, is_error, keeps_source, leave::KNOWN, masquerading,
+    translate,
 };
 use crate::{
     PASS,
@@ -18,6 +19,7 @@ use crate::{
 };
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::abi::{
+    Addr,
     config::NodeConfig,
     connection::{FLAG_INBOUND, FLAG_MASQUERADED},
     drop::DropReason,
@@ -28,10 +30,24 @@ const SYN_FIN_RST: u8 = TCP_SYN | TCP_FIN | TCP_RST;
 
 /// Nobody's alias is the packet's destination.
 const NONE: i32 = 66;
+/// A fragment has its pod's address now.
+const GIVEN: i32 = 68;
+
+/// What comes in, and what waits behind it if it is a fragment.
+///
+/// One function after another, as in [`super::leave::leave`].
+#[inline(always)]
+pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    match translated(skb, scratch) {
+        GIVEN => early::follow(skb, scratch),
+        PASS if scratch.ip.fragment == Fragment::First => early::stays(skb, scratch),
+        action => action,
+    }
+}
 
 /// Gives an answer back to whom it is for, and remembers connections that come in to a pod's own address.
 #[inline(always)]
-pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+fn translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let ctx = TcContext::new(skb);
     let Some(config) = masquerading() else {
         return PASS;
@@ -40,7 +56,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         return PASS;
     }
     if scratch.ip.fragment == Fragment::Later {
-        return later(&ctx, scratch);
+        return later(skb, scratch);
     }
     if is_error(scratch) {
         return error::arrive(skb, scratch);
@@ -58,7 +74,10 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         fragment::note(&ctx, scratch, &addr);
     }
     let to = (&scratch.alias.addr, scratch.alias.port);
-    translate(&ctx, scratch, End::Destination, to)
+    match translate(&ctx, scratch, End::Destination, to) {
+        PASS if scratch.ip.fragment == Fragment::First => GIVEN,
+        action => action,
+    }
 }
 
 /// Whether a packet may be for a translated port.
@@ -86,7 +105,7 @@ fn known(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
     };
     // SAFETY: a value that the map just gave.
     unsafe {
-        scratch.alias.addr = (*alias).addr;
+        scratch.alias.addr = Addr::at(&raw const (*alias).addr);
         scratch.alias.port = (*alias).port;
         let ticks = connection::ticks();
         let is_due = scratch.l4.tcp_flags & SYN_FIN_RST != 0
@@ -171,16 +190,23 @@ fn inbound(scratch: &mut Scratch) -> i32 {
     PASS
 }
 
-/// A fragment that names no ports. One whose first was not seen may be the node's own: its stack knows what
-/// to do with it.
+/// A fragment that names no ports. One whose first was not seen waits for it, and may be the node's own: its stack
+/// knows what to do with it.
 #[inline(always)]
-fn later(ctx: &TcContext, scratch: &mut Scratch) -> i32 {
-    if !fragment::find(ctx, scratch) {
+fn later(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let ctx = &TcContext::new(skb);
+    if !fragment::identify(ctx, scratch) {
         return PASS;
+    }
+    if !fragment::find_identified(scratch) {
+        match early::keep(skb, scratch) {
+            KNOWN => {}
+            action => return action,
+        }
     }
     let (from, to) = (&scratch.ip.dst, &scratch.fragment.addr);
     match rewrite::address(ctx, &scratch.ip, End::Destination, from, to) {
-        Ok(()) => PASS,
+        Ok(()) => GIVEN,
         Err(rewrite::Failed) => drop(DropReason::RewriteFailed),
     }
 }

@@ -5,7 +5,7 @@
 //! looks for an alias. So of a pod and a host's process that come at the same time at least one sees the
 //! other.
 
-use super::{crowd, drop, leave::KNOWN};
+use super::{crowd, drop, leave::KNOWN, mapping};
 use crate::{
     PASS,
     atomic::add_u32,
@@ -34,7 +34,7 @@ use sinabro_common::{
 };
 
 /// A port was found.
-const FOUND: i32 = 0;
+pub const FOUND: i32 = 0;
 
 /// Claims a translation of `scratch.tuple` to `scratch.nat` and writes its record: [`KNOWN`], or what becomes
 /// of the packet.
@@ -53,37 +53,62 @@ fn claimed(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if !share::take(payer) {
         return drop(DropReason::ConnectionShare);
     }
+    scratch.mapping_flags = 0;
     let picked = match has_ports(scratch.tuple.proto) {
-        true => pick(skb, scratch),
+        true => port(skb, scratch),
         false => only(scratch),
     };
     if picked != FOUND {
         share::give(payer, true);
-        return picked;
+        return match picked {
+            mapping::LOST => join(scratch),
+            dropped => dropped,
+        };
     }
     scratch.connection.nat = scratch.alias_key.dst;
     scratch.connection.nat_port = scratch.alias_key.dst_port;
-    scratch.begin(FLAG_MASQUERADED, payer, connection::now());
+    let flags = FLAG_MASQUERADED | scratch.mapping_flags;
+    scratch.begin(flags, payer, connection::now());
     match CONNECTIONS.insert(&scratch.key, &scratch.connection, BPF_NOEXIST.into()) {
         Ok(()) => KNOWN,
         Err(error) => {
             // Nobody else touches a claim that no record leads to.
             let _ = ALIASES.remove(&scratch.alias_key);
             share::give(payer, true);
-            if error == EEXIST
-                && let Some(winner) = connection::find(&scratch.key)
-            {
-                // SAFETY: a value that the map just gave.
-                unsafe {
-                    scratch.connection.nat = (*winner).nat;
-                    scratch.connection.nat_port = (*winner).nat_port;
-                }
-                if scratch.connection.nat != Addr::UNSPECIFIED {
-                    return KNOWN;
-                }
+            match error {
+                EEXIST => join(scratch),
+                _ => drop(DropReason::NatTableFull),
             }
-            drop(DropReason::NatTableFull)
         }
+    }
+}
+
+/// Gives the packet the translation that another processor has just claimed for its connection.
+#[inline(never)]
+fn join(scratch: &mut Scratch) -> i32 {
+    if let Some(winner) = connection::find(&scratch.key) {
+        // SAFETY: a value that the map just gave.
+        unsafe {
+            scratch.connection.nat = Addr::at(&raw const (*winner).nat);
+            scratch.connection.nat_port = (*winner).nat_port;
+        }
+        if scratch.connection.nat != Addr::UNSPECIFIED {
+            return KNOWN;
+        }
+    }
+    drop(DropReason::NatTableFull)
+}
+
+/// A port, the mapping's where there is one.
+#[inline(always)]
+fn port(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let found = match mapping::look(skb, scratch) {
+        TAKEN => pick(skb, scratch),
+        found => return found,
+    };
+    match found == FOUND && mapping::begins(scratch) {
+        true => mapping::begin(skb, scratch),
+        false => found,
     }
 }
 
@@ -92,13 +117,13 @@ fn claimed(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 fn has_ports(proto: u8) -> bool {
     matches!(
         proto,
-        proto::TCP | proto::UDP | proto::UDPLITE | proto::ICMP | proto::ICMPV6
+        proto::TCP | proto::UDP | proto::UDPLITE | proto::SCTP | proto::ICMP | proto::ICMPV6
     )
 }
 
 /// Makes the alias in the scratch the client's own.
 #[inline(always)]
-fn own(scratch: &mut Scratch) {
+pub fn own(scratch: &mut Scratch) {
     scratch.alias.addr = scratch.tuple.src;
     scratch.alias.port = scratch.tuple.src_port;
     scratch.alias.takers = 0;
@@ -109,7 +134,7 @@ fn own(scratch: &mut Scratch) {
 
 /// Makes the key of the alias that is for answers to a port of the address that the packet is to have.
 #[inline(always)]
-fn address_answers(scratch: &mut Scratch, port: [u8; 2]) {
+pub fn address_answers(scratch: &mut Scratch, port: [u8; 2]) {
     let Scratch {
         tuple,
         nat,
@@ -119,8 +144,7 @@ fn address_answers(scratch: &mut Scratch, port: [u8; 2]) {
     tuple.write_reply_to(nat, port, alias_key);
 }
 
-/// A connection of two addresses, or of SCTP, whose ports are in a sum over all of its packet: there is no other
-/// to choose.
+/// A connection of two addresses: there is no port to choose.
 #[inline(never)]
 fn only(scratch: &mut Scratch) -> i32 {
     address_answers(scratch, scratch.tuple.src_port);
@@ -162,7 +186,7 @@ fn pick(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 }
 
 /// Somebody has the port.
-const TAKEN: i32 = 2;
+pub const TAKEN: i32 = 2;
 
 /// One attempt, as a function: the verifier forgets on its way out by which way it went through. The client's own port
 /// comes first.
@@ -172,6 +196,9 @@ fn try_port(skb: *mut __sk_buff, scratch: &mut Scratch, attempt: u32) -> i32 {
         return TAKEN;
     };
     let own = u16::from_be_bytes(scratch.tuple.src_port);
+    if attempt == mapping::GIVES_UP {
+        mapping::give_up(scratch);
+    }
     let (min, max) = (config.nat_port_min, config.nat_port_max);
     let random = port_pick::candidate(scratch.random, own, attempt, min, max);
     let port = match attempt {
@@ -192,9 +219,23 @@ fn try_port(skb: *mut __sk_buff, scratch: &mut Scratch, attempt: u32) -> i32 {
     result
 }
 
-/// Claims the port that is in the alias's key.
+/// Claims the port that is in the alias's key, and what a mapping needs of it.
 #[inline(never)]
 fn claim_port(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let reserved = mapping::reserve(scratch);
+    if reserved != FOUND {
+        return reserved;
+    }
+    let claimed = claim_alias(skb, scratch);
+    if claimed != FOUND {
+        mapping::release(scratch);
+    }
+    claimed
+}
+
+/// Claims the port that is in the alias's key towards the remote end in it.
+#[inline(never)]
+pub fn claim_alias(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     match ALIASES.insert(&scratch.alias_key, &scratch.alias, BPF_NOEXIST.into()) {
         Ok(()) => {}
         Err(EEXIST) if take_over(scratch) => {}
@@ -214,6 +255,16 @@ fn claim_port(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 fn is_of_host(first: u32, port: u16) -> bool {
     let word = HOST_PORTS.get(first + u32::from(port / 64));
     word.is_some_and(|word| word >> (port % 64) & 1 != 0)
+}
+
+/// Whether connections of a protocol may have this port, as the settings and the host's ports are.
+#[inline(always)]
+pub fn may_have(proto: u8, port: u16) -> bool {
+    let Some(config) = CONFIG.get(0) else {
+        return false;
+    };
+    let first = host_port_word(proto, 0).map_or(u32::MAX / 2, |(word, _)| word);
+    port >= config.nat_port_min && port <= config.nat_port_max && !is_of_host(first, port)
 }
 
 /// Takes the alias of a connection that is over. Of several that try at the same time at most one may, for all
@@ -238,7 +289,7 @@ fn take_over(scratch: &mut Scratch) -> bool {
         } = &mut *scratch;
         real.src = alias_key.src;
         real.src_port = alias_key.src_port;
-        real.dst = (*alias).addr;
+        real.dst = Addr::at(&raw const (*alias).addr);
         real.proto = alias_key.proto;
         real.set_dst_port((*alias).port);
         real.write_key(other_key);
@@ -289,6 +340,10 @@ pub fn renew(scratch: &mut Scratch) -> bool {
         scratch.connection.nat_port = (*found).nat_port;
         ((*found).payer, (*found).has(FLAG_EMBRYONIC))
     };
+    let mapping_flags = mapping::renews(scratch, payer);
+    if mapping_flags == mapping::REFUSED {
+        return false;
+    }
     scratch.connection.nat = scratch.nat;
     address_answers(scratch, scratch.connection.nat_port);
     own(scratch);
@@ -309,7 +364,8 @@ pub fn renew(scratch: &mut Scratch) -> bool {
     {
         return false;
     }
-    scratch.begin(FLAG_MASQUERADED, payer, connection::now());
+    let flags = FLAG_MASQUERADED | mapping_flags as u16;
+    scratch.begin(flags, payer, connection::now());
     if !embryonic {
         share::unanswered(payer);
     }

@@ -4,6 +4,7 @@
 //! All of it is a hint. A bit that is lost, as two processors write to one word, costs a try; a bit that stays although its
 //! port is free again costs that port until the agent's next sweep.
 
+use super::mapping;
 use crate::{
     maps::{ALIASES, CROWDED, UNUSABLE_PORTS},
     scratch::Scratch,
@@ -15,20 +16,24 @@ use sinabro_common::{
     algo::port_pick::{self, RANDOM_ATTEMPTS},
 };
 
-/// Makes the key by which the remote end is noted, of the alias's, which has no port yet.
+/// Makes the key by which the remote end is noted, of the alias's, which has no port yet. Of a port that becomes a
+/// mapping's it is the end that stands for all.
 #[inline(always)]
 pub fn name(scratch: &mut Scratch) {
+    let begins = mapping::begins(scratch);
     let Scratch {
         crowd_key,
         alias_key,
+        mapping_alias,
         id_mask,
         ..
     } = scratch;
-    crowd_key.src = alias_key.src;
-    crowd_key.dst = alias_key.dst;
-    let remote = u16::from_be_bytes(alias_key.src_port) & !*id_mask;
+    let of = if begins { mapping_alias } else { alias_key };
+    crowd_key.src = of.src;
+    crowd_key.dst = of.dst;
+    let remote = u16::from_be_bytes(of.src_port) & !*id_mask;
     crowd_key.src_port = remote.to_be_bytes();
-    crowd_key.proto = alias_key.proto;
+    crowd_key.proto = of.proto;
 }
 
 /// The port to try: the random one until the remote end is crowded.
@@ -80,11 +85,17 @@ pub fn note(scratch: &mut Scratch) -> u32 {
     let Some(ports) = CROWDED.get_ptr_mut(&scratch.crowd_key) else {
         return 0;
     };
-    if let Some(alias) = ALIASES.get_ptr(&scratch.alias_key)
+    let begins = mapping::begins(scratch);
+    let key = match begins {
+        true => &scratch.mapping_alias,
+        false => &scratch.alias_key,
+    };
+    match ALIASES.get_ptr(key) {
         // SAFETY: a value that the map just gave.
-        && unsafe { (*alias).reusable_ns } != 0
-    {
-        return 0;
+        Some(alias) if unsafe { (*alias).reusable_ns } != 0 => return 0,
+        // Taken towards the packet's remote end alone.
+        None if begins => return 0,
+        _ => {}
     }
     let port = u16::from_be_bytes(scratch.alias_key.dst_port);
     let word = u32::from(port) / 64;

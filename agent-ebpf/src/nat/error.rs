@@ -16,7 +16,7 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use core::mem::MaybeUninit;
-use sinabro_common::abi::{connection::FLAG_MASQUERADED, drop::DropReason};
+use sinabro_common::abi::{Addr, connection::FLAG_MASQUERADED, drop::DropReason};
 
 /// An error about what a pod sent, as it is outside.
 #[inline(never)]
@@ -30,7 +30,10 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         return PASS;
     };
     // SAFETY: a value that the map just gave.
-    (scratch.alias.addr, scratch.alias.port) = unsafe { ((*alias).addr, (*alias).port) };
+    unsafe {
+        scratch.alias.addr = Addr::at(&raw const (*alias).addr);
+        scratch.alias.port = (*alias).port;
+    }
     finish(quoted(skb, scratch, End::Source).and_then(|()| outer(skb, scratch, End::Destination)))
 }
 
@@ -60,7 +63,8 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         if (*found).flags & FLAG_MASQUERADED == 0 {
             return PASS;
         }
-        (scratch.alias.addr, scratch.alias.port) = ((*found).nat, (*found).nat_port);
+        scratch.alias.addr = Addr::at(&raw const (*found).nat);
+        scratch.alias.port = (*found).nat_port;
     }
     let quoted = quoted(skb, scratch, End::Destination);
     finish(match is_of_sender {
@@ -138,6 +142,8 @@ fn quoted(skb: *mut __sk_buff, scratch: &mut Scratch, end: End) -> Result<(), Fa
         proto::UDPLITE => (l4::UDP_CHECKSUM, 0, true, offset),
         proto::ICMP => (icmp::CHECKSUM, 0, false, icmp::ECHO_ID),
         proto::ICMPV6 => (icmp::CHECKSUM, 0, true, icmp::ECHO_ID),
+        // Behind any packet: whoever gets an error cannot check the sum over a packet that is cut off.
+        proto::SCTP => (u32::MAX - 2, 0, false, offset),
         _ => {
             // The address alone; IPv4's header makes up for it itself.
             return match ip.v6 {

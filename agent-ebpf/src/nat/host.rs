@@ -16,7 +16,10 @@ use crate::{
     scratch::Scratch,
 };
 use sinabro_common::{
-    abi::connection::{FLAG_MASQUERADED, HOST_SHARE},
+    abi::{
+        Addr,
+        connection::{FLAG_MASQUERADED, HOST_SHARE},
+    },
     algo::ct_state,
 };
 
@@ -73,7 +76,7 @@ pub fn claimed(scratch: &mut Scratch, is_noted: bool) -> i32 {
                     if noted == Noted::Changed {
                         connection::changed(scratch);
                     }
-                    scratch.connection.nat = (*found).nat;
+                    scratch.connection.nat = Addr::at(&raw const (*found).nat);
                     scratch.connection.nat_port = (*found).nat_port;
                     return KNOWN;
                 }

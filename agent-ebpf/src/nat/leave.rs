@@ -140,7 +140,7 @@ fn known(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         if kind != FLAG_MASQUERADED || !is_from_client {
             return PASS;
         }
-        scratch.connection.nat = (*found).nat;
+        scratch.connection.nat = Addr::at(&raw const (*found).nat);
         scratch.connection.nat_port = (*found).nat_port;
     }
     KNOWN

@@ -1,17 +1,19 @@
 //! Masquerade: what pods of this node send out of the cluster gets the address of the uplink that it leaves by.
 //!
 //! - [`leave`]: what leaves by an uplink; [`claim`]: a translation for a new connection;
-//!   [`crowd`]: which ports are taken where few are left;
-//! - [`arrive`]: what comes in by one;
+//!   [`crowd`]: which ports are taken where few are left; [`mapping`]: one port towards all remote ends;
+//! - [`arrive`]: what comes in by one; [`early`]: fragments that do so before the first of their packet;
 //! - [`error`]: ICMP errors, which quote packets, in both directions;
 //! - [`host`]: the node's own connections, which keep their ports while no pod's has them.
 
 pub mod arrive;
 pub mod claim;
 pub mod crowd;
+pub mod early;
 pub mod error;
 pub mod host;
 pub mod leave;
+pub mod mapping;
 
 use crate::{
     PASS,

@@ -12,6 +12,10 @@ pub const HOP_LIMIT: u32 = 7;
 pub const SRC: u32 = 8;
 pub const DST: u32 = 24;
 
+/// First byte of an address that nobody sends from (RFC 4291 §2.7): the kernel drops such packets, and in the maps such an
+/// address stands for others ([`Addr::any_remote`]).
+const MULTICAST: u8 = 0xff;
+
 /// Without extension headers.
 pub const HEADER_LEN: u32 = 40;
 const MAX_EXTENSIONS: u32 = 6;
@@ -66,6 +70,9 @@ pub fn read(ctx: &impl Packet, at: u32, whole: bool) -> Option<Ip> {
         // (draft-itojun-v6ops-v4mapped-harmful).
         return None;
     }
+    if src.0[0] == MULTICAST {
+        return None;
+    }
     let rest = rest(ctx, at, fixed)?;
     Some(Ip {
         src,
@@ -101,7 +108,7 @@ pub fn read_into(ctx: &impl Packet, at: u32, whole: bool, to: &mut MaybeUninit<I
         if !ctx.load_into(at + SRC, src) || !ctx.load_into(at + DST, dst) {
             return false;
         }
-        if (*src).as_v4().is_some() || (*dst).as_v4().is_some() {
+        if (*src).as_v4().is_some() || (*dst).as_v4().is_some() || (*src).0[0] == MULTICAST {
             return false;
         }
         let Some(rest) = rest(ctx, at, fixed) else {

@@ -5,6 +5,7 @@ use super::{Fragment, Header, Ip, Packet, icmp, proto};
 /// Offsets of checksums from the start of the transport header.
 pub const TCP_CHECKSUM: u32 = 16;
 pub const UDP_CHECKSUM: u32 = 6;
+pub const SCTP_CHECKSUM: u32 = 8;
 
 /// Flags of a TCP header (RFC 9293 §3.1), as in [`L4::tcp_flags`].
 pub const TCP_FIN: u8 = 0x01;

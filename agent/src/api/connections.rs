@@ -72,6 +72,8 @@ pub fn table(datapath: &Datapath) -> Result<TableReport, DatapathError> {
         closing: usage.closing,
         capacity: usage.capacity,
         masqueraded: usage.masqueraded,
+        mappings: usage.mappings,
+        apart: usage.apart,
         aliases: usage.aliases,
         refused: of_pods.map(|(_, share)| share.refused).sum(),
         sweeps: usage.sweeps,

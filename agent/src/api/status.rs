@@ -225,6 +225,7 @@ impl Core {
             link_local: choice.link_local,
             link_local_ipv6: choice.link_local_ipv6,
             nodes: choice.nodes,
+            udp_mapping: Some(state.udp_mapping.to_string()),
             file: said.from.map(|path| path.display().to_string()),
         }
     }

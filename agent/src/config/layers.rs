@@ -177,6 +177,7 @@ pub fn file_key(id: &str) -> String {
         "local_mtu" => return "localMTU".into(),
         "masquerade_ipv6" => return "masqueradeIPv6".into(),
         "masquerade_link_local_ipv6" => return "masqueradeLinkLocalIPv6".into(),
+        "masquerade_udp_mapping" => return "masqueradeUDPMapping".into(),
         "non_masquerade_cidrs" => return "nonMasqueradeCIDRs".into(),
         _ => {}
     }

@@ -179,6 +179,18 @@ pub struct Options {
     )]
     masquerade_nodes: Option<String>,
 
+    /// Whether a pod's UDP port has a port outside for each remote address and port
+    /// (address-and-port-dependent) or one for all of them (endpoint-independent), as peers behind
+    /// other NATs need it: STUN, WebRTC, SIP, games. RFC 4787, section 4.1.
+    #[arg(
+        long = "masquerade-udp-mapping",
+        env = "SINABRO_MASQUERADE_UDP_MAPPING",
+        value_name = "MAPPING",
+        default_value = "address-and-port-dependent"
+    )]
+    #[serde(rename = "masqueradeUDPMapping")]
+    masquerade_udp_mapping: Option<String>,
+
     /// What is not masqueraded, in the format of ip-masq-agent (YAML or JSON: nonMasqueradeCIDRs,
     /// masqLinkLocal, masqLinkLocalIPv6, resyncInterval), read again whenever it changes. What it
     /// says takes the place of the settings; it need not be there.

@@ -47,6 +47,7 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.masquerade_ipv6, MasqueradeIpv6::Auto);
     assert_eq!(settings.masquerading, Masquerading::default());
     assert_eq!(settings.masquerade_file, Path::new(names::MASQUERADE_FILE));
+    assert_eq!(settings.udp_mapping, UdpMapping::AddressAndPortDependent);
     assert_eq!(settings.node_ports, Some((30_000, 32_767)));
     let none = load(&["--nodes=/n", "--node-ports=none"]).unwrap();
     assert_eq!(none.node_ports, None);
@@ -138,6 +139,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         masqueradeLinkLocalIPv6: true
         masqueradeNodes: false
         masqueradeFile: /etc/m
+        masqueradeUDPMapping: endpoint-independent
         masqueradePorts: 61000-65535
         nodePorts: 31000-31999
         connections: 500000
@@ -198,6 +200,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
             nodes: false,
         },
         masquerade_file: "/etc/m".into(),
+        udp_mapping: UdpMapping::EndpointIndependent,
         masquerade_ports: Some((61000, 65535)),
         node_ports: Some((31000, 31999)),
         connections: Some(500_000),
@@ -302,6 +305,8 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("masqueradeLinkLocalIPv6", "no"),
         ("masqueradeNodes", "auto"),
         ("masqueradeFile", "ip-masq-agent"),
+        ("masqueradeUDPMapping", "address-dependent"),
+        ("masqueradeUDPMapping", "true"),
         ("tcpAcceleration", "true"),
         ("tcpAcceleration", "Auto"),
         ("tcpAccelerationLoopback", "opt-in"),

@@ -1,7 +1,10 @@
 //! Text to values, with the reason if it is none.
 
 use super::{MAX_MTU, MIN_MTU};
-use crate::{acceleration::choice::Mode, plan::MasqueradeIpv6};
+use crate::{
+    acceleration::choice::Mode,
+    plan::{MasqueradeIpv6, UdpMapping},
+};
 use ipnet::IpNet;
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -111,6 +114,13 @@ pub fn masquerade_ipv6(text: &str) -> Result<MasqueradeIpv6, String> {
         "off" | "false" => Ok(MasqueradeIpv6::Off),
         _ => Err("expected auto, on or off".into()),
     }
+}
+
+pub fn udp_mapping(text: &str) -> Result<UdpMapping, String> {
+    UdpMapping::EVERY
+        .into_iter()
+        .find(|mapping| mapping.to_string() == text)
+        .ok_or_else(|| "expected address-and-port-dependent or endpoint-independent".into())
 }
 
 pub fn acceleration_mode(text: &str) -> Result<Mode, String> {

@@ -50,6 +50,10 @@ impl<'a> Filter<'a> {
     /// One end is the pod's and the other where it should be. Without a pod any of this node's; and where
     /// neither end is, as of one that has just gone, both are remote.
     fn wants_ends(&self, row: &Row, pods: &PodNames) -> bool {
+        // A mapping has no other end that could be somewhere.
+        if row.is_mapping() && self.remote.is_some() {
+            return false;
+        }
         let (client, server) = (row.sent.src, row.sent.dst);
         let is_local = |addr| match (self.pod, pods.at(addr)) {
             (Some(pod), name) => name == Some(pod),

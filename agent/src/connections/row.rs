@@ -5,15 +5,17 @@ use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            Connection, ConnectionKey, FLAG_MASQUERADED, FLAG_STACK, Limits, Tuple, has_one_id,
+            Connection, ConnectionKey, FLAG_APART, FLAG_MAPPED, FLAG_MAPPING, FLAG_MASQUERADED,
+            FLAG_STACK, Limits, Tuple, has_one_id,
         },
     },
     algo::{
         ct_state::{FIN, SEEN},
         lifetime::{self, Stage},
     },
-    api::{ConnectionReport, PacketEnd, StateClass, protocol_name},
+    api::{ConnectionReport, Mapped, PacketEnd, StateClass, protocol_name},
 };
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -41,7 +43,11 @@ impl Row {
         let (client, server) = record.client_and_server();
         let lived = record.last_seen_ns.saturating_sub(record.began_ns);
         let stage = lifetime::stage(key.proto, client, server, lived);
-        let lifetime_ns = u64::from(*limits.lifetimes.get(stage as usize)?) * SECOND_NS;
+        let seconds = match record.has(FLAG_MAPPING) {
+            true => lifetime::of_mapping(&limits.lifetimes),
+            false => *limits.lifetimes.get(stage as usize)?,
+        };
+        let lifetime_ns = u64::from(seconds) * SECOND_NS;
         let idle_ns = now_ns.saturating_sub(record.last_seen_ns);
         (idle_ns <= lifetime_ns).then(|| Self {
             sent: record.from_client(&key),
@@ -55,8 +61,27 @@ impl Row {
         })
     }
 
-    /// A word of conntrack(8).
+    /// What it has to do with a mapping.
+    pub fn mapping(&self) -> Option<Mapped> {
+        let of = [
+            (FLAG_MAPPING, Mapped::Mapping),
+            (FLAG_MAPPED, Mapped::Mapped),
+            (FLAG_APART, Mapped::Apart),
+        ];
+        let mut of = of.into_iter().filter(|(flag, _)| self.record.has(*flag));
+        of.next().map(|(_, mapped)| mapped)
+    }
+
+    /// No connection, but what connections have their port from.
+    pub fn is_mapping(&self) -> bool {
+        self.record.has(FLAG_MAPPING)
+    }
+
+    /// A word of conntrack(8), which has none for mappings.
     pub fn state(&self) -> &'static str {
+        if self.is_mapping() {
+            return "MAPPING";
+        }
         match self.stage {
             Stage::SynSent => "SYN_SENT",
             Stage::SynReceived => "SYN_RECV",
@@ -93,10 +118,11 @@ impl Row {
             .then_some((self.record.nat, self.record.nat_port))
     }
 
-    /// Ports of both ends and of the client outside; none where the protocol has no such thing.
+    /// Ports of both ends and of the client outside; none where the protocol, or a mapping, has no such thing.
     pub fn ports(&self) -> [Option<u16>; 3] {
         let outside = self.masqueraded_as().map(|(_, port)| port);
-        [Some(self.sent.src_port), Some(self.sent.dst_port), outside].map(|port| self.port(port?))
+        let server = (!self.is_mapping()).then_some(self.sent.dst_port);
+        [Some(self.sent.src_port), server, outside].map(|port| self.port(port?))
     }
 
     /// None of protocols without ports; ids of echo messages tell nobody where they lead to.
@@ -120,16 +146,30 @@ impl Row {
         ConnectionReport {
             protocol: protocol_name(self.sent.proto).into_owned(),
             client: end(self.sent.src, self.sent.src_port),
-            server: end(self.sent.dst, self.sent.dst_port),
+            server: match (self.is_mapping(), self.sent.src.as_v4()) {
+                (true, Some(_)) => anybody(Ipv4Addr::UNSPECIFIED.into()),
+                (true, None) => anybody(Ipv6Addr::UNSPECIFIED.into()),
+                (false, _) => end(self.sent.dst, self.sent.dst_port),
+            },
             masqueraded_as: self.masqueraded_as().map(|(addr, port)| end(addr, port)),
             frontend: has_frontend.then(|| end(record.frontend, record.frontend_port)),
             state: self.state().into(),
             class: self.class(),
             payer: pods.behind(record.payer).map(Into::into),
+            mapping: self.mapping(),
             through_stack: record.has(FLAG_STACK),
             age_seconds: self.age_ns / SECOND_NS,
             idle_seconds: self.idle_ns / SECOND_NS,
             expires_seconds: (self.lifetime_ns - self.idle_ns).div_ceil(SECOND_NS),
         }
+    }
+}
+
+/// Whom a mapping is for.
+fn anybody(address: IpAddr) -> PacketEnd {
+    PacketEnd {
+        address,
+        port: None,
+        pod: None,
     }
 }

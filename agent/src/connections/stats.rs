@@ -12,7 +12,8 @@ use sinabro_common::{
         connection::{ALL_SHARES, HOST_SHARE, Limits, Share},
     },
     api::{
-        ConnectionStats, PacketEnd, PodConnections, RemoteConnections, StateClass, protocol_name,
+        ConnectionStats, Mapped, PacketEnd, PodConnections, RemoteConnections, StateClass,
+        protocol_name,
     },
 };
 use std::collections::{BTreeMap, HashMap};
@@ -30,6 +31,7 @@ type Remote = (u8, Addr, Option<u16>);
 pub struct Count {
     connections: u64,
     masqueraded: u64,
+    apart: u64,
     by_class: BTreeMap<&'static str, u64>,
     by_state: BTreeMap<&'static str, u64>,
     by_protocol: BTreeMap<u8, u64>,
@@ -41,13 +43,19 @@ pub struct Count {
 impl Count {
     pub fn add(&mut self, row: &Row, pods: &PodNames) {
         self.connections += 1;
-        self.masqueraded += u64::from(row.masqueraded_as().is_some());
+        let is_mapping = row.is_mapping();
+        self.masqueraded += u64::from(row.masqueraded_as().is_some() && !is_mapping);
+        self.apart += u64::from(row.mapping() == Some(Mapped::Apart));
         *self.by_class.entry(class(row.class())).or_default() += 1;
         *self.by_state.entry(row.state()).or_default() += 1;
         *self.by_protocol.entry(row.sent.proto).or_default() += 1;
         let payer = self.by_payer.entry(row.record.payer).or_default();
         payer.0 += 1;
         payer.1 += u64::from(row.is_embryonic());
+        if is_mapping {
+            // It leads to nobody.
+            return;
+        }
         let remote = remote(row, pods);
         if self.candidates.len() < CANDIDATES || self.candidates.contains_key(&remote) {
             *self.candidates.entry(remote).or_default() += 1;
@@ -86,6 +94,7 @@ impl Count {
             capacity: capacity.into(),
             room: None,
             masqueraded: self.masqueraded,
+            apart: self.apart,
             by_class: words(self.by_class),
             by_state: words(self.by_state),
             by_protocol: protocols

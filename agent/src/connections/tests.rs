@@ -7,14 +7,15 @@ use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            ALL_SHARES, FLAG_CLIENT_IS_HIGH, FLAG_INBOUND, FLAG_MASQUERADED, HOST_SHARE, Tuple,
+            ALL_SHARES, FLAG_APART, FLAG_CLIENT_IS_HIGH, FLAG_INBOUND, FLAG_MAPPED, FLAG_MAPPING,
+            FLAG_MASQUERADED, HOST_SHARE, Tuple,
         },
     },
     algo::{
         ct_state::{ACK, FIN, RST, SEEN, SYN},
         lifetime::LIFETIMES,
     },
-    api::{ConnectionReport, PodRef, StateClass},
+    api::{ConnectionReport, Mapped, PodRef, StateClass},
 };
 use std::{
     cell::RefCell,
@@ -277,6 +278,109 @@ fn states_are_conntracks() {
         });
         assert_eq!((row.state.as_str(), row.class), (state, class), "{row:?}");
     }
+}
+
+/// As the programs write it.
+fn mapping(client: &'static str, idle: u64) -> (ConnectionKey, Connection) {
+    let nat = if client.contains(':') {
+        "2001:db8::1"
+    } else {
+        "192.0.2.1"
+    };
+    let made = Made {
+        from: (client, 4000),
+        to: (nat, 0),
+        proto: UDP,
+        states: (SEEN, 0),
+        idle,
+        nat: Some((nat, 4000)),
+        ..Made::default()
+    };
+    let (_, record) = made.entry();
+    let sent = Tuple {
+        src: addr(client),
+        dst: addr(nat),
+        src_port: 4000u16.to_be_bytes(),
+        dst_port: [0; 2],
+        proto: UDP,
+        pad: [0; 3],
+    };
+    let (key, is_high) = sent.mapping(&addr(nat)).key();
+    assert!(!is_high);
+    let flags = FLAG_MASQUERADED | FLAG_MAPPING;
+    (
+        key,
+        Connection {
+            states: [SEEN, 0],
+            flags,
+            ..record
+        },
+    )
+}
+
+#[test]
+fn a_mapping_is_shown_as_one_and_lives_as_long_as_a_stream() {
+    for (client, anybody) in [("10.1.0.5", "0.0.0.0"), ("fd00:1::5", "::")] {
+        let rows = |idle| {
+            let table = Records::new([mapping(client, idle)]);
+            all(&table, &ConnectionFilter::default())
+        };
+        let [row] = &rows(120)[..] else { panic!() };
+        assert_eq!(row.client.pod.as_deref(), Some("shop/cart"));
+        assert_eq!(
+            (row.server.to_string().as_str(), row.state.as_str()),
+            (anybody, "MAPPING")
+        );
+        assert_eq!(row.mapping, Some(Mapped::Mapping));
+        assert_eq!(row.masqueraded_as.as_ref().unwrap().port, Some(4000));
+        assert_eq!(rows(121), []);
+    }
+}
+
+#[test]
+fn a_mapping_takes_room_and_leads_to_nobody() {
+    let udp = |flag, port| {
+        let (key, record) = Made {
+            from: ("10.1.0.5", port),
+            proto: UDP,
+            ..Made::default()
+        }
+        .entry();
+        let flags = record.flags | flag;
+        (key, Connection { flags, ..record })
+    };
+    let table = Records::new([
+        mapping("10.1.0.5", 1),
+        udp(FLAG_MAPPED, 4000),
+        udp(FLAG_APART, 4001),
+    ]);
+    let stats = view(&table, |view| view.stats().unwrap());
+    assert_eq!(
+        (stats.connections, stats.masqueraded, stats.apart),
+        (3, 2, 1)
+    );
+    assert_eq!(stats.by_state["MAPPING"], 1);
+    assert_eq!(stats.pods[0].connections, 3);
+    assert_eq!(stats.remotes.len(), 1);
+    let listed = |filter: &ConnectionFilter| all(&table, filter).len();
+    let any = ConnectionFilter::default();
+    // One that names where the other end is names no mapping, whatever net that is.
+    for net in ["0.0.0.0/0", "::/0", "192.0.2.0/24"] {
+        let remote = Some(net.parse().unwrap());
+        let rows = all(
+            &table,
+            &ConnectionFilter {
+                remote,
+                ..any.clone()
+            },
+        );
+        assert!(rows.iter().all(|row| row.mapping != Some(Mapped::Mapping)));
+    }
+    let port = |port| ConnectionFilter {
+        port: Some(port),
+        ..any.clone()
+    };
+    assert_eq!([0, 4000, 4001].map(|n| listed(&port(n))), [0, 2, 1]);
 }
 
 #[test]

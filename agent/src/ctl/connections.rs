@@ -11,8 +11,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use serde::Serialize;
 use sinabro_common::api::{
-    ConnectionFilter, ConnectionReport, ConnectionStats, ConnectionsPage, FlushReport, Request,
-    Response, RoomFrom, RoomReport, StateClass, protocol_number,
+    ConnectionFilter, ConnectionReport, ConnectionStats, ConnectionsPage, FlushReport, Mapped,
+    Request, Response, RoomFrom, RoomReport, StateClass, protocol_number,
 };
 use std::{
     io::{self, Write},
@@ -28,7 +28,8 @@ pub enum Verb {
     /// others began from outside, those that went through a Service.
     ///
     /// POD is the end on this node, AS what the client has outside, STATE a word of conntrack(8).
-    /// Connections that need nothing remembered (plain pod to pod) are not in the table.
+    /// Connections that need nothing remembered (plain pod to pod) are not in the table. A row
+    /// with the state MAPPING is none: it is the port outside that a UDP port has towards all, *.
     List {
         #[command(flatten)]
         filter: FilterFlags,
@@ -249,6 +250,7 @@ fn ends(row: &ConnectionReport) -> (IpAddr, Option<u16>, IpAddr, Option<u16>) {
 
 fn cells(row: &ConnectionReport) -> [String; 8] {
     let server = match &row.frontend {
+        _ if row.mapping == Some(Mapped::Mapping) => "*".into(),
         Some(frontend) => format!("{frontend} = {}", row.server),
         None => row.server.to_string(),
     };
@@ -354,7 +356,14 @@ fn stats_table(stats: &ConnectionStats) -> String {
     if let Some(room) = &stats.room {
         totals.row(["Room:".into(), room_for(room)]);
     }
-    totals.row(["Masqueraded:".into(), stats.masqueraded.to_string()]);
+    let masqueraded = match stats.apart {
+        0 => stats.masqueraded.to_string(),
+        apart => format!(
+            "{}, {apart} by another port than their mapping",
+            stats.masqueraded
+        ),
+    };
+    totals.row(["Masqueraded:".into(), masqueraded]);
     totals.row(["By state:".into(), counts(&stats.by_state)]);
     totals.row(["By protocol:".into(), counts(&stats.by_protocol)]);
 

@@ -42,6 +42,10 @@ fn table(report: &StatusReport, verbose: bool) -> String {
     if let Some(report) = &report.masquerade {
         let (families, spared) = masquerade(report);
         fact("Masquerade:", families);
+        let mapping = report.udp_mapping.as_deref();
+        if mapping == Some("endpoint-independent") {
+            fact("UDP mapping:", "endpoint-independent".into());
+        }
         fact("Not masqueraded:", spared);
     }
     if let Some(room) = &report.connections {

@@ -151,8 +151,12 @@ pub struct ConnectionUsage {
     pub embryonic: u64,
     /// that an end has closed or reset,
     pub closing: u64,
-    /// and that leave the node under its own address.
+    /// and that leave the node under its own address;
     pub masqueraded: u64,
+    /// mappings, which are none,
+    pub mappings: u64,
+    /// and connections by another port than their client's mapping.
+    pub apart: u64,
     /// Translated ports in use.
     pub aliases: u64,
     /// Connections that there is room for.
@@ -654,6 +658,8 @@ impl Datapath {
             embryonic: swept.embryonic,
             closing: swept.closing,
             masqueraded: swept.masqueraded,
+            mappings: swept.mappings,
+            apart: swept.apart,
             aliases: memory.aliases,
             capacity: u64::from(self.maps.connections.capacity()),
             sweeps: memory.sweeps,

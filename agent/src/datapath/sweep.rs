@@ -13,8 +13,9 @@ use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            ALL_SHARES, Connection, ConnectionKey, FLAG_INBOUND, FLAG_MASQUERADED, FLAG_STACK,
-            HOST_SHARE, Limits, MAX_CROWDED, PORT_TABLES, Share, Tuple, port_table,
+            ALL_SHARES, Connection, ConnectionKey, FLAG_APART, FLAG_INBOUND, FLAG_MAPPING,
+            FLAG_MASQUERADED, FLAG_STACK, HOST_SHARE, Limits, MAX_CROWDED, PORT_TABLES, Share,
+            Tuple, port_table,
         },
     },
     algo::lifetime::{self, Stage},
@@ -65,8 +66,12 @@ pub struct Swept {
     pub embryonic: u64,
     /// that an end has closed or reset,
     pub closing: u64,
-    /// and that leave the node under its own address.
+    /// and that leave the node under its own address;
     pub masqueraded: u64,
+    /// mappings, which are none,
+    pub mappings: u64,
+    /// and connections by another port than their client's mapping.
+    pub apart: u64,
 }
 
 /// Removes what is over, and sets the shares right.
@@ -130,6 +135,8 @@ pub fn sweep(
         embryonic: all.1,
         closing: counts.closing,
         masqueraded: counts.masqueraded,
+        mappings: counts.mappings,
+        apart: counts.apart,
     })
 }
 
@@ -252,6 +259,8 @@ struct Counts {
     by_payer: BTreeMap<u32, (u64, u64)>,
     closing: u64,
     masqueraded: u64,
+    mappings: u64,
+    apart: u64,
 }
 
 impl Counts {
@@ -261,7 +270,10 @@ impl Counts {
         count.0 += 1;
         count.1 += u64::from(stage.is_embryonic());
         self.closing += u64::from(stage.is_closed() || stage == Stage::HalfClosed);
-        self.masqueraded += u64::from(connection.has(FLAG_MASQUERADED));
+        let is_mapping = connection.has(FLAG_MAPPING);
+        self.masqueraded += u64::from(connection.has(FLAG_MASQUERADED) && !is_mapping);
+        self.mappings += u64::from(is_mapping);
+        self.apart += u64::from(connection.has(FLAG_APART));
     }
 
     fn all(&self) -> (u64, u64) {
@@ -348,7 +360,11 @@ fn is_over(
         return Ok(true);
     }
     let stage = stage(key, connection);
-    let lifetime = u64::from(rules.limits.lifetimes[stage as usize]) * 1_000_000_000;
+    let seconds = match connection.has(FLAG_MAPPING) {
+        true => lifetime::of_mapping(&rules.limits.lifetimes),
+        false => rules.limits.lifetimes[stage as usize],
+    };
+    let lifetime = u64::from(seconds) * 1_000_000_000;
     let lifetime = match is_scarce && stage.is_closed() {
         true => lifetime.min(CLOSED_NS),
         false => lifetime,

@@ -41,6 +41,7 @@ fn known() -> NodeStatus {
         uplinks: Vec::new(),
         mtu: 1450,
         masquerade: Masquerade::default(),
+        udp_mapping: Default::default(),
         host_ports: PortSet::default(),
         non_masquerade: Vec::new(),
         warnings: Vec::new(),

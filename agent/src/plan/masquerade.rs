@@ -124,6 +124,29 @@ impl fmt::Display for MasqueradeIpv6 {
     }
 }
 
+/// What a pod's UDP port has outside (RFC 4787 §4.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UdpMapping {
+    /// A port for each remote address and port.
+    #[default]
+    AddressAndPortDependent,
+    /// One for all of them.
+    EndpointIndependent,
+}
+
+impl UdpMapping {
+    pub const EVERY: [Self; 2] = [Self::AddressAndPortDependent, Self::EndpointIndependent];
+}
+
+impl fmt::Display for UdpMapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::AddressAndPortDependent => "address-and-port-dependent",
+            Self::EndpointIndependent => "endpoint-independent",
+        })
+    }
+}
+
 /// Prefixes whose destinations are not masqueraded, aggregated, and how many did not fit.
 ///
 /// Also counts the ranges of nodes that the overlay leaves out, as long as the range itself is

@@ -12,7 +12,7 @@ pub mod overlay;
 mod tests;
 
 pub use facts::{Facts, Node};
-pub use masquerade::{MasqueradeIpv6, Masquerading, non_masquerade};
+pub use masquerade::{MasqueradeIpv6, Masquerading, UdpMapping, non_masquerade};
 pub use overlay::{
     DeviceSpec, OverlayPlan, OverlaySettings, Peer, PlanError, RouteSpec, own_device,
 };

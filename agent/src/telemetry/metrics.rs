@@ -21,6 +21,7 @@
 //! | `sinabro_connections` | state | tracked connections that are established, unanswered, closing |
 //! | `sinabro_connections_limit` | | room for them |
 //! | `sinabro_masqueraded_connections`, `sinabro_connection_aliases` | | those under the node's address, and the ports taken for them |
+//! | `sinabro_udp_mappings`, `sinabro_apart_connections` | | pods' UDP ports with one port outside towards all, and connections that did not get it |
 //! | `sinabro_refused_connections_total` | | new ones that a pod's limit or a full table kept out |
 //! | `sinabro_connection_sweeps_total`, `sinabro_connection_sweep_duration_seconds_total` | | looks for those that are over, time spent in them |
 //! | `sinabro_pod_connections`, `sinabro_pod_unanswered_connections` | namespace, pod, interface | what the pod has of the table |
@@ -427,6 +428,16 @@ fn connections(page: &mut Page, table: &TableReport) {
         "masqueraded_connections",
         "Tracked connections that leave under the node's address",
         table.masqueraded as f64,
+    );
+    page.gauge(
+        "udp_mappings",
+        "UDP ports of pods that have one port outside towards all remote ends",
+        table.mappings as f64,
+    );
+    page.gauge(
+        "apart_connections",
+        "Tracked connections by another port than their client's mapping, which somebody else has",
+        table.apart as f64,
     );
     page.gauge(
         "connection_aliases",

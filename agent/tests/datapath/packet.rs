@@ -6,6 +6,7 @@ pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
 pub const ICMP: u8 = 1;
 pub const ICMPV6: u8 = 58;
+pub const SCTP: u8 = 132;
 pub const UDPLITE: u8 = 136;
 
 pub const SYN: u8 = 0x02;
@@ -185,6 +186,32 @@ pub fn udplite(src: (IpAddr, u16), dst: (IpAddr, u16), data: &[u8]) -> Ip {
     with_checksum(ip(src.0, dst.0, UDPLITE, bytes), 6)
 }
 
+/// With one DATA chunk (RFC 9260 §3.3.1).
+pub fn sctp(src: (IpAddr, u16), dst: (IpAddr, u16), data: &[u8]) -> Ip {
+    let mut bytes = Vec::new();
+    bytes.extend(src.1.to_be_bytes());
+    bytes.extend(dst.1.to_be_bytes());
+    bytes.extend([1, 2, 3, 4, 0, 0, 0, 0]);
+    bytes.extend([0, 3]);
+    bytes.extend((16 + data.len() as u16).to_be_bytes());
+    bytes.extend([0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    bytes.extend(data);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    let checksum = sctp_checksum(&bytes);
+    bytes[8..12].copy_from_slice(&checksum);
+    ip(src.0, dst.0, SCTP, bytes)
+}
+
+/// That of a packet, whatever it says itself.
+pub fn sctp_checksum(packet: &[u8]) -> [u8; 4] {
+    let crc = crc::Crc::<u32>::new(&crc::CRC_32_ISCSI);
+    let mut digest = crc.digest();
+    digest.update(&packet[..8]);
+    digest.update(&[0; 4]);
+    digest.update(&packet[12..]);
+    digest.finalize().to_le_bytes()
+}
+
 /// ICMP errors of either family.
 #[derive(Clone, Copy, Debug)]
 pub enum IcmpError {
@@ -276,7 +303,9 @@ pub fn see(frame: &[u8]) -> Seen {
     };
     let word = |at: usize| u16::from_be_bytes([l4[at], l4[at + 1]]);
     let no_checksum = proto == UDP && word(6) == 0;
-    if !no_checksum {
+    if proto == SCTP {
+        assert_eq!(l4[8..12], sctp_checksum(l4), "SCTP checksum");
+    } else if !no_checksum {
         let pseudo = match proto {
             ICMP => Vec::new(),
             _ => pseudo_header(src, dst, proto, l4.len()),
@@ -286,6 +315,7 @@ pub fn see(frame: &[u8]) -> Seen {
     let (ports, data) = match proto {
         TCP => ((word(0), word(2)), &l4[usize::from(l4[12] >> 4) * 4..]),
         UDP | UDPLITE => ((word(0), word(2)), &l4[8..]),
+        SCTP => ((word(0), word(2)), &l4[12..]),
         _ => ((word(4), word(4)), &l4[8..]),
     };
     Seen {

@@ -22,6 +22,7 @@ fn connection(port: u16) -> ConnectionReport {
         state: "ESTABLISHED".into(),
         class: StateClass::Established,
         payer: Some("shop/cart".into()),
+        mapping: None,
         through_stack: false,
         age_seconds: 100,
         idle_seconds: 61,
@@ -84,6 +85,36 @@ fn pages_become_one_sorted_table() {
     );
     assert!(lines[3].contains(":4003"));
     assert!(output.stderr.is_empty());
+}
+
+#[test]
+fn a_mapping_is_to_everybody() {
+    let mapping = ConnectionReport {
+        protocol: "udp".into(),
+        server: PacketEnd {
+            port: None,
+            ..end("0.0.0.0", 0, None)
+        },
+        state: "MAPPING".into(),
+        mapping: Some(Mapped::Mapping),
+        ..connection(4001)
+    };
+    let connections = vec![mapping];
+    let page = Response::Connections(ConnectionsPage {
+        connections,
+        next: None,
+    });
+    let request = Request::Connections {
+        filter: ConnectionFilter::default(),
+        from: None,
+    };
+    let output = ask(request.clone(), page.clone(), &["connections", "list"]);
+    let shown = text(&output.stdout);
+    let part = "udp       10.244.1.7:4001  *       192.0.2.1:61000  MAPPING  ";
+    assert!(shown.contains(part), "{shown}");
+    let args = ["connections", "list", "-o", "json"];
+    let output = ask(request, page, &args);
+    assert!(text(&output.stdout).contains("\"mapping\":\"mapping\""));
 }
 
 #[test]
@@ -222,6 +253,7 @@ fn stats_are_totals_pods_and_remote_ends() {
             from: RoomFrom::Limit(64 << 20),
         }),
         masqueraded: 40,
+        apart: 3,
         by_class: [("established".to_owned(), 42)].into(),
         by_state: [("ESTABLISHED".to_owned(), 30), ("ASSURED".to_owned(), 12)].into(),
         by_protocol: [("tcp".to_owned(), 30), ("udp".to_owned(), 12)].into(),
@@ -242,6 +274,7 @@ fn stats_are_totals_pods_and_remote_ends() {
     let shown = text(&output.stdout);
     for part in [
         "42 of 168 (25%)",
+        "40, 3 by another port than their mapping\n",
         "168, for the agent's limit of 64.0 MiB; takes 55.1 KiB",
         "30 ESTABLISHED, 12 ASSURED",
         "shop/cart  42 of 1000   1 of 100    7\n",

@@ -116,6 +116,7 @@ pub fn status(ready: bool) -> StatusReport {
             link_local: true,
             link_local_ipv6: false,
             nodes: true,
+            udp_mapping: Some("address-and-port-dependent".into()),
             file: Some("/etc/sinabro/ip-masq-agent".into()),
         }),
         connections: Some(RoomReport {

@@ -91,6 +91,8 @@ fn a_healthy_nodes_status_fits_one_screen() {
 #[test]
 fn who_sees_pods_own_addresses_is_told() {
     let shown = |masquerade: MasqueradeReport| {
+        let is_endpoint_independent =
+            masquerade.udp_mapping.as_deref() == Some("endpoint-independent");
         let response = Response::Status(Box::new(StatusReport {
             masquerade: Some(masquerade),
             ..status(true)
@@ -101,6 +103,8 @@ fn who_sees_pods_own_addresses_is_told() {
             let line = text.lines().find_map(|line| line.strip_prefix(key));
             line.unwrap_or_default().trim().to_owned()
         };
+        let mapping = line("UDP mapping:") == "endpoint-independent";
+        assert_eq!(mapping, is_endpoint_independent, "{text}");
         [line("Masquerade:"), line("Not masqueraded:")]
     };
     let by_file = status(true).masquerade.unwrap();
@@ -117,6 +121,7 @@ fn who_sees_pods_own_addresses_is_told() {
         non_masquerade_cidrs: many.collect(),
         link_local: false,
         nodes: false,
+        udp_mapping: Some("endpoint-independent".into()),
         file: None,
         ..by_file
     };

@@ -30,6 +30,10 @@ pub const FLAG_CARRYING: u32 = 1 << 4;
 /// Packets on some uplink begin with their IP header: the programs look up on which.
 pub const FLAG_LAYER3_UPLINKS: u32 = 1 << 5;
 
+/// A pod's UDP port has one port outside, whatever it sends to (RFC 4787 §4.1): endpoint-independent mapping. Without
+/// it each connection gets a port by itself.
+pub const FLAG_ENDPOINT_INDEPENDENT: u32 = 1 << 6;
+
 /// The highest byte of the flags: the layout generation ([`super::layout::Place`]) of the programs that
 /// run, zero if an agent set them that knows of none, whose maps are those of the first.
 const GENERATION_SHIFT: u32 = 24;

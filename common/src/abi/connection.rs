@@ -6,7 +6,7 @@
 //! - map `ALIASES`, hash: [`Tuple`] → [`Alias`]: a packet as it is on the wire where an address of it is a
 //!   translated one. The alias gives the real destination, and with it the key of the record.
 //! - map `FRAGMENTS`, LRU hash: [`FragmentKey`] → [`Fragment`]: what the first fragment of a packet said of
-//!   all of them.
+//!   all of them. What comes before its first: [`super::fragment`].
 //! - map `SHARES`, hash: index of a pod's host-side link (u32) → [`Share`]: what the pod's connections take.
 //! - map `LIMITS`, array of one: 0 → [`Limits`].
 //! - map `HOST_PORTS`, array of [`HOST_PORT_WORDS`] u64: ports that no connection gets, a bit each
@@ -15,6 +15,10 @@
 //!   towards a remote end where few are left. A hint: the claim of the alias decides.
 //! - map `UNUSABLE_PORTS`, array of [`PORT_TABLES`]: [`port_table`] → [`TakenPorts`] with which an entry of
 //!   `CROWDED` begins: ports that no connection gets.
+//!
+//! A mapping (RFC 4787 §4.1) is a record of the same table: a pod's UDP port has one port outside towards all remote
+//! ends. Its key is between the pod's end and one that no packet has ([`Tuple::mapping`]); its alias keeps the port from
+//! other mappings, and leads no packet anywhere: each connection has an alias of its own.
 //!
 //! Invariants. An alias is claimed (NOEXIST) before its record is written and removed after it: a translated port
 //! has one owner, and it is free only once nothing is translated to it. Whoever loses the race for the
@@ -77,6 +81,13 @@ pub const FLAG_INBOUND: u16 = 1 << 2;
 pub const FLAG_STACK: u16 = 1 << 3;
 /// Counted among its payer's connections that nobody has answered yet.
 pub const FLAG_EMBRYONIC: u16 = 1 << 4;
+
+/// No connection but a mapping, which connections have their port from.
+pub const FLAG_MAPPING: u16 = 1 << 5;
+/// Its port is that of its client's mapping, which lives as long as it.
+pub const FLAG_MAPPED: u16 = 1 << 6;
+/// Its client has a mapping whose port was somebody else's towards this remote end, or no port was left for one.
+pub const FLAG_APART: u16 = 1 << 7;
 
 /// What is known of a connection.
 #[repr(C)]
@@ -347,6 +358,16 @@ impl Tuple {
         to
     }
 
+    /// What stands for all that the client sends from its port and that leaves as `nat`: to an end that no packet has,
+    /// by which the record of the mapping is found.
+    pub const fn mapping(&self, nat: &Addr) -> Self {
+        Self {
+            dst: nat.any_remote(),
+            dst_port: [0; 2],
+            ..*self
+        }
+    }
+
     /// Of an alias's key: what it has in common with those of all other ports towards the same remote end.
     pub const fn crowd(&self) -> Self {
         Self {
@@ -551,6 +572,26 @@ mod tests {
             let mut written = Tuple { src_port: [7; 2], dst_port: [7; 2], ..sent };
             sent.write_reply_to(&Addr::v4(node), given, &mut written);
             prop_assert_eq!(written, alias);
+        }
+
+        #[test]
+        fn a_mapping_has_an_end_that_no_packet_has(
+            src: [u8; 4], nat: [u8; 4], other: [u8; 4], v6: [u8; 15], ports: ([u8; 2], [u8; 2]),
+        ) {
+            let sent = tuple(src, other, ports, 17);
+            let of = |nat| sent.mapping(&nat).reply_to(nat, [0xf0, 0]);
+            let four = of(Addr::v4(nat));
+            // What comes to an IPv4 address comes from one.
+            prop_assert!(four.src.as_v4().is_none() && four.dst.as_v4().is_some());
+            prop_assert_eq!(four == of(Addr::v4(other)), nat == other);
+            let mut unicast = [0x20; 16];
+            unicast[1..].copy_from_slice(&v6);
+            let six = of(Addr::v6(unicast));
+            prop_assert_eq!(six.src.0[0], 0xff);
+            // The client is the lower end, which the programs rely on.
+            prop_assert!(!sent.mapping(&Addr::v4(nat)).is_from_high());
+            let sent = Tuple { src: Addr::v6(unicast), ..sent };
+            prop_assert!(!sent.mapping(&Addr::v6(unicast)).is_from_high());
         }
 
         #[test]

@@ -53,8 +53,8 @@ drop_reasons! {
     NatPortsExhausted = 5, "nat_ports_exhausted", "no masquerade port is free for this destination";
     /// The translation table is full.
     NatTableFull = 6, "nat_table_full", "the table of connections is full";
-    /// Of earlier versions: a fragment names no ports, and the first one, which does, was not seen.
-    NatFragment = 7, "nat_fragment", "the first fragment of a packet that is masqueraded is missing";
+    /// The kernel refused to make one packet of another.
+    NatFragment = 7, "nat_fragment", "a fragment that came in before the first could not be put behind it";
     /// The protocol cannot be masqueraded.
     NatProtocol = 8, "nat_protocol", "this IP protocol cannot be masqueraded";
     /// Rewriting the packet failed in the kernel.

@@ -10,6 +10,7 @@ pub mod connection;
 pub mod counters;
 pub mod drop;
 pub mod endpoint;
+pub mod fragment;
 pub mod layout;
 pub mod node;
 pub mod uplink;
@@ -28,9 +29,34 @@ impl Addr {
     /// Maps an IPv4 address given as its four bytes on the wire.
     #[inline(always)]
     pub const fn v4(a: [u8; 4]) -> Self {
-        Self([
-            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3],
-        ])
+        let mapped = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
+        Self::of_words([0, 0, mapped, u32::from_ne_bytes(a)])
+    }
+
+    /// The address at a place, read by words. Of an assignment from a raw pointer the programs' compiler makes a call of
+    /// memmove: a loop over bytes, behind which the verifier takes every number for one that matters.
+    ///
+    /// # Safety
+    /// There is an address at the place.
+    #[inline(always)]
+    pub const unsafe fn at(place: *const Self) -> Self {
+        let words = place.cast::<u32>();
+        // SAFETY: the caller's promise; an address is four words, aligned to four bytes.
+        unsafe {
+            Self::of_words([
+                words.read(),
+                words.add(1).read(),
+                words.add(2).read(),
+                words.add(3).read(),
+            ])
+        }
+    }
+
+    /// Of words as they lie in memory.
+    #[inline(always)]
+    const fn of_words(words: [u32; 4]) -> Self {
+        // SAFETY: as many bytes, any of which are an address.
+        unsafe { core::mem::transmute(words) }
     }
 
     /// Takes an IPv6 address as its sixteen bytes on the wire.
@@ -53,6 +79,16 @@ impl Addr {
     #[inline(always)]
     pub const fn is_of_link(&self) -> bool {
         self.0[0] == 0xff || (self.0[0] == 0xfe && self.0[1] & 0xc0 == 0x80)
+    }
+
+    /// The remote end that stands for all in a mapping to this address outside: no packet that is to this one is from
+    /// there. Of IPv4 it is no IPv4 address; of IPv6 a multicast one, which nobody sends from (RFC 4291 §2.7). It is above
+    /// all that pods have.
+    #[inline(always)]
+    pub const fn any_remote(&self) -> Self {
+        let mut any = *self;
+        any.0[0] = 0xff;
+        any
     }
 
     /// The IPv4 address inside, if it is a mapped one.

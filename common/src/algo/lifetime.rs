@@ -53,6 +53,15 @@ pub const LIFETIMES: [u32; 16] = [
     600,
 ];
 
+/// Seconds that a mapping of UDP is kept after its last connection's last packet: as long as any datagrams' connection may
+/// be idle. By default that is what RFC 4787 asks for, two minutes (REQ-5).
+pub fn of_mapping(lifetimes: &[u32; 16]) -> u32 {
+    let of = |stage: Stage| lifetimes[stage as usize];
+    of(Stage::Unreplied)
+        .max(of(Stage::Replied))
+        .max(of(Stage::Stream))
+}
+
 /// From when on datagrams both ways are a stream.
 pub const STREAM_NS: u64 = 2_000_000_000;
 
@@ -147,6 +156,16 @@ mod tests {
         let middle = next(0, TCP, 0x10);
         assert_eq!(stage(TCP, middle, 0, 0), Stage::SynSent);
         assert_eq!(stage(TCP, middle, middle, 0), Stage::Established);
+    }
+
+    #[test]
+    fn a_mapping_outlives_each_of_its_connections() {
+        assert_eq!(of_mapping(&LIFETIMES), 120);
+        for stage in [Stage::Unreplied, Stage::Replied, Stage::Stream] {
+            let mut lifetimes = LIFETIMES;
+            lifetimes[stage as usize] = 3600;
+            assert_eq!(of_mapping(&lifetimes), 3600);
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 pub mod acceleration;
 pub mod checksum;
+pub mod crc32c;
 pub mod ct_state;
 pub mod hash;
 pub mod lifetime;

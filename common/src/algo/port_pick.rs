@@ -17,29 +17,29 @@ pub const NONE: u32 = 1 << 16;
 #[inline(always)]
 pub fn next_free(from: u16, full: impl Fn(u32) -> u64, taken: impl Fn(u32) -> u64) -> u32 {
     let first = u32::from(from) / 64;
-    let free = !taken(first) & (u64::MAX << (from % 64));
-    if free != 0 {
-        return first * 64 + free.trailing_zeros();
-    }
-    // By groups of 64 words, from those behind the first one until those up to it.
-    let behind = (u64::MAX << 1) << (first % 64);
-    let mut step = 0;
-    while step <= 16 {
-        let group = (first / 64 + step) % 16;
-        let part = match step {
-            0 => behind,
-            16 => !behind,
-            _ => u64::MAX,
-        };
-        let open = !full(group) & part;
-        if open != 0 {
-            let word = group * 64 + open.trailing_zeros();
-            let free = !taken(word);
-            return word * 64 + (free.trailing_zeros() & 63);
+    let mut word = first;
+    let mut free = !taken(first) & (u64::MAX << (from % 64));
+    if free == 0 {
+        // By groups of 64 words, from those behind the first one until those up to it.
+        let behind = (u64::MAX << 1) << (first % 64);
+        let (mut group, mut open) = (first / 64, !full(first / 64) & behind);
+        let mut step = 0;
+        while step < 15 && open == 0 {
+            group = (group + 1) % 16;
+            open = !full(group);
+            step += 1;
         }
-        step += 1;
+        if open == 0 {
+            group = first / 64;
+            open = !full(group) & !behind;
+        }
+        if open == 0 {
+            return NONE;
+        }
+        word = group * 64 + open.trailing_zeros();
+        free = !taken(word);
     }
-    NONE
+    word * 64 + (free.trailing_zeros() & 63)
 }
 
 /// The port to try at `attempt` (from 0), within `min..=max`, host order.

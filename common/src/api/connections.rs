@@ -80,6 +80,9 @@ pub struct ConnectionReport {
     /// The pod whose share it is in.
     #[serde(default)]
     pub payer: Option<String>,
+    /// What it has to do with a mapping of its client's port, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mapping: Option<Mapped>,
     /// Between two pods of this node, translated by the host's stack.
     #[serde(default)]
     pub through_stack: bool,
@@ -89,6 +92,18 @@ pub struct ConnectionReport {
     pub idle_seconds: u64,
     /// Until it is forgotten if nothing more comes.
     pub expires_seconds: u64,
+}
+
+/// Where UDP has endpoint-independent mappings (RFC 4787 §4.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Mapped {
+    /// No connection but a mapping: the port that its client has outside towards all remote ends.
+    Mapping,
+    /// It has its client's.
+    Mapped,
+    /// It has another, for somebody else had that towards its server, or no port was left for a mapping.
+    Apart,
 }
 
 /// What a step of a flush did.
@@ -134,6 +149,9 @@ pub struct ConnectionStats {
     pub room: Option<RoomReport>,
     /// Of those, the ones that leave the node under its own address.
     pub masqueraded: u64,
+    /// Of those, the ones by another port than their client's mapping.
+    #[serde(default)]
+    pub apart: u64,
     pub by_class: BTreeMap<String, u64>,
     pub by_state: BTreeMap<String, u64>,
     pub by_protocol: BTreeMap<String, u64>,

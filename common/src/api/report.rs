@@ -70,6 +70,9 @@ pub struct MasqueradeReport {
     pub link_local_ipv6: bool,
     /// Towards the nodes' own addresses.
     pub nodes: bool,
+    /// What pods' UDP ports have outside, as the setting has it; none from an agent that does not say.
+    #[serde(default, rename = "udpMapping")]
+    pub udp_mapping: Option<String>,
     /// The file that says so, if one is there.
     pub file: Option<String>,
 }
@@ -258,6 +261,12 @@ pub struct TableReport {
     pub capacity: u64,
     /// Of all, the ones that leave the node under its own address.
     pub masqueraded: u64,
+    /// UDP ports of pods that have one port outside towards all remote ends; in the counts, too, for they take room.
+    #[serde(default)]
+    pub mappings: u64,
+    /// Connections by another port than their client's mapping.
+    #[serde(default)]
+    pub apart: u64,
     /// Ways in which packets lead to connections other than by their real ends.
     pub aliases: u64,
     /// New connections that did not get in because of a limit, of all pods.

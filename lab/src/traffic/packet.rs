@@ -148,6 +148,24 @@ pub fn port_unreachable(
     wrap(macs, (src, dst), protocol, &body)
 }
 
+/// A frame that answers an echo request (RFC 792, RFC 4443 §4.2), of which everything behind the IP header is given. Macs are
+/// as on the wire: destination, source.
+pub fn echo_reply(
+    macs: [[u8; 6]; 2],
+    (src, dst): (IpAddr, IpAddr),
+    request: &[u8],
+) -> Result<Vec<u8>> {
+    let rest = request.get(4..).context("too short for an echo request")?;
+    let kind = if src.is_ipv4() { 0 } else { 129 };
+    let mut body = [&[kind, 0, 0, 0], rest].concat();
+    let (protocol, sum) = match src {
+        IpAddr::V4(_) => (1, checksum(&[&body])),
+        IpAddr::V6(_) => (58, transport_checksum(src, dst, 58, &body)),
+    };
+    body[2..4].copy_from_slice(&sum.to_be_bytes());
+    wrap(macs, (src, dst), protocol, &body)
+}
+
 /// The checksum of a transport protocol's packet and the pseudo header before it (RFC 9293 §3.1,
 /// RFC 8200 §8.1). Zero if the packet has its own, and that is right.
 pub(super) fn transport_checksum(src: IpAddr, dst: IpAddr, protocol: u8, body: &[u8]) -> u16 {

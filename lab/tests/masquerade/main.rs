@@ -3,12 +3,14 @@
 #![allow(clippy::unwrap_used)]
 
 mod crowds;
+mod early;
 mod ends;
 mod exchange;
 mod fragments;
 mod hostile;
 mod kit;
 mod limits;
+mod mapping;
 mod path_mtu;
 mod pressure;
 mod stale;

@@ -54,19 +54,31 @@ fn tun(place: &Place, name: &str) -> File {
         .unwrap()
 }
 
-/// Carries packets between two devices until it is told to stop.
+/// Carries packets between two devices until it is told to stop; the parts of one backwards.
 fn pump(ends: [&File; 2], stop: &AtomicBool) {
     let mut packet = vec![0; 65_536];
+    let mut parts = [Vec::new(), Vec::new()];
     while !stop.load(Ordering::Relaxed) {
         let mut ready = ends.map(|end| PollFd::new(end.as_fd(), PollFlags::POLLIN));
         poll(&mut ready, PollTimeout::from(100u8)).unwrap();
-        for (from, to) in [(ends[0], ends[1]), (ends[1], ends[0])] {
-            let (mut from, mut to) = (from, to);
+        let ways = [(ends[0], ends[1]), (ends[1], ends[0])];
+        for ((mut from, mut to), parts) in ways.into_iter().zip(&mut parts) {
             while let Ok(len) = from.read(&mut packet) {
-                // One that is not up yet takes none.
-                let _ = to.write(&packet[..len]);
+                parts.push(packet[..len].to_vec());
+                if !has_more(&packet[..len]) {
+                    // One that is not up yet takes none.
+                    parts.drain(..).rev().for_each(|part| drop(to.write(&part)));
+                }
             }
         }
+    }
+}
+
+/// Whether more parts of the same packet are behind it (RFC 791 §3.1, RFC 8200 §4.5).
+fn has_more(packet: &[u8]) -> bool {
+    match packet[0] >> 4 {
+        4 => packet[6] & 0x20 != 0,
+        _ => packet[6] == 44 && packet[43] & 1 != 0,
     }
 }
 

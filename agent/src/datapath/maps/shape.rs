@@ -18,6 +18,7 @@ use sinabro_common::abi::{
     counters::PodCounters,
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
+    fragment::{EarlyFragment, EarlyKey, MAX_EARLY_FRAGMENTS},
     layout::{
         self, Field, FieldKey, FieldSpan, Layout, MAX_FIELDS, MAX_MAPS, MapRecord, OF_KEY, Place,
     },
@@ -232,6 +233,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<Ends, Connection>("CONNECTIONS", HASH, connections, 0),
         map::<Tuple, Alias>("ALIASES", HASH, connections, 0),
         map::<FragmentKey, Fragment>("FRAGMENTS", LRU_HASH, MAX_FRAGMENTS, 0),
+        map::<EarlyKey, EarlyFragment>("EARLY_FRAGMENTS", LRU_HASH, MAX_EARLY_FRAGMENTS, 0),
         map::<u32, Share>("SHARES", HASH, MAX_PODS + 2, NO_PREALLOC),
         map::<u32, Limits>("LIMITS", ARRAY, 1, 0),
         map::<Prefix, u8>("NON_MASQUERADE", LPM_TRIE, MAX_NON_MASQUERADE, NO_PREALLOC),

@@ -13,7 +13,7 @@ use crate::{
 use anyhow::Context as _;
 use packet::Clock;
 use sinabro_common::{
-    abi::drop::DropEvent,
+    abi::drop::{DropEvent, DropReason},
     api::{DROPS_OF_A_PAGE, DropEventsReport, DroppedPacket, MAX_DROP_WAIT_MS},
 };
 use std::{
@@ -24,7 +24,7 @@ use std::{
 };
 use tokio::{
     io::{Interest, unix::AsyncFd},
-    sync::watch,
+    sync::{Notify, watch},
     time::{sleep, timeout},
 };
 
@@ -42,6 +42,7 @@ pub struct RecentDrops {
     /// Number of the last one.
     last: watch::Sender<u64>,
     stopping: watch::Receiver<bool>,
+    out_of_ports: Notify,
 }
 
 impl RecentDrops {
@@ -53,6 +54,7 @@ impl RecentDrops {
             kept: Mutex::default(),
             last: watch::Sender::new(0),
             stopping,
+            out_of_ports: Notify::new(),
         }
     }
 
@@ -61,6 +63,10 @@ impl RecentDrops {
     }
 
     fn push_events(&self, events: &[DropEvent], pods: &[EndpointRecord]) {
+        const OUT_OF_PORTS: u32 = DropReason::NatPortsExhausted as u32;
+        if events.iter().any(|event| event.reason == OUT_OF_PORTS) {
+            self.out_of_ports.notify_one();
+        }
         let (pods, clock) = (PodNames::of(pods), Clock::new(monotonic_ns()));
         let shown = |event| packet::shown(event, &pods, &clock);
         self.push(events.iter().map(shown));
@@ -79,6 +85,11 @@ impl RecentDrops {
             kept.push_back(packet);
         }
         self.last.send_replace(last);
+    }
+
+    /// Waits until a packet is dropped because no port was found for its connection, or was since the last time.
+    pub async fn out_of_ports(self: Arc<Self>) {
+        self.out_of_ports.notified().await;
     }
 
     /// What was dropped after the packet of a number.

@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-const MAPS: [&str; 20] = [
+const MAPS: [&str; 21] = [
     "CONFIG",
     "ENDPOINTS",
     "POD_LINKS",
@@ -37,6 +37,7 @@ const MAPS: [&str; 20] = [
     "v2/CONNECTIONS",
     "v2/ALIASES",
     "v2/FRAGMENTS",
+    "v2/EARLY_FRAGMENTS",
     "v2/SHARES",
     "v2/LIMITS",
     "NON_MASQUERADE",

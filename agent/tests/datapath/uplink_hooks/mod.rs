@@ -1,6 +1,8 @@
 //! `uplink_out` and `uplink_in` on single packets.
 
+mod early;
 mod flows;
+mod mapping;
 mod model;
 mod named;
 mod ports;
@@ -9,7 +11,7 @@ mod translation;
 
 use crate::{
     kit::{self, NODE, OUTSIDE, PORT_MAX, PORT_MIN, Pod},
-    packet::{self, ACK, FIN, ICMP, Ip, SYN, Seen, TCP, UDP, see},
+    packet::{self, ACK, FIN, ICMP, Ip, SCTP, SYN, Seen, TCP, UDP, see},
     run::{DROP, PASS, Programs},
 };
 use aya::maps::{HashMap, Map, MapData};
@@ -179,6 +181,7 @@ pub fn make(proto: u8, src: (IpAddr, u16), dst: (IpAddr, u16)) -> Ip {
     match proto {
         TCP => packet::tcp(src, dst, SYN, b"hello"),
         UDP => packet::udp(src, dst, b"hello"),
+        SCTP => packet::sctp(src, dst, b"hello"),
         _ => packet::icmp(src.0, dst.0, 8, src.1),
     }
 }
@@ -189,6 +192,7 @@ fn reply_to(seen: &Seen) -> Ip {
     match seen.proto {
         TCP => packet::tcp(src, dst, SYN | ACK, b"hi"),
         UDP => packet::udp(src, dst, b"hi"),
+        SCTP => packet::sctp(src, dst, b"hi"),
         _ => packet::icmp(src.0, dst.0, 0, seen.ports.0),
     }
 }

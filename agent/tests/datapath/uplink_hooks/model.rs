@@ -5,8 +5,9 @@
 //! hold of it. It has no clock: the tests' packets come within the times that matter, and sweeps say what time it is.
 
 use super::*;
-use crate::packet::{ICMPV6, IcmpError, icmp, icmp_error, see_error, tcp, udp};
+use crate::packet::{ICMPV6, IcmpError, icmp, icmp_error, sctp, see_error, tcp, udp};
 use proptest::{prelude::*, test_runner::TestRunner};
+use sinabro_common::abi::config::FLAG_ENDPOINT_INDEPENDENT;
 use std::{
     cell::Cell,
     collections::BTreeMap,
@@ -36,6 +37,8 @@ enum Op {
     Refused(usize, bool),
     /// Nothing comes for so long.
     Away,
+    /// What UDP's mappings are to be is set to the other.
+    Turn,
 }
 
 /// Who talks to whom.
@@ -49,15 +52,21 @@ struct End {
     host_port: u16,
 }
 
-fn ends() -> impl Strategy<Value = End> {
+fn ends(maps: bool) -> impl Strategy<Value = End> {
     // Few values each, so that connections meet.
     (
         any::<bool>(),
         prop::bool::weighted(0.3),
-        prop_oneof![3 => Just(TCP), 2 => Just(UDP), 1 => Just(ICMP)],
+        prop_oneof![
+            3 => Just(TCP),
+            if maps { 12 } else { 2 } => Just(UDP),
+            1 => Just(SCTP),
+            1 => Just(ICMP),
+        ],
         prop_oneof![1u16..8, 61000u16..61010],
         0u8..2,
-        prop_oneof![4 => Just(53u16), 1 => Just(443)],
+        // No resolver's, which would begin no mapping.
+        prop_oneof![4 => Just(54u16), 1 => Just(443)],
     )
         .prop_map(|(second_pod, v6, proto, port, host, host_port)| End {
             second_pod,
@@ -69,7 +78,7 @@ fn ends() -> impl Strategy<Value = End> {
         })
 }
 
-fn ops() -> impl Strategy<Value = Vec<Op>> {
+fn ops(maps: bool) -> impl Strategy<Value = Vec<Op>> {
     let from_client = prop_oneof![
         4 => Just(SYN), 3 => Just(ACK), 2 => Just(FIN | ACK), 1 => Just(RST), 1 => Just(SYN | ACK),
     ];
@@ -77,13 +86,14 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         3 => Just(SYN | ACK), 3 => Just(ACK), 2 => Just(FIN | ACK), 1 => Just(RST | ACK),
     ];
     let op = prop_oneof![
-        20 => (ends(), from_client).prop_map(|(end, flags)| Op::Out(end, flags)),
+        20 => (ends(maps), from_client).prop_map(|(end, flags)| Op::Out(end, flags)),
         12 => (any::<usize>(), from_server).prop_map(|(at, flags)| Op::Answer(at, flags)),
-        2 => (ends(), PORTS).prop_map(|(end, port)| Op::Stray(end, port)),
-        1 => ends().prop_map(Op::Come),
-        1 => ends().prop_map(Op::ComeBack),
+        2 => (ends(maps), PORTS).prop_map(|(end, port)| Op::Stray(end, port)),
+        1 => ends(maps).prop_map(Op::Come),
+        1 => ends(maps).prop_map(Op::ComeBack),
         2 => (any::<usize>(), any::<bool>()).prop_map(|(at, router)| Op::Refused(at, router)),
         1 => Just(Op::Away),
+        u32::from(maps) * 8 => Just(Op::Turn),
     ];
     prop::collection::vec(op, 1..300)
 }
@@ -135,13 +145,25 @@ impl Flow {
     /// Whether it is there when nothing came for [`AWAY`] seconds.
     fn stays(&self, proto: u8) -> bool {
         let is_open = self.server.any && (self.client.ack || !self.server.syn);
-        proto == TCP && !self.is_closed() && (is_open || self.client.fin || self.server.fin)
+        match proto {
+            TCP => !self.is_closed() && (is_open || self.client.fin || self.server.fin),
+            SCTP => self.server.any,
+            _ => false,
+        }
     }
 }
 
 struct Model<'a> {
     w: &'a World,
     flows: BTreeMap<Key, Flow>,
+    /// Whether UDP has endpoint-independent mappings,
+    maps: bool,
+    /// and those that there are: by pod and its port the one outside.
+    mappings: BTreeMap<(IpAddr, u16), u16>,
+    /// Connections that got another port than their mapping's,
+    apart: usize,
+    /// and those that got one of another mapping although others were left: ports are tried at random.
+    unlucky: usize,
 }
 
 impl Model<'_> {
@@ -173,6 +195,7 @@ impl Model<'_> {
         match (proto, request) {
             (TCP, _) => tcp(src, dst, flags, b"some data"),
             (UDP, _) => udp(src, dst, b"some data"),
+            (SCTP, _) => sctp(src, dst, b"some data"),
             // The id is the port of who asks.
             (ICMP, true) => icmp(src.0, dst.0, 8, src.1),
             (ICMP, false) => icmp(src.0, dst.0, 0, dst.1),
@@ -192,6 +215,12 @@ impl Model<'_> {
             Op::Away => {
                 self.w.sweep_at(AWAY);
                 self.flows.retain(|key, flow| flow.stays(key.0));
+                self.mappings.clear();
+                Ok(())
+            }
+            Op::Turn => {
+                self.maps = !self.maps;
+                set_config(self.w, self.maps);
                 Ok(())
             }
         }
@@ -203,6 +232,14 @@ impl Model<'_> {
             (other.0, other.3, other.4, flow.port) == (key.0, key.3, key.4, port)
         };
         self.flows.iter().find(same).map(|(other, _)| *other)
+    }
+
+    /// Whether a connection may get a port that is no mapping's of its own.
+    fn is_free(&self, key: &Key, port: u16) -> bool {
+        let v6 = key.1.is_ipv6();
+        let mut mapped = self.mappings.iter().filter(|(of, _)| of.0.is_ipv6() == v6);
+        let is_mapped = self.maps && key.0 == UDP && mapped.any(|(_, mapped)| *mapped == port);
+        self.holder(key, port).is_none() && !is_mapped
     }
 
     fn out(&mut self, end: End, flags: u8) -> Result<(), TestCaseError> {
@@ -217,11 +254,14 @@ impl Model<'_> {
         }
         let known = self.flows.get(&key);
         let renewed = proto == TCP && begins && known.is_some_and(Flow::is_closed);
+        let maps = self.maps && proto == UDP && known.is_none();
+        let mapped = self.mappings.get(&(pod, port)).copied();
+        let mapped = mapped.filter(|_| maps);
+        let has_mapped = mapped.filter(|port| self.holder(&key, *port).is_none());
         if verdict == DROP {
             prop_assert!(known.is_none() || renewed, "{key:?} had a port");
-            let free = PORTS
-                .into_iter()
-                .find(|port| self.holder(&key, *port).is_none());
+            prop_assert_eq!(has_mapped, None, "for {:?}", key);
+            let free = PORTS.into_iter().find(|port| self.is_free(&key, *port));
             prop_assert_eq!(free, None, "for {:?}", key);
             self.flows.remove(&key);
             return Ok(());
@@ -236,13 +276,19 @@ impl Model<'_> {
             (far, far_port),
         );
         prop_assert_eq!(&frame, &World::frame(&expected));
+        let mut starts = false;
         match known {
             // Closed and begun again, it may keep what it had.
             Some(flow) if renewed && given == flow.port => {}
             Some(flow) if !renewed => prop_assert_eq!(given, flow.port),
+            _ if has_mapped.is_some() => prop_assert_eq!(Some(given), has_mapped),
             _ => {
                 prop_assert!(PORTS.contains(&given));
-                if PORTS.contains(&port) && self.holder(&key, port).is_none() {
+                let is_left = PORTS.into_iter().any(|port| self.is_free(&key, port));
+                let is_free = self.is_free(&key, given);
+                self.unlucky += usize::from(maps && is_left && !is_free);
+                starts = mapped.is_none() && is_free;
+                if PORTS.contains(&port) && self.is_free(&key, port) {
                     prop_assert_eq!(given, port, "its own is free");
                 }
             }
@@ -256,6 +302,12 @@ impl Model<'_> {
         }
         if renewed {
             self.flows.remove(&key);
+        }
+        if maps {
+            self.apart += usize::from(mapped.is_some_and(|mapped| mapped != given));
+            if starts {
+                self.mappings.insert((pod, port), given);
+            }
         }
         let flow = self.flows.entry(key).or_insert(Flow {
             port: given,
@@ -348,8 +400,17 @@ impl Model<'_> {
             .w
             .come(&icmp_error(from, Self::node(v6), error, outside));
         prop_assert_eq!(verdict, PASS);
-        let seen = see_error(&frame);
+        let mut seen = see_error(&frame);
         prop_assert_eq!((seen.src, seen.dst), (from, pod));
+        if key.0 == SCTP {
+            // What is quoted of a packet has its checksum as it was outside.
+            let at = inside.len()
+                - Self::packet(SCTP, 0, true, (pod, 0), (far, 0))
+                    .payload
+                    .len()
+                + 8;
+            seen.quoted[at..at + 4].copy_from_slice(&inside[at..at + 4]);
+        }
         prop_assert_eq!(&seen.quoted, inside);
         Ok(())
     }
@@ -366,26 +427,48 @@ fn of_family(v6: bool) -> End {
     }
 }
 
+fn set_config(w: &World, maps: bool) {
+    let mut config = kit::node_config();
+    (config.nat_port_min, config.nat_port_max) = (*PORTS.start(), *PORTS.end());
+    if maps {
+        config.flags |= FLAG_ENDPOINT_INDEPENDENT;
+    }
+    w.datapath.set_node_config(config).unwrap();
+}
+
 #[test]
 fn random_packets_are_translated_as_a_plain_translator_would() {
+    random_packets(false);
+}
+
+/// While the setting is turned on and off, too.
+#[test]
+fn random_packets_have_the_mappings_of_a_plain_translator() {
+    random_packets(true);
+}
+
+fn random_packets(maps: bool) {
     world(|w| {
-        let mut config = kit::node_config();
-        (config.nat_port_min, config.nat_port_max) = (*PORTS.start(), *PORTS.end());
-        w.datapath.set_node_config(config).unwrap();
         let (most, refusals) = (Cell::new(0), Cell::new(0));
+        let (apart, unlucky) = (Cell::new(0), Cell::new(0));
         let mut runner = TestRunner::new(ProptestConfig {
             cases: 96,
             failure_persistence: None,
             ..ProptestConfig::default()
         });
-        let result = runner.run(&ops(), |ops| {
+        let result = runner.run(&ops(maps), |ops| {
             // Whatever the one before has left, if it failed.
             while !table().is_empty() || !aliases().is_empty() {
                 w.sweep_at(1 << 20);
             }
+            set_config(&w, maps);
             let mut model = Model {
                 w: &w,
                 flows: BTreeMap::new(),
+                maps,
+                mappings: BTreeMap::new(),
+                apart: 0,
+                unlucky: 0,
             };
             for op in ops {
                 let dropped = kit::dropped(&w.datapath, DropReason::NatPortsExhausted);
@@ -398,14 +481,19 @@ fn random_packets_are_translated_as_a_plain_translator_would() {
                 most.set(most.get().max(model.flows.len()));
             }
             check_table();
+            apart.set(apart.get() + model.apart);
+            unlucky.set(unlucky.get() + model.unlucky);
             Ok(())
         });
         result.unwrap();
         println!(
-            "{} connections at once, {} refused",
+            "{} connections at once, {} refused, {} apart",
             most.get(),
-            refusals.get()
+            refusals.get(),
+            apart.get()
         );
         assert!(most.get() > 30 && refusals.get() > 0);
+        assert_eq!(apart.get() > 0, maps);
+        assert!(unlucky.get() <= 1, "{}", unlucky.get());
     });
 }

@@ -1,6 +1,8 @@
 //! Ports towards one remote end, until none is left.
 
 use super::*;
+use sinabro_agent::datapath::ConnectionLimits;
+use sinabro_common::algo::lifetime::Stage;
 use std::sync::Barrier;
 
 fn with_ports(w: &World, min: u16, max: u16) {
@@ -9,10 +11,14 @@ fn with_ports(w: &World, min: u16, max: u16) {
     w.datapath.set_node_config(config).unwrap();
 }
 
-/// Makes the world's pods have as many connections as there is room for.
+/// Makes the world's pods have as many connections as there is room for, none of which is over before a busy machine
+/// has begun the last.
 fn large() -> DatapathConfig {
+    let mut limits = ConnectionLimits::default();
+    limits.lifetimes[Stage::Unreplied as usize] = 3600;
     DatapathConfig {
         connections: Some(1 << 20),
+        connection_limits: limits,
         ..kit::config()
     }
 }

@@ -9,8 +9,8 @@ use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            Alias, Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_INBOUND, FLAG_MASQUERADED,
-            FLAG_STACK, Tuple,
+            Alias, Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_INBOUND, FLAG_MAPPING,
+            FLAG_MASQUERADED, FLAG_STACK, Tuple,
         },
         layout::{both, field, start},
     },
@@ -213,7 +213,7 @@ fn record_down(key: &[u8], bytes: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let last_seen_ns = connection.last_seen_ns;
     // Earlier versions translate IPv4 alone, and these protocols.
     let is_known = sent.src.as_v4().is_some() && matches!(sent.proto, 1 | 6 | 17);
-    if !is_known {
+    if !is_known || connection.has(FLAG_MAPPING) {
         return None;
     }
     if connection.has(FLAG_MASQUERADED) {
@@ -337,6 +337,21 @@ mod tests {
             if kind != KIND_REVERSE {
                 prop_assert_eq!(back.last_seen_ns, last_seen_ns);
             }
+        }
+
+        #[test]
+        fn a_mapping_is_nothing_that_earlier_versions_know(
+            v4: [[u8; 4]; 2], ports: [[u8; 2]; 2], node: [u8; 4],
+        ) {
+            let nat = Addr::v4(node);
+            let sent = read_tuple(&key(v4, ports, 17)).unwrap().mapping(&nat);
+            let kind = FLAG_MASQUERADED | FLAG_MAPPING;
+            let (up_key, up_value) = record(&sent, kind, (nat, ports[1]), 7);
+            prop_assert_eq!(record_down(&up_key, &up_value), None);
+            let alias = Alias {
+                addr: sent.src, takers: 0, noted_ticks: 0, port: sent.src_port, pad: [0; 6], reusable_ns: 0,
+            };
+            prop_assert_eq!(alias_down(&bytes(&sent.reply_to(nat, ports[1])), &bytes(&alias)), None);
         }
 
         #[test]
