@@ -1,10 +1,10 @@
-//! Every map but those of `acceleration`, pinned by its name. Layouts and meaning:
+//! Every map but those of programs on sockets, pinned by its name. Layouts and meaning:
 //! `sinabro_common::abi`.
 //!
 //! Every object has every map declared here, used or not.
 
 use aya_ebpf::{
-    bindings::BPF_F_NO_PREALLOC,
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     macros::map,
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap},
 };
@@ -21,6 +21,10 @@ use sinabro_common::abi::{
     fragment::{EarlyFragment, EarlyKey, MAX_EARLY_FRAGMENTS},
     layout::{FieldKey, FieldSpan, MAX_FIELDS, MAX_MAPS, MapRecord},
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
+    service::{
+        Affinity, AffinityKey, Backend, Frontend, FrontendKey, MAX_AFFINITIES, MAX_BACKENDS,
+        MAX_FRONTENDS, MAX_SETS, MAX_SLOTS, Set, Slot,
+    },
     uplink::{MAX_UPLINKS, Uplink},
 };
 
@@ -92,6 +96,22 @@ pub static CROWDED: LruHashMap<Tuple, TakenPorts> = LruHashMap::pinned(MAX_CROWD
 
 #[map]
 pub static UNUSABLE_PORTS: Array<TakenPorts> = Array::pinned(PORT_TABLES, 0);
+
+#[map]
+pub static FRONTENDS: HashMap<FrontendKey, Frontend> =
+    HashMap::pinned(MAX_FRONTENDS, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static SETS: Array<Set> = Array::pinned(MAX_SETS, BPF_F_MMAPABLE);
+
+#[map]
+pub static SLOTS: Array<Slot> = Array::pinned(MAX_SLOTS, BPF_F_MMAPABLE);
+
+#[map]
+pub static BACKENDS: Array<Backend> = Array::pinned(MAX_BACKENDS, BPF_F_MMAPABLE);
+
+#[map]
+pub static AFFINITY: LruHashMap<AffinityKey, Affinity> = LruHashMap::pinned(MAX_AFFINITIES, 0);
 
 #[map]
 pub static LAYOUTS: HashMap<u64, MapRecord> = HashMap::pinned(MAX_MAPS, BPF_F_NO_PREALLOC);

@@ -46,7 +46,8 @@ use crate::chain::Chain;
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
 pub use maps::{
-    Connections, DropEvents, PodAcceleration, PortSet, PortsOf, QueueLimits, QueueUsage, Tunnels,
+    Connections, DropEvents, PodAcceleration, PortSet, PortsOf, QueueLimits, QueueUsage, Services,
+    Tunnels,
 };
 use maps::{Maps, shape};
 use sinabro_common::{
@@ -58,6 +59,7 @@ use sinabro_common::{
         counters::PodCounters,
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
+        service,
         uplink::Uplink,
     },
     algo::{acceleration, lifetime},
@@ -90,6 +92,8 @@ pub struct DatapathConfig {
     /// given.
     pub connections: Option<u32>,
     pub connection_limits: ConnectionLimits,
+    /// Room for Services; hardly any if they are not ours to translate.
+    pub services: ServiceRoom,
     /// What accelerated connections may cost the kernel; by the machine's memory if not given.
     pub queue_limits: Option<QueueLimits>,
     /// Where the programs that ran last are kept; nothing is kept if not given.
@@ -105,6 +109,7 @@ impl Default for DatapathConfig {
             attach: AttachMode::Auto,
             connections: None,
             connection_limits: ConnectionLimits::default(),
+            services: ServiceRoom::default(),
             queue_limits: None,
             last_good: None,
         }
@@ -127,6 +132,36 @@ impl Default for ConnectionLimits {
             per_pod: u32::MAX,
             embryonic_per_pod: u32::MAX,
             lifetimes: lifetime::LIFETIMES,
+        }
+    }
+}
+
+/// Entries of the maps of Services.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceRoom {
+    pub frontends: u32,
+    pub sets: u32,
+    pub slots: u32,
+    pub backends: u32,
+}
+
+impl ServiceRoom {
+    /// For a node whose Services somebody else translates.
+    pub const NONE: Self = Self {
+        frontends: 1,
+        sets: 1,
+        slots: 1,
+        backends: 1,
+    };
+}
+
+impl Default for ServiceRoom {
+    fn default() -> Self {
+        Self {
+            frontends: service::MAX_FRONTENDS,
+            sets: service::MAX_SETS,
+            slots: service::MAX_SLOTS,
+            backends: service::MAX_BACKENDS,
         }
     }
 }
@@ -648,6 +683,11 @@ impl Datapath {
     /// The table of connections, to be looked at by people.
     pub fn connections(&self) -> &Connections {
         &self.maps.connections
+    }
+
+    /// What Services lead to.
+    pub fn services(&self) -> &Services {
+        &self.maps.services
     }
 
     /// Connections at the last [`Self::sweep`].

@@ -132,6 +132,15 @@ pub fn load(
         loader.map_max_entries("CONNECTIONS", connections);
         loader.map_max_entries("ALIASES", connections);
     }
+    let services = &config.services;
+    for (name, entries) in [
+        ("FRONTENDS", services.frontends),
+        ("SETS", services.sets),
+        ("SLOTS", services.slots),
+        ("BACKENDS", services.backends),
+    ] {
+        loader.map_max_entries(name, entries);
+    }
     for map in shape::expected(config).iter().filter(|map| map.number > 1) {
         let pin = map.path(directory);
         make_parent(&pin)?;

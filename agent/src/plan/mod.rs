@@ -7,6 +7,7 @@ pub mod conflicts;
 pub mod facts;
 pub mod masquerade;
 pub mod overlay;
+pub mod services;
 
 #[cfg(test)]
 mod tests;

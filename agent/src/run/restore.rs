@@ -47,6 +47,7 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
         },
         connections: Some(room.connections),
         connection_limits: settings.connection_limits.clone(),
+        services: datapath::ServiceRoom::NONE,
         queue_limits: Some(queue_limits(settings)),
         last_good: Some(settings.programs_dir.join(names::PROGRAMS_FILE)),
     })

@@ -34,6 +34,9 @@ pub const FLAG_LAYER3_UPLINKS: u32 = 1 << 5;
 /// it each connection gets a port by itself.
 pub const FLAG_ENDPOINT_INDEPENDENT: u32 = 1 << 6;
 
+/// Services are translated here: `abi::service`.
+pub const FLAG_SERVICES: u32 = 1 << 7;
+
 /// The highest byte of the flags: the layout generation ([`super::layout::Place`]) of the programs that
 /// run, zero if an agent set them that knows of none, whose maps are those of the first.
 const GENERATION_SHIFT: u32 = 24;

@@ -89,6 +89,10 @@ pub const FLAG_MAPPED: u16 = 1 << 6;
 /// Its client has a mapping whose port was somebody else's towards this remote end, or no port was left for one.
 pub const FLAG_APART: u16 = 1 << 7;
 
+/// The client sends to [`Connection::frontend`], which the programs on pods' links make the server's address of:
+/// an alias leads from there to the server.
+pub const FLAG_SERVICE: u16 = 1 << 8;
+
 /// What is known of a connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,6 +13,7 @@ pub mod endpoint;
 pub mod fragment;
 pub mod layout;
 pub mod node;
+pub mod service;
 pub mod uplink;
 
 /// An IPv6 address, or an IPv4 address mapped into one (`::ffff:a.b.c.d`, RFC 4291 §2.5.5.2).

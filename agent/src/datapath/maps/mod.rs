@@ -16,6 +16,7 @@ pub mod layouts;
 pub mod migrations;
 mod nodes;
 mod queues;
+mod services;
 pub mod shape;
 mod uplinks;
 
@@ -31,6 +32,7 @@ pub use host_ports::{HostPorts, PortSet, PortsOf};
 pub use layouts::Layouts;
 pub use nodes::{Nodes, Tunnels};
 pub use queues::{QueueLimits, QueueUsage};
+pub use services::Services;
 pub use uplinks::Uplinks;
 
 use super::{DatapathError, raw_map::RawMap};
@@ -58,6 +60,7 @@ pub struct Maps {
     pub uplinks: Uplinks,
     pub host_ports: HostPorts,
     pub crowded: Crowded,
+    pub services: Services,
     pub layouts: Layouts,
 }
 
@@ -84,6 +87,7 @@ impl Maps {
             uplinks: Uplinks::new(take(ebpf, "UPLINKS")?)?,
             host_ports: HostPorts::new(take(ebpf, "HOST_PORTS")?)?,
             crowded: Crowded::new(take(ebpf, "CROWDED")?, take(ebpf, "UNUSABLE_PORTS")?)?,
+            services: Services::new(|name| take(ebpf, name))?,
             layouts: Layouts::new(take(ebpf, "LAYOUTS")?, take(ebpf, "LAYOUT_FIELDS")?)?,
             nodes: Nodes::new(
                 take(ebpf, "NODES")?,

@@ -23,6 +23,7 @@ use sinabro_common::abi::{
         self, Field, FieldKey, FieldSpan, Layout, MAX_FIELDS, MAX_MAPS, MapRecord, OF_KEY, Place,
     },
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
+    service::{Affinity, AffinityKey, Backend, Frontend, FrontendKey, MAX_AFFINITIES, Set, Slot},
     uplink::{MAX_UPLINKS, Uplink},
 };
 use std::{
@@ -45,6 +46,8 @@ pub const SOCKET_STATES: &str = "SOCKET_STATES";
 
 /// `BPF_F_NO_PREALLOC`.
 const NO_PREALLOC: u32 = 1;
+/// `BPF_F_MMAPABLE`.
+const MMAPABLE: u32 = 1 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
@@ -224,6 +227,7 @@ pub fn is_map(name: &str) -> bool {
 
 pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
     let connections = config.connections.unwrap_or(MAX_CONNECTIONS);
+    let services = &config.services;
     vec![
         map::<u32, NodeConfig>("CONFIG", ARRAY, 1, 0),
         map::<Addr, Endpoint>("ENDPOINTS", HASH, 2 * MAX_PODS, NO_PREALLOC),
@@ -251,6 +255,11 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<u32, u64>("HOST_PORTS", ARRAY, HOST_PORT_WORDS, 0),
         map::<Tuple, TakenPorts>("CROWDED", LRU_HASH, MAX_CROWDED, 0),
         map::<u32, TakenPorts>("UNUSABLE_PORTS", ARRAY, PORT_TABLES, 0),
+        map::<FrontendKey, Frontend>("FRONTENDS", HASH, services.frontends, NO_PREALLOC),
+        map::<u32, Set>("SETS", ARRAY, services.sets, MMAPABLE),
+        map::<u32, Slot>("SLOTS", ARRAY, services.slots, MMAPABLE),
+        map::<u32, Backend>("BACKENDS", ARRAY, services.backends, MMAPABLE),
+        map::<AffinityKey, Affinity>("AFFINITY", LRU_HASH, MAX_AFFINITIES, 0),
         map::<u64, MapRecord>("LAYOUTS", HASH, MAX_MAPS, NO_PREALLOC),
         map::<FieldKey, FieldSpan>("LAYOUT_FIELDS", HASH, MAX_FIELDS, NO_PREALLOC),
         map::<Addr, AcceleratedPod>("ACCELERATED_PODS", HASH, 2 * MAX_PODS, NO_PREALLOC),

@@ -1,0 +1,248 @@
+//! Services: which addresses and ports lead to which endpoints.
+//!
+//! - map `FRONTENDS`, hash: [`FrontendKey`] → [`Frontend`]: an address and port that clients use. With port and
+//!   protocol zero: the address is some active Service's own, so what is for another port of it is refused.
+//! - map `SETS`, array: index → [`Set`]: what becomes of a new connection. One eight-byte store changes it.
+//! - map `SLOTS`, array: index → [`Slot`]: the endpoints of a set lie side by side from [`Set::base`] on.
+//! - map `BACKENDS`, array: id → [`Backend`]: an endpoint.
+//! - map `AFFINITY`, LRU hash: [`AffinityKey`] → [`Affinity`]: the endpoint that a client has of a Service with
+//!   session affinity.
+//! - map `NETNS`, hash: cookie of a network namespace (u64) → [`NetNs`]: whose sockets are translated. It and the next
+//!   are those of the programs on sockets alone.
+//! - map `SOCKET_FRONTENDS`, LRU hash: [`SocketKey`] → [`SocketFrontend`]: what a socket was connected to, for
+//!   getpeername, and what a datagram socket hears.
+//!
+//! Publishing. Written are endpoints first, then slots that no set uses, then the set, then the frontend that names it;
+//! removed in the opposite order. An id is given to another endpoint, or a slot to another set, only once its
+//! readers are done and with another generation. So a packet at any moment finds the set of before or
+//! that of after, and a connection that remembers an endpoint knows by its generation whether it is still there.
+//! The agent alone writes `FRONTENDS`, `SETS`, `SLOTS`, `BACKENDS` and `NETNS`.
+
+use super::{Addr, map_type};
+
+/// Room, if the settings do not say.
+pub const MAX_FRONTENDS: u32 = 16_384;
+/// As above.
+pub const MAX_SETS: u32 = 16_384;
+/// As above.
+pub const MAX_SLOTS: u32 = 131_072;
+/// As above.
+pub const MAX_BACKENDS: u32 = 65_536;
+/// Clients with an endpoint of their own.
+pub const MAX_AFFINITIES: u32 = 16_384;
+/// Sockets whose frontend is known.
+pub const MAX_SOCKET_FRONTENDS: u32 = 65_536;
+/// Namespaces of pods, and the node's.
+pub const MAX_NETNS: u32 = super::endpoint::MAX_PODS + 1;
+
+/// What a client sends to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FrontendKey {
+    pub addr: Addr,
+    /// Network order.
+    pub port: [u8; 2],
+    /// IP protocol number: TCP, UDP or SCTP.
+    pub proto: u8,
+    /// Zero.
+    pub pad: u8,
+}
+map_type!(FrontendKey, 20, 2, [addr, port, proto, pad]);
+
+impl FrontendKey {
+    /// Of the address by itself.
+    pub const fn address(addr: Addr) -> Self {
+        Self {
+            addr,
+            port: [0; 2],
+            proto: 0,
+            pad: 0,
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frontend {
+    /// Index in `SETS` for pods and the node itself.
+    pub inside: u32,
+    /// The same for clients outside.
+    pub outside: u32,
+    /// Number of the Service's port, for affinity: one for all of its addresses.
+    pub service: u32,
+    /// Seconds that a client keeps its endpoint after its last new connection; zero: not at all.
+    pub affinity_seconds: u32,
+    /// None yet.
+    pub flags: u32,
+}
+map_type!(
+    Frontend,
+    20,
+    2,
+    [inside, outside, service, affinity_seconds, flags]
+);
+
+/// What becomes of a new connection; [`Set::new`] has the parts.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Set(pub u64);
+map_type!(Set, 8, 2, [0]);
+
+/// What a [`Set`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// One of the endpoints, by chance.
+    Balance = 0,
+    /// There is no endpoint anywhere: the client is told so.
+    Refuse = 1,
+    /// There are endpoints, but none that this client may have.
+    Drop = 2,
+}
+
+impl Set {
+    /// Host order: the first slot's index in the lower half, 24 bits of how many, 8 bits of [`Kind`].
+    pub const fn new(kind: Kind, base: u32, count: u32) -> Self {
+        Self(base as u64 | (count as u64 & 0xff_ffff) << 32 | (kind as u64) << 56)
+    }
+
+    #[inline(always)]
+    pub const fn base(self) -> u32 {
+        self.0 as u32
+    }
+
+    #[inline(always)]
+    pub const fn count(self) -> u32 {
+        (self.0 >> 32) as u32 & 0xff_ffff
+    }
+
+    /// An unknown one, as zero endpoints, refuses.
+    #[inline(always)]
+    pub const fn kind(self) -> Kind {
+        match self.0 >> 56 {
+            0 if self.count() > 0 => Kind::Balance,
+            2 => Kind::Drop,
+            _ => Kind::Refuse,
+        }
+    }
+}
+
+/// One of a set's endpoints.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Index in `BACKENDS`,
+    pub backend: u32,
+    /// and which of those that had the number.
+    pub generation: u32,
+}
+map_type!(Slot, 8, 2, [backend, generation]);
+
+/// An endpoint that takes new connections is in a set; one that finishes those it has is not, but serves.
+pub const BACKEND_SERVING: u16 = 1 << 0;
+
+/// An endpoint.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backend {
+    pub addr: Addr,
+    /// Network order.
+    pub port: [u8; 2],
+    /// `BACKEND_*`.
+    pub flags: u16,
+    pub generation: u32,
+}
+map_type!(Backend, 24, 2, [addr, port, flags, generation]);
+
+/// A client of a Service with affinity.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AffinityKey {
+    pub client: Addr,
+    /// [`Frontend::service`].
+    pub service: u32,
+}
+map_type!(AffinityKey, 20, 2, [client, service]);
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Affinity {
+    /// `bpf_ktime_get_ns` of the client's last new connection.
+    pub last_ns: u64,
+    /// As in [`Slot`].
+    pub backend: u32,
+    pub generation: u32,
+}
+map_type!(Affinity, 16, 2, [last_ns, backend, generation]);
+
+/// The node's own namespace.
+pub const NETNS_OF_NODE: u32 = 1 << 0;
+
+/// A network namespace whose sockets are translated when they connect.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NetNs {
+    /// Its addresses, as affinity and packets know the client; unspecified where there is none.
+    pub v4: Addr,
+    pub v6: Addr,
+    /// `NETNS_*`.
+    pub flags: u32,
+}
+map_type!(NetNs, 36, 2, [v4, v6, flags]);
+
+/// A socket, and of one that sends datagrams without being connected, whom it hears.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketKey {
+    /// `bpf_get_socket_cookie`.
+    pub cookie: u64,
+    /// The endpoint; unspecified, and port zero, of a connected socket.
+    pub addr: Addr,
+    /// Network order.
+    pub port: [u8; 2],
+    /// Zero.
+    pub pad: [u8; 6],
+}
+map_type!(SocketKey, 32, 2, [cookie, addr, port, pad]);
+
+/// What such a socket thinks it is connected to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketFrontend {
+    pub addr: Addr,
+    /// Network order.
+    pub port: [u8; 2],
+    /// Zero.
+    pub pad: [u8; 2],
+    /// As in [`Slot`].
+    pub backend: u32,
+    pub generation: u32,
+}
+map_type!(
+    SocketFrontend,
+    28,
+    2,
+    [addr, port, pad, backend, generation]
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_says_what_was_put_in() {
+        let set = Set::new(Kind::Balance, u32::MAX, 0xff_ffff);
+        assert_eq!(
+            (set.base(), set.count(), set.kind()),
+            (u32::MAX, 0xff_ffff, Kind::Balance)
+        );
+        assert_eq!(Set::new(Kind::Drop, 0, 0).kind(), Kind::Drop);
+        // Nothing written yet, nobody to choose from, a kind of a later version.
+        for set in [
+            Set(0),
+            Set::new(Kind::Balance, 7, 0),
+            Set(9 << 56 | 1 << 32),
+        ] {
+            assert_eq!(set.kind(), Kind::Refuse);
+        }
+    }
+}
