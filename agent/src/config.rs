@@ -18,6 +18,7 @@ pub use value::cidr;
 
 use crate::{
     acceleration::choice::Mode,
+    cluster_api::servers::ApiPlaces,
     datapath::ConnectionLimits,
     plan::{MasqueradeIpv6, Masquerading, UdpMapping, masquerade::distinct},
 };
@@ -126,6 +127,8 @@ pub enum ClusterAccess {
     Kubeconfig(PathBuf),
     /// As a pod does it: by environment and service account.
     InCluster,
+    /// By service account, from the servers' own addresses.
+    Servers(ApiPlaces),
 }
 
 /// How programs are attached to network devices.

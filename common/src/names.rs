@@ -18,6 +18,8 @@ pub const DELETES_DIR: &str = "deletes";
 pub const LAST_POSSIBLE_FILE: &str = "last-possible";
 /// The nodes as the Kubernetes API had them last, inside the state directory.
 pub const NODES_FILE: &str = "nodes.json";
+/// Where the API servers were seen last, inside the state directory.
+pub const API_SERVERS_FILE: &str = "api-servers.json";
 /// What the file that says what is not masqueraded had last, when it was good; in the state directory.
 pub const KEPT_MASQUERADE_FILE: &str = "ip-masq-agent";
 

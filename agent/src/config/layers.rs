@@ -1,8 +1,11 @@
 //! Flags, environment, file and defaults, laid over each other.
 
 use super::{
-    ClusterAccess, ConfigError, FactsFrom, Origin, options::Options, value::absolute_path,
+    ApiPlaces, ClusterAccess, ConfigError, FactsFrom, Origin,
+    options::Options,
+    value::{absolute_path, api_server},
 };
+use crate::cluster_api::servers::ApiServer;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, parser::ValueSource};
 use serde_json::{Map, Value};
 use sinabro_common::names;
@@ -92,6 +95,7 @@ impl Layers {
     }
 
     pub fn facts_from(&self) -> Result<FactsFrom, ConfigError> {
+        let named = self.list("apiServers", api_server)?;
         let origin = |key| self.origins.get(key).cloned().unwrap_or(Origin::Default);
         match (self.found("nodes"), self.found("kubeconfig")) {
             (Some(_), Some(_)) => Err(ConfigError::TwoSources {
@@ -105,10 +109,18 @@ impl Layers {
             }
             // Set in every container by the kubelet.
             (None, None) if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() => {
-                Ok(FactsFrom::Kubernetes(ClusterAccess::InCluster))
+                Ok(FactsFrom::Kubernetes(self.in_cluster(named)?))
             }
             (None, None) => Err(ConfigError::NoFacts),
         }
+    }
+
+    fn in_cluster(&self, named: Vec<ApiServer>) -> Result<ClusterAccess, ConfigError> {
+        if named.is_empty() {
+            return Ok(ClusterAccess::InCluster);
+        }
+        let seen = self.directory("stateDir")?.join(names::API_SERVERS_FILE);
+        Ok(ClusterAccess::Servers(ApiPlaces { named, seen }))
     }
 
     pub fn directory(&self, key: &str) -> Result<PathBuf, ConfigError> {

@@ -34,6 +34,18 @@ pub struct Options {
     #[arg(long, env = "SINABRO_KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<String>,
 
+    /// API servers by their own addresses, HOST:PORT or https://HOST:PORT, for nodes on which nobody but
+    /// this agent translates the Service `kubernetes`. Their certificates must be for
+    /// kubernetes.default.svc, as those of API servers are. Those that the Service led to are remembered
+    /// and asked, too [default: the Service's address, as the kubelet tells it].
+    #[arg(
+        long,
+        env = "SINABRO_API_SERVERS",
+        value_name = "SERVER",
+        value_delimiter = ','
+    )]
+    api_servers: Option<Vec<String>>,
+
     /// Directory of leases, endpoint records and queued deletes. It must not survive a reboot:
     /// what it describes does not either. The CNI plugin must be given the same directory.
     #[arg(long, env = "SINABRO_STATE_DIR", value_name = "DIR", default_value = names::STATE_DIR)]

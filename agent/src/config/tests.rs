@@ -101,6 +101,51 @@ fn a_pod_needs_no_setting_at_all() {
 }
 
 #[test]
+fn api_servers_are_asked_by_their_own_addresses_if_they_are_named() {
+    let named = |text: &str| -> Vec<String> {
+        let text = text.split(',').map(|text| value::api_server(text).unwrap());
+        text.map(|server| server.to_string()).collect()
+    };
+    let list = "192.0.2.1:6443,https://api.example.com,https://api.example.com:8443/,fd00::1,[fd00::1]:6443";
+    assert_eq!(
+        named(list),
+        [
+            "192.0.2.1:6443",
+            "api.example.com:443",
+            "api.example.com:8443",
+            "[fd00::1]:443",
+            "[fd00::1]:6443"
+        ]
+    );
+    for text in [
+        "",
+        ":6443",
+        "http://192.0.2.1",
+        "192.0.2.1:0",
+        "192.0.2.1:65536",
+        "192.0.2.1:",
+        "[fd00::1",
+        "[fd00::1]6443",
+        "https://api/path",
+        "a b",
+        "ftp://x",
+    ] {
+        assert!(value::api_server(text).is_err(), "{text}");
+    }
+    let mut command = child("child_prints_the_source");
+    let output = command
+        .env("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+        .env("SINABRO_API_SERVERS", "192.0.2.1:6443")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains("source=Kubernetes(Servers(") && text.contains("api-servers.json"),
+        "{text}"
+    );
+}
+
+#[test]
 #[ignore = "run by a_pod_needs_no_setting_at_all with an environment of its own"]
 fn child_prints_the_source() {
     println!("source={:?}", load(&[]).unwrap().facts_from);
@@ -324,6 +369,7 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("stateDir", "relative/path"),
         ("uplinks", "[a/b]"),
         ("uplinks", "[averyverylongname]"),
+        ("apiServers", "['http://192.0.2.1']"),
     ] {
         let text = refused(
             load_file(&format!("{{nodes: /n, {key}: {value}}}"), &[]),

@@ -3,10 +3,11 @@
 use super::{MAX_MTU, MIN_MTU};
 use crate::{
     acceleration::choice::Mode,
+    cluster_api::servers::ApiServer,
     plan::{MasqueradeIpv6, UdpMapping},
 };
 use ipnet::IpNet;
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr};
 
 pub fn node_name(text: &str) -> Result<String, String> {
     // Kubernetes names nodes by RFC 1123 subdomains, in lower case; kubelet lowers host names.
@@ -31,6 +32,34 @@ pub fn absolute_path(text: &str) -> Result<PathBuf, String> {
         return Err("must be an absolute path".into());
     }
     Ok(path)
+}
+
+/// `https://HOST[:PORT]` or `HOST[:PORT]`; an IPv6 address with a port has brackets.
+pub fn api_server(text: &str) -> Result<ApiServer, String> {
+    const EXPECTED: &str =
+        "expected an API server such as 192.0.2.1:6443 or https://api.example.com";
+    if text.starts_with("http:") {
+        return Err("the API is asked by https".into());
+    }
+    let text = text.strip_prefix("https://").unwrap_or(text);
+    let text = text.strip_suffix('/').unwrap_or(text);
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').ok_or(EXPECTED)?,
+        // An IPv6 address without a port.
+        None if text.matches(':').count() > 1 => (text, ""),
+        None => text.split_at(text.find(':').unwrap_or(text.len())),
+    };
+    let port = match port.strip_prefix(':') {
+        Some(port) => number(port, 1, u16::MAX)?,
+        None if port.is_empty() => 443,
+        None => return Err(EXPECTED.into()),
+    };
+    let is_address = host.parse::<IpAddr>().is_ok();
+    if !is_address {
+        node_name(host).map_err(|_| EXPECTED)?;
+    }
+    let host = host.to_owned();
+    Ok(ApiServer { host, port })
 }
 
 pub fn device(text: &str) -> Result<String, String> {

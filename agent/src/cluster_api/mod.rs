@@ -2,7 +2,10 @@
 //!
 //! As kube makes it (addresses, certificates, tokens read again as they rotate), with one
 //! difference: TCP keepalive, so that a connection whose other end vanished without a word ends
-//! in half a minute and not with the watch's own timeout after five.
+//! in half a minute and not with the watch's own timeout after five. And the servers may be asked by their own
+//! addresses ([`servers`]).
+
+pub mod servers;
 
 use crate::config::ClusterAccess;
 use hyper_util::{
@@ -14,8 +17,10 @@ use kube::{
     client::{Body, ClientBuilder, ConfigExt as _},
     config::{KubeConfigOptions, Kubeconfig},
 };
+use servers::{Resolver, Servers, service_from_environment};
 use std::{
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 use tower::{BoxError, ServiceExt as _};
@@ -50,6 +55,8 @@ pub enum ClusterApiError {
 pub struct ClusterApi {
     pub client: Client,
     pub server: String,
+    /// Where the servers are, if they are asked by their own addresses.
+    pub servers: Option<Arc<Servers>>,
 }
 
 impl ClusterApi {
@@ -58,14 +65,31 @@ impl ClusterApi {
     /// # Errors
     /// If it is missing or wrong.
     pub async fn new(access: &ClusterAccess) -> Result<Self, ClusterApiError> {
-        let config = match access {
-            ClusterAccess::Kubeconfig(path) => kubeconfig(path).await?,
-            ClusterAccess::InCluster => Config::incluster().map_err(ClusterApiError::InCluster)?,
+        let (config, servers) = match access {
+            ClusterAccess::Kubeconfig(path) => (kubeconfig(path).await?, None),
+            ClusterAccess::InCluster => {
+                let config = Config::incluster().map_err(ClusterApiError::InCluster)?;
+                (config, None)
+            }
+            ClusterAccess::Servers(places) => {
+                // By the name that their certificates have, and without a port.
+                let config = Config::incluster_dns().map_err(ClusterApiError::InCluster)?;
+                let servers = Servers::new(places.clone(), service_from_environment());
+                (config, Some(Arc::new(servers)))
+            }
         };
+        Self::with(&config, servers)
+    }
+
+    fn with(config: &Config, servers: Option<Arc<Servers>>) -> Result<Self, ClusterApiError> {
         let server = config.cluster_url.to_string();
         let server = server.trim_end_matches('/').to_owned();
-        match connect(&config) {
-            Ok(client) => Ok(Self { client, server }),
+        match connect(config, servers.clone()) {
+            Ok(client) => Ok(Self {
+                client,
+                server,
+                servers,
+            }),
             Err(source) => Err(ClusterApiError::Client {
                 server,
                 source: Box::new(source),
@@ -85,8 +109,8 @@ async fn kubeconfig(path: &Path) -> Result<Config, ClusterApiError> {
         .map_err(failed)
 }
 
-fn connect(config: &Config) -> kube::Result<Client> {
-    let mut tcp = HttpConnector::new();
+fn connect(config: &Config, servers: Option<Arc<Servers>>) -> kube::Result<Client> {
+    let mut tcp = HttpConnector::new_with_resolver(Resolver(servers));
     // The scheme is the TLS layer's to look at.
     tcp.enforce_http(false);
     tcp.set_connect_timeout(Some(CONNECT));
@@ -105,4 +129,41 @@ fn connect(config: &Config) -> kube::Result<Client> {
         Some(auth) => builder.with_layer(&auth).with_layer(&base).build(),
         None => builder.with_layer(&base).build(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{servers::ApiPlaces, *};
+    use crate::stand_in::{Answer, StandIn};
+    use k8s_openapi::api::core::v1::Node;
+    use kube::Api;
+    use std::collections::BTreeSet;
+
+    #[tokio::test]
+    async fn a_server_that_is_gone_costs_an_attempt() {
+        let mut server = StandIn::start().await;
+        let mut gone = StandIn::start().await;
+        gone.stop().await;
+        let gone = gone.address;
+        let dir = tempfile::tempdir().unwrap();
+        let places = ApiPlaces {
+            named: Vec::new(),
+            seen: dir.path().join("api-servers.json"),
+        };
+        let servers = Arc::new(Servers::new(places, None));
+        servers.learn(BTreeSet::from([gone, server.address]));
+        let mut config = Config::new("http://kubernetes.default.svc".parse().unwrap());
+        config.auth_info.token = Some("secret".to_owned().into());
+        let api = ClusterApi::with(&config, Some(servers)).unwrap();
+        let nodes: Api<Node> = Api::all(api.client);
+        // Whichever is tried first.
+        for _ in 0..2 {
+            server.answer(Answer::Whole(
+                200,
+                r#"{"kind":"NodeList","apiVersion":"v1","metadata":{},"items":[]}"#.into(),
+            ));
+            nodes.list(&Default::default()).await.unwrap();
+            assert!(server.request().await.0.starts_with("GET /api/v1/nodes"));
+        }
+    }
 }
