@@ -18,6 +18,7 @@ use sinabro_common::{
             FragmentKey, Tuple,
         },
         fragment::EarlyKey,
+        service::{Affinity, AffinityKey, FrontendKey, Set},
     },
     algo::ct_state,
 };
@@ -69,6 +70,15 @@ pub struct Scratch {
     pub fragment_key: FragmentKey,
     pub fragment: Fragment,
     pub early_key: EarlyKey,
+    /// Which Service the packet is to, if to any,
+    pub frontend_key: FrontendKey,
+    /// of which one endpoint is chosen,
+    pub set: Set,
+    /// and which one its client has had before, for how many seconds.
+    pub service: u32,
+    pub affinity_seconds: u32,
+    pub affinity_key: AffinityKey,
+    pub affinity: Affinity,
 }
 
 impl Scratch {
