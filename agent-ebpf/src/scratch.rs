@@ -46,6 +46,8 @@ pub struct Scratch {
     pub nat: Addr,
     /// Whose share its connection is in, if it is a new one,
     pub payer: u32,
+    /// or whether it has a record already, which is to say how it is masqueraded,
+    pub has_record: bool,
     /// and whether it may leave as it is where there is no room for another.
     pub may_pass: bool,
     /// Where its protocol's ports begin in `HOST_PORTS`,
@@ -79,6 +81,8 @@ pub struct Scratch {
     pub affinity_seconds: u32,
     pub affinity_key: AffinityKey,
     pub affinity: Affinity,
+    /// Why none is found.
+    pub reason: i32,
 }
 
 impl Scratch {

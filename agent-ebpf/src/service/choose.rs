@@ -8,7 +8,7 @@ use super::{NONE, leave::KNOWN};
 use crate::{
     connection::{self, share},
     maps::{AFFINITY, ALIASES, BACKENDS, CONNECTIONS, EEXIST, FRONTENDS, SETS, SLOTS},
-    nat::drop,
+    nat::{DROPPED, drop},
     scratch::Scratch,
 };
 use aya_ebpf::{
@@ -91,6 +91,8 @@ pub fn begin(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     // SAFETY: no arguments.
     scratch.random = unsafe { bpf_get_prandom_u32() }.into();
+    // Unless one is found.
+    scratch.reason = DropReason::ServiceNoEndpoint as i32;
     let mut attempt = 0;
     while attempt < ATTEMPTS {
         match try_one(scratch, attempt) {
@@ -106,7 +108,7 @@ pub fn begin(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         }
     }
     share::give(scratch.payer, true);
-    drop(DropReason::ServiceClash)
+    DROPPED + scratch.reason
 }
 
 /// Another processor has claimed the packet's alias.
@@ -129,9 +131,11 @@ fn join(scratch: &mut Scratch) -> i32 {
 /// One attempt, as a function: the verifier forgets on its way out by which way it went through.
 #[inline(never)]
 fn try_one(scratch: &mut Scratch, attempt: u32) -> i32 {
-    if !by_affinity(scratch, attempt) && !by_slot(scratch, attempt) {
+    let is_kept = by_affinity(scratch, attempt);
+    if !is_kept && !by_slot(scratch, attempt) {
         return NEXT;
     }
+    scratch.reason = DropReason::ServiceClash as i32;
     scratch.resolve();
     scratch.alias.takers = 0;
     scratch.alias.reusable_ns = 0;
@@ -146,6 +150,10 @@ fn try_one(scratch: &mut Scratch, attempt: u32) -> i32 {
     if written != KNOWN {
         // Nobody else touches a claim that no record leads to.
         let _ = ALIASES.remove(&scratch.tuple);
+        if is_kept {
+            // The client's other connections may have it.
+            scratch.affinity_seconds = 0;
+        }
     }
     written
 }

@@ -149,10 +149,12 @@ fn noted(scratch: &mut Scratch) -> i32 {
 unsafe fn serves(connection: *const Connection) -> bool {
     // SAFETY: the caller's promise, and a value that the map just gave.
     unsafe {
-        BACKENDS.get_ptr((*connection).endpoint).is_some_and(|backend| {
-            (*backend).generation == (*connection).endpoint_generation
-                && (*backend).flags & BACKEND_SERVING != 0
-        })
+        BACKENDS
+            .get_ptr((*connection).endpoint)
+            .is_some_and(|backend| {
+                (*backend).generation == (*connection).endpoint_generation
+                    && (*backend).flags & BACKEND_SERVING != 0
+            })
     }
 }
 
