@@ -28,6 +28,8 @@ pub mod rewrite;
 #[cfg(target_arch = "bpf")]
 pub mod scratch;
 #[cfg(target_arch = "bpf")]
+pub mod service;
+#[cfg(target_arch = "bpf")]
 pub mod stage;
 
 #[cfg(target_arch = "bpf")]

@@ -18,6 +18,7 @@ use sinabro_common::{
             FragmentKey, Tuple,
         },
         fragment::EarlyKey,
+        service::{Affinity, AffinityKey, FrontendKey, Set},
     },
     algo::ct_state,
 };
@@ -45,6 +46,8 @@ pub struct Scratch {
     pub nat: Addr,
     /// Whose share its connection is in, if it is a new one,
     pub payer: u32,
+    /// or whether it has a record already, which is to say how it is masqueraded,
+    pub has_record: bool,
     /// and whether it may leave as it is where there is no room for another.
     pub may_pass: bool,
     /// Where its protocol's ports begin in `HOST_PORTS`,
@@ -69,6 +72,17 @@ pub struct Scratch {
     pub fragment_key: FragmentKey,
     pub fragment: Fragment,
     pub early_key: EarlyKey,
+    /// Which Service the packet is to, if to any,
+    pub frontend_key: FrontendKey,
+    /// of which one endpoint is chosen,
+    pub set: Set,
+    /// and which one its client has had before, for how many seconds.
+    pub service: u32,
+    pub affinity_seconds: u32,
+    pub affinity_key: AffinityKey,
+    pub affinity: Affinity,
+    /// Why none is found.
+    pub reason: i32,
 }
 
 impl Scratch {

@@ -11,12 +11,14 @@ use sinabro_common::abi::drop::{DropReason, Hook};
 use sinabro_ebpf::{
     PASS,
     maps::{CONFIG, POD_LINKS},
+    nat::DROPPED,
     parse::{
         Ip, arp, eth,
         l4::{self, L4},
         skb::{self, Frame as _, Head},
     },
     scratch::{self, Scratch},
+    service,
     stage::{Action, deliver, identity, mss, report, track, tunnel},
 };
 #[path = "../event.rs"]
@@ -40,8 +42,17 @@ pub fn pod_out(ctx: TcContext) -> i32 {
 #[inline(never)]
 fn leave(skb: *mut __sk_buff) -> i32 {
     match checked(&TcContext::new(skb)) {
-        Ok(action) => action,
+        Ok(action) => counted(action),
         Err(reason) => event::dropped(reason),
+    }
+}
+
+/// Makes an action of what a stage of [`service`] returned.
+#[inline(always)]
+fn counted(action: i32) -> i32 {
+    match action < DROPPED {
+        true => action,
+        false => event::dropped_for((action - DROPPED) as u32),
     }
 }
 
@@ -90,9 +101,21 @@ fn checked(ctx: &TcContext) -> Action {
             identity::icmp(&scratch.ip, &scratch.l4)?;
             // An array has all its entries.
             let config = CONFIG.get(0).ok_or(DropReason::UnknownLink)?;
+            let mut receiver = deliver::receiver(&scratch.ip);
+            let mut was_translated = false;
+            if service::are_ours(config) && receiver.is_none() {
+                match service::leave::leave(ctx.skb.skb, scratch) {
+                    PASS => {}
+                    service::TRANSLATED => {
+                        was_translated = true;
+                        receiver = deliver::receiver(&scratch.ip);
+                    }
+                    action => return Ok(action),
+                }
+            }
             tunnel::from_pod(config, &scratch.ip, &scratch.l4)?;
             report::sent(ctx, ifindex);
-            match deliver::local(ctx, config, ifindex, scratch)? {
+            match deliver::local(ctx, config, ifindex, scratch, receiver, was_translated)? {
                 PASS if mss::begins(&scratch.ip, &scratch.l4) => Ok(BEGINS),
                 action => Ok(action),
             }
@@ -143,14 +166,30 @@ fn arrive(skb: *mut __sk_buff) -> i32 {
     if read(&ctx, skb::kind(&ctx), scratch).is_err() {
         return PASS;
     }
-    if CONFIG.get(0).is_some_and(deliver::redirects)
+    let Some(config) = CONFIG.get(0) else {
+        return PASS;
+    };
+    let begins = mss::begins_elsewhere(&ctx, &scratch.ip);
+    if service::are_ours(config) {
+        match service::arrive::arrive(skb, scratch) {
+            PASS => {}
+            service::TRANSLATED => return passed(begins),
+            action => return counted(action),
+        }
+    }
+    if deliver::redirects(config)
         && let Some(sender) = track::sender(&scratch.ip)
         && scratch::read_l4::<Head>(skb, scratch)
         && track::delivered(scratch, sender) == 0
     {
         return event::dropped(DropReason::ConnectionShare);
     }
-    match mss::begins_elsewhere(&ctx, &scratch.ip) {
+    passed(begins)
+}
+
+#[inline(always)]
+fn passed(begins: bool) -> i32 {
+    match begins {
         true => BEGINS,
         false => PASS,
     }

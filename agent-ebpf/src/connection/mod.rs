@@ -83,6 +83,10 @@ pub fn begin_untranslated(scratch: &mut Scratch, flags: u16, payer: u32) -> bool
     }
     scratch.connection.nat = Addr::UNSPECIFIED;
     scratch.connection.nat_port = [0; 2];
+    scratch.connection.frontend = Addr::UNSPECIFIED;
+    scratch.connection.frontend_port = [0; 2];
+    scratch.connection.endpoint = 0;
+    scratch.connection.endpoint_generation = 0;
     scratch.begin(flags, payer, now());
     match CONNECTIONS.insert(&scratch.key, &scratch.connection, BPF_NOEXIST.into()) {
         Ok(()) => true,

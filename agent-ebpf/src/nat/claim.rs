@@ -50,7 +50,7 @@ pub fn claim(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 #[inline(always)]
 fn claimed(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let payer = scratch.payer;
-    if !share::take(payer) {
+    if !scratch.has_record && !share::take(payer) {
         return drop(DropReason::ConnectionShare);
     }
     scratch.mapping_flags = 0;
@@ -59,7 +59,9 @@ fn claimed(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         false => only(scratch),
     };
     if picked != FOUND {
-        share::give(payer, true);
+        if !scratch.has_record {
+            share::give(payer, true);
+        }
         return match picked {
             mapping::LOST => join(scratch),
             dropped => dropped,
@@ -67,6 +69,9 @@ fn claimed(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     scratch.connection.nat = scratch.alias_key.dst;
     scratch.connection.nat_port = scratch.alias_key.dst_port;
+    if scratch.has_record {
+        return add(scratch);
+    }
     let flags = FLAG_MASQUERADED | scratch.mapping_flags;
     scratch.begin(flags, payer, connection::now());
     match CONNECTIONS.insert(&scratch.key, &scratch.connection, BPF_NOEXIST.into()) {
@@ -81,6 +86,28 @@ fn claimed(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
             }
         }
     }
+}
+
+/// Writes the translation into the record that the packet's connection has. Of two processors that come to this at the
+/// same moment one may leave its claim behind, which leads to no record then.
+#[inline(never)]
+fn add(scratch: &mut Scratch) -> i32 {
+    let Some(found) = connection::find(&scratch.key) else {
+        // It was over just now.
+        let _ = ALIASES.remove(&scratch.alias_key);
+        return drop(DropReason::NatTableFull);
+    };
+    // SAFETY: a value that the map just gave.
+    unsafe {
+        if (*found).has(FLAG_MASQUERADED) {
+            let _ = ALIASES.remove(&scratch.alias_key);
+            return join(scratch);
+        }
+        (*found).nat = scratch.connection.nat;
+        (*found).nat_port = scratch.connection.nat_port;
+        (*found).flags |= FLAG_MASQUERADED | scratch.mapping_flags;
+    }
+    KNOWN
 }
 
 /// Gives the packet the translation that another processor has just claimed for its connection.

@@ -82,7 +82,7 @@ fn finish(result: Result<(), Failed>) -> i32 {
 
 /// Reads what is quoted, as far as it is there.
 #[inline(never)]
-fn read(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
+pub fn read(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
     let ctx = TcContext::new(skb);
     let at = scratch.ip.l4 + icmp::MIN_LEN;
     if scratch.ip.v6 {
@@ -108,7 +108,7 @@ fn read(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
 
 /// The address of one end of the error itself, which has no ports.
 #[inline(never)]
-fn outer(skb: *mut __sk_buff, scratch: &mut Scratch, end: End) -> Result<(), Failed> {
+pub fn outer(skb: *mut __sk_buff, scratch: &mut Scratch, end: End) -> Result<(), Failed> {
     let from = match end {
         End::Source => &scratch.ip.src,
         End::Destination => &scratch.ip.dst,
@@ -126,7 +126,7 @@ fn outer(skb: *mut __sk_buff, scratch: &mut Scratch, end: End) -> Result<(), Fai
 
 /// One end of the quoted packet becomes `scratch.alias`, and the error's checksum is set right.
 #[inline(never)]
-fn quoted(skb: *mut __sk_buff, scratch: &mut Scratch, end: End) -> Result<(), Failed> {
+pub fn quoted(skb: *mut __sk_buff, scratch: &mut Scratch, end: End) -> Result<(), Failed> {
     let ctx = TcContext::new(skb);
     let ip = &scratch.quoted;
     let (from, port, offset) = match end {

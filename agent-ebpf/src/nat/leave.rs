@@ -22,7 +22,7 @@ use sinabro_common::{
     abi::{
         Addr,
         config::NodeConfig,
-        connection::{Connection, FLAG_INBOUND, FLAG_MASQUERADED},
+        connection::{Connection, FLAG_INBOUND, FLAG_MASQUERADED, FLAG_SERVICE},
         drop::DropReason,
     },
     algo::{ct_state, ct_state::SEEN},
@@ -66,6 +66,7 @@ fn prepare(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if is_error(scratch) {
         return error::leave(skb, scratch);
     }
+    scratch.has_record = false;
     // SAFETY: the context is valid for as long as the program runs.
     let is_of_host = unsafe { (*skb).ingress_ifindex } == 0;
     match scratch.ip.fragment {
@@ -108,6 +109,11 @@ fn known(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     };
     let flags = scratch.l4.tcp_flags;
     // SAFETY: a value that the map just gave.
+    if unsafe { (*found).has(FLAG_SERVICE) } {
+        // SAFETY: as above.
+        return unsafe { of_service(found, scratch) };
+    }
+    // SAFETY: as above.
     unsafe {
         let (is_from_client, kind) = (
             (*found).client_is_high() == scratch.from_high,
@@ -142,6 +148,27 @@ fn known(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         }
         scratch.connection.nat = Addr::at(&raw const (*found).nat);
         scratch.connection.nat_port = (*found).nat_port;
+    }
+    KNOWN
+}
+
+/// What a pod sends to a Service, whose endpoint is the destination by now. It was noted at the pod's link.
+///
+/// # Safety
+/// `connection` is a value that the map gave in this run of the program.
+#[inline(always)]
+unsafe fn of_service(connection: *const Connection, scratch: &mut Scratch) -> i32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if (*connection).client_is_high() != scratch.from_high {
+            return PASS;
+        }
+        if !(*connection).has(FLAG_MASQUERADED) {
+            scratch.has_record = true;
+            return NEW;
+        }
+        scratch.connection.nat = Addr::at(&raw const (*connection).nat);
+        scratch.connection.nat_port = (*connection).nat_port;
     }
     KNOWN
 }

@@ -9,9 +9,10 @@ use super::{Action, report, track};
 use crate::{
     PASS,
     maps::ENDPOINTS,
-    parse::{Fragment, eth, icmp, proto},
-    rewrite,
+    parse::{Fragment, Ip, eth, icmp, proto},
+    rewrite::{self, End},
     scratch::Scratch,
+    service,
 };
 use aya_ebpf::{helpers::bpf_redirect_peer, programs::TcContext};
 use sinabro_common::abi::{
@@ -47,13 +48,27 @@ fn is_too_large(ctx: &TcContext, receiver: &Endpoint) -> bool {
     mtu != 0 && len > mtu + eth::LEN && segments == 0
 }
 
+/// The pod of this node that a packet is for.
 #[inline(always)]
-pub fn local(ctx: &TcContext, config: &NodeConfig, ifindex: u32, scratch: &mut Scratch) -> Action {
+pub fn receiver(ip: &Ip) -> Option<&'static Endpoint> {
+    // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
+    unsafe { ENDPOINTS.get(ip.dst) }
+}
+
+/// Delivers a packet to `receiver`, if it may go past the stack.
+#[inline(always)]
+pub fn local(
+    ctx: &TcContext,
+    config: &NodeConfig,
+    ifindex: u32,
+    scratch: &mut Scratch,
+    receiver: Option<&Endpoint>,
+    was_translated: bool,
+) -> Action {
     if !redirects(config) {
         return Ok(PASS);
     }
-    // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
-    let Some(receiver) = (unsafe { ENDPOINTS.get(scratch.ip.dst) }) else {
+    let Some(receiver) = receiver else {
         return Ok(PASS);
     };
     let (ip, l4) = (&scratch.ip, &scratch.l4);
@@ -68,9 +83,20 @@ pub fn local(ctx: &TcContext, config: &NodeConfig, ifindex: u32, scratch: &mut S
         || ip.fragment != Fragment::No
         || (matches!(ip.proto, proto::ICMP | proto::ICMPV6) && !icmp::is_echo(ip.v6, l4.icmp))
         || is_too_large(ctx, receiver)
-        || track::keeps_to_stack(scratch) != 0
     {
         return Ok(PASS);
+    }
+    // What has just been looked up is not asked for again.
+    if !was_translated {
+        match track::known(scratch) {
+            track::STACK => return Ok(PASS),
+            track::ANSWER => match service::translate(ctx.skb.skb, scratch, End::Source) {
+                service::TRANSLATED => {}
+                dropped => return Ok(dropped),
+            },
+            track::CLASH => return Err(DropReason::ServiceClash),
+            _ => {}
+        }
     }
     let ip = &scratch.ip;
     if rewrite::decrement_ttl(ctx, ip).is_err()

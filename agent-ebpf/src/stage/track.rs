@@ -9,9 +9,10 @@ use crate::{
     maps::ENDPOINTS,
     parse::{Fragment, Ip, proto},
     scratch::Scratch,
+    service::arrive::{is_answer, show_frontend},
 };
 use sinabro_common::{
-    abi::connection::{Connection, FLAG_STACK},
+    abi::connection::{Connection, FLAG_SERVICE, FLAG_STACK},
     algo::ct_state,
 };
 
@@ -63,36 +64,54 @@ fn begin(scratch: &mut Scratch, payer: u32) -> u32 {
     u32::from(connection::begin_untranslated(scratch, FLAG_STACK, payer))
 }
 
-/// Whether a packet that a pod sends to another of this node belongs to a connection that keeps to the stack. One that
-/// is over does not: what comes next decides again, and the stack, which forgets its own as late, would take it
-/// for a part of what was.
+/// Nothing is to be known of a packet that a pod sends to another of this node;
+pub const DIRECT: u32 = 0;
+/// it belongs to a connection that keeps to the stack;
+pub const STACK: u32 = 1;
+/// it answers what the other sent to a Service, which is in `scratch.alias`;
+pub const ANSWER: u32 = 2;
+/// it begins a connection whose answers would be taken for those of another, with a Service.
+pub const CLASH: u32 = 3;
+
+/// What a packet that a pod sends to another of this node belongs to. Not to one that is over: what comes next decides
+/// again, and the stack, which forgets its own as late, would take it for a part of what was.
 #[inline(never)]
-pub fn keeps_to_stack(scratch: &mut Scratch) -> u32 {
+pub fn known(scratch: &mut Scratch) -> u32 {
     scratch.identify();
     let Some(found) = connection::find(&scratch.key) else {
-        return 0;
+        return DIRECT;
     };
+    let is;
     // SAFETY: a value that the map just gave.
     let noted = unsafe {
-        if !(*found).has(FLAG_STACK) {
-            return 0;
-        }
         let begins =
             scratch.key.proto == proto::TCP && ct_state::begins(proto::TCP, scratch.l4.tcp_flags);
-        match begins && connection::stage(found, proto::TCP).is_closed() {
+        let again = begins && connection::stage(found, proto::TCP).is_closed();
+        match (*found).flags & (FLAG_STACK | FLAG_SERVICE) {
+            0 => return DIRECT,
+            FLAG_SERVICE if is_answer(found, scratch.from_high) => {
+                show_frontend(found, scratch);
+                is = ANSWER;
+            }
+            // Straight to the endpoint, by the same ports.
+            FLAG_SERVICE if begins && !again => return CLASH,
+            FLAG_SERVICE if !begins => return DIRECT,
+            _ => is = STACK,
+        }
+        match again {
             true => Noted::Over,
             false => note(found, scratch),
         }
     };
     match noted {
-        Noted::Same => 1,
+        Noted::Same => is,
         Noted::Changed => {
             connection::changed(scratch);
-            1
+            is
         }
         Noted::Over => {
             connection::remove(&scratch.key);
-            0
+            DIRECT
         }
     }
 }

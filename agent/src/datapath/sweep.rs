@@ -7,15 +7,15 @@
 
 use super::{
     DatapathError,
-    maps::{Connections, Crowded, Endpoints},
+    maps::{Connections, Crowded, Endpoints, Owner},
 };
 use sinabro_common::{
     abi::{
         Addr,
         connection::{
             ALL_SHARES, Connection, ConnectionKey, FLAG_APART, FLAG_INBOUND, FLAG_MAPPING,
-            FLAG_MASQUERADED, FLAG_STACK, HOST_SHARE, Limits, MAX_CROWDED, PORT_TABLES, Share,
-            Tuple, port_table,
+            FLAG_MASQUERADED, FLAG_SERVICE, FLAG_STACK, HOST_SHARE, Limits, MAX_CROWDED,
+            PORT_TABLES, Share, Tuple, port_table,
         },
     },
     algo::lifetime::{self, Stage},
@@ -153,15 +153,17 @@ fn sweep_aliases(
     let mut count = 0;
     let mut failed = None;
     connections.for_each_alias(|key, alias| {
-        count += 1;
-        crowds.count(&key);
-        match connections.is_owned(&key, &alias) {
-            Ok(true) => {}
-            Ok(false) => {
+        match connections.owner(&key, &alias) {
+            // Takes no port.
+            Ok(Some(Owner::Service)) => return,
+            Ok(Some(Owner::Nat)) => {}
+            Ok(None) => {
                 orphans.insert(key);
             }
             Err(error) => failed = Some(error),
         }
+        count += 1;
+        crowds.count(&key);
     })?;
     if let Some(error) = failed {
         return Err(error);
@@ -169,7 +171,7 @@ fn sweep_aliases(
     let mut removed = 0;
     for key in orphans.intersection(&memory.suspects) {
         let still = match connections.alias(key)? {
-            Some(alias) => !connections.is_owned(key, &alias)?,
+            Some(alias) => connections.owner(key, &alias)?.is_none(),
             None => false,
         };
         if still {
@@ -343,6 +345,7 @@ fn is_over(
         FLAG_MASQUERADED => &[sent.src],
         FLAG_INBOUND => &[sent.dst],
         FLAG_STACK => &[sent.src, sent.dst],
+        0 if connection.has(FLAG_SERVICE) => &[sent.src],
         // No program writes such a record.
         _ => return Ok(true),
     };

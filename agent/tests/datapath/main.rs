@@ -13,6 +13,7 @@ mod packet;
 mod pod_hooks;
 mod restart;
 mod run;
+mod services;
 mod traffic;
 mod tunnel_hooks;
 mod uplink_hooks;

@@ -520,6 +520,15 @@ impl Connection {
         Some(self.from_client(key).reply_to(self.nat, self.nat_port))
     }
 
+    /// The key of the alias by which the client's packets go, if it sends to a Service.
+    #[inline(always)]
+    pub fn service_alias(&self, key: &ConnectionKey) -> Option<Tuple> {
+        if !self.has(FLAG_SERVICE) {
+            return None;
+        }
+        Some(self.from_client(key).to(self.frontend, self.frontend_port))
+    }
+
     /// What the client and what the server sent.
     #[inline(always)]
     pub const fn client_and_server(&self) -> (u8, u8) {

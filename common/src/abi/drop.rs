@@ -81,6 +81,16 @@ drop_reasons! {
     NatCarried = 19, "nat_carried", "a masqueraded connection was being carried to another layout of the table";
     /// The pod has as many connections, or unanswered ones, as it may while there is no more room.
     ConnectionShare = 20, "connection_share", "a pod has more than its share of the table of connections";
+    /// The Service has no endpoint anywhere.
+    ServiceNoEndpoint = 21, "service_no_endpoint", "a pod sent to a Service that has no endpoint";
+    /// The address is a Service's, but no Service has this port of it, or no connection has this segment.
+    ServiceNoPort = 22, "service_no_port", "a pod sent to an unused port of a Service's address, or what is of no connection with it";
+    /// The Service has endpoints, but none that this node's pods may have.
+    ServiceNotHere = 23, "service_not_here", "a pod sent to a Service whose endpoints are all for others, by its traffic policy";
+    /// Every endpoint that was tried has a connection of the same client's port.
+    ServiceClash = 24, "service_clash", "a pod's port has connections with each of the Service's endpoints that were tried";
+    /// A fragment to a Service's address whose first was not seen.
+    ServiceFragment = 25, "service_fragment", "a fragment to a Service's address came before the first of its packet";
 }
 
 /// Bytes of a packet in its event: the longest headers that a program looks into, those of a packet within

@@ -139,6 +139,8 @@ map_type!(Slot, 8, 2, [backend, generation]);
 
 /// An endpoint that takes new connections is in a set; one that finishes those it has is not, but serves.
 pub const BACKEND_SERVING: u16 = 1 << 0;
+/// It is in no set: a client with affinity gets another one for its next connection.
+pub const BACKEND_DRAINING: u16 = 1 << 1;
 
 /// An endpoint.
 #[repr(C)]

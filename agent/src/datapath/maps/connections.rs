@@ -124,31 +124,41 @@ impl Connections {
         self.aliases.get(key)
     }
 
-    /// Removes a connection: the record, and then the alias that leads to it.
+    /// Removes a connection: the record, and then the aliases that lead to it.
     pub fn remove(
         &self,
         key: &ConnectionKey,
         connection: &Connection,
     ) -> Result<(), DatapathError> {
         self.records.remove(key)?;
-        let Some(alias) = connection.alias(key) else {
-            return Ok(());
-        };
-        match self.aliases.get(&alias)? {
-            Some(found) if leads_to(&alias, &found, key) => self.aliases.remove(&alias),
-            _ => Ok(()),
+        let aliases = [connection.alias(key), connection.service_alias(key)];
+        for alias in aliases.into_iter().flatten() {
+            if let Some(found) = self.aliases.get(&alias)?
+                && leads_to(&alias, &found, key)
+            {
+                self.aliases.remove(&alias)?;
+            }
         }
+        Ok(())
     }
 
     pub fn remove_alias(&self, key: &Tuple) -> Result<(), DatapathError> {
         self.aliases.remove(key)
     }
 
-    /// Whether an alias has a record that it leads to and that has it.
-    pub fn is_owned(&self, key: &Tuple, alias: &Alias) -> Result<bool, DatapathError> {
+    /// What an alias is in the record that it leads to; nothing if there is none, or it has others.
+    pub fn owner(&self, key: &Tuple, alias: &Alias) -> Result<Option<Owner>, DatapathError> {
         let record = key.to(alias.addr, alias.port).key().0;
-        let found = self.records.get(&record)?;
-        Ok(found.and_then(|found| found.alias(&record)) == Some(*key))
+        let Some(found) = self.records.get(&record)? else {
+            return Ok(None);
+        };
+        Ok(if found.alias(&record) == Some(*key) {
+            Some(Owner::Nat)
+        } else if found.service_alias(&record) == Some(*key) {
+            Some(Owner::Service)
+        } else {
+            None
+        })
     }
 
     /// Calls `each` with every record; the map may be changed meanwhile, also by `each`.
@@ -176,6 +186,15 @@ impl Connections {
     pub fn for_each_alias(&self, each: impl FnMut(Tuple, Alias)) -> Result<(), DatapathError> {
         self.aliases.for_each(each)
     }
+}
+
+/// What an alias is to its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// Answers come by it to the address that the client has outside.
+    Nat,
+    /// The client's packets to a Service go by it.
+    Service,
 }
 
 /// Whether a connection is the one that an alias is for.

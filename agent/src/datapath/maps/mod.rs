@@ -22,7 +22,7 @@ mod uplinks;
 
 pub use acceleration::{Acceleration, PodAcceleration};
 pub use config::{Config, NonMasquerade, PathMtu};
-pub use connections::Connections;
+pub use connections::{Connections, Owner};
 pub use counters::Counters;
 pub use crowded::Crowded;
 pub use drop_events::DropEvents;

@@ -80,12 +80,12 @@ pub fn check_table() {
     let (table, aliases) = (table(), aliases());
     let mut owned = HashSet::new();
     for (key, connection) in &table {
-        let Some(alias) = connection.alias(key) else {
-            continue;
-        };
-        assert!(owned.insert(alias), "two connections share {alias:?}");
-        let found = aliases[&alias];
-        assert_eq!(alias.to(found.addr, found.port).key().0, *key);
+        let both = [connection.alias(key), connection.service_alias(key)];
+        for alias in both.into_iter().flatten() {
+            assert!(owned.insert(alias), "two connections share {alias:?}");
+            let found = aliases[&alias];
+            assert_eq!(alias.to(found.addr, found.port).key().0, *key);
+        }
     }
     // No claim was left behind.
     assert_eq!(aliases.len(), owned.len());

@@ -1,0 +1,279 @@
+//! An endpoint for a new connection.
+//!
+//! Its alias is claimed before its record is written, as with masquerade. Where the endpoint already has a connection
+//! from the client's port (directly, or by another frontend), its answers could not be told from this one's: another
+//! endpoint is tried.
+
+use super::{NONE, leave::KNOWN};
+use crate::{
+    connection::{self, share},
+    maps::{AFFINITY, ALIASES, BACKENDS, CONNECTIONS, EEXIST, FRONTENDS, SETS, SLOTS},
+    nat::{DROPPED, drop},
+    scratch::Scratch,
+};
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_NOEXIST},
+    helpers::bpf_get_prandom_u32,
+};
+use sinabro_common::{
+    abi::{
+        Addr,
+        connection::FLAG_SERVICE,
+        drop::DropReason,
+        service::{BACKEND_DRAINING, BACKEND_SERVING, Kind},
+    },
+    algo::ct_state,
+};
+
+/// The frontend's set is in the scratch, and has endpoints.
+pub const BALANCE: i32 = 68;
+/// Another endpoint may do.
+const NEXT: i32 = 69;
+
+/// Endpoints that are tried.
+const ATTEMPTS: u32 = 8;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// Looks up what the packet's destination is: [`BALANCE`], what becomes of the packet, or no Service's. `has_one`: it
+/// has an endpoint, which it keeps if there is no other.
+#[inline(never)]
+pub fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
+    let flags = scratch.l4.tcp_flags;
+    let Scratch {
+        tuple,
+        frontend_key: key,
+        ..
+    } = scratch;
+    key.addr = tuple.dst;
+    key.port = tuple.dst_port;
+    key.proto = tuple.proto;
+    if ct_state::begins(tuple.proto, flags)
+        && let Some(frontend) = FRONTENDS.get_ptr(&scratch.frontend_key)
+    {
+        // SAFETY: a value that the map just gave.
+        let index = unsafe {
+            scratch.service = (*frontend).service;
+            scratch.affinity_seconds = (*frontend).affinity_seconds;
+            (*frontend).inside
+        };
+        let Some(set) = SETS.get_ptr(index) else {
+            return drop(DropReason::ServiceNoEndpoint);
+        };
+        // SAFETY: as above; one load of eight bytes, which the agent stores at once.
+        scratch.set = unsafe { set.read_volatile() };
+        return match scratch.set.kind() {
+            Kind::Balance => BALANCE,
+            _ if has_one => KNOWN,
+            Kind::Refuse => drop(DropReason::ServiceNoEndpoint),
+            Kind::Drop => drop(DropReason::ServiceNotHere),
+        };
+    }
+    if has_one {
+        return KNOWN;
+    }
+    let key = &mut scratch.frontend_key;
+    key.port = [0; 2];
+    key.proto = 0;
+    match FRONTENDS.get_ptr(&scratch.frontend_key) {
+        None => NONE,
+        Some(_) => drop(DropReason::ServiceNoPort),
+    }
+}
+
+/// Chooses an endpoint of `scratch.set`: [`KNOWN`], or what becomes of the packet.
+#[inline(never)]
+pub fn begin(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    // SAFETY: the context is valid for as long as the program runs.
+    scratch.payer = unsafe { (*skb).ifindex };
+    if !share::take(scratch.payer) {
+        return drop(DropReason::ConnectionShare);
+    }
+    // SAFETY: no arguments.
+    scratch.random = unsafe { bpf_get_prandom_u32() }.into();
+    // Unless one is found.
+    scratch.reason = DropReason::ServiceNoEndpoint as i32;
+    let mut attempt = 0;
+    while attempt < ATTEMPTS {
+        match try_one(scratch, attempt) {
+            NEXT => attempt += 1,
+            KNOWN => return KNOWN,
+            other => {
+                share::give(scratch.payer, true);
+                return match other {
+                    JOIN => join(scratch),
+                    dropped => dropped,
+                };
+            }
+        }
+    }
+    share::give(scratch.payer, true);
+    DROPPED + scratch.reason
+}
+
+/// Another processor has claimed the packet's alias.
+const JOIN: i32 = 70;
+
+/// Takes the endpoint that another processor has just chosen for this connection.
+#[inline(never)]
+fn join(scratch: &mut Scratch) -> i32 {
+    let Some(alias) = ALIASES.get_ptr(&scratch.tuple) else {
+        return drop(DropReason::ServiceClash);
+    };
+    // SAFETY: a value that the map just gave.
+    unsafe {
+        scratch.alias.addr = Addr::at(&raw const (*alias).addr);
+        scratch.alias.port = (*alias).port;
+    }
+    KNOWN
+}
+
+/// One attempt, as a function: the verifier forgets on its way out by which way it went through.
+#[inline(never)]
+fn try_one(scratch: &mut Scratch, attempt: u32) -> i32 {
+    let is_kept = by_affinity(scratch, attempt);
+    if !is_kept && !by_slot(scratch, attempt) {
+        return NEXT;
+    }
+    scratch.reason = DropReason::ServiceClash as i32;
+    scratch.resolve();
+    scratch.alias.takers = 0;
+    scratch.alias.reusable_ns = 0;
+    // The next packet is always noted.
+    scratch.alias.noted_ticks = connection::due_now();
+    match ALIASES.insert(&scratch.tuple, &scratch.alias, BPF_NOEXIST.into()) {
+        Ok(()) => {}
+        Err(EEXIST) => return JOIN,
+        Err(_) => return drop(DropReason::NatTableFull),
+    }
+    let written = write(scratch);
+    if written != KNOWN {
+        // Nobody else touches a claim that no record leads to.
+        let _ = ALIASES.remove(&scratch.tuple);
+        if is_kept {
+            // The client's other connections may have it.
+            scratch.affinity_seconds = 0;
+        }
+    }
+    written
+}
+
+/// Writes the record: [`KNOWN`], [`NEXT`] if the endpoint has one of these ends, or a drop.
+#[inline(never)]
+fn write(scratch: &mut Scratch) -> i32 {
+    let Scratch {
+        connection, tuple, ..
+    } = &mut *scratch;
+    connection.nat = Addr::UNSPECIFIED;
+    connection.nat_port = [0; 2];
+    connection.frontend = tuple.dst;
+    connection.frontend_port = tuple.dst_port;
+    let now = connection::now();
+    scratch.begin(FLAG_SERVICE, scratch.payer, now);
+    let mut again = true;
+    loop {
+        match CONNECTIONS.insert(&scratch.key, &scratch.connection, BPF_NOEXIST.into()) {
+            Ok(()) => break,
+            Err(EEXIST) if again && is_done(scratch, now) => again = false,
+            Err(EEXIST) => return NEXT,
+            Err(_) => return drop(DropReason::NatTableFull),
+        }
+    }
+    if scratch.affinity_seconds != 0 {
+        let Scratch {
+            affinity,
+            connection,
+            ..
+        } = &mut *scratch;
+        affinity.last_ns = now;
+        affinity.backend = connection.endpoint;
+        affinity.generation = connection.endpoint_generation;
+        // The least recently used make way.
+        let _ = AFFINITY.insert(&scratch.affinity_key, &scratch.affinity, 0);
+    }
+    KNOWN
+}
+
+/// Whether the connection between the same ends is over, or closed and this one begins anew: its record is gone then.
+/// What leads to that is found to lead nowhere.
+#[inline(never)]
+fn is_done(scratch: &mut Scratch, now: u64) -> bool {
+    let Some(found) = connection::find(&scratch.key) else {
+        return true;
+    };
+    let proto = scratch.key.proto;
+    // SAFETY: a value that the map just gave.
+    let is_done = unsafe {
+        let idle = now.wrapping_sub((*found).last_seen_ns);
+        (idle < 1 << 63 && connection::is_over(found, proto, idle))
+            || connection::stage(found, proto).is_closed()
+    };
+    if is_done {
+        connection::remove(&scratch.key);
+    }
+    is_done
+}
+
+/// The endpoint that the client has had lately, if it is still chosen from: in `scratch.alias`, and in what is to be
+/// written.
+#[inline(never)]
+fn by_affinity(scratch: &mut Scratch, attempt: u32) -> bool {
+    if attempt != 0 || scratch.affinity_seconds == 0 {
+        return false;
+    }
+    let Scratch {
+        affinity_key: key,
+        tuple,
+        service,
+        ..
+    } = &mut *scratch;
+    key.client = tuple.src;
+    key.service = *service;
+    let Some(found) = AFFINITY.get_ptr(&scratch.affinity_key) else {
+        return false;
+    };
+    // SAFETY: a value that the map just gave.
+    let (last_ns, backend, generation) =
+        unsafe { ((*found).last_ns, (*found).backend, (*found).generation) };
+    let kept_ns = u64::from(scratch.affinity_seconds) * SECOND_NS;
+    connection::now().saturating_sub(last_ns) < kept_ns
+        && read(scratch, backend, generation, BACKEND_DRAINING)
+}
+
+/// One of the set's, beginning anywhere.
+#[inline(never)]
+fn by_slot(scratch: &mut Scratch, attempt: u32) -> bool {
+    let count = scratch.set.count();
+    if count == 0 || attempt > count {
+        return false;
+    }
+    let first = (scratch.random * u64::from(count) >> 32) as u32;
+    let index = scratch.set.base().wrapping_add((first + attempt) % count);
+    let Some(slot) = SLOTS.get_ptr(index) else {
+        return false;
+    };
+    // SAFETY: a value that the map just gave.
+    let (backend, generation) = unsafe { ((*slot).backend, (*slot).generation) };
+    read(scratch, backend, generation, 0)
+}
+
+/// Reads an endpoint, if it is still that of its generation, serves and has none of these flags.
+#[inline(always)]
+fn read(scratch: &mut Scratch, backend: u32, generation: u32, flags: u16) -> bool {
+    let Some(found) = BACKENDS.get_ptr(backend) else {
+        return false;
+    };
+    // SAFETY: a value that the map just gave.
+    unsafe {
+        if (*found).generation != generation
+            || (*found).flags & (BACKEND_SERVING | flags) != BACKEND_SERVING
+        {
+            return false;
+        }
+        scratch.alias.addr = Addr::at(&raw const (*found).addr);
+        scratch.alias.port = (*found).port;
+    }
+    scratch.connection.endpoint = backend;
+    scratch.connection.endpoint_generation = generation;
+    true
+}

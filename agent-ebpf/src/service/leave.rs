@@ -1,0 +1,196 @@
+//! What a pod sends.
+
+use super::{NONE, choose, error, has_ports, translate, translate_later};
+use crate::{
+    connection::{self, Noted, fragment},
+    maps::{ALIASES, BACKENDS, FRONTENDS},
+    nat::{drop, is_error},
+    parse::{
+        Fragment,
+        l4::{TCP_FIN, TCP_RST, TCP_SYN},
+        proto,
+    },
+    rewrite::End,
+    scratch::Scratch,
+};
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use sinabro_common::{
+    abi::{
+        Addr,
+        connection::{Connection, FLAG_SERVICE},
+        drop::DropReason,
+        service::{BACKEND_SERVING, FrontendKey},
+    },
+    algo::ct_state::{self, SEEN},
+};
+
+/// Segments of TCP with one of these say how far a connection is.
+const SYN_FIN_RST: u8 = TCP_SYN | TCP_FIN | TCP_RST;
+
+/// `scratch.alias` has the packet's endpoint.
+pub const KNOWN: i32 = 65;
+/// Its tuple leads nowhere yet.
+const NEW: i32 = 66;
+/// It leads to an endpoint that does not serve any more, and may have another.
+const STALE: i32 = 67;
+
+/// Gives a packet to a Service its endpoint as the destination: [`super::TRANSLATED`], a drop, or nothing to do with
+/// Services.
+///
+/// One function after the other, as in [`crate::nat::leave`].
+#[inline(never)]
+pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    if !has_ports(&scratch.ip) {
+        return match is_error(scratch) {
+            true => error::leave(skb, scratch),
+            false => NONE,
+        };
+    }
+    if scratch.ip.fragment == Fragment::Later {
+        return later(skb, scratch);
+    }
+    let action = match known(scratch) {
+        KNOWN => KNOWN,
+        found => match choose::frontend(scratch, found == STALE) {
+            choose::BALANCE => {
+                if found == STALE {
+                    forget(scratch);
+                }
+                choose::begin(skb, scratch)
+            }
+            action => action,
+        },
+    };
+    match action {
+        KNOWN => translated(skb, scratch),
+        action => action,
+    }
+}
+
+#[inline(never)]
+fn translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    if scratch.ip.fragment == Fragment::First {
+        let addr = scratch.alias.addr;
+        fragment::note(&TcContext::new(skb), scratch, &addr);
+    }
+    translate(skb, scratch, End::Destination)
+}
+
+/// Looks up where packets with these ends go.
+#[inline(never)]
+fn known(scratch: &mut Scratch) -> i32 {
+    scratch.identify();
+    let Some(alias) = ALIASES.get_ptr_mut(&scratch.tuple) else {
+        return NEW;
+    };
+    let flags = scratch.l4.tcp_flags;
+    // SAFETY: a value that the map just gave.
+    unsafe {
+        scratch.alias.addr = Addr::at(&raw const (*alias).addr);
+        scratch.alias.port = (*alias).port;
+        let ticks = connection::ticks();
+        if flags & SYN_FIN_RST == 0 && !connection::is_due(ticks, (*alias).noted_ticks) {
+            return KNOWN;
+        }
+        // What follows a SYN says that the handshake is over.
+        (*alias).noted_ticks = match flags & TCP_SYN {
+            0 => ticks,
+            _ => connection::due_now(),
+        };
+    }
+    noted(scratch)
+}
+
+/// Notes the packet in the record that its alias leads to.
+#[inline(never)]
+fn noted(scratch: &mut Scratch) -> i32 {
+    scratch.resolve();
+    let Some(found) = connection::find(&scratch.key) else {
+        return left(scratch);
+    };
+    let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
+    // SAFETY: a value that the map just gave.
+    unsafe {
+        // Another's by now, with which that end had to make do.
+        if (*found).flags & FLAG_SERVICE == 0
+            || (*found).client_is_high() != scratch.from_high
+            || Addr::at(&raw const (*found).frontend) != scratch.tuple.dst
+            || (*found).frontend_port != scratch.tuple.dst_port
+        {
+            return left(scratch);
+        }
+        let serves = serves(found);
+        if proto == proto::TCP
+            && ct_state::begins(proto, flags)
+            && (connection::stage(found, proto).is_closed()
+                || (!serves && is_unanswered(found, scratch.from_high)))
+        {
+            return forget(scratch);
+        }
+        match connection::note(found, proto, scratch.from_high, flags) {
+            Noted::Over => return forget(scratch),
+            Noted::Changed => {
+                connection::changed(scratch);
+            }
+            Noted::Same => {}
+        }
+        match serves || proto == proto::TCP {
+            true => KNOWN,
+            false => STALE,
+        }
+    }
+}
+
+/// Whether a connection's endpoint still serves.
+///
+/// # Safety
+/// `connection` is a value that the map gave in this run of the program.
+#[inline(always)]
+unsafe fn serves(connection: *const Connection) -> bool {
+    // SAFETY: the caller's promise, and a value that the map just gave.
+    unsafe {
+        BACKENDS
+            .get_ptr((*connection).endpoint)
+            .is_some_and(|backend| {
+                (*backend).generation == (*connection).endpoint_generation
+                    && (*backend).flags & BACKEND_SERVING != 0
+            })
+    }
+}
+
+/// # Safety
+/// As in [`serves`].
+#[inline(always)]
+unsafe fn is_unanswered(connection: *const Connection, from_high: bool) -> bool {
+    // SAFETY: the caller's promise.
+    let states = unsafe { (&raw const (*connection).states).read() };
+    let others = if from_high { states[0] } else { states[1] };
+    others & SEEN == 0
+}
+
+/// Removes the packet's record and the alias that led to it.
+#[inline(never)]
+fn forget(scratch: &mut Scratch) -> i32 {
+    connection::remove(&scratch.key);
+    left(scratch)
+}
+
+/// Removes an alias that leads to no record of its own.
+#[inline(always)]
+fn left(scratch: &mut Scratch) -> i32 {
+    let _ = ALIASES.remove(&scratch.tuple);
+    NEW
+}
+
+/// A fragment that names no ports: the first said where all go.
+#[inline(never)]
+fn later(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    if fragment::find(&TcContext::new(skb), scratch) {
+        return translate_later(skb, scratch, End::Destination);
+    }
+    scratch.frontend_key = FrontendKey::address(scratch.ip.dst);
+    match FRONTENDS.get_ptr(&scratch.frontend_key) {
+        Some(_) => drop(DropReason::ServiceFragment),
+        None => NONE,
+    }
+}
