@@ -13,7 +13,7 @@ use object::{
 use std::{env, fs, path::Path, process::Command};
 
 /// One object per hook family: an old kernel may refuse one and keep the others.
-const OBJECTS: [&str; 4] = ["pod", "uplink", "overlay", "sock"];
+const OBJECTS: [&str; 5] = ["pod", "uplink", "overlay", "sock", "service_sock"];
 
 fn main() -> anyhow::Result<()> {
     // aya-build names only the crate; its types come from here.

@@ -3,7 +3,8 @@
 //! - `bin/pod.rs`: both directions of every pod's host-side interface;
 //! - `bin/uplink.rs`: both directions of the uplink;
 //! - `bin/overlay.rs`: what comes out of tunnels;
-//! - `bin/sock.rs`: TCP sockets of pods.
+//! - `bin/sock.rs`: TCP sockets of pods;
+//! - `bin/service_sock.rs`: sockets that connect and send to Services.
 //!
 //! Headers are read with `bpf_skb_load_bytes` and written with `bpf_skb_store_bytes`: both work
 //! on packets whose data is not linear, and no pointer into the packet can go stale.
@@ -18,6 +19,8 @@
 pub mod atomic;
 #[cfg(target_arch = "bpf")]
 pub mod connection;
+#[cfg(target_arch = "bpf")]
+pub mod context;
 #[cfg(target_arch = "bpf")]
 pub mod maps;
 #[cfg(target_arch = "bpf")]

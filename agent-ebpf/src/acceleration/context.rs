@@ -11,48 +11,10 @@ use sinabro_common::abi::{
     Addr,
     acceleration::{ConnectionKey, SocketState},
 };
+pub(super) use sinabro_ebpf::{field, long_field};
 
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
-
-/// Reads a word of a context. The verifier wants its offset in the instruction itself; left to
-/// itself, the compiler shares one load between several fields and computes the address.
-macro_rules! field {
-    ($ctx:expr, $type:ty, $field:ident $(, $index:literal)?) => {{
-        let value: u64;
-        // SAFETY: the context is valid for as long as the program runs.
-        unsafe {
-            core::arch::asm!(
-                "{value} = *(u32 *)({ctx} + {offset})",
-                value = out(reg) value,
-                ctx = in(reg) $ctx,
-                offset = const { core::mem::offset_of!($type, $field) $(+ 4 * $index)? },
-                options(pure, readonly, nostack),
-            );
-        }
-        value as u32
-    }};
-}
-pub(super) use field;
-
-/// As [`field`], eight bytes.
-macro_rules! long_field {
-    ($ctx:expr, $type:ty, $field:ident) => {{
-        let value: u64;
-        // SAFETY: the context is valid for as long as the program runs.
-        unsafe {
-            core::arch::asm!(
-                "{value} = *(u64 *)({ctx} + {offset})",
-                value = out(reg) value,
-                ctx = in(reg) $ctx,
-                offset = const { core::mem::offset_of!($type, $field) },
-                options(pure, readonly, nostack),
-            );
-        }
-        value
-    }};
-}
-pub(super) use long_field;
 
 /// The key of a connection's end, none if it is not of IP. An IPv4 connection of an IPv6 socket
 /// has mapped addresses: the same key.

@@ -1,4 +1,4 @@
-//! Which cgroup the acceleration attaches to: one that has the sockets of all pods below it.
+//! Which cgroup programs on sockets attach to: one that has the sockets of all pods below it.
 //!
 //! That is the root of the node's cgroup v2 hierarchy. On most machines it is mounted on
 //! /sys/fs/cgroup; where version 1 is in use beside it, somewhere below. A process in a cgroup

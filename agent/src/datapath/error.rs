@@ -45,7 +45,7 @@ pub enum DatapathError {
     #[error("where this kernel keeps its sockets' fields is not known")]
     KernelTypes(#[source] super::btf::BtfError),
 
-    #[error("there is no cgroup to accelerate the sockets of")]
+    #[error("there is no cgroup that has the sockets of all pods")]
     Cgroup(#[source] super::cgroup::CgroupError),
 
     /// This kernel lacks something that was asked for.

@@ -1,10 +1,10 @@
-//! The compiled programs: four objects, of this version or of another that ran on this node before.
+//! The compiled programs: five objects, of this version or of another that ran on this node before.
 
 use super::{DatapathError, maps::shape};
 use aya::include_bytes_aligned;
 use std::borrow::Cow;
 
-static OBJECTS: [(&str, &[u8]); 4] = [
+static OBJECTS: [(&str, &[u8]); 5] = [
     (
         "pod",
         include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pod")),
@@ -21,6 +21,10 @@ static OBJECTS: [(&str, &[u8]); 4] = [
         "sock",
         include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sock")),
     ),
+    (
+        "service_sock",
+        include_bytes_aligned!(concat!(env!("OUT_DIR"), "/service_sock")),
+    ),
 ];
 
 /// An object of this version.
@@ -32,7 +36,7 @@ pub fn object(name: &str) -> Result<&'static [u8], DatapathError> {
         .ok_or(DatapathError::NotBuilt)
 }
 
-/// Four ELF files, as the compiler made them.
+/// Five ELF files, as the compiler made them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectFiles {
     /// Of the agent that they are part of.
@@ -42,6 +46,8 @@ pub struct ObjectFiles {
     pub overlay: Cow<'static, [u8]>,
     /// The TCP acceleration.
     pub sock: Cow<'static, [u8]>,
+    /// Services at sockets.
+    pub service_sock: Cow<'static, [u8]>,
     /// What they mean by the bytes of the maps ([`shape::layout`]).
     pub layout: u64,
 }
@@ -55,6 +61,7 @@ impl ObjectFiles {
             uplink: object("uplink")?.into(),
             overlay: object("overlay")?.into(),
             sock: object("sock")?.into(),
+            service_sock: object("service_sock")?.into(),
             layout: shape::layout(),
         })
     }

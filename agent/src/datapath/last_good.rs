@@ -1,6 +1,6 @@
 //! The programs that ran last on this node, kept in a file that survives reboots and upgrades.
 //!
-//! A tar archive, so that people can look into it: `version`, `layout`, the four objects, and a
+//! A tar archive, so that people can look into it: `version`, `layout`, the five objects, and a
 //! `digest` of them all. It is replaced in one step, once other programs run on every pod.
 
 use super::files::ObjectFiles;
@@ -66,13 +66,14 @@ fn archive(files: &ObjectFiles) -> io::Result<Vec<u8>> {
     let layout = format!("{:016x}", files.layout);
     let digest = digest(files);
     let mut archive = tar::Builder::new(Vec::new());
-    let entries: [(&str, &[u8]); 7] = [
+    let entries: [(&str, &[u8]); 8] = [
         ("version", files.version.as_bytes()),
         ("layout", layout.as_bytes()),
         ("pod", &files.pod),
         ("uplink", &files.uplink),
         ("overlay", &files.overlay),
         ("sock", &files.sock),
+        ("service_sock", &files.service_sock),
         ("digest", digest.as_bytes()),
     ];
     for (name, content) in entries {
@@ -110,6 +111,7 @@ fn parse(bytes: &[u8]) -> Result<ObjectFiles, String> {
         uplink: Cow::Owned(take("uplink")?),
         overlay: Cow::Owned(take("overlay")?),
         sock: Cow::Owned(take("sock")?),
+        service_sock: Cow::Owned(take("service_sock")?),
     };
     match take("digest")? == digest(&files).as_bytes() {
         true => Ok(files),
@@ -119,7 +121,13 @@ fn parse(bytes: &[u8]) -> Result<ObjectFiles, String> {
 
 /// Against damage; who can write the file can write anything.
 fn digest(files: &ObjectFiles) -> String {
-    let all = [&files.pod, &files.uplink, &files.overlay, &files.sock];
+    let all = [
+        &files.pod,
+        &files.uplink,
+        &files.overlay,
+        &files.sock,
+        &files.service_sock,
+    ];
     let hash = layout::start(&files.version, all.len(), 1);
     let hash = layout::both(hash, files.layout);
     let hash = all
@@ -148,6 +156,7 @@ mod tests {
             uplink: vec![2; 3].into(),
             overlay: Vec::new().into(),
             sock: vec![4; 512].into(),
+            service_sock: vec![5; 9].into(),
         }
     }
 

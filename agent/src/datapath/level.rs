@@ -9,7 +9,8 @@
 //! 4. **none**: what runs goes on as it is, and where nothing runs the kernel forwards by itself.
 //!
 //! Each is loaded and verified beside what runs, and no link or pin changes before one is chosen. The
-//! acceleration has no part in the choice: a node can do without, and has tried it before.
+//! acceleration has no part in the choice: a node can do without, and has tried it before. Nor have the programs that
+//! translate Services at sockets.
 
 use super::{
     DatapathConfig, DatapathError,
@@ -93,6 +94,7 @@ impl Candidate {
         if all {
             spoil(&mut files.uplink);
             spoil(&mut files.overlay);
+            spoil(&mut files.service_sock);
         }
         let redirects = current && extent != Extent::Reduced;
         if all || (redirects && fail_point::refused("redirect")) {

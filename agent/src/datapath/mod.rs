@@ -29,6 +29,7 @@ pub mod pins;
 mod probe;
 mod raw_map;
 mod remove;
+mod service_sockets;
 mod statistics;
 mod sweep;
 mod sys;
@@ -50,6 +51,7 @@ pub use maps::{
     Tunnels,
 };
 use maps::{Maps, shape};
+use service_sockets::ServiceSockets;
 use sinabro_common::{
     abi::{
         Addr,
@@ -82,11 +84,13 @@ use transition::Transition;
 pub struct DatapathConfig {
     /// Directory of pinned maps and links, on a bpffs; made if missing.
     pub bpf_dir: PathBuf,
-    /// Where the cgroup v2 directory is whose sockets may be accelerated: itself or below; the root
+    /// Where the cgroup v2 directory is whose sockets programs may see: itself or below; the root
     /// of the node's hierarchy if not given.
     pub cgroup: Option<PathBuf>,
     /// Attach the same-node TCP acceleration.
     pub acceleration: bool,
+    /// Translate Services where sockets connect, in that cgroup.
+    pub service_sockets: bool,
     pub attach: AttachMode,
     /// Connections that there is room for; [`sinabro_common::abi::connection::MAX_CONNECTIONS`] if not
     /// given.
@@ -106,6 +110,7 @@ impl Default for DatapathConfig {
             bpf_dir: names::BPF_DIR.into(),
             cgroup: None,
             acceleration: false,
+            service_sockets: false,
             attach: AttachMode::Auto,
             connections: None,
             connection_limits: ConnectionLimits::default(),
@@ -218,6 +223,7 @@ pub struct Datapath {
     maps: Maps,
     classifiers: Classifiers,
     acceleration: Acceleration,
+    service_sockets: ServiceSockets,
     /// Links of pods attached by this process.
     attached: Mutex<HashSet<String>>,
     /// Whether `ENDPOINTS` is known to hold every pod of this node.
@@ -324,6 +330,12 @@ impl Datapath {
                 }
             }
         };
+        let cgroup = config.cgroup.as_deref();
+        let service_sockets = match objects.service_sock {
+            Some(loaded) => ServiceSockets::start(loaded, &links, cgroup)?,
+            None if choice.level == Level::None => ServiceSockets::Off,
+            None => ServiceSockets::stop(&links)?,
+        };
         if fits && let Some(transition) = &mut transition {
             transition.swap(&maps.config, || classifiers.swap())?;
         }
@@ -333,6 +345,7 @@ impl Datapath {
             maps,
             classifiers,
             acceleration,
+            service_sockets,
             attached: Mutex::default(),
             complete: AtomicBool::new(fits),
             transition: Mutex::new(transition),
@@ -347,7 +360,8 @@ impl Datapath {
     /// nothing of a pod that was not live before.
     ///
     /// `link` is the name of the host-side interface; it names the pins. `acceleration` says which
-    /// of its connections may go from socket to socket.
+    /// of its connections may go from socket to socket; `netns` is the cookie of its network namespace, if
+    /// the kernel tells it.
     pub fn attach_pod(
         &self,
         ifindex: u32,
@@ -355,6 +369,7 @@ impl Datapath {
         pod: &PodLink,
         endpoints: &[(Addr, Endpoint)],
         acceleration: Option<PodAcceleration>,
+        netns: Option<u64>,
     ) -> Result<(), DatapathError> {
         let new = lock(&self.attached).insert(link.to_owned());
         let attach = || {
@@ -368,6 +383,7 @@ impl Datapath {
                 let addresses: Vec<Addr> = endpoints.iter().map(|(addr, _)| *addr).collect();
                 maps.set(ifindex, &addresses, acceleration)?;
             }
+            self.service_sockets.attach_pod(link, pod, netns)?;
             // Last what makes others send here.
             endpoints
                 .iter()
@@ -403,6 +419,7 @@ impl Datapath {
         if let Some(maps) = self.acceleration() {
             result = result.and(maps.remove(ifindex, addresses));
         }
+        result = result.and(self.service_sockets.detach_pod(link));
         result = result.and(self.classifiers.detach_pod(link));
         result = result.and(self.maps.pod_links.remove(ifindex));
         result = result.and(self.maps.counters.remove(ifindex));
@@ -476,6 +493,7 @@ impl Datapath {
         if let Some(maps) = self.acceleration() {
             maps.retain(|ifindex| !is_stale(ifindex))?;
         }
+        self.service_sockets.retain_pods()?;
         self.complete.store(true, Ordering::Relaxed);
         Ok(gone)
     }
@@ -759,6 +777,7 @@ impl Datapath {
             ("programs", self.choice.to_string()),
             ("btf", yes_no(probe::has_btf())),
             ("tcpAcceleration", acceleration),
+            ("serviceSockets", self.service_sockets.mode()),
         ];
         attach
             .into_iter()
@@ -773,6 +792,7 @@ impl Datapath {
         if let Acceleration::On(_, attached) = &self.acceleration {
             programs.extend(attached.programs.iter().cloned());
         }
+        programs.extend(self.service_sockets.programs().cloned());
         programs
     }
 }

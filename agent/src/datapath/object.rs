@@ -16,6 +16,7 @@ use super::{
         layouts::Recorded,
         shape::{self, Expected, Shape},
     },
+    probe,
     raw_map::RawMap,
     sys,
 };
@@ -25,17 +26,20 @@ use aya::{
 };
 use sinabro_common::names;
 use std::{
+    borrow::Cow,
     fs, io,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
 };
 
-/// The object that a kernel may lack what it takes for.
+/// The objects that a kernel may lack what it takes for.
 pub const SOCK_OBJECT: &str = "sock";
+pub const SERVICE_SOCK_OBJECT: &str = "service_sock";
 
 /// Variables of the programs.
 const KERNEL_OFFSETS: &str = "KERNEL_OFFSETS";
 const WITHOUT_REDIRECT: &str = "WITHOUT_REDIRECT";
+const HAS_SET_RETVAL: &str = "HAS_SET_RETVAL";
 
 /// Suffix of a successor's pin. No map's name ends so, and a bpffs allows no dots.
 pub const NEXT: &str = "_next";
@@ -59,6 +63,8 @@ pub struct Objects {
     pub overlay: Ebpf,
     /// TCP acceleration, or why there is none.
     pub sock: Option<Result<Ebpf, DatapathError>>,
+    /// Services at sockets, if wanted.
+    pub service_sock: Option<Result<Tried, DatapathError>>,
     /// Maps that were made, but in an empty place.
     pub successors: Vec<Successor>,
     /// The layout generation of the programs that run until others do.
@@ -162,6 +168,12 @@ pub fn load(
     let pod = load("pod", &files.pod)?;
     let uplink = load("uplink", &files.uplink)?;
     let overlay = load("overlay", &files.overlay)?;
+    let wanted = config.service_sockets && extent != Extent::Maps;
+    let service_sock = wanted.then(|| {
+        say_what_there_is(&mut loader);
+        try_programs(&mut loader, SERVICE_SOCK_OBJECT, &files.service_sock)
+    });
+    // Last: no other object has the variable.
     let sock = offsets.as_ref().map(|offsets| {
         loader.override_global(KERNEL_OFFSETS, offsets, true);
         load_object(&mut loader, SOCK_OBJECT, &files.sock)
@@ -173,6 +185,7 @@ pub fn load(
         uplink,
         overlay,
         sock: sock.or(unknown),
+        service_sock,
         successors,
         ran,
     })
@@ -208,7 +221,7 @@ fn generation(directory: &Path) -> u32 {
 /// An object whose programs were loaded each by itself: what one is refused for says nothing of
 /// another.
 pub struct Tried {
-    pub bytes: &'static [u8],
+    pub bytes: Cow<'static, [u8]>,
     pub programs: Vec<(String, Result<(), DatapathError>)>,
     pub ebpf: Ebpf,
 }
@@ -229,7 +242,6 @@ impl Tried {
 /// If not even the maps can be made, or if it is not known where this kernel keeps what the programs
 /// look at.
 pub fn try_each(directory: &Path, object: &'static str) -> Result<Tried, DatapathError> {
-    let bytes = files::object(object)?;
     make_directory(directory)?;
     raise_memlock();
     let offsets = (object == SOCK_OBJECT).then(btf::kernel_offsets);
@@ -238,19 +250,35 @@ pub fn try_each(directory: &Path, object: &'static str) -> Result<Tried, Datapat
     if let Some(offsets) = &offsets {
         loader.override_global(KERNEL_OFFSETS, offsets, true);
     }
-    let opened = load_maps(&mut loader, object, bytes);
+    say_what_there_is(&mut loader);
+    let tried = try_programs(&mut loader, object, &files::object(object)?.into());
     drop(loader);
     trim();
-    let mut ebpf = opened?;
+    tried
+}
+
+fn try_programs(
+    loader: &mut EbpfLoader<'_>,
+    object: &'static str,
+    bytes: &Cow<'static, [u8]>,
+) -> Result<Tried, DatapathError> {
+    let mut ebpf = load_maps(loader, object, bytes)?;
     let programs = ebpf
         .programs_mut()
         .map(|(name, program)| (name.to_owned(), load_program(name, program)))
         .collect();
     Ok(Tried {
-        bytes,
+        bytes: bytes.clone(),
         programs,
         ebpf,
     })
+}
+
+/// Has the programs use what not every kernel has.
+fn say_what_there_is(loader: &mut EbpfLoader<'_>) {
+    if probe::has_set_retval() {
+        loader.override_global(HAS_SET_RETVAL, &1u8, false);
+    }
 }
 
 /// A number that changes with the programs of the TCP acceleration.
@@ -266,7 +294,9 @@ pub fn fingerprint() -> u64 {
 fn loader<'a>(directory: &Path) -> EbpfLoader<'a> {
     let mut loader = EbpfLoader::new();
     loader.default_map_pin_directory(directory);
-    loader.map_pin_path(shape::SOCKET_STATES, directory.join(shape::SOCKET_STATES));
+    for name in [shape::SOCKET_STATES, shape::SERVICE_SOCKETS] {
+        loader.map_pin_path(name, directory.join(name));
+    }
     log::configure(&mut loader);
     loader
 }
@@ -288,6 +318,7 @@ fn load_program(name: &str, program: &mut Program) -> Result<(), DatapathError> 
         Program::SchedClassifier(program) => program.load(),
         Program::SockOps(program) => program.load(),
         Program::SkMsg(program) => program.load(),
+        Program::CgroupSockAddr(program) => program.load(),
         _ => Err(ProgramError::UnexpectedProgramType),
     };
     result.map_err(|error| refused(name, error))

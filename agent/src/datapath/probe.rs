@@ -1,6 +1,10 @@
 //! What this kernel has. Tried, never concluded from its version.
 
 use super::sys;
+use aya::{
+    programs::ProgramType,
+    sys::{BpfHelper, is_helper_supported},
+};
 use std::{io, os::fd::BorrowedFd, path::Path};
 
 /// An interface index that no kernel gives: they count up from one.
@@ -19,6 +23,12 @@ pub fn has_tcx(classifier: BorrowedFd<'_>) -> io::Result<bool> {
             _ => Err(error),
         },
     }
+}
+
+/// Whether programs on sockets' addresses may say what the system call returns (Linux 5.18).
+pub fn has_set_retval() -> bool {
+    let hook = ProgramType::CgroupSockAddr;
+    is_helper_supported(hook, BpfHelper::BPF_FUNC_set_retval).unwrap_or(false)
 }
 
 /// Whether the kernel describes its own types.

@@ -21,7 +21,10 @@ pub fn remove(bpf_dir: &Path) -> Removed {
     }
     let links = bpf_dir.join(names::BPF_LINKS_DIR);
     for name in entries(&links, &mut removed) {
-        if Hook::of_pin(&name).is_some() || name == attach::sock::PIN {
+        if Hook::of_pin(&name).is_some()
+            || name == attach::sock::PIN
+            || attach::service_sock::is_pin(&name)
+        {
             let path = links.join(name);
             removed.pin(&path, object::remove_link(&path));
         }

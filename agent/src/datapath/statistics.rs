@@ -6,7 +6,7 @@
 
 use super::sys;
 use aya::{Ebpf, maps::Map};
-use aya_obj::{Features, Object, ProgramSection};
+use aya_obj::{Features, Object, ProgramSection, generated::bpf_attach_type};
 use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
@@ -19,6 +19,7 @@ const FEATURES: Features = Features::new(true, true, true, true, true, true, tru
 const SCHED_CLS: u32 = 3;
 const SOCK_OPS: u32 = 13;
 const SK_MSG: u32 = 16;
+const CGROUP_SOCK_ADDR: u32 = 18;
 
 /// Instructions walked through in a program of an object that was loaded.
 pub fn instructions(bytes: &[u8], loaded: &Ebpf, program: &str) -> io::Result<u32> {
@@ -47,13 +48,15 @@ fn log(bytes: &[u8], loaded: &Ebpf, program: &str) -> io::Result<String> {
     let (Some(found), Some(function)) = (found, function) else {
         return Err(io::Error::other(format!("there is no program {program}")));
     };
-    let kind = match found.section {
-        ProgramSection::SchedClassifier => SCHED_CLS,
-        ProgramSection::SockOps => SOCK_OPS,
-        ProgramSection::SkMsg => SK_MSG,
+    let (kind, hook) = match found.section {
+        ProgramSection::SchedClassifier => (SCHED_CLS, None),
+        ProgramSection::SockOps => (SOCK_OPS, None),
+        ProgramSection::SkMsg => (SK_MSG, None),
+        ProgramSection::CgroupSockAddr { attach_type } => (CGROUP_SOCK_ADDR, Some(attach_type)),
         _ => return Err(io::ErrorKind::Unsupported.into()),
     };
-    sys::verifier_statistics(kind, &function.instructions, &found.license)
+    let hook = hook.map_or(0, |hook| bpf_attach_type::from(hook) as u32);
+    sys::verifier_statistics(kind, hook, &function.instructions, &found.license)
 }
 
 /// The verifier's last line begins `processed N insns (limit 1000000)` (`print_verification_stats`).
@@ -92,16 +95,17 @@ mod tests {
     fn both_ways_of_counting_agree() {
         let node = Namespace::new("node", Lifetime::Process).unwrap();
         let compare = || {
-            for object in ["pod", "uplink", "overlay", "sock"] {
+            for object in ["pod", "uplink", "overlay", "sock", "service_sock"] {
                 let tried = object::try_each(Path::new(names::BPF_DIR), object)?;
                 for (name, program) in tried.ebpf.programs() {
                     let info = match program {
                         Program::SchedClassifier(program) => program.info()?,
                         Program::SockOps(program) => program.info()?,
                         Program::SkMsg(program) => program.info()?,
+                        Program::CgroupSockAddr(program) => program.info()?,
                         _ => unreachable!(),
                     };
-                    let said = instructions(tried.bytes, &tried.ebpf, name)?;
+                    let said = instructions(&tried.bytes, &tried.ebpf, name)?;
                     let told = info.verified_instruction_count();
                     assert!(
                         told.is_none_or(|told| told == said),

@@ -31,6 +31,14 @@ const LINK_DETACH: libc::c_int = 34;
 pub enum AttachType {
     CgroupSockOps = 3,
     SkMsgVerdict = 7,
+    Inet4Connect = 10,
+    Inet6Connect = 11,
+    Udp4Sendmsg = 14,
+    Udp6Sendmsg = 15,
+    Udp4Recvmsg = 19,
+    Udp6Recvmsg = 20,
+    Inet4Getpeername = 29,
+    Inet6Getpeername = 30,
     TcxIngress = 46,
     TcxEgress = 47,
 }
@@ -258,8 +266,13 @@ pub fn next_key(map: BorrowedFd<'_>, key: Option<&[u8]>, next: &mut [u8]) -> io:
 }
 
 /// Loads a program for what the verifier says of it, and lets go of it. The program has been accepted
-/// before.
-pub fn verifier_statistics<I>(kind: u32, program: &[I], license: &CStr) -> io::Result<String> {
+/// before, for this hook if it is of a type that is loaded for one.
+pub fn verifier_statistics<I>(
+    kind: u32,
+    hook: u32,
+    program: &[I],
+    license: &CStr,
+) -> io::Result<String> {
     #[repr(C)]
     struct Attr {
         kind: u32,
@@ -269,6 +282,9 @@ pub fn verifier_statistics<I>(kind: u32, program: &[I], license: &CStr) -> io::R
         log_level: u32,
         log_size: u32,
         log: u64,
+        // Kernel version, flags, name and interface.
+        unused: [u32; 7],
+        hook: u32,
     }
     /// `BPF_LOG_STATS`.
     const STATISTICS: u32 = 4;
@@ -287,6 +303,8 @@ pub fn verifier_statistics<I>(kind: u32, program: &[I], license: &CStr) -> io::R
         log_level: STATISTICS,
         log_size: log.len() as u32,
         log: log.as_mut_ptr() as u64,
+        unused: [0; 7],
+        hook,
     };
     // SAFETY: the program has `count` instructions of the size that the kernel's have, as just
     // checked, the license is terminated, the log as long as it says; all outlive the call, and the

@@ -7,7 +7,7 @@
 
 use super::{
     DatapathError, apart,
-    attach::{self, Hook, Mode, sock},
+    attach::{self, Hook, Mode, service_sock, sock},
     object::{self, Tried},
     statistics,
 };
@@ -70,6 +70,7 @@ fn all(directory: &Path, cgroup: Option<&Path>) -> Result<Vec<VerifiedProgram>, 
         }
     }
     rows.extend(sockets(directory, cgroup));
+    rows.extend(service_sockets(directory, cgroup));
     Ok(rows)
 }
 
@@ -170,6 +171,35 @@ fn sockets(directory: &Path, cgroup: Option<&Path>) -> Vec<VerifiedProgram> {
     rows.into()
 }
 
+/// Those that translate Services at sockets, which a pod can do without. Attached they do nothing, as no setting says
+/// that there are Services.
+fn service_sockets(directory: &Path, cgroup: Option<&Path>) -> Vec<VerifiedProgram> {
+    let mode = service_sock::MODE;
+    let programs = service_sock::PROGRAMS.iter().map(|(name, _)| *name);
+    let tried = match object::try_each(directory, object::SERVICE_SOCK_OBJECT) {
+        Ok(tried) => tried,
+        Err(error) => return programs.map(|name| refused(name, mode, &error)).collect(),
+    };
+    let row = |name| {
+        let row = verified(&tried, name).unwrap_or_else(|row| *row);
+        let mode = mode.into();
+        VerifiedProgram { mode, ..row }
+    };
+    let mut rows: Vec<_> = programs.map(row).collect();
+    let (missing, nothing) = match service_sock::attach(tried, None, cgroup) {
+        Ok(attached) => (attached.missing, None),
+        Err(error) => (Vec::new(), Some(error)),
+    };
+    for row in rows.iter_mut().filter(|row| row.ok) {
+        let of_row = missing.iter().find(|(name, _)| row.name == *name);
+        if let Some(error) = of_row.map(|(_, error)| error).or(nothing.as_ref()) {
+            row.ok = false;
+            row.detail = Chain(error).to_string();
+        }
+    }
+    rows
+}
+
 /// A program that the verifier took, or the row that says why not.
 fn verified(tried: &Tried, name: &str) -> Result<VerifiedProgram, Box<VerifiedProgram>> {
     let fail = |error: &DatapathError| Err(Box::new(refused(name, "-", error)));
@@ -187,7 +217,7 @@ fn verified(tried: &Tried, name: &str) -> Result<VerifiedProgram, Box<VerifiedPr
         .as_ref()
         .and_then(ProgramInfo::verified_instruction_count);
     let instructions =
-        told.or_else(|| statistics::instructions(tried.bytes, &tried.ebpf, name).ok());
+        told.or_else(|| statistics::instructions(&tried.bytes, &tried.ebpf, name).ok());
     Ok(VerifiedProgram {
         name: name.into(),
         instructions,
@@ -205,6 +235,7 @@ fn info(program: &aya::programs::Program) -> Option<ProgramInfo> {
         Program::SchedClassifier(program) => program.info().ok(),
         Program::SockOps(program) => program.info().ok(),
         Program::SkMsg(program) => program.info().ok(),
+        Program::CgroupSockAddr(program) => program.info().ok(),
         _ => None,
     }
 }

@@ -58,8 +58,14 @@ impl PodPrograms for Programs {
         let endpoints = record.addresses.iter().map(|a| (Addr::from(*a), endpoint));
         let endpoints: Vec<_> = endpoints.collect();
         let acceleration = self.acceleration.of(record);
-        self.datapath
-            .attach_pod(record.ifindex, &record.link, &pod, &endpoints, acceleration)
+        self.datapath.attach_pod(
+            record.ifindex,
+            &record.link,
+            &pod,
+            &endpoints,
+            acceleration,
+            record.netns_cookie,
+        )
     }
 
     fn detach(&self, record: &EndpointRecord) -> Result<(), DatapathError> {

@@ -252,8 +252,16 @@ impl Pod {
             host_mac: names::HOST_MAC,
         };
         let endpoints = [(self.v4.into(), endpoint), (self.v6.into(), endpoint)];
+        let netns = self.run(|| Conn::new().unwrap().netns_cookie().unwrap());
         datapath
-            .attach_pod(self.ifindex, &self.link, link, &endpoints, acceleration)
+            .attach_pod(
+                self.ifindex,
+                &self.link,
+                link,
+                &endpoints,
+                acceleration,
+                netns,
+            )
             .unwrap();
     }
 

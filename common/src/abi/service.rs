@@ -8,9 +8,10 @@
 //! - map `AFFINITY`, LRU hash: [`AffinityKey`] → [`Affinity`]: the endpoint that a client has of a Service with
 //!   session affinity.
 //! - map `NETNS`, hash: cookie of a network namespace (u64) → [`NetNs`]: whose sockets are translated. It and the next
-//!   are those of the programs on sockets alone.
-//! - map `SOCKET_FRONTENDS`, LRU hash: [`SocketKey`] → [`SocketFrontend`]: what a socket was connected to, for
-//!   getpeername, and what a datagram socket hears.
+//!   two are those of the programs on sockets alone.
+//! - map `SERVICE_SOCKETS`, socket storage: [`ServiceSocket`]: what a socket was connected to, for getpeername.
+//! - map `SOCKET_FRONTENDS`, LRU hash: [`SocketKey`] → [`SocketFrontend`]: which endpoint a datagram socket has of a
+//!   frontend, and of which frontend an endpoint's answers are.
 //!
 //! Publishing. Written are endpoints first, then slots that no set uses, then the set, then the frontend that names it;
 //! removed in the opposite order. An id is given to another endpoint, or a slot to another set, only once its
@@ -191,25 +192,52 @@ pub struct NetNs {
 }
 map_type!(NetNs, 36, 2, [v4, v6, flags]);
 
-/// A socket, and of one that sends datagrams without being connected, whom it hears.
+/// What a socket was connected to. All zero with one that has sent to frontends, and was connected to none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceSocket {
+    /// What it thinks it is connected to.
+    pub frontend: Addr,
+    /// What it is connected to, if the kernel did as the program said.
+    pub endpoint: Addr,
+    /// Both in network order.
+    pub frontend_port: [u8; 2],
+    pub endpoint_port: [u8; 2],
+}
+map_type!(
+    ServiceSocket,
+    36,
+    2,
+    [frontend, endpoint, frontend_port, endpoint_port]
+);
+
+/// A datagram socket that is not connected, and one with whom it speaks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketKey {
     /// `bpf_get_socket_cookie`.
     pub cookie: u64,
-    /// The endpoint; unspecified, and port zero, of a connected socket.
+    /// The frontend that it sends to, or the endpoint that it hears.
     pub addr: Addr,
     /// Network order.
     pub port: [u8; 2],
+    /// `HEARD` or `SENT_TO`: an address may be one Service's frontend and another's endpoint.
+    pub way: u16,
     /// Zero.
-    pub pad: [u8; 6],
+    pub pad: [u8; 4],
 }
-map_type!(SocketKey, 32, 2, [cookie, addr, port, pad]);
+map_type!(SocketKey, 32, 2, [cookie, addr, port, way, pad]);
 
-/// What such a socket thinks it is connected to.
+/// [`SocketKey::way`]: the address is an endpoint's.
+pub const HEARD: u16 = 0;
+/// [`SocketKey::way`]: the address is a frontend's.
+pub const SENT_TO: u16 = 1;
+
+/// Of such a pair: the frontend and the endpoint.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketFrontend {
+    /// The frontend's.
     pub addr: Addr,
     /// Network order.
     pub port: [u8; 2],

@@ -1,5 +1,5 @@
 //! Puts programs on interfaces, one file per way of doing it: [`tcx`] links and [`clsact`]
-//! filters; and on sockets, [`sock`].
+//! filters; and on sockets, [`sock`] and [`service_sock`].
 //!
 //! By default uplinks have tcx links where the kernel has them: others put programs there too,
 //! and a link cannot be taken away by mistake. Pod links have filters on every kernel: each tcx
@@ -22,6 +22,8 @@
 //! first version does not know looks to it like the pin of a pod that is gone, which it removes.
 
 mod clsact;
+mod on_cgroup;
+pub mod service_sock;
 pub mod sock;
 mod tcx;
 

@@ -1,18 +1,14 @@
 //! The TCP acceleration: `pod_sockets` on a cgroup, `pod_messages` on the map of sockets.
 
-use crate::datapath::{DatapathError, ProgramReport, cgroup, object, sys};
+use super::on_cgroup::Cgroup;
+use crate::datapath::{DatapathError, ProgramReport, object, sys};
 use aya::{
     Ebpf,
     maps::Map,
     programs::{ProgramError, ProgramInfo, SkMsg, SockOps},
 };
 use std::{
-    fs::File,
-    io,
-    os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
-        unix::fs::MetadataExt,
-    },
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -40,17 +36,13 @@ pub fn attach(
     links: Option<&Path>,
     cgroup: Option<&Path>,
 ) -> Result<Attached, DatapathError> {
-    let cgroup = cgroup::find(cgroup).map_err(DatapathError::Cgroup)?;
+    let cgroup = Cgroup::open(cgroup)?;
     let on_map = |error: Box<dyn std::error::Error + Send + Sync>| DatapathError::Attach {
         program: MESSAGE_PROGRAM,
         target: "the map `SOCKETS`".into(),
         source: error,
     };
-    let on_cgroup = |error: Box<dyn std::error::Error + Send + Sync>| DatapathError::Attach {
-        program: SOCKET_PROGRAM,
-        target: format!("the cgroup {}", cgroup.display()),
-        source: error,
-    };
+    let on_cgroup = cgroup.error(SOCKET_PROGRAM);
 
     let missing = |what, name| DatapathError::Missing { what, name };
     let Some(Map::SockHash(sockets)) = ebpf.map("SOCKETS") else {
@@ -78,43 +70,14 @@ pub fn attach(
         report(MESSAGE_PROGRAM, messages.info()).map_err(|error| on_map(error.into()))?,
     ];
 
-    let directory = File::open(&cgroup).map_err(|error| on_cgroup(error.into()))?;
-    let inode = directory
-        .metadata()
-        .map_err(|error| on_cgroup(error.into()))?
-        .ino();
-    let attached = |cgroup, link| Attached {
-        cgroup,
+    let pin = links.map(|links| links.join(PIN));
+    let hook = sys::AttachType::CgroupSockOps;
+    let link = cgroup.put(program.as_fd(), SOCKET_PROGRAM, hook, pin.as_deref())?;
+    Ok(Attached {
+        cgroup: cgroup.path.clone(),
         programs,
         link,
-    };
-    let path = links.map(|links| links.join(PIN));
-    if let Some(path) = &path
-        && let Ok(link) = sys::obj_get(path)
-        && sys::kind(link.as_fd()).is_ok_and(|kind| kind == sys::Kind::Link)
-        && sys::link_info(link.as_fd()).is_ok_and(|info| info.cgroup_id() == inode)
-    {
-        sys::link_update(link.as_fd(), program.as_fd()).map_err(|error| on_cgroup(error.into()))?;
-        return Ok(attached(cgroup, None));
-    }
-    if let Some(path) = &path {
-        object::remove_link(path)?;
-    }
-    let link = sys::link_create(
-        program.as_fd(),
-        directory.as_raw_fd() as u32,
-        sys::AttachType::CgroupSockOps,
-    )
-    .map_err(|error: io::Error| on_cgroup(error.into()))?;
-    let Some(path) = path else {
-        return Ok(attached(cgroup, Some(link)));
-    };
-    sys::obj_pin(link.as_fd(), &path).map_err(|source| DatapathError::File {
-        what: "pinning link",
-        path,
-        source,
-    })?;
-    Ok(attached(cgroup, None))
+    })
 }
 
 fn report(

@@ -14,6 +14,7 @@ pub mod fields;
 mod host_ports;
 pub mod layouts;
 pub mod migrations;
+mod netns;
 mod nodes;
 mod queues;
 mod services;
@@ -30,6 +31,7 @@ pub use drops::Drops;
 pub use endpoints::{Endpoints, PodLinks};
 pub use host_ports::{HostPorts, PortSet, PortsOf};
 pub use layouts::Layouts;
+pub use netns::NetNs;
 pub use nodes::{Nodes, Tunnels};
 pub use queues::{QueueLimits, QueueUsage};
 pub use services::Services;
@@ -98,7 +100,8 @@ impl Maps {
     }
 }
 
-fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, DatapathError> {
+/// Takes a map out of a loaded object.
+pub fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, DatapathError> {
     ebpf.take_map(name)
         .ok_or(DatapathError::Missing { what: "map", name })
 }

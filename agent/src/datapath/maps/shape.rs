@@ -23,7 +23,10 @@ use sinabro_common::abi::{
         self, Field, FieldKey, FieldSpan, Layout, MAX_FIELDS, MAX_MAPS, MapRecord, OF_KEY, Place,
     },
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
-    service::{Affinity, AffinityKey, Backend, Frontend, FrontendKey, MAX_AFFINITIES, Set, Slot},
+    service::{
+        Affinity, AffinityKey, Backend, Frontend, FrontendKey, MAX_AFFINITIES, MAX_NETNS,
+        MAX_SOCKET_FRONTENDS, NetNs, ServiceSocket, Set, Slot, SocketFrontend, SocketKey,
+    },
     uplink::{MAX_UPLINKS, Uplink},
 };
 use std::{
@@ -41,8 +44,9 @@ const LPM_TRIE: u32 = 11;
 const SOCKHASH: u32 = 18;
 const SK_STORAGE: u32 = 24;
 
-/// Defined by BTF, as socket storage has to be, so that its pin is not in its definition.
+/// Defined by BTF, as socket storage has to be, so that their pins are not in their definitions.
 pub const SOCKET_STATES: &str = "SOCKET_STATES";
+pub const SERVICE_SOCKETS: &str = "SERVICE_SOCKETS";
 
 /// `BPF_F_NO_PREALLOC`.
 const NO_PREALLOC: u32 = 1;
@@ -260,6 +264,9 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<u32, Slot>("SLOTS", ARRAY, services.slots, MMAPABLE),
         map::<u32, Backend>("BACKENDS", ARRAY, services.backends, MMAPABLE),
         map::<AffinityKey, Affinity>("AFFINITY", LRU_HASH, MAX_AFFINITIES, 0),
+        map::<u64, NetNs>("NETNS", HASH, MAX_NETNS, NO_PREALLOC),
+        map::<i32, ServiceSocket>(SERVICE_SOCKETS, SK_STORAGE, 0, NO_PREALLOC),
+        map::<SocketKey, SocketFrontend>("SOCKET_FRONTENDS", LRU_HASH, MAX_SOCKET_FRONTENDS, 0),
         map::<u64, MapRecord>("LAYOUTS", HASH, MAX_MAPS, NO_PREALLOC),
         map::<FieldKey, FieldSpan>("LAYOUT_FIELDS", HASH, MAX_FIELDS, NO_PREALLOC),
         map::<Addr, AcceleratedPod>("ACCELERATED_PODS", HASH, 2 * MAX_PODS, NO_PREALLOC),

@@ -1,0 +1,62 @@
+//! connect(2), and sendto(2) with MSG_FASTOPEN.
+
+use super::{
+    MPTCP, PROCEED, TCP, UDP,
+    address::{self, Family},
+    choose::{self, Endpoint},
+    is_on, owner, protocol, refuse, state,
+};
+use aya_ebpf::programs::SockAddrContext;
+use sinabro_common::abi::service::{FrontendKey, NETNS_OF_NODE};
+use sinabro_ebpf::parse::proto;
+
+/// Has the socket connect to an endpoint, if it is about to connect to a frontend.
+#[inline(always)]
+pub fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
+    // What it was connected to before, it is no more. A datagram socket may connect as often as it likes, any other
+    // after it was disconnected (AF_UNSPEC).
+    if let Some(before) = state::of(ctx) {
+        before.endpoint_port = [0; 2];
+    }
+    if !is_on() {
+        return PROCEED;
+    }
+    let (proto, is_datagram) = match protocol(ctx) {
+        TCP | MPTCP => (proto::TCP, false),
+        UDP => (proto::UDP, true),
+        _ => return PROCEED,
+    };
+    let Some(owner) = owner(ctx) else {
+        return PROCEED;
+    };
+    // A pod's datagram socket would keep to an endpoint that is gone: no packet of it is seen here.
+    if is_datagram && owner.flags & NETNS_OF_NODE == 0 {
+        return PROCEED;
+    }
+    let (addr, port) = address::read(ctx, family);
+    let key = FrontendKey {
+        addr,
+        port,
+        proto,
+        pad: 0,
+    };
+    let client = match addr.as_v4() {
+        Some(_) => owner.v4,
+        None => owner.v6,
+    };
+    let mut to = Endpoint::NONE;
+    match choose::choose(&key, &client, &mut to) {
+        choose::CHOSEN => {}
+        choose::REFUSED => return refuse(),
+        _ => return PROCEED,
+    }
+    // Without memory for it the socket tells its endpoint's address, and is connected all the same.
+    if let Some(state) = state::keep(ctx) {
+        state.frontend = addr;
+        state.endpoint = to.addr;
+        state.frontend_port = port;
+        state.endpoint_port = to.port;
+    }
+    address::write(ctx, family, &to.addr, to.port);
+    PROCEED
+}

@@ -1,0 +1,149 @@
+//! sendto(2) and recvfrom(2) of the node's UDP sockets.
+//!
+//! All that a socket sends to a frontend goes to one endpoint while that is there and serves, so that what belongs
+//! together arrives together, and answers are told from each other by where they come from.
+
+use super::{
+    PROCEED, SOCKET_FRONTENDS, UDP,
+    address::{self, Family},
+    choose::{self, Endpoint},
+    is_on, owner, peer, protocol, refuse, state,
+};
+use aya_ebpf::{EbpfContext as _, helpers::bpf_get_socket_cookie, programs::SockAddrContext};
+use sinabro_common::abi::{
+    Addr,
+    service::{
+        BACKEND_SERVING, FrontendKey, HEARD, NETNS_OF_NODE, SENT_TO, SocketFrontend, SocketKey,
+    },
+};
+use sinabro_ebpf::{maps::FRONTENDS, parse::proto};
+
+#[inline(always)]
+fn cookie(ctx: &SockAddrContext) -> u64 {
+    // SAFETY: the context is valid for as long as the program runs.
+    unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
+}
+
+/// Sends a datagram to an endpoint, if it is for a frontend.
+#[inline(always)]
+pub fn send(ctx: &SockAddrContext, family: Family) -> i32 {
+    if !is_on() || protocol(ctx) != UDP {
+        return PROCEED;
+    }
+    let Some(owner) = owner(ctx) else {
+        return PROCEED;
+    };
+    if owner.flags & NETNS_OF_NODE == 0 {
+        return PROCEED;
+    }
+    let (addr, port) = address::read(ctx, family);
+    let key = FrontendKey {
+        addr,
+        port,
+        proto: proto::UDP,
+        pad: 0,
+    };
+    let client = match addr.as_v4() {
+        Some(_) => owner.v4,
+        None => owner.v6,
+    };
+    let mut to = Endpoint::NONE;
+    match endpoint(&key, &client, cookie(ctx), &mut to) {
+        choose::CHOSEN => {}
+        choose::REFUSED => return refuse(),
+        _ => return PROCEED,
+    }
+    // Says that there may be answers to look for.
+    let _ = state::keep(ctx);
+    address::write(ctx, family, &to.addr, to.port);
+    PROCEED
+}
+
+/// The endpoint that a socket has of a frontend, or another.
+#[inline(never)]
+fn endpoint(key: &FrontendKey, client: &Addr, cookie: u64, to: &mut Endpoint) -> i32 {
+    let sent = SocketKey {
+        cookie,
+        addr: key.addr,
+        port: key.port,
+        way: SENT_TO,
+        pad: [0; 4],
+    };
+    let is_known = FRONTENDS.get_ptr(key).is_some();
+    if !(is_known && has(&sent, BACKEND_SERVING, to)) {
+        let chosen = choose::choose(key, client, to);
+        // If there is nobody else, the one that it had may still answer.
+        if chosen != choose::CHOSEN && !(is_known && has(&sent, 0, to)) {
+            return chosen;
+        }
+        note(&sent, key, to);
+    }
+    let heard = SocketKey {
+        cookie,
+        addr: to.addr,
+        port: to.port,
+        way: HEARD,
+        pad: [0; 4],
+    };
+    // Written again only for another frontend with this endpoint: their answers are told from each other by time alone.
+    let is_noted = match SOCKET_FRONTENDS.get_ptr(heard) {
+        // SAFETY: a value that the map gave.
+        Some(of) => unsafe { (*of).addr == key.addr && (*of).port == key.port },
+        None => false,
+    };
+    if !is_noted {
+        note(&heard, key, to);
+    }
+    choose::CHOSEN
+}
+
+/// Fills in the endpoint that a socket has of a frontend, if it has these flags.
+#[inline(always)]
+fn has(sent: &SocketKey, flags: u16, to: &mut Endpoint) -> bool {
+    match SOCKET_FRONTENDS.get_ptr(sent) {
+        // SAFETY: a value that the map gave.
+        Some(pair) => unsafe {
+            choose::endpoint((*pair).backend, (*pair).generation, flags, flags, to)
+        },
+        None => false,
+    }
+}
+
+#[inline(always)]
+fn note(at: &SocketKey, key: &FrontendKey, to: &Endpoint) {
+    let pair = SocketFrontend {
+        addr: key.addr,
+        port: key.port,
+        pad: [0; 2],
+        backend: to.backend,
+        generation: to.generation,
+    };
+    // The kernel forgets another socket's if it has to.
+    let _ = SOCKET_FRONTENDS.insert(at, pair, 0);
+}
+
+/// Tells the frontend in the place of the endpoint that a datagram is from.
+#[inline(always)]
+pub fn receive(ctx: &SockAddrContext, family: Family) {
+    // Of sockets that never sent to a frontend, that is all.
+    let Some(state) = state::of(ctx) else {
+        return;
+    };
+    let (addr, port) = address::read(ctx, family);
+    if peer::is_endpoint(state, &addr, port) {
+        address::write(ctx, family, &state.frontend, state.frontend_port);
+        return;
+    }
+    let heard = SocketKey {
+        cookie: cookie(ctx),
+        addr,
+        port,
+        way: HEARD,
+        pad: [0; 4],
+    };
+    if let Some(of) = SOCKET_FRONTENDS.get_ptr(heard) {
+        // SAFETY: a value that the map gave.
+        let (addr, port) = unsafe { (Addr::at(&raw const (*of).addr), (*of).port) };
+        address::write(ctx, family, &addr, port);
+    }
+}
