@@ -27,6 +27,17 @@ pub enum Protocol {
     Sctp,
 }
 
+impl Protocol {
+    /// As IP numbers them.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+}
+
 /// What the data path is to do for one Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePlan {
