@@ -6,6 +6,7 @@
 //! - [`pass`]: one pass over all of them, in an order that keeps traffic flowing;
 //! - [`overlay`]: when to make a pass: when the facts change, when the kernel's tables change,
 //!   every 30 seconds, and again with backoff after a failure;
+//! - [`services`]: what Services lead to, in the maps;
 //! - [`kernel_events`], [`report`]: what the kernel says has changed; what is said about a pass.
 //!
 //! Only what Sinabro made is ever removed: entries of its own VXLAN device, and routes of its
@@ -22,6 +23,7 @@ pub mod pods;
 pub mod reconcile;
 pub mod report;
 pub mod routes;
+pub mod services;
 
 pub use overlay::{Overlay, PERIOD, spawn, spawn_in};
 pub use pods::PodRoute;

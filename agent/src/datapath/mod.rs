@@ -23,6 +23,7 @@ mod files;
 mod last_good;
 mod level;
 mod log;
+mod mapped;
 mod maps;
 mod object;
 pub mod pins;

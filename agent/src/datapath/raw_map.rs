@@ -11,6 +11,7 @@ const MAP_CREATE: libc::c_int = 0;
 const MAP_LOOKUP_ELEM: libc::c_int = 1;
 const MAP_UPDATE_ELEM: libc::c_int = 2;
 const MAP_LOOKUP_BATCH: libc::c_int = 24;
+const MAP_UPDATE_BATCH: libc::c_int = 26;
 
 /// `enum bpf_map_type`.
 const HASH: u32 = 1;
@@ -36,6 +37,19 @@ pub enum Put {
     Any = 0,
     /// `BPF_NOEXIST`.
     New = 1,
+}
+
+/// Of the commands on many entries.
+#[repr(C)]
+struct Batch {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map: u32,
+    elem_flags: u64,
+    flags: u64,
 }
 
 impl RawMap {
@@ -170,17 +184,6 @@ impl RawMap {
         mut count: usize,
         mut each: impl FnMut(&[u8], &[u8]),
     ) -> io::Result<Option<u32>> {
-        #[repr(C)]
-        struct Attr {
-            in_batch: u64,
-            out_batch: u64,
-            keys: u64,
-            values: u64,
-            count: u32,
-            map: u32,
-            elem_flags: u64,
-            flags: u64,
-        }
         if !self.is_table() {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -189,7 +192,7 @@ impl RawMap {
             let mut values = vec![0u8; count * self.value_len];
             // The number of a bucket.
             let mut next = 0u32;
-            let mut attr = Attr {
+            let mut attr = Batch {
                 in_batch: from
                     .as_ref()
                     .map_or(0, |from| std::ptr::from_ref(from) as u64),
@@ -222,6 +225,41 @@ impl RawMap {
             read.for_each(|(key, value)| each(key, value));
             return Ok((!end).then_some(next));
         }
+    }
+
+    /// Writes many entries of a table; how many of them it wrote, the first ones, and why no more.
+    pub fn put_all<K: aya::Pod, V: aya::Pod>(
+        &self,
+        keys: &[K],
+        values: &[V],
+    ) -> (usize, io::Result<()>) {
+        let fits = (size_of::<K>(), size_of::<V>()) == (self.key_len, self.value_len);
+        if !fits || keys.len() != values.len() || !self.is_table() {
+            return (0, Err(io::ErrorKind::InvalidInput.into()));
+        }
+        if keys.is_empty() {
+            return (0, Ok(()));
+        }
+        let mut attr = Batch {
+            in_batch: 0,
+            out_batch: 0,
+            keys: keys.as_ptr() as u64,
+            values: values.as_ptr() as u64,
+            count: keys.len() as u32,
+            map: self.fd.as_raw_fd() as u32,
+            elem_flags: 0,
+            flags: 0,
+        };
+        // SAFETY: both have `count` entries of the map's own lengths, as just checked, and outlive the call.
+        let result = unsafe { sys::bpf(MAP_UPDATE_BATCH, &mut attr) }.map(drop);
+        // What the kernel could not begin says nothing of how many (`generic_map_update_batch`,
+        // kernel/bpf/syscall.c), and writing an entry again does no harm.
+        let written = match result {
+            Ok(()) => keys.len(),
+            Err(_) if (attr.count as usize) < keys.len() => attr.count as usize,
+            Err(_) => 0,
+        };
+        (written, result)
     }
 
     /// [`Self::for_each`], typed.

@@ -8,7 +8,8 @@
 //! - [`nodes_file`], [`nodes_parse`]: a nodes file;
 //! - [`kubernetes`], [`nodes`], [`cache`]: the Kubernetes API.
 //!
-//! What is not masqueraded is said by a file, too: [`masquerade_file`], [`masquerade_parse`].
+//! What is not masqueraded is said by a file, too: [`masquerade_file`], [`masquerade_parse`]. Services have sources
+//! and a store of their own: [`services`].
 
 pub mod cache;
 pub mod followed_file;
@@ -18,6 +19,7 @@ pub mod masquerade_parse;
 pub mod nodes;
 pub mod nodes_file;
 pub mod nodes_parse;
+pub mod services;
 
 use crate::plan::Facts;
 use std::{sync::Arc, time::SystemTime};

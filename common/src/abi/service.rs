@@ -142,6 +142,8 @@ map_type!(Slot, 8, 2, [backend, generation]);
 pub const BACKEND_SERVING: u16 = 1 << 0;
 /// It is in no set: a client with affinity gets another one for its next connection.
 pub const BACKEND_DRAINING: u16 = 1 << 1;
+/// The highest byte of the flags: the IP protocol. Two endpoints that differ in nothing else have two ids.
+const BACKEND_PROTO_SHIFT: u16 = 8;
 
 /// An endpoint.
 #[repr(C)]
@@ -155,6 +157,21 @@ pub struct Backend {
     pub generation: u32,
 }
 map_type!(Backend, 24, 2, [addr, port, flags, generation]);
+
+impl Backend {
+    /// IP protocol number, as [`Self::with_proto`] put it in.
+    #[inline(always)]
+    pub const fn proto(&self) -> u8 {
+        (self.flags >> BACKEND_PROTO_SHIFT) as u8
+    }
+
+    /// The same of that protocol.
+    pub const fn with_proto(mut self, proto: u8) -> Self {
+        self.flags =
+            self.flags & ((1 << BACKEND_PROTO_SHIFT) - 1) | (proto as u16) << BACKEND_PROTO_SHIFT;
+        self
+    }
+}
 
 /// A client of a Service with affinity.
 #[repr(C)]

@@ -1,14 +1,15 @@
 //! `FRONTENDS`, `SETS`, `SLOTS` and `BACKENDS`: entries, in whatever order the caller writes them. The order that no
-//! packet falls into is in `sinabro_common::abi::service`.
+//! packet falls into is in `sinabro_common::abi::service`. The arrays are in the agent's memory: what is written there
+//! costs no system call.
 
-use super::{error, lock, removed};
-use crate::datapath::DatapathError;
-use aya::{
-    Pod,
-    maps::{Array, HashMap, Map, MapData},
-};
+use super::{error, lock, raw, removed};
+use crate::datapath::{DatapathError, ServiceRoom, mapped::Mapped, raw_map::RawMap};
+use aya::maps::{Array, HashMap, Map, MapData};
 use sinabro_common::abi::service::{Backend, Frontend, FrontendKey, Set, Slot};
-use std::sync::Mutex;
+use std::{
+    mem,
+    sync::{Mutex, MutexGuard},
+};
 
 const FRONTENDS: &str = "FRONTENDS";
 const SETS: &str = "SETS";
@@ -18,89 +19,189 @@ const BACKENDS: &str = "BACKENDS";
 /// What Services lead to.
 pub struct Services {
     frontends: Mutex<HashMap<MapData, FrontendKey, Frontend>>,
-    sets: Mutex<Array<MapData, Set>>,
-    slots: Mutex<Array<MapData, Slot>>,
-    backends: Mutex<Array<MapData, Backend>>,
+    all_frontends: RawMap,
+    sets: Mapped,
+    slots: Mapped,
+    backends: Mapped,
 }
 
 impl Services {
     pub(super) fn new(
         mut take: impl FnMut(&'static str) -> Result<Map, DatapathError>,
     ) -> Result<Self, DatapathError> {
-        let frontends = take(FRONTENDS)?.try_into();
+        let frontends = match take(FRONTENDS)? {
+            Map::HashMap(data) => data,
+            _ => return Err(wrong(FRONTENDS)),
+        };
         Ok(Self {
-            frontends: Mutex::new(frontends.map_err(error(FRONTENDS, "opening"))?),
-            sets: array(take(SETS)?, SETS)?,
-            slots: array(take(SLOTS)?, SLOTS)?,
-            backends: array(take(BACKENDS)?, BACKENDS)?,
+            all_frontends: raw(&frontends, FRONTENDS)?,
+            frontends: Mutex::new(
+                Map::HashMap(frontends)
+                    .try_into()
+                    .map_err(error(FRONTENDS, "opening"))?,
+            ),
+            sets: mapped::<Set>(take(SETS)?, SETS)?,
+            slots: mapped::<Slot>(take(SLOTS)?, SLOTS)?,
+            backends: mapped::<Backend>(take(BACKENDS)?, BACKENDS)?,
         })
+    }
+
+    /// Empty ones that no program knows.
+    #[cfg(test)]
+    pub fn apart(room: &ServiceRoom) -> Result<Self, DatapathError> {
+        use crate::datapath::maps::shape;
+        let config = crate::datapath::DatapathConfig {
+            services: room.clone(),
+            ..Default::default()
+        };
+        let expected = shape::expected(&config);
+        Self::new(|name| {
+            let of = |source: std::io::Error| error(name, "making")(source.into());
+            let found = expected.iter().find(|map| map.shape.name == name);
+            let info = found.ok_or(DatapathError::Missing { what: "map", name })?;
+            let map = RawMap::create(&info.shape.info()).map_err(of)?;
+            let fd = map.fd().try_clone_to_owned().map_err(of)?;
+            let data = MapData::from_fd(fd).map_err(error(name, "opening"))?;
+            Map::from_map_data(data).map_err(error(name, "opening"))
+        })
+    }
+
+    /// How many entries the maps have room for.
+    pub fn room(&self) -> ServiceRoom {
+        ServiceRoom {
+            frontends: self.all_frontends.info().max_entries,
+            sets: self.sets.entries(),
+            slots: self.slots.entries(),
+            backends: self.backends.entries(),
+        }
     }
 
     /// # Errors
     /// If there is no room for another, or the kernel refuses.
     pub fn put_frontend(&self, key: FrontendKey, frontend: Frontend) -> Result<(), DatapathError> {
-        let put = lock(&self.frontends).insert(key, frontend, 0);
+        let put = self.locked().insert(key, frontend, 0);
         put.map_err(error(FRONTENDS, "writing to"))
     }
 
+    /// Puts many; how many of them, the first ones, and why no more.
+    pub fn put_frontends(
+        &self,
+        keys: &[FrontendKey],
+        frontends: &[Frontend],
+    ) -> (usize, Result<(), DatapathError>) {
+        let _locked = self.locked();
+        let (written, result) = self.all_frontends.put_all(keys, frontends);
+        let result = result.map_err(|source| error(FRONTENDS, "writing to")(source.into()));
+        (written, result)
+    }
+
     pub fn remove_frontend(&self, key: &FrontendKey) -> Result<(), DatapathError> {
-        removed(lock(&self.frontends).remove(key)).map_err(error(FRONTENDS, "removing from"))
+        removed(self.locked().remove(key)).map_err(error(FRONTENDS, "removing from"))
     }
 
     pub fn frontends(&self) -> Result<Vec<(FrontendKey, Frontend)>, DatapathError> {
-        let frontends = lock(&self.frontends);
-        let all: Result<_, _> = frontends.iter().collect();
-        all.map_err(error(FRONTENDS, "reading from"))
+        let _locked = self.locked();
+        let mut all = Vec::new();
+        self.all_frontends
+            .for_each_of(|key, frontend| all.push((key, frontend)))
+            .map_err(|source| error(FRONTENDS, "reading from")(source.into()))?;
+        Ok(all)
     }
 
+    fn locked(&self) -> MutexGuard<'_, HashMap<MapData, FrontendKey, Frontend>> {
+        lock(&self.frontends)
+    }
+
+    /// Changes it at once. All that was written before is seen by whoever sees it.
     pub fn put_set(&self, index: u32, set: Set) -> Result<(), DatapathError> {
-        put(&self.sets, SETS, index, set)
+        let put = self.sets.store(index, 0, set.0);
+        inside(put.then_some(()), SETS, index, "writing to")
     }
 
     pub fn set(&self, index: u32) -> Result<Set, DatapathError> {
-        get(&self.sets, SETS, index)
+        inside(
+            self.sets.load(index, 0).map(Set),
+            SETS,
+            index,
+            "reading from",
+        )
     }
 
     pub fn put_slots(&self, base: u32, slots: &[Slot]) -> Result<(), DatapathError> {
-        (base..)
-            .zip(slots)
-            .try_for_each(|(index, slot)| put(&self.slots, SLOTS, index, *slot))
+        (base..).zip(slots).try_for_each(|(index, slot)| {
+            // SAFETY: as many bytes, without padding, and any make a word.
+            let word = unsafe { mem::transmute::<Slot, u64>(*slot) };
+            let put = self.slots.store(index, 0, word);
+            inside(put.then_some(()), SLOTS, index, "writing to")
+        })
     }
 
     pub fn slot(&self, index: u32) -> Result<Slot, DatapathError> {
-        get(&self.slots, SLOTS, index)
+        let word = self.slots.load(index, 0);
+        // SAFETY: as many bytes, any of which are a slot.
+        let slot = word.map(|word| unsafe { mem::transmute::<u64, Slot>(word) });
+        inside(slot, SLOTS, index, "reading from")
     }
 
+    /// Where the address differs from the one that was there, the generation has to differ, too: nobody sees one of them
+    /// with the other's.
     pub fn put_backend(&self, id: u32, backend: Backend) -> Result<(), DatapathError> {
-        put(&self.backends, BACKENDS, id, backend)
+        // SAFETY: as many bytes, without padding, and any make words.
+        let words = unsafe { mem::transmute::<Backend, [u64; 3]>(backend) };
+        let of_addr = |word| self.backends.load(id, word) == Some(words[word]);
+        let put = (of_addr(0) && of_addr(1)) || {
+            let nobody = Backend {
+                port: [0; 2],
+                flags: 0,
+                ..backend
+            };
+            // SAFETY: as above.
+            let nobody = unsafe { mem::transmute::<Backend, [u64; 3]>(nobody) };
+            // The last word has the generation.
+            self.backends.store(id, 2, nobody[2])
+                && self.backends.store(id, 0, words[0])
+                && self.backends.store(id, 1, words[1])
+        };
+        let put = put && self.backends.store(id, 2, words[2]);
+        inside(put.then_some(()), BACKENDS, id, "writing to")
     }
 
     pub fn backend(&self, id: u32) -> Result<Backend, DatapathError> {
-        get(&self.backends, BACKENDS, id)
+        let word = |word| self.backends.load(id, word);
+        let words = || Some([word(0)?, word(1)?, word(2)?]);
+        // SAFETY: as many bytes, any of which are an endpoint.
+        let backend = words().map(|words| unsafe { mem::transmute::<[u64; 3], Backend>(words) });
+        inside(backend, BACKENDS, id, "reading from")
     }
 }
 
-fn array<T: Pod>(map: Map, name: &'static str) -> Result<Mutex<Array<MapData, T>>, DatapathError> {
-    let array = map.try_into().map_err(error(name, "opening"))?;
-    Ok(Mutex::new(array))
+fn wrong(name: &'static str) -> DatapathError {
+    let what = "map of the right type";
+    DatapathError::Missing { what, name }
 }
 
-fn put<T: Pod>(
-    array: &Mutex<Array<MapData, T>>,
-    name: &'static str,
-    index: u32,
-    value: T,
-) -> Result<(), DatapathError> {
-    let put = lock(array).set(index, value, 0);
-    put.map_err(error(name, "writing to"))
+/// An array with values of that type.
+fn mapped<T: aya::Pod>(map: Map, name: &'static str) -> Result<Mapped, DatapathError> {
+    // It checks the lengths of keys and values.
+    Array::<_, T>::try_from(&map).map_err(error(name, "opening"))?;
+    let Map::Array(data) = map else {
+        return Err(wrong(name));
+    };
+    Mapped::new(&raw(&data, name)?)
+        .map_err(|source| error(name, "mapping into memory")(source.into()))
 }
 
-fn get<T: Pod>(
-    array: &Mutex<Array<MapData, T>>,
+fn inside<T>(
+    value: Option<T>,
     name: &'static str,
     index: u32,
+    what: &'static str,
 ) -> Result<T, DatapathError> {
-    lock(array)
-        .get(&index, 0)
-        .map_err(error(name, "reading from"))
+    let beyond = || {
+        // The kernel's own word for it.
+        let source = std::io::Error::from_raw_os_error(libc::E2BIG);
+        tracing::debug!(map = name, index, "beyond the end");
+        error(name, what)(source.into())
+    };
+    value.ok_or_else(beyond)
 }

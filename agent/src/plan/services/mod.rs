@@ -1,5 +1,15 @@
 //! What a Service leads to: [`ServicePlan`], made of nothing but facts about that Service.
+//!
+//! - [`facts`]: what is known of Services and their endpoints, small enough for very many;
+//! - [`plan`]: what that comes to on this node.
 
+pub mod facts;
+pub mod plan;
+
+pub use facts::{Endpoint, Service, Slice};
+pub use plan::{Here, plan};
+
+use ipnet::IpNet;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -27,6 +37,17 @@ pub enum Protocol {
     Sctp,
 }
 
+impl Protocol {
+    /// As IP numbers them.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+}
+
 /// What the data path is to do for one Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePlan {
@@ -34,6 +55,9 @@ pub struct ServicePlan {
     pub ports: BTreeMap<String, PortPlan>,
     /// Cluster addresses, whose other ports refuse.
     pub addresses: BTreeSet<IpAddr>,
+    /// Who may use [`FrontendKind::LoadBalancer`] frontends, of either family: anybody, if there is no range of the
+    /// frontend's family. All others are dropped, pods and nodes not excepted.
+    pub source_ranges: BTreeSet<IpNet>,
 }
 
 /// One port of a Service. Both families have sets of their own: an endpoint is of its address's family.
@@ -47,15 +71,29 @@ pub struct PortPlan {
     pub affinity_seconds: u32,
 }
 
-/// What is chosen from, by who asks.
+/// What is chosen from, by where the client sends to and who it is: [`Sets::of`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sets {
-    /// Pods and the nodes themselves.
-    pub inside: SetPlan,
-    /// Clients outside of the cluster.
-    pub outside: SetPlan,
-    /// Endpoints that take no new connections and finish those they have.
+    /// To a cluster address, whoever asks: as internalTrafficPolicy has it.
+    pub internal: SetPlan,
+    /// To any other frontend, by pods and the nodes themselves: no policy holds for them.
+    pub cluster: SetPlan,
+    /// To any other frontend, by clients outside of the cluster: as externalTrafficPolicy has it.
+    pub external: SetPlan,
+    /// Endpoints that serve and are in none of the sets: they take no new connections here and finish those they have.
     pub draining: BTreeSet<SocketAddr>,
+}
+
+impl Sets {
+    /// What a frontend leads pods and nodes to, and what clients outside.
+    pub fn of(&self, kind: FrontendKind) -> [&SetPlan; 2] {
+        match kind {
+            FrontendKind::ClusterIp => [&self.internal; 2],
+            FrontendKind::NodePort | FrontendKind::ExternalIp | FrontendKind::LoadBalancer => {
+                [&self.cluster, &self.external]
+            }
+        }
+    }
 }
 
 /// What becomes of a new connection.
@@ -73,10 +111,14 @@ pub enum SetPlan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FrontendPlan {
     pub kind: FrontendKind,
+    /// Of a node port the unspecified address of the family: it is at all of the node's addresses.
     pub at: SocketAddr,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FrontendKind {
     ClusterIp,
+    NodePort,
+    ExternalIp,
+    LoadBalancer,
 }

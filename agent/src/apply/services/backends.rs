@@ -1,0 +1,214 @@
+//! Endpoints: one id for each, whichever Services have it.
+
+use super::{room::Ids, tables::Tables};
+use crate::plan::services::Protocol;
+use sinabro_common::abi::{
+    Addr,
+    service::{BACKEND_DRAINING, BACKEND_SERVING, Backend, Slot},
+};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    net::SocketAddr,
+    time::Instant,
+};
+
+/// What makes an endpoint the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    addr: Addr,
+    port: [u8; 2],
+    proto: u8,
+}
+
+impl Endpoint {
+    pub fn new(protocol: Protocol, at: SocketAddr) -> Self {
+        Self {
+            addr: at.ip().into(),
+            port: at.port().to_be_bytes(),
+            proto: protocol.number(),
+        }
+    }
+
+    fn of(backend: &Backend) -> Self {
+        Self {
+            addr: backend.addr,
+            port: backend.port,
+            proto: backend.proto(),
+        }
+    }
+}
+
+/// Who has it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Uses {
+    /// Sets that lead to it.
+    sets: u32,
+    /// Ports of Services that it finishes connections of.
+    draining: u32,
+}
+
+pub struct Backends {
+    by_endpoint: HashMap<Endpoint, u32>,
+    uses: Vec<Uses>,
+    ids: Ids,
+}
+
+impl Backends {
+    /// Of what is in the maps: `in_sets` says how many sets have each id. Those that serve and are in none are held
+    /// like draining ones, and returned.
+    pub fn restore(tables: &impl Tables, end: u32, in_sets: &[u32]) -> (Self, Vec<u32>) {
+        let mut backends = Self {
+            by_endpoint: HashMap::new(),
+            uses: Vec::new(),
+            ids: Ids::without(0, 0, |_| false),
+        };
+        let mut held = Vec::new();
+        for (id, &sets) in (0..end).zip(in_sets) {
+            let Some(backend) = tables.backend(id) else {
+                break;
+            };
+            if sets == 0 && backend.flags & BACKEND_SERVING == 0 {
+                continue;
+            }
+            let uses = backends.uses_of(id);
+            uses.sets = sets;
+            if sets == 0 {
+                uses.draining = 1;
+                held.push(id);
+            }
+            match backends.by_endpoint.entry(Endpoint::of(&backend)) {
+                // Both are there until one of them has no use any more.
+                Entry::Occupied(mut other) if sets > 0 => drop(other.insert(id)),
+                Entry::Occupied(_) => {}
+                Entry::Vacant(entry) => drop(entry.insert(id)),
+            }
+        }
+        for id in 0..backends.uses.len() as u32 {
+            if !backends.uses_of(id).none() {
+                backends.serves(tables, id);
+            }
+        }
+        let uses = &backends.uses;
+        let in_use = |id: u32| uses.get(id as usize).is_some_and(|uses| !uses.none());
+        backends.ids = Ids::without(0, end, in_use);
+        (backends, held)
+    }
+
+    /// The id of one that sets lead to, and whether nobody had it.
+    pub fn into_set(&mut self, now: Instant, endpoint: Endpoint) -> Option<(u32, bool)> {
+        let known = self.by_endpoint.get(&endpoint).copied();
+        let id = match known {
+            Some(id) => id,
+            None => self.ids.take(now)?,
+        };
+        self.by_endpoint.insert(endpoint, id);
+        self.uses_of(id).sets += 1;
+        Some((id, known.is_none()))
+    }
+
+    /// The id of one that finishes its connections, if it can have any.
+    pub fn drain(&mut self, endpoint: Endpoint) -> Option<u32> {
+        let id = self.by_endpoint.get(&endpoint).copied()?;
+        self.uses_of(id).draining += 1;
+        Some(id)
+    }
+
+    pub fn get(&self, endpoint: Endpoint) -> Option<u32> {
+        self.by_endpoint.get(&endpoint).copied()
+    }
+
+    /// Takes back what came to nothing: nobody has seen it.
+    pub fn forget(&mut self, endpoint: Endpoint, id: u32) {
+        self.by_endpoint.remove(&endpoint);
+        self.uses[id as usize] = Uses::default();
+        self.ids.give_back(id);
+    }
+
+    pub fn out_of_set(&mut self, id: u32) {
+        let uses = self.uses_of(id);
+        uses.sets = uses.sets.saturating_sub(1);
+    }
+
+    pub fn drained(&mut self, id: u32) {
+        let uses = self.uses_of(id);
+        uses.draining = uses.draining.saturating_sub(1);
+    }
+
+    /// Writes one down that nobody had.
+    pub fn introduce(&mut self, tables: &impl Tables, id: u32, endpoint: Endpoint) {
+        let generation = tables.backend(id).map_or(0, |before| before.generation);
+        let backend = Backend {
+            addr: endpoint.addr,
+            port: endpoint.port,
+            flags: self.uses_of(id).flags(),
+            generation: generation.wrapping_add(1),
+        };
+        tables.put_backend(id, backend.with_proto(endpoint.proto));
+    }
+
+    /// Writes down what it does from now on.
+    pub fn serves(&mut self, tables: &impl Tables, id: u32) {
+        let flags = self.uses_of(id).flags();
+        if let Some(before) = tables.backend(id) {
+            let after = Backend { flags, ..before }.with_proto(before.proto());
+            if after != before {
+                tables.put_backend(id, after);
+            }
+        }
+    }
+
+    /// Writes down whether it serves, and takes new connections; lets it go if it does neither.
+    pub fn tell(&mut self, tables: &impl Tables, now: Instant, id: u32) {
+        let Some(before) = tables.backend(id) else {
+            return;
+        };
+        let endpoint = Endpoint::of(&before);
+        self.serves(tables, id);
+        // Let go once, when it loses its last use.
+        if self.uses_of(id).none() && before.flags & BACKEND_SERVING != 0 {
+            if self.by_endpoint.get(&endpoint) == Some(&id) {
+                self.by_endpoint.remove(&endpoint);
+            }
+            self.ids.rest(now, id);
+        }
+    }
+
+    /// How a set names it.
+    pub fn slot(&self, tables: &impl Tables, id: u32) -> Slot {
+        Slot {
+            backend: id,
+            generation: tables.backend(id).map_or(0, |backend| backend.generation),
+        }
+    }
+
+    pub fn count(&self) -> usize {
+        self.by_endpoint.len()
+    }
+
+    /// As [`Ids::taken`].
+    pub fn taken(&self) -> (u32, u32) {
+        self.ids.taken(0)
+    }
+
+    fn uses_of(&mut self, id: u32) -> &mut Uses {
+        let index = id as usize;
+        if self.uses.len() <= index {
+            self.uses.resize(index + 1, Uses::default());
+        }
+        &mut self.uses[index]
+    }
+}
+
+impl Uses {
+    fn none(self) -> bool {
+        self.sets == 0 && self.draining == 0
+    }
+
+    fn flags(self) -> u16 {
+        match (self.sets, self.draining) {
+            (0, 0) => 0,
+            (0, _) => BACKEND_SERVING | BACKEND_DRAINING,
+            _ => BACKEND_SERVING,
+        }
+    }
+}

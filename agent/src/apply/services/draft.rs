@@ -1,0 +1,426 @@
+//! What a Service's plan takes. All of it is taken before anything is written, so that a plan without room changes
+//! nothing; then everything is written that no program can see yet, and sets that are in use are changed.
+
+use super::{
+    Applied, AppliedPort, Family, Publisher, REFUSES, ServiceError, backends::Endpoint,
+    tables::Tables,
+};
+use crate::plan::services::{PortPlan, Protocol, ServiceName, ServicePlan, SetPlan};
+use sinabro_common::abi::{
+    Addr,
+    service::{Frontend, FrontendKey, Kind, Set, Slot},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    sync::Arc,
+    time::Instant,
+};
+
+/// A Service whose endpoints are published, and whose frontends are still those of before.
+pub(super) struct Staged {
+    pub name: Arc<ServiceName>,
+    /// As it will be; the frontends, as they are.
+    pub after: Applied,
+    pub puts: Vec<(FrontendKey, Frontend)>,
+    pub removes: Vec<(FrontendKey, Frontend)>,
+    /// What other frontends came in the place of.
+    pub replaced: Vec<Frontend>,
+    /// What sets led to that lead elsewhere now.
+    pub contents: Vec<Set>,
+    /// Ports as they were.
+    pub before: Vec<AppliedPort>,
+    /// Of ports that are gone.
+    pub numbers: Vec<u32>,
+}
+
+impl Staged {
+    pub fn had(&self, wanted: &FrontendKey) -> bool {
+        self.after.frontends.iter().any(|(key, _)| key == wanted)
+    }
+
+    /// Notes that a frontend is in the map.
+    pub fn put(&mut self, key: FrontendKey, frontend: Frontend) {
+        let frontends = &mut self.after.frontends;
+        match frontends.iter_mut().find(|(other, _)| *other == key) {
+            Some((_, before)) => {
+                self.replaced.push(*before);
+                *before = frontend;
+            }
+            None => frontends.push((key, frontend)),
+        }
+    }
+}
+
+/// What was taken for a plan.
+#[derive(Default)]
+struct Draft {
+    /// Once for each time that a set leads there.
+    members: Vec<u32>,
+    introduced: Vec<(u32, Endpoint)>,
+    drained: Vec<u32>,
+    /// Base and endpoints.
+    ranges: Vec<(u32, Vec<u32>)>,
+    fresh: Vec<(u32, Set)>,
+    changed: Vec<(u32, Set)>,
+    numbers: Vec<u32>,
+}
+
+/// Which map has no room.
+struct Full(&'static str);
+
+type Wanted = BTreeMap<FrontendKey, Frontend>;
+
+impl<T: Tables> Publisher<T> {
+    /// Takes what a plan needs and publishes it as far as to its frontends; none if there is nothing to do.
+    pub(super) fn stage(
+        &mut self,
+        now: Instant,
+        name: &ServiceName,
+        plan: &ServicePlan,
+    ) -> Result<Option<Staged>, ServiceError> {
+        let keys = keys(plan);
+        let others = keys.iter().find_map(|(key, at)| {
+            let holder = self.owners.get(key)?;
+            (**holder != *name).then(|| ServiceError::Taken {
+                service: name.clone(),
+                at: *at,
+                holder: ServiceName::clone(holder),
+            })
+        });
+        if let Some(error) = others {
+            return Err(error);
+        }
+        let known = self.services.remove_entry(name);
+        let (name, mut before) =
+            known.unwrap_or_else(|| (Arc::new(name.clone()), Applied::default()));
+        self.adopt(&name, &mut before, plan, &keys);
+        let mut draft = Draft::default();
+        let had = |key: &FrontendKey| before.frontends.iter().any(|(other, _)| other == key);
+        let more = keys.keys().filter(|key| !had(key)).count();
+        let drawn = match self.frontends() + more > self.room.frontends as usize {
+            true => Err(Full("FRONTENDS")),
+            false => self.draft(now, &before, plan, &mut draft),
+        };
+        let (ports, wanted) = match drawn {
+            Ok(drawn) => drawn,
+            Err(Full(map)) => {
+                self.undo(draft);
+                let service = ServiceName::clone(&name);
+                if !before.ports.is_empty() || !before.frontends.is_empty() {
+                    self.services.insert(name, before);
+                }
+                let room = self
+                    .usage()
+                    .maps
+                    .iter()
+                    .find(|of| of.0 == map)
+                    .map_or(0, |of| of.3);
+                return Err(ServiceError::Full { service, map, room });
+            }
+        };
+        Ok(self.write(name, before, ports, wanted, draft))
+    }
+
+    fn draft(
+        &mut self,
+        now: Instant,
+        before: &Applied,
+        plan: &ServicePlan,
+        draft: &mut Draft,
+    ) -> Result<(Vec<AppliedPort>, Wanted), Full> {
+        let mut ports = Vec::with_capacity(plan.ports.len());
+        let mut wanted = Wanted::new();
+        for (name, port) in &plan.ports {
+            let old = before.ports.iter().find(|old| old.is(name, port));
+            let number = old.map(|old| old.number).unwrap_or_else(|| {
+                let number = self.number();
+                draft.numbers.push(number);
+                number
+            });
+            let mut families = [None, None];
+            for (at, family) in families.iter_mut().enumerate() {
+                if port
+                    .frontends
+                    .iter()
+                    .any(|frontend| family_of(&frontend.at) == at)
+                {
+                    let old = old.and_then(|old| old.families[at].as_ref());
+                    *family = Some(self.family(now, old, port, at, draft)?);
+                }
+            }
+            for frontend in &port.frontends {
+                if let Some(family) = &families[family_of(&frontend.at)] {
+                    let value = Frontend {
+                        inside: family.inside,
+                        outside: family.outside,
+                        service: number,
+                        affinity_seconds: port.affinity_seconds,
+                        flags: 0,
+                    };
+                    wanted.insert(key(port.protocol, frontend.at), value);
+                }
+            }
+            ports.push(AppliedPort {
+                name: name.as_str().into(),
+                protocol: port.protocol,
+                number,
+                families,
+            });
+        }
+        for address in &plan.addresses {
+            let refuses = Frontend {
+                inside: REFUSES,
+                outside: REFUSES,
+                service: 0,
+                affinity_seconds: 0,
+                flags: 0,
+            };
+            wanted.insert(FrontendKey::address((*address).into()), refuses);
+        }
+        Ok((ports, wanted))
+    }
+
+    fn family(
+        &mut self,
+        now: Instant,
+        old: Option<&Family>,
+        port: &PortPlan,
+        at: usize,
+        draft: &mut Draft,
+    ) -> Result<Family, Full> {
+        let plan = &port.sets[at];
+        let one = plan.inside == plan.outside;
+        let old = old.filter(|old| (old.inside == old.outside) == one);
+        let inside = old.map(|old| old.inside);
+        let inside = self.set(now, inside, &plan.inside, port.protocol, draft)?;
+        let outside = match one {
+            true => inside,
+            false => {
+                let outside = old.map(|old| old.outside);
+                self.set(now, outside, &plan.outside, port.protocol, draft)?
+            }
+        };
+        // What is not known has no connections that it could finish.
+        let draining: Box<[u32]> = plan
+            .draining
+            .iter()
+            .filter_map(|at| self.backends.drain(Endpoint::new(port.protocol, *at)))
+            .collect();
+        draft.drained.extend_from_slice(&draining);
+        Ok(Family {
+            inside,
+            outside,
+            draining,
+        })
+    }
+
+    /// A set that is as planned: the present one or another.
+    fn set(
+        &mut self,
+        now: Instant,
+        old: Option<u32>,
+        plan: &SetPlan,
+        protocol: Protocol,
+        draft: &mut Draft,
+    ) -> Result<u32, Full> {
+        if let Some(old) = old
+            && self.holds(old, plan, protocol)
+        {
+            return Ok(old);
+        }
+        let set = match plan {
+            SetPlan::Refuse => Set::new(Kind::Refuse, 0, 0),
+            SetPlan::Drop => Set::new(Kind::Drop, 0, 0),
+            SetPlan::Balance(endpoints) => self.balance(now, endpoints, protocol, draft)?,
+        };
+        if let Some(old) = old {
+            draft.changed.push((old, set));
+            return Ok(old);
+        }
+        let index = self.sets.take(now).ok_or(Full("SETS"))?;
+        draft.fresh.push((index, set));
+        Ok(index)
+    }
+
+    fn balance(
+        &mut self,
+        now: Instant,
+        endpoints: &BTreeSet<SocketAddr>,
+        protocol: Protocol,
+        draft: &mut Draft,
+    ) -> Result<Set, Full> {
+        let mut ids = Vec::with_capacity(endpoints.len());
+        for at in endpoints {
+            let endpoint = Endpoint::new(protocol, *at);
+            let taken = self.backends.into_set(now, endpoint);
+            let (id, is_new) = taken.ok_or(Full("BACKENDS"))?;
+            if is_new {
+                draft.introduced.push((id, endpoint));
+            }
+            draft.members.push(id);
+            ids.push(id);
+        }
+        let count = ids.len() as u32;
+        let base = self.slots.take(now, count).ok_or(Full("SLOTS"))?;
+        draft.ranges.push((base, ids));
+        Ok(Set::new(Kind::Balance, base, count))
+    }
+
+    /// Whether a set is as planned already.
+    fn holds(&self, index: u32, plan: &SetPlan, protocol: Protocol) -> bool {
+        let set = self.tables.set(index);
+        match (set.kind(), plan) {
+            (Kind::Refuse, SetPlan::Refuse) | (Kind::Drop, SetPlan::Drop) => true,
+            (Kind::Balance, SetPlan::Balance(endpoints)) => {
+                let is = |(slot, at): (u32, &SocketAddr)| {
+                    let id = self.backends.get(Endpoint::new(protocol, *at));
+                    let wanted = id.map(|id| self.backends.slot(&self.tables, id));
+                    wanted == Some(self.tables.slot(slot))
+                };
+                set.count() as usize == endpoints.len()
+                    && !self.broken.contains(&index)
+                    && (set.base()..).zip(endpoints).all(is)
+            }
+            _ => false,
+        }
+    }
+
+    fn undo(&mut self, draft: Draft) {
+        for id in draft.members {
+            self.backends.out_of_set(id);
+        }
+        for id in draft.drained {
+            self.backends.drained(id);
+        }
+        for (id, endpoint) in draft.introduced {
+            self.backends.forget(endpoint, id);
+        }
+        for (base, ids) in draft.ranges {
+            self.slots.give_back(base, ids.len() as u32);
+        }
+        for (index, _) in draft.fresh {
+            self.sets.give_back(index);
+        }
+        for number in draft.numbers {
+            self.numbers.remove(&number);
+        }
+    }
+
+    /// Writes all but frontends; none if there is nothing to write.
+    fn write(
+        &mut self,
+        name: Arc<ServiceName>,
+        mut before: Applied,
+        ports: Vec<AppliedPort>,
+        wanted: Wanted,
+        draft: Draft,
+    ) -> Option<Staged> {
+        for (id, endpoint) in draft.introduced {
+            self.backends.introduce(&self.tables, id, endpoint);
+        }
+        // Those that only finished their connections.
+        for id in draft.members.into_iter().chain(draft.drained) {
+            self.backends.serves(&self.tables, id);
+        }
+        for (base, ids) in draft.ranges {
+            let slot = |id: &u32| self.backends.slot(&self.tables, *id);
+            let slots: Vec<Slot> = ids.iter().map(slot).collect();
+            self.tables.put_slots(base, &slots);
+        }
+        for (index, set) in draft.fresh {
+            self.tables.put_set(index, set);
+        }
+        let mut contents = Vec::with_capacity(draft.changed.len());
+        for (index, set) in draft.changed {
+            if !self.broken.remove(&index) {
+                contents.push(self.tables.set(index));
+            }
+            self.tables.put_set(index, set);
+        }
+        for set in ports.iter().flat_map(AppliedPort::sets) {
+            if let Some(refs) = self.set_refs.get_mut(set as usize) {
+                *refs += 1;
+            }
+        }
+        let (kept, mut removes): (Vec<_>, Vec<_>) = before
+            .frontends
+            .drain(..)
+            .partition(|(key, _)| wanted.contains_key(key));
+        // Addresses by themselves go first, and come last.
+        removes.sort_by_key(|(key, _)| key.proto != 0);
+        let is_new = |(key, frontend): &(FrontendKey, Frontend)| {
+            let found = kept.iter().find(|(other, _)| other == key);
+            found.is_none_or(|(_, before)| before != frontend)
+        };
+        let puts: Vec<_> = wanted.into_iter().filter(is_new).collect();
+        for (key, _) in &puts {
+            self.owners.entry(*key).or_insert_with(|| name.clone());
+        }
+        let gone = |old: &&AppliedPort| ports.iter().all(|port| port.number != old.number);
+        let numbers = before
+            .ports
+            .iter()
+            .filter(gone)
+            .map(|old| old.number)
+            .collect();
+        let is_nothing = before.ports.is_empty() && ports.is_empty();
+        (!is_nothing || !puts.is_empty() || !removes.is_empty() || !kept.is_empty()).then(|| {
+            Staged {
+                name,
+                after: Applied {
+                    ports,
+                    frontends: kept,
+                },
+                puts,
+                removes,
+                replaced: Vec::new(),
+                contents,
+                before: before.ports,
+                numbers,
+            }
+        })
+    }
+}
+
+impl AppliedPort {
+    pub(super) fn is(&self, name: &str, port: &PortPlan) -> bool {
+        *self.name == *name && self.protocol == port.protocol
+    }
+
+    pub(super) fn sets(&self) -> impl Iterator<Item = u32> + '_ {
+        self.families.iter().flatten().flat_map(Family::sets)
+    }
+}
+
+/// What the plan's frontends are in the map, and for people.
+pub(super) fn keys(plan: &ServicePlan) -> BTreeMap<FrontendKey, SocketAddr> {
+    let of_port = |port: &PortPlan| {
+        let protocol = port.protocol;
+        let ats: Vec<_> = port.frontends.iter().map(|frontend| frontend.at).collect();
+        ats.into_iter().map(move |at| (key(protocol, at), at))
+    };
+    let addresses = plan.addresses.iter().map(|address| {
+        let at = SocketAddr::new(*address, 0);
+        (FrontendKey::address((*address).into()), at)
+    });
+    plan.ports
+        .values()
+        .flat_map(of_port)
+        .chain(addresses)
+        .collect()
+}
+
+pub(super) fn key(protocol: Protocol, at: SocketAddr) -> FrontendKey {
+    FrontendKey {
+        addr: Addr::from(at.ip()),
+        port: at.port().to_be_bytes(),
+        proto: protocol.number(),
+        pad: 0,
+    }
+}
+
+/// Index in [`PortPlan::sets`].
+pub(super) fn family_of(at: &SocketAddr) -> usize {
+    usize::from(at.is_ipv6())
+}

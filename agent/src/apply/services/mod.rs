@@ -1,0 +1,376 @@
+//! Writes what Services lead to into the maps that the programs read (`sinabro_common::abi::service`).
+//!
+//! - [`Publisher`]: one Service's plan at a time, or many; what has no room waits for it;
+//! - `draft`: what a plan takes, before anything is written;
+//! - [`room`], [`backends`]: which entries are free, and whose the others are;
+//! - `restore`: what an earlier agent left.
+//!
+//! The maps are the state: what is applied is read from them, and nothing beside the numbers of entries is kept. So it
+//! makes no difference whether this agent wrote it or the one before.
+//!
+//! No packet meets half a Service. What a set leads to is written before the set, a set before the frontend that names
+//! it, and removed after it; a set that changes gets slots that no program reads, and is changed by one store. A
+//! frontend that had the same set for all clients and is to have two gets two new ones, for no set may be seen by
+//! clients that it is not for.
+
+pub mod backends;
+mod draft;
+mod restore;
+pub mod room;
+pub mod tables;
+
+use crate::{
+    datapath::{DatapathError, ServiceRoom},
+    plan::services::{Protocol, ServiceName, ServicePlan},
+};
+use backends::Backends;
+use draft::Staged;
+use restore::Found;
+use room::{Ids, Ranges};
+use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    hash::{BuildHasher as _, RandomState},
+    net::SocketAddr,
+    sync::Arc,
+    time::Instant,
+};
+use tables::Tables;
+
+/// A set that always refuses: of addresses by themselves.
+const REFUSES: u32 = 0;
+/// Services that are published together, for one system call's worth of frontends.
+const TOGETHER: usize = 256;
+
+/// Why a Service is not as it should be. What it was before stays.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ServiceError {
+    #[error(
+        "service {service} does not fit into the map {map}, which has room for {room}: it is published once others are gone"
+    )]
+    Full {
+        service: ServiceName,
+        map: &'static str,
+        room: u32,
+    },
+    #[error(
+        "service {service} wants {at}, which service {holder} has: it is published once that lets go of it"
+    )]
+    Taken {
+        service: ServiceName,
+        at: SocketAddr,
+        holder: ServiceName,
+    },
+    #[error("service {service} cannot be published")]
+    Maps {
+        service: ServiceName,
+        source: Arc<DatapathError>,
+    },
+}
+
+/// What is published of a Service.
+#[derive(Clone, Debug, Default)]
+struct Applied {
+    ports: Vec<AppliedPort>,
+    /// Sorted.
+    frontends: Vec<(FrontendKey, Frontend)>,
+}
+
+#[derive(Clone, Debug)]
+struct AppliedPort {
+    name: Box<str>,
+    protocol: Protocol,
+    /// [`Frontend::service`].
+    number: u32,
+    /// For IPv4 and for IPv6.
+    families: [Option<Family>; 2],
+}
+
+#[derive(Clone, Debug)]
+struct Family {
+    inside: u32,
+    /// The same number where both lead to the same.
+    outside: u32,
+    /// Ids.
+    draining: Box<[u32]>,
+}
+
+impl Family {
+    /// Its sets, each once.
+    fn sets(&self) -> impl Iterator<Item = u32> + use<> {
+        let other = (self.outside != self.inside).then_some(self.outside);
+        std::iter::once(self.inside).chain(other)
+    }
+}
+
+/// What waits for room.
+struct Waiting {
+    plan: ServicePlan,
+    error: ServiceError,
+}
+
+pub struct Publisher<T> {
+    tables: T,
+    room: ServiceRoom,
+    services: BTreeMap<Arc<ServiceName>, Applied>,
+    owners: HashMap<FrontendKey, Arc<ServiceName>>,
+    waiting: BTreeMap<Arc<ServiceName>, Waiting>,
+    sets: Ids,
+    /// By index: frontends that name it, each side by itself, and whose it is.
+    set_refs: Vec<u32>,
+    /// Sets whose slots are not what they say; somebody else wrote them. Nothing is let go with them.
+    broken: HashSet<u32>,
+    slots: Ranges,
+    backends: Backends,
+    numbers: HashSet<u32>,
+    next_number: u32,
+    /// None once all of it is somebody's, or gone.
+    found: Option<Found>,
+}
+
+/// How much there is of everything, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub services: usize,
+    pub waiting: usize,
+    pub endpoints: usize,
+    /// Entries by map: taken, those of them that rest, room.
+    pub maps: [(&'static str, u32, u32, u32); 4],
+}
+
+impl<T: Tables> Publisher<T> {
+    /// Publishes a Service as it is planned, or takes it out.
+    ///
+    /// # Errors
+    /// If there is no room; then it stays as it was, and [`Self::retry`] tries again.
+    pub fn apply(
+        &mut self,
+        now: Instant,
+        name: &ServiceName,
+        plan: Option<&ServicePlan>,
+    ) -> Result<(), ServiceError> {
+        self.apply_all(now, [(name, plan)]);
+        let waits = self.waiting.get(name);
+        waits.map_or(Ok(()), |waits| Err(waits.error.clone()))
+    }
+
+    /// The same with many, each named once. What could not be done is among [`Self::waiting`].
+    pub fn apply_all<'p>(
+        &mut self,
+        now: Instant,
+        changes: impl IntoIterator<Item = (&'p ServiceName, Option<&'p ServicePlan>)>,
+    ) {
+        let (removals, others): (Vec<_>, Vec<_>) =
+            changes.into_iter().partition(|(_, plan)| plan.is_none());
+        let empty = ServicePlan::default();
+        let before = self.frontends();
+        // They may have what others want.
+        self.pass(now, removals.into_iter().map(|(name, _)| (name, &empty)));
+        let others = others.into_iter();
+        self.pass(now, others.filter_map(|(name, plan)| Some((name, plan?))));
+        if !self.waiting.is_empty() && self.frontends() < before {
+            self.retry(now);
+        }
+    }
+
+    /// Tries again what did not fit.
+    pub fn retry(&mut self, now: Instant) {
+        let waiting = std::mem::take(&mut self.waiting);
+        self.pass(
+            now,
+            waiting.iter().map(|(name, waits)| (&**name, &waits.plan)),
+        );
+    }
+
+    fn pass<'p>(
+        &mut self,
+        now: Instant,
+        changes: impl Iterator<Item = (&'p ServiceName, &'p ServicePlan)>,
+    ) {
+        let mut staged = Vec::new();
+        for (name, plan) in changes {
+            self.waiting.remove(name);
+            match self.stage(now, name, plan) {
+                Ok(Some(one)) => staged.push((one, plan)),
+                Ok(None) => {}
+                Err(error) => self.wait(name, plan, error),
+            }
+            if staged.len() == TOGETHER {
+                self.finish(now, &mut staged);
+            }
+        }
+        self.finish(now, &mut staged);
+    }
+
+    /// What waits for room, and why.
+    pub fn waiting(&self) -> impl Iterator<Item = (&ServiceName, &ServiceError)> {
+        let waiting = self.waiting.iter();
+        waiting.map(|(name, waits)| (&**name, &waits.error))
+    }
+
+    pub fn usage(&self) -> Usage {
+        let frontends = self.frontends() as u32;
+        let of = |name, (taken, resting), room| (name, taken, resting, room);
+        Usage {
+            services: self.services.len(),
+            waiting: self.waiting.len(),
+            endpoints: self.backends.count(),
+            maps: [
+                of("FRONTENDS", (frontends, 0), self.room.frontends),
+                of("SETS", self.sets.taken(REFUSES + 1), self.room.sets),
+                of("SLOTS", self.slots.taken(), self.room.slots),
+                of("BACKENDS", self.backends.taken(), self.room.backends),
+            ],
+        }
+    }
+
+    fn wait(&mut self, name: &ServiceName, plan: &ServicePlan, error: ServiceError) {
+        let plan = plan.clone();
+        let waits = Waiting { plan, error };
+        self.waiting.insert(Arc::new(name.clone()), waits);
+    }
+
+    /// Puts frontends in and takes them out, and lets go of what nobody needs any more.
+    fn finish(&mut self, now: Instant, staged: &mut Vec<(Staged, &ServicePlan)>) {
+        let mut failed = self.put_frontends(staged);
+        for (at, (mut one, plan)) in staged.drain(..).enumerate() {
+            for (key, before) in std::mem::take(&mut one.removes) {
+                match self.tables.remove_frontend(&key) {
+                    Ok(()) => {
+                        self.owners.remove(&key);
+                        self.let_go(now, &before);
+                    }
+                    Err(error) => {
+                        one.after.frontends.push((key, before));
+                        failed.entry(at).or_insert(error);
+                    }
+                }
+            }
+            one.after.frontends.sort_unstable_by_key(|(key, _)| *key);
+            for frontend in &one.replaced {
+                self.let_go(now, frontend);
+            }
+            for set in &one.contents {
+                self.let_go_of_content(now, *set);
+            }
+            for port in &one.before {
+                for family in port.families.iter().flatten() {
+                    family.sets().for_each(|set| self.let_go_of_set(now, set));
+                    for id in &family.draining {
+                        self.backends.drained(*id);
+                        self.backends.tell(&self.tables, now, *id);
+                    }
+                }
+            }
+            for number in &one.numbers {
+                self.numbers.remove(number);
+            }
+            if let Some(source) = failed.remove(&at) {
+                let service = ServiceName::clone(&one.name);
+                let source = Arc::new(source);
+                let error = ServiceError::Maps { service, source };
+                self.wait(&one.name, plan, error);
+            }
+            if !one.after.ports.is_empty() || !one.after.frontends.is_empty() {
+                self.services.insert(one.name, one.after);
+            }
+        }
+    }
+
+    /// Entries of the map.
+    fn frontends(&self) -> usize {
+        let found = self.found.as_ref().map_or(0, |found| found.frontends.len());
+        self.owners.len() + found
+    }
+
+    /// Puts the frontends of all of them, those of addresses by themselves last; what failed, by place in the list.
+    fn put_frontends(
+        &mut self,
+        staged: &mut [(Staged, &ServicePlan)],
+    ) -> HashMap<usize, DatapathError> {
+        let mut puts: Vec<(usize, FrontendKey, Frontend)> = Vec::new();
+        for (at, (one, _)) in staged.iter_mut().enumerate() {
+            let all = std::mem::take(&mut one.puts).into_iter();
+            puts.extend(all.map(|(key, frontend)| (at, key, frontend)));
+        }
+        puts.sort_by_key(|(_, key, _)| key.proto == 0);
+        let keys: Vec<_> = puts.iter().map(|(_, key, _)| *key).collect();
+        let frontends: Vec<_> = puts.iter().map(|(.., frontend)| *frontend).collect();
+        let mut failed = HashMap::new();
+        let mut from = 0;
+        while from < puts.len() {
+            let (written, result) = self.tables.put_frontends(&keys[from..], &frontends[from..]);
+            for (at, key, frontend) in &puts[from..from + written] {
+                self.refer(frontend);
+                staged[*at].0.put(*key, *frontend);
+            }
+            from += written;
+            if let Err(error) = result {
+                let (at, key, _) = puts[from];
+                let one = &staged[at].0;
+                if !one.had(&key) {
+                    self.owners.remove(&key);
+                }
+                failed.insert(at, error);
+                // The others may be.
+                from += 1;
+            }
+        }
+        failed
+    }
+
+    fn refer(&mut self, frontend: &Frontend) {
+        for set in [frontend.inside, frontend.outside] {
+            if let Some(refs) = self.set_refs.get_mut(set as usize) {
+                *refs += 1;
+            }
+        }
+    }
+
+    fn let_go(&mut self, now: Instant, frontend: &Frontend) {
+        for set in [frontend.inside, frontend.outside] {
+            self.let_go_of_set(now, set);
+        }
+    }
+
+    fn let_go_of_set(&mut self, now: Instant, index: u32) {
+        // A set beyond the end was somebody else's idea.
+        let Some(refs) = self.set_refs.get_mut(index as usize) else {
+            return;
+        };
+        *refs = refs.saturating_sub(1);
+        if *refs == 0 && index != REFUSES {
+            if !self.broken.remove(&index) {
+                self.let_go_of_content(now, self.tables.set(index));
+            }
+            self.sets.rest(now, index);
+        }
+    }
+
+    fn let_go_of_content(&mut self, now: Instant, set: Set) {
+        if set.kind() != Kind::Balance {
+            return;
+        }
+        for slot in set.base()..set.base() + set.count() {
+            let id = self.tables.slot(slot).backend;
+            self.backends.out_of_set(id);
+            self.backends.tell(&self.tables, now, id);
+        }
+        self.slots.rest(now, set.base(), set.count());
+    }
+
+    /// One that no affinity is of: those that were are forgotten by programs, if at all, long after.
+    fn number(&mut self) -> u32 {
+        loop {
+            self.next_number = self.next_number.wrapping_add(1);
+            if self.next_number != 0 && self.numbers.insert(self.next_number) {
+                return self.next_number;
+            }
+        }
+    }
+}
+
+/// Where numbers begin: not where those of the agent before did, which clients may have affinities of.
+fn anywhere() -> u32 {
+    RandomState::new().hash_one(0u8) as u32
+}

@@ -1,0 +1,205 @@
+//! What an earlier agent left in the maps goes on as it is, until a Service's plan is found for it, or all plans are
+//! known and none of them has it.
+
+use super::{
+    Applied, AppliedPort, Family, Publisher, REFUSES, anywhere,
+    backends::Backends,
+    draft::{family_of, key},
+    room::{Ids, Ranges},
+    tables::Tables,
+};
+use crate::{
+    datapath::DatapathError,
+    plan::services::{PortPlan, ServiceName, ServicePlan},
+};
+use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    net::SocketAddr,
+    sync::Arc,
+    time::Instant,
+};
+
+/// What nobody has claimed yet.
+#[derive(Default)]
+pub(super) struct Found {
+    pub frontends: HashMap<FrontendKey, Frontend>,
+    /// How many frontends have each number.
+    numbers: HashMap<u32, usize>,
+    /// Endpoints that finish their connections, for nobody knows which Service.
+    draining: Vec<u32>,
+}
+
+impl<T: Tables> Publisher<T> {
+    /// A publisher of what is in the maps.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn restore(tables: T) -> Result<Self, DatapathError> {
+        let room = tables.room();
+        let mut found = Found::default();
+        let mut set_refs = vec![0u32; room.sets as usize];
+        for (key, frontend) in tables.frontends()? {
+            for set in [frontend.inside, frontend.outside] {
+                if let Some(refs) = set_refs.get_mut(set as usize) {
+                    *refs += 1;
+                }
+            }
+            if key.proto != 0 {
+                *found.numbers.entry(frontend.service).or_default() += 1;
+            }
+            found.frontends.insert(key, frontend);
+        }
+        tables.put_set(REFUSES, Set(0));
+        let mut slots = Ranges::new(room.slots);
+        let mut in_sets = vec![0u32; room.backends as usize];
+        let mut broken = HashSet::new();
+        let in_use = |index: u32| set_refs.get(index as usize).is_some_and(|refs| *refs > 0);
+        for index in (REFUSES + 1..room.sets).filter(|&index| in_use(index)) {
+            let set = tables.set(index);
+            if set.kind() != Kind::Balance {
+                continue;
+            }
+            let ids = set.base()..set.base().saturating_add(set.count());
+            let is_whole = |slot: u32| {
+                let slot = tables.slot(slot);
+                let backend = tables.backend(slot.backend);
+                backend.is_some_and(|backend| backend.generation == slot.generation)
+            };
+            if index == REFUSES
+                || !ids.clone().all(is_whole)
+                || !slots.claim(set.base(), set.count())
+            {
+                tracing::warn!(index, "a set leads to slots that are not its own");
+                broken.insert(index);
+                continue;
+            }
+            for slot in ids {
+                in_sets[tables.slot(slot).backend as usize] += 1;
+            }
+        }
+        let sets = Ids::without(REFUSES + 1, room.sets, in_use);
+        let (backends, draining) = Backends::restore(&tables, room.backends, &in_sets);
+        found.draining = draining;
+        let numbers = found.numbers.keys().copied().collect();
+        Ok(Self {
+            tables,
+            room,
+            services: BTreeMap::new(),
+            owners: HashMap::new(),
+            waiting: BTreeMap::new(),
+            sets,
+            set_refs,
+            broken,
+            slots,
+            backends,
+            numbers,
+            next_number: anywhere(),
+            found: Some(found),
+        })
+    }
+
+    /// Takes out what no plan had: all of them are known now, and have been applied.
+    ///
+    /// # Errors
+    /// If something could not be removed; it can be called again.
+    pub fn complete(&mut self, now: Instant) -> Result<(), DatapathError> {
+        let Some(found) = &mut self.found else {
+            return Ok(());
+        };
+        let mut keys: Vec<_> = found.frontends.keys().copied().collect();
+        keys.sort_unstable_by_key(|key| (key.proto != 0, *key));
+        for key in keys {
+            self.tables.remove_frontend(&key)?;
+            let found = self.found.as_mut();
+            if let Some(frontend) = found.and_then(|found| found.frontends.remove(&key)) {
+                self.let_go(now, &frontend);
+            }
+        }
+        let found = self.found.take().unwrap_or_default();
+        for id in found.draining {
+            self.backends.drained(id);
+            self.backends.tell(&self.tables, now, id);
+        }
+        let ports = self.services.values().flat_map(|applied| &applied.ports);
+        self.numbers = ports.map(|port| port.number).collect();
+        Ok(())
+    }
+
+    /// Has a Service have what an earlier agent published of it.
+    pub(super) fn adopt(
+        &mut self,
+        name: &Arc<ServiceName>,
+        before: &mut Applied,
+        plan: &ServicePlan,
+        keys: &BTreeMap<FrontendKey, SocketAddr>,
+    ) {
+        let Some(found) = &mut self.found else {
+            return;
+        };
+        let mut adopted = HashMap::new();
+        for key in keys.keys() {
+            if let Some(frontend) = found.frontends.remove(key) {
+                adopted.insert(*key, frontend);
+                before.frontends.push((*key, frontend));
+                self.owners.insert(*key, name.clone());
+            }
+        }
+        let ports = plan.ports.iter();
+        let unknown: Vec<_> = ports
+            .filter(|(name, port)| !before.ports.iter().any(|old| old.is(name, port)))
+            .collect();
+        for (name, port) in unknown {
+            before.ports.extend(self.adopted_port(name, port, &adopted));
+        }
+    }
+
+    /// Its sets and its number are its own only if nothing else has them.
+    fn adopted_port(
+        &mut self,
+        name: &str,
+        port: &PortPlan,
+        adopted: &HashMap<FrontendKey, Frontend>,
+    ) -> Option<AppliedPort> {
+        let mut of_family: [Vec<Frontend>; 2] = Default::default();
+        for frontend in &port.frontends {
+            let found = adopted.get(&key(port.protocol, frontend.at));
+            of_family[family_of(&frontend.at)].extend(found);
+        }
+        let all = of_family.iter().flatten();
+        let mut numbers: Vec<u32> = all.map(|frontend| frontend.service).collect();
+        let count = numbers.len();
+        numbers.dedup();
+        let known = self.found.as_ref().map(|found| &found.numbers);
+        let number = match numbers[..] {
+            [] => return None,
+            [number] if known.and_then(|known| known.get(&number)) == Some(&count) => number,
+            _ => self.number(),
+        };
+        let families = of_family.map(|frontends| {
+            let first = *frontends.first()?;
+            let alike =
+                |other: &Frontend| (other.inside, other.outside) == (first.inside, first.outside);
+            let one = first.inside == first.outside;
+            let refs = frontends.len() as u32 * if one { 2 } else { 1 };
+            let own = |set: u32| set != REFUSES && self.set_refs.get(set as usize) == Some(&refs);
+            (frontends.iter().all(alike) && own(first.inside) && own(first.outside)).then(|| {
+                Family {
+                    inside: first.inside,
+                    outside: first.outside,
+                    draining: Box::default(),
+                }
+            })
+        });
+        let port = AppliedPort {
+            name: name.into(),
+            protocol: port.protocol,
+            number,
+            families,
+        };
+        for set in port.sets() {
+            self.set_refs[set as usize] += 1;
+        }
+        Some(port)
+    }
+}

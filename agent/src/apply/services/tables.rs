@@ -1,0 +1,68 @@
+//! The maps, as the publisher writes them.
+
+use crate::datapath::{Datapath, DatapathError, ServiceRoom, Services};
+use sinabro_common::abi::service::{Backend, Frontend, FrontendKey, Set, Slot};
+use std::sync::Arc;
+
+/// Where Services are published. Ids and indexes are within the room: the arrays take them all.
+pub trait Tables {
+    fn maps(&self) -> &Services;
+
+    fn room(&self) -> ServiceRoom {
+        self.maps().room()
+    }
+
+    fn frontends(&self) -> Result<Vec<(FrontendKey, Frontend)>, DatapathError> {
+        self.maps().frontends()
+    }
+
+    fn put_frontends(
+        &self,
+        keys: &[FrontendKey],
+        frontends: &[Frontend],
+    ) -> (usize, Result<(), DatapathError>) {
+        self.maps().put_frontends(keys, frontends)
+    }
+
+    fn remove_frontend(&self, key: &FrontendKey) -> Result<(), DatapathError> {
+        self.maps().remove_frontend(key)
+    }
+
+    fn set(&self, index: u32) -> Set {
+        self.maps().set(index).unwrap_or(Set(0))
+    }
+
+    fn put_set(&self, index: u32, set: Set) {
+        written(self.maps().put_set(index, set));
+    }
+
+    fn slot(&self, index: u32) -> Slot {
+        let none = Slot {
+            backend: u32::MAX,
+            generation: 0,
+        };
+        self.maps().slot(index).unwrap_or(none)
+    }
+
+    fn put_slots(&self, base: u32, slots: &[Slot]) {
+        written(self.maps().put_slots(base, slots));
+    }
+
+    fn backend(&self, id: u32) -> Option<Backend> {
+        self.maps().backend(id).ok()
+    }
+
+    fn put_backend(&self, id: u32, backend: Backend) {
+        written(self.maps().put_backend(id, backend));
+    }
+}
+
+impl Tables for Arc<Datapath> {
+    fn maps(&self) -> &Services {
+        self.services()
+    }
+}
+
+fn written(result: Result<(), DatapathError>) {
+    debug_assert!(result.is_ok(), "{result:?}");
+}

@@ -1,0 +1,245 @@
+//! Facts about one Service become what the data path does for it on this node.
+//!
+//! Which endpoints take connections is what kube-proxy decides by the same facts (`CategorizeEndpoints`): for the
+//! cluster the ready ones, by hints those that are meant for this node or its zone; for this node alone the ready ones that are
+//! here; and in either case, if there are none, those that serve although they terminate. The two families know nothing
+//! of each other.
+
+use super::{
+    FrontendKind, FrontendPlan, PortPlan, ServicePlan, SetPlan, Sets,
+    facts::{Condition, Endpoint, Place, Service, ServicePort, Slice},
+};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
+
+/// Where this node is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Here {
+    /// The node's name; empty if it has none, and then no endpoint is here.
+    pub node: String,
+    /// Empty if it is in none.
+    pub zone: String,
+}
+
+/// One Service's plan, in which neither the order of slices and endpoints shows nor what is there twice.
+pub fn plan(service: &Service, slices: &[&Slice], here: &Here) -> ServicePlan {
+    if service.excluded.is_some() {
+        return ServicePlan::default();
+    }
+    let v4 = service.cluster_v4.map(IpAddr::from);
+    let v6 = service.cluster_v6.map(IpAddr::from);
+    let addresses: BTreeSet<IpAddr> = v4.into_iter().chain(v6).collect();
+    let external = service.external.as_deref();
+    let port = |port: &ServicePort| {
+        let sets = |address: Option<IpAddr>| match address {
+            Some(address) => sets(
+                service,
+                &endpoints(port, slices, address.is_ipv4(), here),
+                here,
+            ),
+            None => Sets::refusing(),
+        };
+        let plan = PortPlan {
+            protocol: port.protocol,
+            frontends: frontends(service, port, &addresses),
+            sets: [sets(v4), sets(v6)],
+            affinity_seconds: service.affinity_seconds,
+        };
+        (port.name.to_string(), plan)
+    };
+    ServicePlan {
+        ports: service.ports.iter().map(port).collect(),
+        source_ranges: external.map_or_else(BTreeSet::new, |external| {
+            external.source_ranges.iter().copied().collect()
+        }),
+        addresses,
+    }
+}
+
+/// Where a port is reached. A Service without a cluster address of a family has nothing in that family.
+fn frontends(
+    service: &Service,
+    port: &ServicePort,
+    addresses: &BTreeSet<IpAddr>,
+) -> BTreeSet<FrontendPlan> {
+    let mut frontends = BTreeSet::new();
+    let mut add = |kind, address, port| {
+        let at = SocketAddr::new(address, port);
+        frontends.insert(FrontendPlan { kind, at });
+    };
+    for address in addresses {
+        add(FrontendKind::ClusterIp, *address, port.port);
+        if port.node_port != 0 {
+            let any = match address {
+                IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            add(FrontendKind::NodePort, any, port.node_port);
+        }
+    }
+    let Some(external) = &service.external else {
+        return frontends;
+    };
+    let kinds = [
+        (FrontendKind::ExternalIp, &external.ips),
+        (FrontendKind::LoadBalancer, &external.load_balancer),
+    ];
+    for (kind, at) in kinds {
+        for address in at {
+            let of_family = |own: &IpAddr| own.is_ipv4() == address.is_ipv4();
+            if addresses.iter().any(of_family) {
+                add(kind, *address, port.port);
+            }
+        }
+    }
+    frontends
+}
+
+/// The endpoints of one port and family. Slices are matched by the port's name, not its number (KEP-752).
+fn endpoints<'a>(
+    port: &ServicePort,
+    slices: &[&'a Slice],
+    v4: bool,
+    here: &Here,
+) -> BTreeMap<SocketAddr, &'a Endpoint> {
+    let mut endpoints = BTreeMap::new();
+    for slice in slices {
+        let ports = slice.ports.iter();
+        for slice_port in
+            ports.filter(|other| other.name == port.name && other.protocol == port.protocol)
+        {
+            for endpoint in slice.endpoints.iter() {
+                if endpoint.address.is_ipv4() != v4 {
+                    continue;
+                }
+                let at = SocketAddr::new(endpoint.address, slice_port.port);
+                match endpoints.entry(at) {
+                    Entry::Vacant(free) => {
+                        free.insert(endpoint);
+                    }
+                    Entry::Occupied(mut known) => {
+                        if rank(endpoint, here) > rank(known.get(), here) {
+                            known.insert(endpoint);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    endpoints
+}
+
+/// Which of two that have one address is believed: an address may be a new pod's while the old one still
+/// terminates, and an endpoint is in two slices while it moves. Ends in what makes no two different ones equal.
+fn rank<'a>(endpoint: &'a Endpoint, here: &Here) -> (Reverse<bool>, bool, bool, bool, &'a Place) {
+    let condition = endpoint.condition;
+    (
+        Reverse(condition.is(Condition::TERMINATING)),
+        condition.is(Condition::READY),
+        condition.is(Condition::SERVING),
+        is_here(endpoint, here),
+        &endpoint.place,
+    )
+}
+
+fn is_here(endpoint: &Endpoint, here: &Here) -> bool {
+    !here.node.is_empty() && *endpoint.place.node == *here.node
+}
+
+fn sets(service: &Service, endpoints: &BTreeMap<SocketAddr, &Endpoint>, here: &Here) -> Sets {
+    let cluster = usable(endpoints, |_| true);
+    if cluster.is_empty() {
+        let mut sets = Sets::refusing();
+        sets.draining = serving(endpoints).collect();
+        return sets;
+    }
+    let balance = |set: BTreeSet<SocketAddr>| match set.is_empty() {
+        true => SetPlan::Drop,
+        false => SetPlan::Balance(set),
+    };
+    let local = || balance(usable(endpoints, |endpoint| is_here(endpoint, here)));
+    let cluster = balance(hinted(endpoints, here).unwrap_or(cluster));
+    let policy = |is_local| match is_local {
+        true => local(),
+        false => cluster.clone(),
+    };
+    let mut sets = Sets {
+        internal: policy(service.internal_local),
+        external: policy(service.external_local),
+        cluster,
+        draining: BTreeSet::new(),
+    };
+    let is_new = |at: &SocketAddr| {
+        let all = [&sets.internal, &sets.cluster, &sets.external];
+        !all.iter()
+            .any(|set| matches!(set, SetPlan::Balance(set) if set.contains(at)))
+    };
+    sets.draining = serving(endpoints).filter(is_new).collect();
+    sets
+}
+
+/// The ready ones of those that are asked for; if there are none, those that serve although they terminate.
+fn usable(
+    endpoints: &BTreeMap<SocketAddr, &Endpoint>,
+    wanted: impl Fn(&Endpoint) -> bool,
+) -> BTreeSet<SocketAddr> {
+    let those = |which: fn(Condition) -> bool| -> BTreeSet<SocketAddr> {
+        let fit = endpoints.iter().filter(|(_, endpoint)| wanted(endpoint));
+        fit.filter(|(_, endpoint)| which(endpoint.condition))
+            .map(|(at, _)| *at)
+            .collect()
+    };
+    let ready = those(|condition| condition.is(Condition::READY));
+    match ready.is_empty() {
+        true => those(Condition::is_last_resort),
+        false => ready,
+    }
+}
+
+/// The ready endpoints that are meant for this node, else those for its zone; none if hints do not say so, which
+/// they do only where every ready endpoint has some and one of them is meant for here (KEP-2433, KEP-4444).
+fn hinted(
+    endpoints: &BTreeMap<SocketAddr, &Endpoint>,
+    here: &Here,
+) -> Option<BTreeSet<SocketAddr>> {
+    let meant_for = |hints: fn(&Place) -> &[Box<str>], name: &str| {
+        let mut meant = BTreeSet::new();
+        for (at, endpoint) in endpoints {
+            if !endpoint.condition.is(Condition::READY) {
+                continue;
+            }
+            let hints = hints(&endpoint.place);
+            if hints.is_empty() {
+                return None;
+            }
+            if hints.iter().any(|hint| **hint == *name) {
+                meant.insert(*at);
+            }
+        }
+        (!meant.is_empty()).then_some(meant)
+    };
+    meant_for(|place| &place.for_nodes, &here.node)
+        .or_else(|| meant_for(|place| &place.for_zones, &here.zone))
+}
+
+fn serving(endpoints: &BTreeMap<SocketAddr, &Endpoint>) -> impl Iterator<Item = SocketAddr> {
+    let serving = endpoints
+        .iter()
+        .filter(|(_, endpoint)| endpoint.condition.is(Condition::SERVING));
+    serving.map(|(at, _)| *at)
+}
+
+impl Sets {
+    /// Of a port without endpoints.
+    fn refusing() -> Self {
+        Self {
+            internal: SetPlan::Refuse,
+            cluster: SetPlan::Refuse,
+            external: SetPlan::Refuse,
+            draining: BTreeSet::new(),
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Services and EndpointSlices as the Kubernetes API shows them, reduced to what is used.
+//!
+//! Whatever else they have is passed over while they are read and never held. A Go server writes an empty list as
+//! `null`, so every list may be that.
+
+use serde::{Deserialize, Deserializer};
+use std::collections::BTreeMap;
+
+/// Whose endpoints a slice has.
+pub const OWNER: &str = "kubernetes.io/service-name";
+/// Says that a Service is for another proxy than the node's own.
+pub const PROXY: &str = "service.kubernetes.io/service-proxy-name";
+/// The control plane's mark on what belongs to a Service without an address.
+pub const HEADLESS: &str = "service.kubernetes.io/headless";
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Metadata {
+    pub namespace: String,
+    pub name: String,
+    pub resource_version: String,
+    #[serde(deserialize_with = "or_null")]
+    pub labels: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ApiService {
+    pub metadata: Metadata,
+    pub spec: Spec,
+    pub status: Status,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Spec {
+    pub r#type: String,
+    #[serde(rename = "clusterIP")]
+    pub cluster_ip: String,
+    #[serde(rename = "clusterIPs", deserialize_with = "or_null")]
+    pub cluster_ips: Vec<String>,
+    #[serde(deserialize_with = "or_null")]
+    pub ports: Vec<Port>,
+    #[serde(rename = "externalIPs", deserialize_with = "or_null")]
+    pub external_ips: Vec<String>,
+    #[serde(deserialize_with = "or_null")]
+    pub load_balancer_source_ranges: Vec<String>,
+    pub external_traffic_policy: String,
+    pub internal_traffic_policy: Option<String>,
+    pub health_check_node_port: i64,
+    pub session_affinity: String,
+    pub session_affinity_config: Option<AffinityConfig>,
+}
+
+/// Of a Service or, without `nodePort`, of a slice.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Port {
+    #[serde(deserialize_with = "or_null")]
+    pub name: String,
+    pub protocol: Option<String>,
+    pub port: Option<i64>,
+    pub node_port: i64,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct AffinityConfig {
+    #[serde(rename = "clientIP")]
+    pub client_ip: Option<ClientIp>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ClientIp {
+    pub timeout_seconds: Option<i64>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Status {
+    pub load_balancer: LoadBalancer,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct LoadBalancer {
+    #[serde(deserialize_with = "or_null")]
+    pub ingress: Vec<Ingress>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Ingress {
+    pub ip: String,
+    pub ip_mode: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ApiSlice {
+    pub metadata: Metadata,
+    pub address_type: String,
+    #[serde(deserialize_with = "or_null")]
+    pub endpoints: Vec<ApiEndpoint>,
+    #[serde(deserialize_with = "or_null")]
+    pub ports: Vec<Port>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ApiEndpoint {
+    #[serde(deserialize_with = "or_null")]
+    pub addresses: Vec<String>,
+    #[serde(deserialize_with = "or_null")]
+    pub conditions: Conditions,
+    pub node_name: Option<String>,
+    #[serde(deserialize_with = "or_null")]
+    pub hints: Hints,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Conditions {
+    pub ready: Option<bool>,
+    pub serving: Option<bool>,
+    pub terminating: Option<bool>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Hints {
+    #[serde(deserialize_with = "or_null")]
+    pub for_zones: Vec<Named>,
+    #[serde(deserialize_with = "or_null")]
+    pub for_nodes: Vec<Named>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct Named {
+    pub name: String,
+}
+
+fn or_null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    parser: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(parser)?.unwrap_or_default())
+}

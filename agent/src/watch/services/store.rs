@@ -1,0 +1,439 @@
+//! What is known of Services, by their names, and which of them changed.
+//!
+//! Two kinds of objects make a Service's facts, and each kind is listed and then watched by itself. Nothing is told
+//! before both have been listed once: a Service whose endpoints did not come yet would look like one without. A list
+//! adds and changes as it comes, and only its end removes what was not in it; so one that breaks off takes nothing away.
+
+use super::{
+    objects::{ApiService, ApiSlice, Metadata},
+    parse::{self, Common},
+};
+use crate::plan::services::{Service, ServiceName, Slice};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    mem,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+use tokio::sync::watch;
+use tracing::warn;
+
+/// What is listed and watched by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Services = 0,
+    Slices = 1,
+}
+
+/// What a source read.
+#[derive(Debug)]
+pub(super) enum Object {
+    Service(Box<ApiService>),
+    Slice(Box<ApiSlice>),
+    /// Whose it is can be read, and no more.
+    Unreadable(Kind, Metadata, String),
+}
+
+/// What is known.
+#[derive(Debug, Default)]
+pub struct Store {
+    known: Mutex<Known>,
+    /// Told whenever [`Known::changed`] has something that may be taken.
+    news: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// By `namespace/name`: one short allocation each instead of two.
+    services: HashMap<Box<str>, Entry>,
+    changed: HashSet<ServiceName>,
+    /// How many lists were begun of each [`Kind`].
+    lists: [u32; 2],
+    is_listed: [bool; 2],
+    /// Whether it was told that everything is listed.
+    is_told: bool,
+    /// Of each [`Kind`], by the object: what is wrong, and the list it was seen in or after.
+    faults: [BTreeMap<String, (String, u32)>; 2],
+    common: Common,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    service: Option<Box<Service>>,
+    /// The list that the Service was seen in or after.
+    listed: u32,
+    slices: Vec<NamedSlice>,
+}
+
+#[derive(Debug)]
+struct NamedSlice {
+    name: Box<str>,
+    slice: Slice,
+    listed: u32,
+}
+
+impl Store {
+    /// A Service's facts; none if there is no such Service.
+    pub fn get(&self, name: &ServiceName) -> Option<(Service, Vec<Slice>)> {
+        let known = self.lock();
+        let entry = known.services.get(name.to_string().as_str())?;
+        let service = Service::clone(entry.service.as_deref()?);
+        let slices = entry.slices.iter().map(|named| named.slice.clone());
+        Some((service, slices.collect()))
+    }
+
+    /// What is wrong with objects, by kind and name: `Service default/web`.
+    pub fn faults(&self) -> BTreeMap<String, String> {
+        let known = self.lock();
+        let faults = known.faults.iter().flatten();
+        faults
+            .map(|(object, (why, _))| (object.clone(), why.clone()))
+            .collect()
+    }
+
+    /// How many Services there are.
+    pub fn len(&self) -> usize {
+        let known = self.lock();
+        known
+            .services
+            .values()
+            .filter(|entry| entry.service.is_some())
+            .count()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether all kinds have been listed once.
+    pub fn is_complete(&self) -> bool {
+        self.lock().is_complete()
+    }
+
+    /// Tells when something may be taken.
+    pub(super) fn news(&self) -> watch::Receiver<()> {
+        self.news.subscribe()
+    }
+
+    /// Until nobody waits for news.
+    pub(super) async fn closed(&self) {
+        self.news.closed().await;
+    }
+
+    /// Whether [`Self::take_changed`] would give something.
+    pub(super) fn has_changed(&self) -> bool {
+        self.lock().has_changed()
+    }
+
+    /// The names of what changed since this was asked last; the first time of everything, once that was listed.
+    pub(super) fn take_changed(&self) -> Option<BTreeSet<ServiceName>> {
+        let mut known = self.lock();
+        if !known.has_changed() {
+            return None;
+        }
+        known.is_told = true;
+        Some(mem::take(&mut known.changed).into_iter().collect())
+    }
+
+    /// Takes these objects for all that there are, at one blow.
+    pub(super) fn replace(&self, objects: impl IntoIterator<Item = Object>) {
+        self.change(|known| {
+            for kind in [Kind::Services, Kind::Slices] {
+                known.begin_list(kind);
+            }
+            for object in objects {
+                match object {
+                    Object::Service(service) => known.put_service(&service),
+                    Object::Slice(slice) => known.put_slice(&slice, false),
+                    Object::Unreadable(kind, metadata, why) => {
+                        known.put_unreadable(kind, &metadata, why)
+                    }
+                }
+            }
+            for kind in [Kind::Services, Kind::Slices] {
+                known.end_list(kind);
+            }
+        });
+    }
+
+    /// All objects of a kind are about to be told.
+    pub(super) fn begin_list(&self, kind: Kind) {
+        self.lock().begin_list(kind);
+    }
+
+    /// All were told: others of the kind are gone.
+    pub(super) fn end_list(&self, kind: Kind) {
+        self.change(|known| known.end_list(kind));
+    }
+
+    pub(super) fn put_service(&self, object: &ApiService) {
+        self.change(|known| known.put_service(object));
+    }
+
+    /// Whether `moved`: whether the slice may have been another Service's before.
+    pub(super) fn put_slice(&self, object: &ApiSlice, moved: bool) {
+        self.change(|known| known.put_slice(object, moved));
+    }
+
+    pub(super) fn remove(&self, kind: Kind, metadata: &Metadata) {
+        self.change(|known| known.remove(kind, metadata));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Known)) {
+        let mut known = self.lock();
+        change(&mut known);
+        if known.has_changed() {
+            self.news.send_replace(());
+        }
+    }
+
+    /// What is inside is whole between any two statements that can panic.
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn is_complete(&self) -> bool {
+        self.is_listed == [true; 2]
+    }
+
+    fn has_changed(&self) -> bool {
+        self.is_complete() && (!self.is_told || !self.changed.is_empty())
+    }
+
+    fn begin_list(&mut self, kind: Kind) {
+        self.lists[kind as usize] += 1;
+    }
+
+    fn end_list(&mut self, kind: Kind) {
+        let list = self.lists[kind as usize];
+        for (key, entry) in &mut self.services {
+            let before = entry.slices.len();
+            let gone = match kind {
+                Kind::Services => entry.listed != list && entry.service.take().is_some(),
+                Kind::Slices => {
+                    entry.slices.retain(|slice| slice.listed == list);
+                    entry.slices.len() != before
+                }
+            };
+            if gone {
+                self.changed.extend(name_of(key));
+            }
+        }
+        self.services.retain(|_, entry| !entry.is_empty());
+        self.faults[kind as usize].retain(|_, (_, listed)| *listed == list);
+        self.is_listed[kind as usize] = true;
+    }
+
+    fn put_service(&mut self, object: &ApiService) {
+        let Some(name) = self.named(Kind::Services, &object.metadata) else {
+            return;
+        };
+        match parse::service(object, &mut self.common) {
+            Ok(service) => {
+                self.good(Kind::Services, &object.metadata);
+                let list = self.lists[Kind::Services as usize];
+                let entry = self.entry(&name);
+                entry.listed = list;
+                if entry.service.as_deref() != Some(&service) {
+                    entry.service = Some(Box::new(service));
+                    self.changed.insert(name);
+                }
+            }
+            Err(why) => self.put_unreadable(Kind::Services, &object.metadata, why),
+        }
+    }
+
+    fn put_slice(&mut self, object: &ApiSlice, moved: bool) {
+        let metadata = &object.metadata;
+        if self.named(Kind::Slices, metadata).is_none() {
+            return;
+        }
+        let owner = parse::owner(metadata);
+        let has = |entry: &Entry| {
+            entry
+                .slices
+                .iter()
+                .any(|slice| *slice.name == *metadata.name)
+        };
+        let is_known = owner.as_ref().is_some_and(|owner| {
+            let entry = self.services.get(owner.to_string().as_str());
+            entry.is_some_and(has)
+        });
+        if moved && !is_known {
+            self.remove_slice_anywhere(metadata);
+        }
+        let Some(owner) = owner else {
+            return;
+        };
+        let slice = match parse::slice(object, &mut self.common) {
+            Ok(slice) => slice,
+            Err(why) => return self.put_unreadable(Kind::Slices, metadata, why),
+        };
+        self.good(Kind::Slices, metadata);
+        let listed = self.lists[Kind::Slices as usize];
+        let slices = &mut self.entry(&owner).slices;
+        match slices
+            .iter_mut()
+            .find(|known| *known.name == *metadata.name)
+        {
+            Some(known) => {
+                known.listed = listed;
+                if known.slice == slice {
+                    return;
+                }
+                known.slice = slice;
+            }
+            None => {
+                // Most have one, and there are many.
+                slices.reserve_exact(1);
+                slices.push(NamedSlice {
+                    name: metadata.name.as_str().into(),
+                    slice,
+                    listed,
+                });
+            }
+        }
+        self.changed.insert(owner);
+    }
+
+    fn put_unreadable(&mut self, kind: Kind, metadata: &Metadata, why: String) {
+        let (list, object) = (self.lists[kind as usize], describe(kind, metadata));
+        // As if the list had it as it was.
+        let owner = match kind {
+            Kind::Services => parse::name(metadata).ok(),
+            Kind::Slices => parse::owner(metadata),
+        };
+        let entry = owner.and_then(|owner| self.services.get_mut(owner.to_string().as_str()));
+        if let Some(entry) = entry {
+            match kind {
+                Kind::Services => entry.listed = list,
+                Kind::Slices => {
+                    let mut slices = entry.slices.iter_mut();
+                    if let Some(slice) = slices.find(|slice| *slice.name == *metadata.name) {
+                        slice.listed = list;
+                    }
+                }
+            }
+        }
+        let new = (why, list);
+        let before = self.faults[kind as usize].get(&object);
+        if before.is_none_or(|(why, _)| *why != new.0) {
+            warn!("{object}: {}; what it said last stays in use", new.0);
+        }
+        self.faults[kind as usize].insert(object, new);
+    }
+
+    fn remove(&mut self, kind: Kind, metadata: &Metadata) {
+        self.good(kind, metadata);
+        match kind {
+            Kind::Services => {
+                let Ok(name) = parse::name(metadata) else {
+                    return;
+                };
+                let key = name.to_string();
+                let entry = self.services.get_mut(key.as_str());
+                if entry.is_some_and(|entry| entry.service.take().is_some()) {
+                    self.forget_if_empty(&key);
+                    self.changed.insert(name);
+                }
+            }
+            Kind::Slices => {
+                let Some(owner) = parse::owner(metadata) else {
+                    return;
+                };
+                let key = owner.to_string();
+                if self.remove_slice(&key, &metadata.name) {
+                    self.changed.insert(owner);
+                }
+            }
+        }
+    }
+
+    /// Whether the slice was there.
+    fn remove_slice(&mut self, key: &str, name: &str) -> bool {
+        let Some(entry) = self.services.get_mut(key) else {
+            return false;
+        };
+        let before = entry.slices.len();
+        entry.slices.retain(|slice| *slice.name != *name);
+        let removed = entry.slices.len() != before;
+        self.forget_if_empty(key);
+        removed
+    }
+
+    /// A slice whose label named another Service until now, which nobody does who makes slices by program.
+    fn remove_slice_anywhere(&mut self, metadata: &Metadata) {
+        let has = |entry: &Entry| {
+            entry
+                .slices
+                .iter()
+                .any(|slice| *slice.name == *metadata.name)
+        };
+        let owners = self.services.iter().filter(|(_, entry)| has(entry));
+        let owners: Vec<_> = owners.filter_map(|(key, _)| name_of(key)).collect();
+        for owner in owners {
+            if owner.namespace == metadata.namespace {
+                self.remove_slice(&owner.to_string(), &metadata.name);
+                self.changed.insert(owner);
+            }
+        }
+    }
+
+    fn entry(&mut self, name: &ServiceName) -> &mut Entry {
+        self.services.entry(name.to_string().into()).or_default()
+    }
+
+    fn forget_if_empty(&mut self, key: &str) {
+        if self.services.get(key).is_some_and(Entry::is_empty) {
+            self.services.remove(key);
+        }
+    }
+
+    /// The object's own name; what has none is a fault.
+    fn named(&mut self, kind: Kind, metadata: &Metadata) -> Option<ServiceName> {
+        match parse::name(metadata) {
+            Ok(name) => Some(name),
+            Err(why) => {
+                self.put_unreadable(kind, metadata, why);
+                None
+            }
+        }
+    }
+
+    fn good(&mut self, kind: Kind, metadata: &Metadata) {
+        // Nearly always there is none, and a name need not be made.
+        let faults = &mut self.faults[kind as usize];
+        if !faults.is_empty() {
+            faults.remove(&describe(kind, metadata));
+        }
+    }
+}
+
+impl Entry {
+    fn is_empty(&self) -> bool {
+        self.service.is_none() && self.slices.is_empty()
+    }
+}
+
+fn name_of(key: &str) -> Option<ServiceName> {
+    let (namespace, name) = key.split_once('/')?;
+    Some(ServiceName {
+        namespace: namespace.into(),
+        name: name.into(),
+    })
+}
+
+fn describe(kind: Kind, metadata: &Metadata) -> String {
+    use crate::watch::nodes_parse::cut;
+    let kind = match kind {
+        Kind::Services => "Service",
+        Kind::Slices => "EndpointSlice",
+    };
+    format!(
+        "{kind} {}/{}",
+        cut(&metadata.namespace),
+        cut(&metadata.name)
+    )
+}
