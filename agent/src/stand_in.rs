@@ -1,6 +1,6 @@
 //! An HTTP server for tests that stands in for the Kubernetes API server and answers by script.
 //!
-//! Every request takes the next answer; a request for which there is none is kept waiting. The
+//! Every request takes the next answer that is for it; a request for which there is none is kept waiting. The
 //! end of a connection ends an answer, so that it can also be cut or reset in the middle.
 
 use crate::{cluster_api::ClusterApi, config::ClusterAccess};
@@ -28,12 +28,15 @@ pub enum Answer {
     Reset,
 }
 
+/// Each with what is in the request that it is for.
+type Answers = Arc<Mutex<VecDeque<(&'static str, Answer)>>>;
+
 /// Sends the lines of a watch.
 pub type Lines = mpsc::UnboundedSender<String>;
 
 pub struct StandIn {
     pub address: SocketAddr,
-    answers: Arc<Mutex<VecDeque<Answer>>>,
+    answers: Answers,
     requests: mpsc::UnboundedReceiver<(String, String)>,
     running: Option<tokio::task::JoinHandle<()>>,
 }
@@ -74,13 +77,23 @@ impl StandIn {
     }
 
     pub fn answer(&self, answer: Answer) {
-        self.answers.lock().unwrap().push_back(answer);
+        self.answer_to("", answer);
+    }
+
+    /// Answers a request that has `part` in its line.
+    pub fn answer_to(&self, part: &'static str, answer: Answer) {
+        self.answers.lock().unwrap().push_back((part, answer));
     }
 
     /// Answers a request with a watch.
     pub fn watch(&self) -> Lines {
+        self.watch_of("")
+    }
+
+    /// Answers a request that has `part` in its line with a watch.
+    pub fn watch_of(&self, part: &'static str) -> Lines {
         let (sender, lines) = mpsc::unbounded_channel();
-        self.answer(Answer::Lines(lines));
+        self.answer_to(part, Answer::Lines(lines));
         sender
     }
 
@@ -122,7 +135,7 @@ pub fn status(code: u16, message: &str) -> String {
 
 async fn serve(
     mut stream: TcpStream,
-    answers: Arc<Mutex<VecDeque<Answer>>>,
+    answers: Answers,
     requests: mpsc::UnboundedSender<(String, String)>,
 ) {
     let Some((head, body)) = read(&mut stream).await else {
@@ -131,9 +144,14 @@ async fn serve(
     assert!(head.contains("authorization: Bearer secret"), "{head}");
     let line = head.lines().next().unwrap_or_default();
     let line = line.trim_end_matches(" HTTP/1.1").to_owned();
-    let _ = requests.send((line, body));
+    let _ = requests.send((line.clone(), body));
+    let next = || {
+        let mut all = answers.lock().unwrap();
+        let for_it = all.iter().position(|(part, _)| line.contains(part))?;
+        all.remove(for_it)
+    };
     let answer = loop {
-        if let Some(answer) = answers.lock().unwrap().pop_front() {
+        if let Some((_, answer)) = next() {
             break answer;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,22 +1,24 @@
-//! Facts from the Kubernetes API, by one watch on Nodes.
+//! Facts from the Kubernetes API, by one watch on each kind of objects: here Nodes, and what
+//! [`super::services`] watches.
 //!
-//! The watch begins with all Nodes as a stream, or after a list where the server does not stream
+//! A watch begins with all objects as a stream, or after a list where the server does not stream
 //! them, and goes on with their changes. A watch that ends or breaks is taken up where it was;
-//! only where the server has forgotten that point (410 Gone) are all Nodes read again. Nothing is
+//! only where the server has forgotten that point (410 Gone) are all objects read again. Nothing is
 //! polled. Several changes in a row are published as one, and what changes nothing (a heartbeat)
 //! is not published.
 //!
-//! Every node of the cluster runs this, so it must cost the API server little: all Nodes are asked
+//! Every node of the cluster runs this, so it must cost the API server little: all objects are asked
 //! for as the server's own cache has them, never from etcd, and never older than what was known
 //! before (KEP-3157, KEP-365); watches end at different times; and after a loss that all agents
 //! share they come back spread over a time that grows with the cluster.
 //!
-//! - [`follow`]: one watch: all Nodes, then changes;
+//! - [`follow`]: one watch: all objects, then changes;
 //! - [`events`], [`list`]: the server's answers, sorted and parsed;
+//! - [`keep`]: what is watched, and who keeps what comes of it;
 //! - [`known`], [`publish`]: what is known of Nodes, and what the rest of the agent sees of it.
 //!
 //! kube's own watcher is not used: it keeps to itself that a server answers again before something
-//! happens to a Node, and insists on streamed lists where there are none.
+//! happens to an object, and insists on streamed lists where there are none.
 //!
 //! A Node whose values cannot be read costs that Node alone. While the server cannot be reached
 //! the last facts stay, and the problem says since when and why; so they do across restarts of
@@ -25,25 +27,23 @@
 mod error;
 mod events;
 mod follow;
+mod keep;
 mod known;
 mod list;
 mod publish;
 
-use super::{
-    Snapshot, Source,
-    cache::{self, Cache},
-    nodes::OwnNode,
-};
-use crate::{cluster_api::ClusterApi, plan::Facts};
+pub(super) use keep::Keep;
+
+use super::{Snapshot, Source, nodes::OwnNode};
+use crate::cluster_api::ClusterApi;
 use error::WatchError;
 use k8s_openapi::jiff::Timestamp;
-use known::Known;
 use kube::Client;
+use publish::Nodes;
 use std::{
     collections::BTreeSet,
     hash::{BuildHasher as _, Hasher as _, RandomState},
     path::PathBuf,
-    sync::Arc,
     time::Duration,
 };
 use tokio::{
@@ -52,7 +52,6 @@ use tokio::{
 };
 use tracing::info;
 
-const NODES: &str = "/api/v1/nodes";
 /// How long the server may take to begin an answer.
 const ANSWER: Duration = Duration::from_secs(30);
 /// How long a watch lasts before the server ends it, in seconds: a time between these, so that
@@ -76,12 +75,12 @@ const LIST_SHARE: Duration = Duration::from_millis(2);
 /// Any state that the server's cache has will do.
 const ANY: &str = "0";
 
-/// Where in the history of the Nodes the facts are.
+/// Where in the history of the objects the facts are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Point {
     /// At this resourceVersion; the changes after it are wanted.
     After(String),
-    /// Nowhere; all Nodes are wanted, at this resourceVersion or later.
+    /// Nowhere; all objects are wanted, at this resourceVersion or later.
     Lost { not_before: String },
 }
 
@@ -94,24 +93,13 @@ pub fn spawn(
 ) -> (Source, watch::Receiver<Option<OwnNode>>) {
     let (sender, updates) = watch::channel(Snapshot::default());
     let (own_sender, own) = watch::channel(None);
-    let watcher = Watcher {
-        client: api.client,
-        server: api.server.clone(),
-        node,
-        known: Known::default(),
-        published: None,
-        streams: true,
-        point: Point::Lost {
-            not_before: ANY.into(),
-        },
-        lost: None,
-        said_hello: false,
-        sender,
-        own: own_sender,
-        cache: Cache::new(cache),
-    };
-    let task = tokio::spawn(watcher.run());
+    let nodes = Nodes::new(node, cache, sender, own_sender);
     let from = format!("Kubernetes API at {}", api.server);
+    let task = tokio::spawn(async move {
+        let mut watcher = Watcher::new(api, nodes);
+        watcher.keeper.load_cache(&watcher.server).await;
+        watcher.run().await;
+    });
     (
         Source {
             from,
@@ -122,22 +110,17 @@ pub fn spawn(
     )
 }
 
-struct Watcher {
+/// Follows one kind of objects.
+pub(super) struct Watcher<K> {
     client: Client,
     server: String,
-    /// This node's name.
-    node: String,
-    known: Known,
-    published: Option<Arc<Facts>>,
+    keeper: K,
     /// Whether the server streams lists, as far as is known.
     streams: bool,
     point: Point,
     lost: Option<Lost>,
     /// Whether it was logged that the server answers.
     said_hello: bool,
-    sender: watch::Sender<Snapshot>,
-    own: watch::Sender<Option<OwnNode>>,
-    cache: Cache,
 }
 
 /// A connection that is lost.
@@ -147,36 +130,28 @@ struct Lost {
     said: BTreeSet<String>,
 }
 
-impl Watcher {
-    async fn run(mut self) {
-        self.load_cache().await;
-        let receivers = self.sender.clone();
-        tokio::select! {
-            () = receivers.closed() => {}
-            () = self.watch() => {}
+impl<K: Keep> Watcher<K> {
+    pub(super) fn new(api: ClusterApi, keeper: K) -> Self {
+        Self {
+            client: api.client,
+            server: api.server,
+            keeper,
+            streams: true,
+            point: Point::Lost {
+                not_before: ANY.into(),
+            },
+            lost: None,
+            said_hello: false,
         }
     }
 
-    async fn load_cache(&mut self) {
-        let Some(facts) = cache::load(self.cache.path()).await else {
-            return;
-        };
-        info!(
-            nodes = facts.nodes.len(),
-            "starting with the nodes kept in {}",
-            self.cache.path().display()
-        );
-        let facts = Arc::new(facts);
-        self.known.facts = Facts::clone(&facts);
-        self.published = Some(facts.clone());
-        self.sender.send_replace(Snapshot {
-            facts: Some(facts),
-            problem: Some(format!(
-                "the Kubernetes API at {} has not answered yet; the nodes kept from before are in use",
-                self.server
-            )),
-            stale_since: Some(Timestamp::now().into()),
-        });
+    /// Watches until nobody wants to know any more.
+    pub(super) async fn run(mut self) {
+        let closed = self.keeper.closed();
+        tokio::select! {
+            () = closed => {}
+            () = self.watch() => {}
+        }
     }
 
     async fn watch(&mut self) {
@@ -200,8 +175,8 @@ impl Watcher {
                 self.point = Point::Lost {
                     not_before: version.clone(),
                 };
-                let nodes = self.known.facts.nodes.len() as u32;
-                sleep(jitter(FIRST_RETRY.max(LIST_SHARE * nodes))).await;
+                let agents = self.keeper.agents() as u32;
+                sleep(jitter(FIRST_RETRY.max(LIST_SHARE * agents))).await;
                 continue;
             }
             if listing && error.is_ahead() {

@@ -151,6 +151,15 @@ impl<T: ?Sized> Default for Shared<T> {
 }
 
 impl<T: ?Sized + Hash + Eq> Shared<T> {
+    /// How many different ones there are, at most twice as many as somebody has.
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// The one that is there already, if there is one.
     pub fn get<V: Borrow<T> + Into<Arc<T>>>(&mut self, value: V) -> Arc<T> {
         if let Some(known) = self.all.get(value.borrow()) {

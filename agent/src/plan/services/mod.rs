@@ -6,6 +6,9 @@
 pub mod facts;
 pub mod plan;
 
+#[cfg(test)]
+mod tests;
+
 pub use facts::{Endpoint, Service, Slice};
 pub use plan::{Here, plan};
 

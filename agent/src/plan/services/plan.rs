@@ -234,7 +234,7 @@ fn serving(endpoints: &BTreeMap<SocketAddr, &Endpoint>) -> impl Iterator<Item = 
 
 impl Sets {
     /// Of a port without endpoints.
-    fn refusing() -> Self {
+    pub(super) fn refusing() -> Self {
         Self {
             internal: SetPlan::Refuse,
             cluster: SetPlan::Refuse,

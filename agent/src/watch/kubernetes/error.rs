@@ -18,7 +18,7 @@ pub(super) enum WatchError {
     TooShort,
     #[error("the server sends no {0}")]
     Missing(&'static str),
-    #[error("the list of Nodes breaks off")]
+    #[error("the list breaks off")]
     Broken(#[source] io::Error),
     #[error(transparent)]
     Request(#[from] kube::core::request::Error),

@@ -1,7 +1,6 @@
 //! The events of one watch, sorted.
 
-use super::{ANSWER, NODES, Watcher, error::WatchError};
-use crate::watch::nodes::ApiNode;
+use super::{ANSWER, Keep, Watcher, error::WatchError};
 use futures::{TryStreamExt as _, stream::BoxStream};
 use kube::{
     api::{WatchEvent, WatchParams},
@@ -11,30 +10,34 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::warn;
 
 /// What a watch tells.
-pub(super) enum Event {
-    /// A Node that came or changed.
-    Present(ApiNode),
-    Gone(ApiNode),
+pub(super) enum Event<T> {
+    /// An object that came or, by the server's word, only changed.
+    Present {
+        object: T,
+        changed: bool,
+    },
+    Gone(T),
     Bookmark {
         version: String,
-        /// Every Node that there is was reported.
+        /// Every object that there is was reported.
         ends_list: bool,
     },
 }
 
 /// A watch that has begun.
-pub(super) struct Events(BoxStream<'static, kube::Result<WatchEvent<ApiNode>>>);
+pub(super) struct Events<K: Keep>(BoxStream<'static, kube::Result<WatchEvent<K::Object>>>);
 
-impl Watcher {
-    /// Begins a watch: of the changes after `from`, or of all Nodes first.
-    pub(super) async fn begin(&self, from: &str, all_first: bool) -> Result<Events, WatchError> {
+impl<K: Keep> Watcher<K> {
+    /// Begins a watch: of the changes after `from`, or of all objects first.
+    pub(super) async fn begin(&self, from: &str, all_first: bool) -> Result<Events<K>, WatchError> {
         let params = WatchParams {
+            label_selector: K::SELECTOR.map(Into::into),
             timeout: Some(super::watch_seconds()),
             send_initial_events: all_first,
             ..WatchParams::default()
         };
-        let request = Request::new(NODES).watch(&params, from)?;
-        let events = self.client.request_events::<ApiNode>(request);
+        let request = Request::new(K::PATH).watch(&params, from)?;
+        let events = self.client.request_events::<K::Object>(request);
         let events = timeout(ANSWER, events)
             .await
             .map_err(|_| WatchError::NoAnswer)??;
@@ -42,10 +45,14 @@ impl Watcher {
     }
 }
 
-impl Events {
+impl<K: Keep> Events<K> {
     /// The next event; none at the end of the watch, [`WatchError::Silent`] if none comes in time.
-    /// What is not a Node is passed over.
-    pub(super) async fn next(&mut self, until: Instant) -> Result<Option<Event>, WatchError> {
+    /// What is not an object of the kind is passed over.
+    pub(super) async fn next(
+        &mut self,
+        until: Instant,
+    ) -> Result<Option<Event<K::Object>>, WatchError> {
+        let [one, _] = K::NAMES;
         loop {
             let event = timeout_at(until, self.0.try_next())
                 .await
@@ -54,19 +61,26 @@ impl Events {
                 Ok(Some(event)) => event,
                 Ok(None) => return Ok(None),
                 Err(kube::Error::SerdeError(error)) => {
-                    warn!("passing over a change of a Node that cannot be read: {error}");
+                    warn!("passing over a change of {one} that cannot be read: {error}");
                     continue;
                 }
-                // So kube calls an object that is no Node: every field of a status may be missing.
+                // So kube calls an object of another kind: every field of a status may be missing.
                 Err(kube::Error::Api(status)) if status.code == 0 => {
-                    warn!("passing over a change of a Node that is none");
+                    warn!("passing over a change of {one} that is none");
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
             return Ok(Some(match event {
-                WatchEvent::Added(node) | WatchEvent::Modified(node) => Event::Present(node),
-                WatchEvent::Deleted(node) => Event::Gone(node),
+                WatchEvent::Added(object) => Event::Present {
+                    object,
+                    changed: false,
+                },
+                WatchEvent::Modified(object) => Event::Present {
+                    object,
+                    changed: true,
+                },
+                WatchEvent::Deleted(object) => Event::Gone(object),
                 WatchEvent::Bookmark(mark) => {
                     let mark = mark.metadata;
                     let ends_list = mark.annotations.contains_key("k8s.io/initial-events-end");

@@ -1,14 +1,13 @@
-//! One watch from its beginning to its end: all Nodes, where they are asked for, and then changes.
+//! One watch from its beginning to its end: all objects, where they are asked for, and then changes.
 
 use super::{
-    LIST_SILENCE, LONGEST_PAUSE, PAUSE, Point, SILENCE, Watcher,
+    Keep, LIST_SILENCE, LONGEST_PAUSE, PAUSE, Point, SILENCE, Watcher,
     error::WatchError,
     events::{Event, Events},
-    known::Known,
 };
 use tokio::time::Instant;
 
-impl Watcher {
+impl<K: Keep> Watcher<K> {
     /// Follows one watch until it ends; [`Watcher::point`] moves with it.
     pub(super) async fn follow(&mut self) -> Result<(), WatchError> {
         let mut events = match self.point.clone() {
@@ -20,8 +19,8 @@ impl Watcher {
                 events
             }
             Point::Lost { not_before } => {
-                let (known, version) = self.list(&not_before).await?;
-                self.replace((known, version.clone()));
+                let (listed, version) = self.list(&not_before).await?;
+                self.replace((listed, version.clone()));
                 self.begin(&version, false).await?
             }
         };
@@ -30,15 +29,15 @@ impl Watcher {
     }
 
     /// Takes a whole list for what was known.
-    fn replace(&mut self, (known, version): (Known, String)) {
-        self.known = known;
+    fn replace(&mut self, (listed, version): (K::List, String)) {
+        self.keeper.end_list(listed);
         self.point = Point::After(version);
-        self.publish();
+        self.keeper.publish();
     }
 
-    /// The Nodes that a watch begins with; half a list is none.
-    async fn take_list(&mut self, events: &mut Events) -> Result<(Known, String), WatchError> {
-        let mut listed = Known::default();
+    /// The objects that a watch begins with; half a list is none.
+    async fn take_list(&mut self, events: &mut Events<K>) -> Result<(K::List, String), WatchError> {
+        let mut listed = self.keeper.begin_list();
         loop {
             let event = match events.next(Instant::now() + LIST_SILENCE).await {
                 Err(WatchError::Silent) => {
@@ -49,12 +48,8 @@ impl Watcher {
                 event => event?,
             };
             match event {
-                Some(Event::Present(node)) => {
-                    listed.insert(&self.node, &node);
-                }
-                Some(Event::Gone(node)) => {
-                    listed.remove(&self.node, &node.metadata.name);
-                }
+                Some(Event::Present { object, .. }) => K::listed(&mut listed, &object),
+                Some(Event::Gone(object)) => K::unlisted(&mut listed, &object),
                 Some(Event::Bookmark { version, ends_list }) if ends_list => {
                     return Ok((listed, version));
                 }
@@ -65,13 +60,13 @@ impl Watcher {
     }
 
     /// Takes changes until the watch ends, and publishes those that are news.
-    async fn take_changes(&mut self, events: &mut Events) -> Result<(), WatchError> {
+    async fn take_changes(&mut self, events: &mut Events<K>) -> Result<(), WatchError> {
         let mut unpublished: Option<Unpublished> = None;
         loop {
             let now = Instant::now();
             if unpublished.is_some_and(|news| news.due() <= now) {
                 unpublished = None;
-                self.publish();
+                self.keeper.publish();
             }
             let until = unpublished.map_or(now + SILENCE, |news| news.due());
             let event = match events.next(until).await {
@@ -80,19 +75,19 @@ impl Watcher {
                 over => {
                     // The next watch goes on behind what was understood so far.
                     if unpublished.is_some() {
-                        self.publish();
+                        self.keeper.publish();
                     }
                     return over.map(|_| ());
                 }
             };
             let (version, news) = match event {
-                Event::Present(node) => {
-                    let news = self.known.insert(&self.node, &node);
-                    (node.metadata.resource_version, news)
+                Event::Present { object, changed } => {
+                    let news = self.keeper.present(&object, changed);
+                    (K::version(&object).to_owned(), news)
                 }
-                Event::Gone(node) => {
-                    let news = self.known.remove(&self.node, &node.metadata.name);
-                    (node.metadata.resource_version, news)
+                Event::Gone(object) => {
+                    let news = self.keeper.gone(&object);
+                    (K::version(&object).to_owned(), news)
                 }
                 Event::Bookmark { version, .. } => (version, false),
             };

@@ -1,11 +1,10 @@
-//! All Nodes in one answer, for servers that do not stream lists.
+//! All objects in one answer, for servers that do not stream lists.
 //!
 //! The server is asked for what its cache has; then there are no pages, and the answer of a large
-//! cluster has a hundred megabytes. It is parsed as it comes: beside what is kept of the Nodes,
+//! cluster has a hundred megabytes. It is parsed as it comes: beside what is kept of the objects,
 //! one of them is in memory at a time.
 
-use super::{ANSWER, LIST_SILENCE, NODES, Watcher, error::WatchError, known::Known};
-use crate::watch::nodes::ApiNode;
+use super::{ANSWER, Keep, LIST_SILENCE, Watcher, error::WatchError};
 use futures::AsyncBufReadExt as _;
 use kube::{
     api::{ListParams, VersionMatch},
@@ -25,20 +24,21 @@ use tokio::{sync::mpsc, task::spawn_blocking, time::timeout};
 /// Pieces of the answer that may wait to be parsed.
 const AHEAD: usize = 8;
 
-impl Watcher {
-    /// Reads all Nodes as the server has them at `from` or later; with the point they are of.
-    pub(super) async fn list(&self, from: &str) -> Result<(Known, String), WatchError> {
-        let params = ListParams::default()
+impl<K: Keep> Watcher<K> {
+    /// Reads all objects as the server has them at `from` or later; with the point they are of.
+    pub(super) async fn list(&mut self, from: &str) -> Result<(K::List, String), WatchError> {
+        let mut params = ListParams::default()
             .at(from)
             .matching(VersionMatch::NotOlderThan);
-        let request = Request::new(NODES).list(&params)?;
+        params.label_selector = K::SELECTOR.map(Into::into);
+        let request = Request::new(K::PATH).list(&params)?;
         let body = timeout(ANSWER, self.client.request_stream(request))
             .await
             .map_err(|_| WatchError::NoAnswer)??;
         let mut body = pin!(body);
         let (sender, pieces) = mpsc::channel(AHEAD);
-        let own = self.node.clone();
-        let parsing = spawn_blocking(move || parse(&own, Pieces::new(pieces)));
+        let list = self.keeper.begin_list();
+        let parsing = spawn_blocking(move || parse::<K>(list, Pieces::new(pieces)));
         loop {
             let piece = timeout(LIST_SILENCE, body.fill_buf())
                 .await
@@ -54,10 +54,10 @@ impl Watcher {
         drop(sender);
         let parsed = parsing.await.map_err(io::Error::other);
         let parsed = parsed.and_then(|parsed| parsed.map_err(io::Error::from));
-        let (known, version) = parsed.map_err(WatchError::Broken)?;
+        let (listed, version) = parsed.map_err(WatchError::Broken)?;
         match version.is_empty() {
             true => Err(WatchError::Missing("resourceVersion with its list")),
-            false => Ok((known, version)),
+            false => Ok((listed, version)),
         }
     }
 }
@@ -90,13 +90,12 @@ impl Read for Pieces {
     }
 }
 
-/// A NodeList: what is kept of its Nodes, and its resourceVersion.
-fn parse(own: &str, text: impl Read) -> serde_json::Result<(Known, String)> {
+/// A list: what is kept of its objects, and its resourceVersion.
+fn parse<K: Keep>(mut list: K::List, text: impl Read) -> serde_json::Result<(K::List, String)> {
     let mut parser = serde_json::Deserializer::from_reader(io::BufReader::new(text));
-    let mut known = Known::default();
-    let version = List(own, &mut known).deserialize(&mut parser)?;
+    let version = List::<K>(&mut list).deserialize(&mut parser)?;
     parser.end()?;
-    Ok((known, version))
+    Ok((list, version))
 }
 
 #[derive(Deserialize)]
@@ -105,9 +104,9 @@ struct ListMeta {
     resource_version: String,
 }
 
-struct List<'a>(&'a str, &'a mut Known);
+struct List<'a, K: Keep>(&'a mut K::List);
 
-impl<'de> DeserializeSeed<'de> for List<'_> {
+impl<'de, K: Keep> DeserializeSeed<'de> for List<'_, K> {
     type Value = String;
 
     fn deserialize<D: Deserializer<'de>>(self, parser: D) -> Result<String, D::Error> {
@@ -115,11 +114,11 @@ impl<'de> DeserializeSeed<'de> for List<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for List<'_> {
+impl<'de, K: Keep> Visitor<'de> for List<'_, K> {
     type Value = String;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a NodeList")
+        write!(f, "a list of {}", K::NAMES[1])
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<String, A::Error> {
@@ -129,7 +128,7 @@ impl<'de> Visitor<'de> for List<'_> {
             match field.as_str() {
                 "metadata" => version = fields.next_value::<ListMeta>()?.resource_version,
                 "items" => {
-                    fields.next_value_seed(Items(self.0, self.1))?;
+                    fields.next_value_seed(Items::<K>(self.0))?;
                     items = true;
                 }
                 _ => {
@@ -144,9 +143,9 @@ impl<'de> Visitor<'de> for List<'_> {
     }
 }
 
-struct Items<'a>(&'a str, &'a mut Known);
+struct Items<'a, K: Keep>(&'a mut K::List);
 
-impl<'de> DeserializeSeed<'de> for Items<'_> {
+impl<'de, K: Keep> DeserializeSeed<'de> for Items<'_, K> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, parser: D) -> Result<(), D::Error> {
@@ -154,11 +153,11 @@ impl<'de> DeserializeSeed<'de> for Items<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Items<'_> {
+impl<'de, K: Keep> Visitor<'de> for Items<'_, K> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of Nodes")
+        f.write_str(K::NAMES[1])
     }
 
     /// A Go server writes an empty list so.
@@ -167,8 +166,8 @@ impl<'de> Visitor<'de> for Items<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        while let Some(node) = items.next_element::<ApiNode>()? {
-            self.1.insert(self.0, &node);
+        while let Some(object) = items.next_element::<K::Object>()? {
+            K::listed(self.0, &object);
         }
         Ok(())
     }
@@ -176,13 +175,17 @@ impl<'de> Visitor<'de> for Items<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::watch::kubernetes::{known::Known, publish::Nodes};
     use proptest::prelude::*;
 
     const LIST: &str = r#"{"kind":"NodeList","items":[
         {"metadata":{"name":"a","resourceVersion":"3"},"spec":{"podCIDR":"10.0.1.0/24"}},
         {"metadata":{"name":"b","resourceVersion":"4"},"status":{"images":[{"names":["x"]}]}}],
         "metadata":{"resourceVersion":"9"}}"#;
+
+    fn parse(own: &str, text: &[u8]) -> serde_json::Result<(Known, String)> {
+        super::parse::<Nodes>(Known::of(own), text)
+    }
 
     #[test]
     fn a_list_is_parsed_whatever_the_order_of_its_fields() {

@@ -72,7 +72,10 @@ fn publish(path: &Path, store: &Store, health: &watch::Sender<Health>, taken: Re
     });
     health.send_if_modified(|health| {
         if problem.is_none() {
-            info!(services = store.len(), "read services file {path}");
+            info!(
+                services = store.count(Kind::Services),
+                "read services file {path}"
+            );
         }
         if problem == health.problem {
             return false;

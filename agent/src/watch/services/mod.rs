@@ -1,17 +1,23 @@
 //! Where facts about Services come from: what is known of each by its name, and the names of those that changed.
 //!
 //! - [`file`](self::file): a file of Services and EndpointSlices;
+//! - [`kubernetes`]: the Kubernetes API;
 //! - [`store`]: what is known, by name;
 //! - [`objects`], [`parse`]: what the API's objects say of it.
 //!
 //! As of nodes, a source decides nothing and keeps the last good facts while it cannot be read.
 
 pub mod file;
+pub mod kubernetes;
 pub mod objects;
 pub mod parse;
 pub mod store;
 
+#[cfg(test)]
+mod tests;
+
 pub use file::spawn as spawn_file;
+pub use kubernetes::spawn as spawn_kubernetes;
 pub use store::Store;
 
 use crate::plan::services::ServiceName;

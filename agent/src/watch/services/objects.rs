@@ -10,8 +10,6 @@ use std::collections::BTreeMap;
 pub const OWNER: &str = "kubernetes.io/service-name";
 /// Says that a Service is for another proxy than the node's own.
 pub const PROXY: &str = "service.kubernetes.io/service-proxy-name";
-/// The control plane's mark on what belongs to a Service without an address.
-pub const HEADLESS: &str = "service.kubernetes.io/headless";
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]

@@ -26,6 +26,13 @@ pub struct Common {
     places: Shared<Place>,
 }
 
+impl Common {
+    /// How many different places there are.
+    pub fn places(&self) -> usize {
+        self.places.len()
+    }
+}
+
 /// Whose object it is.
 ///
 /// # Errors

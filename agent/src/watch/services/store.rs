@@ -90,19 +90,19 @@ impl Store {
             .collect()
     }
 
-    /// How many Services there are.
-    pub fn len(&self) -> usize {
+    /// How many objects of a kind are known. Takes a look at all.
+    pub fn count(&self, kind: Kind) -> usize {
         let known = self.lock();
-        known
-            .services
-            .values()
-            .filter(|entry| entry.service.is_some())
-            .count()
+        let entries = known.services.values();
+        match kind {
+            Kind::Services => entries.filter(|entry| entry.service.is_some()).count(),
+            Kind::Slices => entries.map(|entry| entry.slices.len()).sum(),
+        }
     }
 
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    /// At how many places endpoints are: about as many as there are nodes with any.
+    pub fn places(&self) -> usize {
+        self.lock().common.places()
     }
 
     /// Whether all kinds have been listed once.
