@@ -2,10 +2,14 @@
 //! nothing; then everything is written that no program can see yet, and sets that are in use are changed.
 
 use super::{
-    Applied, AppliedPort, Family, Publisher, REFUSES, ServiceError, backends::Endpoint,
+    Applied, AppliedPort, Family, Publisher, REFUSES, ServiceError,
+    backends::Endpoint,
+    roles::{self, ROLES},
     tables::Tables,
 };
-use crate::plan::services::{PortPlan, Protocol, ServiceName, ServicePlan, SetPlan};
+use crate::plan::services::{
+    FrontendKind, FrontendPlan, PortPlan, Protocol, ServiceName, ServicePlan, SetPlan,
+};
 use sinabro_common::abi::{
     Addr,
     service::{Frontend, FrontendKey, Kind, Set, Slot},
@@ -140,20 +144,18 @@ impl<T: Tables> Publisher<T> {
             });
             let mut families = [None, None];
             for (at, family) in families.iter_mut().enumerate() {
-                if port
-                    .frontends
-                    .iter()
-                    .any(|frontend| family_of(&frontend.at) == at)
-                {
+                if used_roles(plan, port, at).contains(&true) {
                     let old = old.and_then(|old| old.families[at].as_ref());
-                    *family = Some(self.family(now, old, port, at, draft)?);
+                    *family = Some(self.family(now, old, plan, port, at, draft)?);
                 }
             }
-            for frontend in &port.frontends {
+            for frontend in published(plan, port) {
                 if let Some(family) = &families[family_of(&frontend.at)] {
+                    let [inside, outside] =
+                        roles::of_kind(frontend.kind).map(|role| family.roles[role]);
                     let value = Frontend {
-                        inside: family.inside,
-                        outside: family.outside,
+                        inside,
+                        outside,
                         service: number,
                         affinity_seconds: port.affinity_seconds,
                         flags: 0,
@@ -185,34 +187,49 @@ impl<T: Tables> Publisher<T> {
         &mut self,
         now: Instant,
         old: Option<&Family>,
+        service: &ServicePlan,
         port: &PortPlan,
         at: usize,
         draft: &mut Draft,
     ) -> Result<Family, Full> {
-        let plan = &port.sets[at];
-        let one = plan.inside == plan.outside;
-        let old = old.filter(|old| (old.inside == old.outside) == one);
-        let inside = old.map(|old| old.inside);
-        let inside = self.set(now, inside, &plan.inside, port.protocol, draft)?;
-        let outside = match one {
-            true => inside,
-            false => {
-                let outside = old.map(|old| old.outside);
-                self.set(now, outside, &plan.outside, port.protocol, draft)?
-            }
+        let (plan, is_used) = (&port.sets[at], used_roles(service, port, at));
+        let plans = roles::of(plan);
+        let alike = |one: usize, other: usize| plans[one] == plans[other];
+        let pattern = roles::pattern(is_used, alike);
+        let same = |old: &&Family| {
+            let is_used = old.roles.map(|set| set != REFUSES);
+            let alike = |one: usize, other: usize| old.roles[one] == old.roles[other];
+            roles::pattern(is_used, alike) == pattern
         };
-        // What is not known has no connections that it could finish.
-        let draining: Box<[u32]> = plan
-            .draining
-            .iter()
+        let old = old.filter(same);
+        let mut family = Family {
+            roles: [REFUSES; ROLES],
+            draining: Box::default(),
+        };
+        for role in 0..ROLES {
+            family.roles[role] = match pattern[role] {
+                None => REFUSES,
+                Some(first) if first < role => family.roles[first],
+                Some(_) => {
+                    let old = old.map(|old| old.roles[role]);
+                    self.set(now, old, plans[role], port.protocol, draft)?
+                }
+            };
+        }
+        // What is in no set that is used takes no new connections, either.
+        let unused = (0..ROLES).filter(|&role| !is_used[role]);
+        let unused = unused.filter_map(|role| match plans[role] {
+            SetPlan::Balance(endpoints) => Some(endpoints),
+            SetPlan::Refuse | SetPlan::Drop => None,
+        });
+        let draining: BTreeSet<_> = unused.flatten().chain(&plan.draining).collect();
+        // Of what is not known there are no connections.
+        let draining = draining.into_iter();
+        family.draining = draining
             .filter_map(|at| self.backends.drain(Endpoint::new(port.protocol, *at)))
             .collect();
-        draft.drained.extend_from_slice(&draining);
-        Ok(Family {
-            inside,
-            outside,
-            draining,
-        })
+        draft.drained.extend_from_slice(&family.draining);
+        Ok(family)
     }
 
     /// A set that is as planned: the present one or another.
@@ -395,20 +412,15 @@ impl AppliedPort {
 
 /// What the plan's frontends are in the map, and for people.
 pub(super) fn keys(plan: &ServicePlan) -> BTreeMap<FrontendKey, SocketAddr> {
-    let of_port = |port: &PortPlan| {
-        let protocol = port.protocol;
-        let ats: Vec<_> = port.frontends.iter().map(|frontend| frontend.at).collect();
-        ats.into_iter().map(move |at| (key(protocol, at), at))
-    };
     let addresses = plan.addresses.iter().map(|address| {
         let at = SocketAddr::new(*address, 0);
         (FrontendKey::address((*address).into()), at)
     });
-    plan.ports
-        .values()
-        .flat_map(of_port)
-        .chain(addresses)
-        .collect()
+    let ports = plan.ports.values().flat_map(|port| {
+        let at = |frontend: &FrontendPlan| (key(port.protocol, frontend.at), frontend.at);
+        published(plan, port).map(at)
+    });
+    ports.chain(addresses).collect()
 }
 
 pub(super) fn key(protocol: Protocol, at: SocketAddr) -> FrontendKey {
@@ -418,6 +430,37 @@ pub(super) fn key(protocol: Protocol, at: SocketAddr) -> FrontendKey {
         proto: protocol.number(),
         pad: 0,
     }
+}
+
+/// Frontends that programs look for. No program knows the node's addresses yet, and one that took an unspecified
+/// address for them would take a pod's own for a Service. None knows who may use a load balancer's address either: where
+/// not everybody may, nobody does.
+pub(super) fn published<'p>(
+    plan: &'p ServicePlan,
+    port: &'p PortPlan,
+) -> impl Iterator<Item = &'p FrontendPlan> {
+    let is_guarded = |at: &SocketAddr| {
+        let mut ranges = plan.source_ranges.iter();
+        ranges.any(|range| range.addr().is_ipv4() == at.is_ipv4())
+    };
+    port.frontends
+        .iter()
+        .filter(move |frontend| match frontend.kind {
+            FrontendKind::ClusterIp | FrontendKind::ExternalIp => true,
+            FrontendKind::LoadBalancer => !is_guarded(&frontend.at),
+            FrontendKind::NodePort => false,
+        })
+}
+
+/// Which sets the frontends of a family have.
+fn used_roles(service: &ServicePlan, port: &PortPlan, family: usize) -> [bool; ROLES] {
+    let mut used = [false; ROLES];
+    for frontend in published(service, port).filter(|frontend| family_of(&frontend.at) == family) {
+        for role in roles::of_kind(frontend.kind) {
+            used[role] = true;
+        }
+    }
+    used
 }
 
 /// Index in [`PortPlan::sets`].

@@ -9,15 +9,18 @@
 //! makes no difference whether this agent wrote it or the one before.
 //!
 //! No packet meets half a Service. What a set leads to is written before the set, a set before the frontend that names
-//! it, and removed after it; a set that changes gets slots that no program reads, and is changed by one store. A
-//! frontend that had the same set for all clients and is to have two gets two new ones, for no set may be seen by
-//! clients that it is not for.
+//! it, and removed after it; a set that changes gets slots that no program reads, and is changed by one store. Where
+//! frontends that had one set between them are to have two, both are new ones, for no set may be seen by clients that
+//! it is not for.
 
 pub mod backends;
 mod draft;
 mod restore;
+mod roles;
 pub mod room;
 pub mod tables;
+#[cfg(test)]
+mod tests;
 
 use crate::{
     datapath::{DatapathError, ServiceRoom},
@@ -26,6 +29,7 @@ use crate::{
 use backends::Backends;
 use draft::Staged;
 use restore::Found;
+use roles::ROLES;
 use room::{Ids, Ranges};
 use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set};
 use std::{
@@ -88,9 +92,8 @@ struct AppliedPort {
 
 #[derive(Clone, Debug)]
 struct Family {
-    inside: u32,
-    /// The same number where both lead to the same.
-    outside: u32,
+    /// Index by what it is for ([`roles`]); [`REFUSES`] of one that no frontend has. The same where two lead to the same.
+    roles: [u32; ROLES],
     /// Ids.
     draining: Box<[u32]>,
 }
@@ -98,8 +101,11 @@ struct Family {
 impl Family {
     /// Its sets, each once.
     fn sets(&self) -> impl Iterator<Item = u32> + use<> {
-        let other = (self.outside != self.inside).then_some(self.outside);
-        std::iter::once(self.inside).chain(other)
+        let roles = self.roles;
+        let first = move |at: usize| !roles[..at].contains(&roles[at]);
+        (0..ROLES)
+            .filter(move |&at| roles[at] != REFUSES && first(at))
+            .map(move |at| roles[at])
     }
 }
 

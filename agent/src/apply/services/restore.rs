@@ -4,13 +4,14 @@
 use super::{
     Applied, AppliedPort, Family, Publisher, REFUSES, anywhere,
     backends::Backends,
-    draft::{family_of, key},
+    draft::{family_of, key, published},
+    roles::{self, ROLES},
     room::{Ids, Ranges},
     tables::Tables,
 };
 use crate::{
     datapath::DatapathError,
-    plan::services::{PortPlan, ServiceName, ServicePlan},
+    plan::services::{FrontendKind, PortPlan, ServiceName, ServicePlan},
 };
 use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set};
 use std::{
@@ -150,24 +151,28 @@ impl<T: Tables> Publisher<T> {
             .filter(|(name, port)| !before.ports.iter().any(|old| old.is(name, port)))
             .collect();
         for (name, port) in unknown {
-            before.ports.extend(self.adopted_port(name, port, &adopted));
+            before
+                .ports
+                .extend(self.adopted_port(plan, name, port, &adopted));
         }
     }
 
     /// Its sets and its number are its own only if nothing else has them.
     fn adopted_port(
         &mut self,
+        plan: &ServicePlan,
         name: &str,
         port: &PortPlan,
         adopted: &HashMap<FrontendKey, Frontend>,
     ) -> Option<AppliedPort> {
-        let mut of_family: [Vec<Frontend>; 2] = Default::default();
-        for frontend in &port.frontends {
+        let mut of_family: [Vec<(FrontendKind, Frontend)>; 2] = Default::default();
+        for frontend in published(plan, port) {
             let found = adopted.get(&key(port.protocol, frontend.at));
+            let found = found.map(|found| (frontend.kind, *found));
             of_family[family_of(&frontend.at)].extend(found);
         }
         let all = of_family.iter().flatten();
-        let mut numbers: Vec<u32> = all.map(|frontend| frontend.service).collect();
+        let mut numbers: Vec<u32> = all.map(|(_, frontend)| frontend.service).collect();
         let count = numbers.len();
         numbers.dedup();
         let known = self.found.as_ref().map(|found| &found.numbers);
@@ -176,21 +181,7 @@ impl<T: Tables> Publisher<T> {
             [number] if known.and_then(|known| known.get(&number)) == Some(&count) => number,
             _ => self.number(),
         };
-        let families = of_family.map(|frontends| {
-            let first = *frontends.first()?;
-            let alike =
-                |other: &Frontend| (other.inside, other.outside) == (first.inside, first.outside);
-            let one = first.inside == first.outside;
-            let refs = frontends.len() as u32 * if one { 2 } else { 1 };
-            let own = |set: u32| set != REFUSES && self.set_refs.get(set as usize) == Some(&refs);
-            (frontends.iter().all(alike) && own(first.inside) && own(first.outside)).then(|| {
-                Family {
-                    inside: first.inside,
-                    outside: first.outside,
-                    draining: Box::default(),
-                }
-            })
-        });
+        let families = of_family.map(|frontends| self.adopted_family(&frontends));
         let port = AppliedPort {
             name: name.into(),
             protocol: port.protocol,
@@ -201,5 +192,28 @@ impl<T: Tables> Publisher<T> {
             self.set_refs[set as usize] += 1;
         }
         Some(port)
+    }
+
+    fn adopted_family(&self, frontends: &[(FrontendKind, Frontend)]) -> Option<Family> {
+        let mut found = [None; ROLES];
+        let mut refs: HashMap<u32, u32> = HashMap::new();
+        for (kind, frontend) in frontends {
+            for (role, set) in roles::of_kind(*kind)
+                .into_iter()
+                .zip([frontend.inside, frontend.outside])
+            {
+                if *found[role].get_or_insert(set) != set {
+                    return None;
+                }
+                *refs.entry(set).or_default() += 1;
+            }
+        }
+        let own = |(set, refs): (&u32, &u32)| {
+            *set != REFUSES && self.set_refs.get(*set as usize) == Some(refs)
+        };
+        (!refs.is_empty() && refs.iter().all(own)).then(|| Family {
+            roles: found.map(|set| set.unwrap_or(REFUSES)),
+            draining: Box::default(),
+        })
     }
 }

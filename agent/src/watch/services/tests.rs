@@ -259,6 +259,9 @@ async fn garbage_costs_the_object_that_it_is_in_and_is_named_as_long_as_it_lasts
     );
     assert!(is_quiet(&mut changes).await);
     assert!(store.get(&name("a")).is_some() && store.faults().contains_key("Service default/a"));
+    list(&store, Kind::Slices, &[bad_slice]);
+    assert_eq!(next(&mut changes).await, ["a"]);
+    assert_eq!(endpoints(&store, "a").unwrap(), [1, 2]);
     bad["spec"]["clusterIPs"] = json!(["10.96.0.1"]);
     put(&store, &bad);
     list(&store, Kind::Slices, &[]);

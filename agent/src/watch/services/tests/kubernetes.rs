@@ -3,6 +3,7 @@ use crate::stand_in::{Answer, Lines, StandIn};
 
 const SERVICES: &str = "/api/v1/services?";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices?";
+const SELECTOR: &str = "labelSelector=%21service.kubernetes.io%2Fheadless%2C%21service.kubernetes.io%2Fservice-proxy-name";
 
 fn event(kind: &str, object: &Value) -> String {
     json!({"type": kind, "object": object}).to_string()
@@ -37,11 +38,7 @@ impl Test {
         let mut asked = BTreeSet::new();
         for _ in 0..2 {
             let (request, _) = server.request().await;
-            for part in [
-                "sendInitialEvents=true",
-                "resourceVersion=0",
-                "labelSelector=%21service.kubernetes.io%2Fheadless%2C%21service.kubernetes.io%2Fservice-proxy-name",
-            ] {
+            for part in ["sendInitialEvents=true", "resourceVersion=0", SELECTOR] {
                 assert!(request.contains(part), "{request}");
             }
             asked.insert(request.split('?').next().unwrap().to_owned());
@@ -169,7 +166,12 @@ async fn a_server_without_streamed_lists_and_one_that_goes_away() {
         slices,
     };
     test.problem(false).await;
-    while test.server.request().await.0.contains("endpointslices") {}
+    // Refused, broken, whole, and the watch after it, of both.
+    for _ in 0..8 {
+        let (request, _) = test.server.request().await;
+        assert!(request.contains(SELECTOR), "{request}");
+    }
+    // A watch that ends sooner would be taken for one that failed.
     tokio::time::sleep(Duration::from_secs(1)).await;
 
     test.server.stop().await;
