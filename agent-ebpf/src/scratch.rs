@@ -3,10 +3,13 @@
 //! What is in a map is also nothing that the verifier keeps apart: it walks each stage once, not once for each
 //! protocol and set of flags that the stages before left behind.
 
-use crate::parse::{
-    Ip, ip4, ip6,
-    l4::{self, L4},
-    skb::Frame,
+use crate::{
+    parse::{
+        Ip, ip4, ip6,
+        l4::{self, L4},
+        skb::Frame,
+    },
+    service::refuse::Answer,
 };
 use aya_ebpf::{bindings::__sk_buff, macros::map, maps::PerCpuArray};
 use core::mem::MaybeUninit;
@@ -81,8 +84,10 @@ pub struct Scratch {
     pub affinity_seconds: u32,
     pub affinity_key: AffinityKey,
     pub affinity: Affinity,
-    /// Why none is found.
+    /// Why none is found,
     pub reason: i32,
+    /// and what is said to the client.
+    pub answer: Answer,
 }
 
 impl Scratch {

@@ -14,11 +14,15 @@ pub const V6_REDIRECT: u8 = 137;
 
 /// Errors: what they quote follows the first eight bytes. A redirect quotes a packet, too, but is for the
 /// router that reads it.
-const V4_UNREACHABLE: u8 = 3;
+pub const V4_UNREACHABLE: u8 = 3;
+/// Code: nobody is at the port.
+pub const V4_PORT: u8 = 3;
 const V4_SOURCE_QUENCH: u8 = 4;
 const V4_TIME_EXCEEDED: u8 = 11;
 const V4_PARAMETER_PROBLEM: u8 = 12;
-const V6_UNREACHABLE: u8 = 1;
+pub const V6_UNREACHABLE: u8 = 1;
+/// As `V4_PORT`.
+pub const V6_PORT: u8 = 4;
 const V6_PARAMETER_PROBLEM: u8 = 4;
 
 /// Offsets from the start of the message.

@@ -30,6 +30,9 @@ pub const BALANCE: i32 = 68;
 /// Another endpoint may do.
 const NEXT: i32 = 69;
 
+/// The client is to hear that nobody is there, for `scratch.reason`.
+pub const REFUSE: i32 = 71;
+
 /// Endpoints that are tried.
 const ATTEMPTS: u32 = 8;
 
@@ -65,7 +68,7 @@ pub fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
         return match scratch.set.kind() {
             Kind::Balance => BALANCE,
             _ if has_one => KNOWN,
-            Kind::Refuse => drop(DropReason::ServiceNoEndpoint),
+            Kind::Refuse => refused(scratch, DropReason::ServiceNoEndpoint),
             Kind::Drop => drop(DropReason::ServiceNotHere),
         };
     }
@@ -77,8 +80,14 @@ pub fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
     key.proto = 0;
     match FRONTENDS.get_ptr(&scratch.frontend_key) {
         None => NONE,
-        Some(_) => drop(DropReason::ServiceNoPort),
+        Some(_) => refused(scratch, DropReason::ServiceNoPort),
     }
+}
+
+#[inline(always)]
+fn refused(scratch: &mut Scratch, reason: DropReason) -> i32 {
+    scratch.reason = reason as i32;
+    REFUSE
 }
 
 /// Chooses an endpoint of `scratch.set`: [`KNOWN`], or what becomes of the packet.

@@ -1,6 +1,6 @@
 //! What a pod sends.
 
-use super::{NONE, choose, error, has_ports, translate, translate_later};
+use super::{NONE, choose, error, has_ports, refuse, translate, translate_later};
 use crate::{
     connection::{self, Noted, fragment},
     maps::{ALIASES, BACKENDS, FRONTENDS},
@@ -63,6 +63,7 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     };
     match action {
         KNOWN => translated(skb, scratch),
+        choose::REFUSE => refuse::refuse(skb, scratch),
         action => action,
     }
 }

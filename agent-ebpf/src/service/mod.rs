@@ -1,7 +1,7 @@
 //! Services at pods' links: what a pod sends to a Service's address goes to one of its endpoints.
 //!
 //! - [`leave`]: what a pod sends: its connection's endpoint becomes the destination;
-//! - [`choose`]: an endpoint for a new connection;
+//! - [`choose`]: an endpoint for a new connection; [`refuse`]: what its client hears if there is none;
 //! - [`arrive`]: what comes to a pod: the address that the pod sent to becomes the source again;
 //! - [`error`]: ICMP errors, which quote packets, in both directions.
 //!
@@ -15,6 +15,7 @@ pub mod arrive;
 pub mod choose;
 pub mod error;
 pub mod leave;
+pub mod refuse;
 
 use crate::{
     PASS,

@@ -144,10 +144,15 @@ pub fn tcp(src: (IpAddr, u16), dst: (IpAddr, u16), flags: u8, data: &[u8]) -> Ip
     let mut bytes = Vec::new();
     bytes.extend(src.1.to_be_bytes());
     bytes.extend(dst.1.to_be_bytes());
-    bytes.extend([1, 2, 3, 4, 5, 6, 7, 8, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+    bytes.extend([SEQUENCE, ACKNOWLEDGED].concat());
+    bytes.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
     bytes.extend(data);
     with_checksum(ip(src.0, dst.0, TCP, bytes), 16)
 }
+
+/// The sequence numbers of TCP packets made here.
+pub const SEQUENCE: [u8; 4] = [1, 2, 3, 4];
+pub const ACKNOWLEDGED: [u8; 4] = [5, 6, 7, 8];
 
 /// Without data, with options, which end with zeros up to the next word.
 pub fn tcp_with(src: (IpAddr, u16), dst: (IpAddr, u16), flags: u8, options: &[u8]) -> Ip {

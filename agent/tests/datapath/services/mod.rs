@@ -2,6 +2,8 @@
 
 mod choice;
 mod endings;
+mod refusals;
+mod traffic;
 mod ways;
 
 use crate::{

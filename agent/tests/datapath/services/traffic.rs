@@ -1,0 +1,196 @@
+//! Real sockets in real pods.
+
+use super::*;
+use crate::kit::Outside;
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    thread,
+    time::Duration,
+};
+
+const BYTES: usize = 4 << 20;
+
+struct Live {
+    datapath: Datapath,
+    a: Pod,
+    b: Pod,
+}
+
+impl Live {
+    fn service(&self, number: u32, proto: u8) -> Service<'_> {
+        Service {
+            datapath: &self.datapath,
+            number,
+            proto,
+        }
+    }
+
+    fn publish(&self, number: u32, proto: u8, endpoint: At) -> SocketAddr {
+        let service = self.service(number, proto);
+        service.balance(&[endpoint], 1);
+        let at = (vip(endpoint.0), 80);
+        service.frontend(at, 0);
+        at.into()
+    }
+}
+
+fn in_every_mode(test: impl Fn(Live) + Send + Sync) {
+    for attach in kit::modes() {
+        kit::fresh(|| {
+            let datapath = kit::load_with(&DatapathConfig {
+                attach,
+                ..kit::config()
+            });
+            turn(&datapath, true);
+            let (a, b) = (Pod::live(&datapath, 5), Pod::live(&datapath, 6));
+            test(Live { datapath, a, b });
+        });
+    }
+}
+
+/// Bytes to an echo server and back; both ends' addresses as the client and as the server see them.
+fn exchange(
+    listener: TcpListener,
+    connect: impl FnOnce() -> TcpStream,
+) -> (SocketAddr, SocketAddr) {
+    let server = thread::spawn(move || {
+        let (mut stream, peer) = listener.accept().unwrap();
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            let len = stream.read(&mut buffer).unwrap();
+            if len == 0 {
+                return peer;
+            }
+            stream.write_all(&buffer[..len]).unwrap();
+        }
+    });
+    let mut stream = connect();
+    let data: Vec<u8> = (0..BYTES).map(|n| ((n * 31) >> 3) as u8).collect();
+    let mut reader = stream.try_clone().unwrap();
+    let expected = data.clone();
+    let check = thread::spawn(move || {
+        let mut got = vec![0; expected.len()];
+        reader.read_exact(&mut got).unwrap();
+        assert!(got == expected, "the echo differs");
+    });
+    stream.write_all(&data).unwrap();
+    check.join().unwrap();
+    let own = stream.local_addr().unwrap();
+    drop(stream);
+    (own, server.join().unwrap())
+}
+
+fn udp(at: SocketAddr) -> UdpSocket {
+    let socket = UdpSocket::bind(at).unwrap();
+    let timeout = Some(Duration::from_secs(10));
+    socket.set_read_timeout(timeout).unwrap();
+    socket
+}
+
+fn datagrams(client: &UdpSocket, server: &UdpSocket, at: SocketAddr) {
+    // The last ones in parts.
+    for len in [1, 100, 1400, 4000, 9000] {
+        let data = vec![len as u8; len];
+        client.send_to(&data, at).unwrap();
+        let mut buffer = vec![0; 10_000];
+        let (got, peer) = server.recv_from(&mut buffer).unwrap();
+        assert_eq!(buffer[..got], data);
+        server.send_to(&data, peer).unwrap();
+        let (got, from) = client.recv_from(&mut buffer).unwrap();
+        assert_eq!((&buffer[..got], from), (&data[..], at));
+    }
+}
+
+#[test]
+fn pods_talk_to_pods_by_a_services_address() {
+    in_every_mode(|w| {
+        for (number, (client, server)) in (1..).zip([(w.a.v4, w.b.v4), (w.a.v6, w.b.v6)]) {
+            let at = w.publish(number, TCP, (server, 8000));
+            let listener = w.b.run(|| TcpListener::bind((server, 8000)).unwrap());
+            let (own, seen) = exchange(listener, || w.a.run(|| TcpStream::connect(at).unwrap()));
+            // The endpoint knows its client.
+            assert_eq!((own.ip(), seen), (client, own));
+
+            let at = w.publish(number + 2, UDP, (server, 8000));
+            let server = w.b.run(|| udp((server, 8000).into()));
+            let socket = w.a.run(|| udp((client, 0).into()));
+            datagrams(&socket, &server, at);
+        }
+        check_table();
+    });
+}
+
+#[test]
+fn pods_talk_to_their_node_by_a_services_address() {
+    in_every_mode(|w| {
+        for (number, client) in (1..).zip([w.a.v4, w.a.v6]) {
+            let node = address(client, "10.1.0.1", "fd00:1::1");
+            let at = w.publish(number, TCP, (node, 6443));
+            let listener = TcpListener::bind((node, 6443)).unwrap();
+            let (own, seen) = exchange(listener, || w.a.run(|| TcpStream::connect(at).unwrap()));
+            assert_eq!((own.ip(), seen), (client, own));
+
+            let at = w.publish(number + 2, UDP, (node, 6443));
+            let server = udp((node, 6443).into());
+            let socket = w.a.run(|| udp((client, 0).into()));
+            datagrams(&socket, &server, at);
+        }
+        check_table();
+    });
+}
+
+#[test]
+fn pods_talk_to_the_outside_by_a_services_address() {
+    in_every_mode(|w| {
+        let outside = Outside::new(&w.datapath);
+        let out: IpAddr = kit::OUTSIDE.into();
+        let at = w.publish(1, TCP, (out, 443));
+        let listener = outside.run(|| TcpListener::bind((out, 443)).unwrap());
+        let (_, seen) = exchange(listener, || w.a.run(|| TcpStream::connect(at).unwrap()));
+        assert_eq!(seen.ip(), IpAddr::from(kit::NODE));
+
+        let at = w.publish(2, UDP, (out, 443));
+        let server = outside.run(|| udp((out, 443).into()));
+        let socket = w.a.run(|| udp((w.a.v4, 0).into()));
+        datagrams(&socket, &server, at);
+        check_table();
+    });
+}
+
+#[test]
+fn who_sends_to_nobody_hears_so_at_once() {
+    in_every_mode(|w| {
+        for (number, client) in (1..).zip([w.a.v4, w.a.v6]) {
+            let server = address(client, "10.1.0.6", "fd00:1::6");
+            let at = w.publish(number, TCP, (server, 8000));
+            w.service(number, TCP).set(Kind::Refuse, 0);
+            w.publish(number + 2, UDP, (server, 8000));
+            w.service(number + 2, UDP).set(Kind::Refuse, 0);
+            let unused = SocketAddr::new(at.ip(), 81);
+            w.a.run(|| {
+                for at in [at, unused] {
+                    let connected = TcpStream::connect_timeout(&at, Duration::from_secs(5));
+                    assert_eq!(connected.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+                    let socket = udp((client, 0).into());
+                    socket.connect(at).unwrap();
+                    socket.send(b"anybody?").unwrap();
+                    let heard = socket.recv(&mut [0; 16]).unwrap_err();
+                    assert_eq!(heard.kind(), ErrorKind::ConnectionRefused);
+                }
+            });
+            // A port of an endpoint's where nobody listens is refused by the endpoint, in the Service's name.
+            w.publish(number, TCP, (server, 9));
+            w.publish(number + 2, UDP, (server, 9));
+            w.a.run(|| {
+                let connected = TcpStream::connect_timeout(&at, Duration::from_secs(5));
+                assert_eq!(connected.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+                let socket = udp((client, 0).into());
+                socket.connect(at).unwrap();
+                socket.send(b"anybody?").unwrap();
+                let heard = socket.recv(&mut [0; 16]).unwrap_err();
+                assert_eq!(heard.kind(), ErrorKind::ConnectionRefused);
+            });
+        }
+    });
+}
