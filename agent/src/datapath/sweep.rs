@@ -45,6 +45,8 @@ pub struct Memory {
     pub sweeps: u64,
     /// Time spent in them.
     pub spent: Duration,
+    /// What was removed last: a packet that met the removal half-way may have left a record without its alias.
+    removed: Vec<ConnectionKey>,
     /// Aliases that led to no record when last looked at.
     suspects: HashSet<Tuple>,
     /// All that were there then.
@@ -81,6 +83,9 @@ pub fn sweep(
     memory: &mut Memory,
 ) -> Result<Swept, DatapathError> {
     let began = Instant::now();
+    for key in std::mem::take(&mut memory.removed) {
+        connections.mend(&key)?;
+    }
     let mut over = Vec::new();
     let mut counts = Counts::default();
     let mut known = Known::new(rules.endpoints);
@@ -110,6 +115,7 @@ pub fn sweep(
         };
         if is_over(rules, &mut known, is_scarce, &key, &connection)? {
             connections.remove(&key, &connection)?;
+            memory.removed.push(key);
             removed += 1;
         } else {
             counts.add(&key, &connection);

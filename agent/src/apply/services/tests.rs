@@ -8,7 +8,7 @@ use super::{
 };
 use crate::plan::services::{FrontendKind, FrontendPlan, PortPlan, SetPlan, Sets};
 use proptest::{collection::vec, prelude::*};
-use sinabro_common::abi::service::{BACKEND_IN_SET, BACKEND_SERVING, Backend, Slot};
+use sinabro_common::abi::service::{BACKEND_DRAINING, BACKEND_SERVING, Backend, Slot};
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeSet,
@@ -122,13 +122,16 @@ fn fate(maps: &crate::datapath::Services, index: u32, proto: u8) -> Fate {
                 let backend = maps.backend(slot.backend).unwrap();
                 assert_eq!(backend.generation, slot.generation, "{backend:?}");
                 assert_eq!(backend.proto(), proto, "{backend:?}");
-                let flags = BACKEND_SERVING | BACKEND_IN_SET;
-                assert_eq!(backend.flags & flags, flags, "{backend:?}");
+                assert!(is_in_set(&backend), "{backend:?}");
                 at(&backend)
             };
             Fate::OneOf(slots.map(endpoint).collect())
         }
     }
+}
+
+fn is_in_set(backend: &Backend) -> bool {
+    backend.flags & (BACKEND_SERVING | BACKEND_DRAINING) == BACKEND_SERVING
 }
 
 fn fates(maps: &crate::datapath::Services) -> Fates {
@@ -423,7 +426,7 @@ impl World {
         for id in 0..room().backends {
             let backend = self.maps.backend(id).unwrap();
             let who = (at(&backend), backend.proto());
-            if backend.flags & BACKEND_IN_SET != 0 {
+            if is_in_set(&backend) {
                 assert!(in_sets.remove(&who), "{who:?} is in no set, or has two ids");
             } else if backend.flags & BACKEND_SERVING != 0 {
                 assert!(others.contains(&who), "{who:?} is nobody's");

@@ -139,6 +139,38 @@ impl Connections {
                 self.aliases.remove(&alias)?;
             }
         }
+        self.mend(key)
+    }
+
+    /// Gives a record an alias back that was removed as the one of the record before: between the two steps of
+    /// [`Self::remove`] a packet may begin the same connection again, by the alias that is still there. Where somebody else
+    /// has the alias by now the record goes, and the next packet begins it once more.
+    pub fn mend(&self, key: &ConnectionKey) -> Result<(), DatapathError> {
+        let Some(connection) = self.records.get(key)? else {
+            return Ok(());
+        };
+        let sent = connection.from_client(key);
+        for (alias, addr, port) in [
+            (connection.alias(key), sent.src, sent.src_port),
+            (connection.service_alias(key), sent.dst, sent.dst_port),
+        ] {
+            let Some(alias) = alias else { continue };
+            let own = Alias {
+                addr,
+                takers: 0,
+                noted_ticks: 0,
+                port,
+                pad: [0; 6],
+                reusable_ns: 0,
+            };
+            let is_there = match self.aliases.get(&alias)? {
+                Some(found) => leads_to(&alias, &found, key),
+                None => self.aliases.add(&alias, &own)?,
+            };
+            if !is_there {
+                return self.records.remove(key);
+            }
+        }
         Ok(())
     }
 
@@ -226,6 +258,23 @@ impl<K: aya::Pod, V: aya::Pod> Table<K, V> {
 
     fn get(&self, key: &K) -> Result<Option<V>, DatapathError> {
         found(lock(&self.map).get(key, 0)).map_err(error(self.name, "reading from"))
+    }
+
+    /// Writes an entry, unless there is one or no room; whether it was written.
+    fn add(&self, key: &K, value: &V) -> Result<bool, DatapathError> {
+        const NEW: u64 = 1;
+        match lock(&self.map).insert(key, value, NEW) {
+            Ok(()) => Ok(true),
+            Err(MapError::SyscallError(refused))
+                if matches!(
+                    refused.io_error.raw_os_error(),
+                    Some(libc::EEXIST | libc::E2BIG)
+                ) =>
+            {
+                Ok(false)
+            }
+            Err(source) => Err(error(self.name, "writing to")(source)),
+        }
     }
 
     fn remove(&self, key: &K) -> Result<(), DatapathError> {

@@ -306,3 +306,42 @@ fn a_count_below_zero_refuses_nobody() {
         assert_eq!(shares.get(&w.a.ifindex, 0).unwrap().refused, 0);
     });
 }
+
+/// A packet may begin a connection again between the removal of its record and that of its alias: the record is the new
+/// one then, and the alias gone.
+#[test]
+fn a_connection_begun_again_while_it_is_removed_has_its_way_back() {
+    world(|w| {
+        let mut config = kit::node_config();
+        (config.nat_port_min, config.nat_port_max) = (1024, 65535);
+        w.datapath.set_node_config(config).unwrap();
+        let own = make(TCP, (w.a.v4, 2000), (FAR, 80));
+        let begin_half = || {
+            w.sent(&own);
+            assert_eq!(w.sweep_at(100_000), 1, "the connection is over");
+            let seen = w.sent(&own);
+            assert_eq!(seen.ports.0, 2000);
+            for alias in aliases().into_keys() {
+                w.datapath.connections().remove_alias(&alias).unwrap();
+            }
+            let answer = reply_to(&seen);
+            assert_eq!(w.come(&answer), (PASS, World::frame(&answer)));
+            answer
+        };
+        let answer = begin_half();
+        assert_eq!(w.sweep_at(0), 0);
+        assert_eq!(w.received(&answer).dst, w.a.v4);
+        check_table();
+        assert_eq!(w.sweep_at(100_000), 1);
+
+        // The port has become another pod's.
+        let answer = begin_half();
+        assert_eq!(w.sent(&make(TCP, (w.b.v4, 2000), (FAR, 80))).ports.0, 2000);
+        assert_eq!(w.sweep_at(0), 0);
+        assert_eq!(w.received(&answer).dst, w.b.v4);
+        let again = w.sent(&own);
+        assert_ne!(again.ports.0, 2000);
+        assert_eq!(w.received(&reply_to(&again)).dst, w.a.v4);
+        check_table();
+    });
+}
