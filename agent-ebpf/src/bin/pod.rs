@@ -169,11 +169,10 @@ fn arrive(skb: *mut __sk_buff) -> i32 {
     let Some(config) = CONFIG.get(0) else {
         return PASS;
     };
-    let begins = mss::begins_elsewhere(&ctx, &scratch.ip);
     if service::are_ours(config) {
         match service::arrive::arrive(skb, scratch) {
             PASS => {}
-            service::TRANSLATED => return passed(begins),
+            service::TRANSLATED => return passed(&ctx, scratch),
             action => return counted(action),
         }
     }
@@ -184,12 +183,12 @@ fn arrive(skb: *mut __sk_buff) -> i32 {
     {
         return event::dropped(DropReason::ConnectionShare);
     }
-    passed(begins)
+    passed(&ctx, scratch)
 }
 
 #[inline(always)]
-fn passed(begins: bool) -> i32 {
-    match begins {
+fn passed(ctx: &TcContext, scratch: &Scratch) -> i32 {
+    match mss::begins_elsewhere(ctx, &scratch.ip) {
         true => BEGINS,
         false => PASS,
     }

@@ -4,7 +4,7 @@
 //! from the client's port (directly, or by another frontend), its answers could not be told from this one's: another
 //! endpoint is tried.
 
-use super::{NONE, leave::KNOWN};
+use super::{NONE, hairpin, leave::KNOWN};
 use crate::{
     connection::{self, share},
     maps::{AFFINITY, ALIASES, BACKENDS, CONNECTIONS, EEXIST, FRONTENDS, SETS, SLOTS},
@@ -18,7 +18,6 @@ use aya_ebpf::{
 use sinabro_common::{
     abi::{
         Addr,
-        connection::FLAG_SERVICE,
         drop::DropReason,
         service::{BACKEND_DRAINING, BACKEND_SERVING, Kind},
     },
@@ -145,6 +144,10 @@ fn try_one(scratch: &mut Scratch, attempt: u32) -> i32 {
         return NEXT;
     }
     scratch.reason = DropReason::ServiceClash as i32;
+    // Its own end: which is the client's nobody could tell.
+    if scratch.alias.addr == scratch.tuple.src && scratch.alias.port == scratch.tuple.src_port {
+        return NEXT;
+    }
     scratch.resolve();
     scratch.alias.takers = 0;
     scratch.alias.reusable_ns = 0;
@@ -170,15 +173,14 @@ fn try_one(scratch: &mut Scratch, attempt: u32) -> i32 {
 /// Writes the record: [`KNOWN`], [`NEXT`] if the endpoint has one of these ends, or a drop.
 #[inline(never)]
 fn write(scratch: &mut Scratch) -> i32 {
+    let flags = hairpin::claim(scratch);
     let Scratch {
         connection, tuple, ..
     } = &mut *scratch;
-    connection.nat = Addr::UNSPECIFIED;
-    connection.nat_port = [0; 2];
     connection.frontend = tuple.dst;
     connection.frontend_port = tuple.dst_port;
     let now = connection::now();
-    scratch.begin(FLAG_SERVICE, scratch.payer, now);
+    scratch.begin(flags, scratch.payer, now);
     let mut again = true;
     loop {
         match CONNECTIONS.insert(&scratch.key, &scratch.connection, BPF_NOEXIST.into()) {

@@ -1,6 +1,8 @@
 //! What a pod sends.
 
-use super::{NONE, choose, error, has_ports, refuse, translate, translate_later};
+use super::{
+    NONE, TRANSLATED, choose, error, hairpin, has_ports, refuse, translate, translate_later,
+};
 use crate::{
     connection::{self, Noted, fragment},
     maps::{ALIASES, BACKENDS, FRONTENDS},
@@ -38,8 +40,16 @@ const STALE: i32 = 67;
 /// Services.
 ///
 /// One function after the other, as in [`crate::nat::leave`].
-#[inline(never)]
+#[inline(always)]
 pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    match to_endpoint(skb, scratch) {
+        TRANSLATED if scratch.ip.dst == scratch.ip.src => hairpin::turn(skb, scratch),
+        action => action,
+    }
+}
+
+#[inline(never)]
+fn to_endpoint(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if !has_ports(&scratch.ip) {
         return match is_error(scratch) {
             true => error::leave(skb, scratch),
@@ -48,6 +58,9 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     if scratch.ip.fragment == Fragment::Later {
         return later(skb, scratch);
+    }
+    if hairpin::is_answer(scratch) {
+        return hairpin::leave(skb, scratch);
     }
     let action = match known(scratch) {
         KNOWN => KNOWN,

@@ -3,6 +3,7 @@
 //! - [`leave`]: what a pod sends: its connection's endpoint becomes the destination;
 //! - [`choose`]: an endpoint for a new connection; [`refuse`]: what its client hears if there is none;
 //! - [`arrive`]: what comes to a pod: the address that the pod sent to becomes the source again;
+//! - [`hairpin`]: a pod that is its own endpoint;
 //! - [`error`]: ICMP errors, which quote packets, in both directions.
 //!
 //! Between a client's link and its endpoint the packet has their own addresses, so the stack routes and filters it like
@@ -14,6 +15,7 @@
 pub mod arrive;
 pub mod choose;
 pub mod error;
+pub mod hairpin;
 pub mod leave;
 pub mod refuse;
 
@@ -48,8 +50,8 @@ pub fn has_ports(ip: &Ip) -> bool {
     matches!(ip.proto, proto::TCP | proto::UDP | proto::SCTP)
 }
 
-/// Gives one end of the packet the address and port in `scratch.alias`, and likewise what was read of it:
-/// [`TRANSLATED`], or a drop.
+/// Gives one end of the packet the address and port in `scratch.alias`: [`TRANSLATED`], or a drop. What was read of it is
+/// what it is now, but for the source: what follows asks where it really comes from.
 #[inline(always)]
 pub fn translate(skb: *mut __sk_buff, scratch: &mut Scratch, end: End) -> i32 {
     let ctx = TcContext::new(skb);
@@ -66,10 +68,7 @@ pub fn translate(skb: *mut __sk_buff, scratch: &mut Scratch, end: End) -> i32 {
         ip.checksum = checksum::replaced(ip.checksum, from, to);
     }
     match end {
-        End::Source => {
-            ip.src = alias.addr;
-            l4.src_port = alias.port;
-        }
+        End::Source => {}
         End::Destination => {
             ip.dst = alias.addr;
             l4.dst_port = alias.port;
@@ -90,9 +89,8 @@ pub fn translate_later(skb: *mut __sk_buff, scratch: &mut Scratch, end: End) -> 
     if rewrite::address(&TcContext::new(skb), ip, end, from, to).is_err() {
         return drop(DropReason::RewriteFailed);
     }
-    match end {
-        End::Source => ip.src = *to,
-        End::Destination => ip.dst = *to,
+    if end == End::Destination {
+        ip.dst = *to;
     }
     TRANSLATED
 }

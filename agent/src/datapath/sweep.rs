@@ -19,6 +19,7 @@ use sinabro_common::{
         },
     },
     algo::lifetime::{self, Stage},
+    names,
 };
 use std::{
     cmp::Reverse,
@@ -279,7 +280,7 @@ impl Counts {
         count.1 += u64::from(stage.is_embryonic());
         self.closing += u64::from(stage.is_closed() || stage == Stage::HalfClosed);
         let is_mapping = connection.has(FLAG_MAPPING);
-        self.masqueraded += u64::from(connection.has(FLAG_MASQUERADED) && !is_mapping);
+        self.masqueraded += u64::from(leaves(connection) && !is_mapping);
         self.mappings += u64::from(is_mapping);
         self.apart += u64::from(connection.has(FLAG_APART));
     }
@@ -317,6 +318,13 @@ impl<'a> Known<'a> {
         self.asked.insert(addr, is);
         Ok(is)
     }
+}
+
+/// Whether its packets leave the node under the node's address; a pod that is its own Service's endpoint has the gateway's,
+/// within its link.
+fn leaves(connection: &Connection) -> bool {
+    let gateways = [Addr::v4(names::GATEWAY_V4), Addr::v6(names::GATEWAY_V6)];
+    connection.has(FLAG_MASQUERADED) && !gateways.contains(&connection.nat)
 }
 
 /// Removes every connection of these addresses.
@@ -360,7 +368,7 @@ fn is_over(
             return Ok(true);
         }
     }
-    let is_masqueraded = connection.has(FLAG_MASQUERADED) && connection.payer != HOST_SHARE;
+    let is_masqueraded = leaves(connection) && connection.payer != HOST_SHARE;
     if is_masqueraded
         && rules
             .sources

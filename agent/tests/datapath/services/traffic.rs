@@ -141,6 +141,32 @@ fn pods_talk_to_their_node_by_a_services_address() {
 }
 
 #[test]
+fn a_pod_talks_to_itself_by_a_services_address() {
+    in_every_mode(|w| {
+        for (number, client) in (1..).zip([w.a.v4, w.a.v6]) {
+            let at = w.publish(number, TCP, (client, 8000));
+            let any = address(client, "0.0.0.0", "::");
+            let listener = w.a.run(|| TcpListener::bind((any, 8000)).unwrap());
+            let (own, seen) = exchange(listener, || w.a.run(|| TcpStream::connect(at).unwrap()));
+            let gateway = address(client, "169.254.1.1", "fe80::5342:1");
+            assert_eq!((own.ip(), seen.ip()), (client, gateway));
+
+            let at = w.publish(number + 2, UDP, (client, 8000));
+            let server = w.a.run(|| udp((client, 8000).into()));
+            let socket = w.a.run(|| udp((client, 0).into()));
+            socket.send_to(b"question", at).unwrap();
+            let mut buffer = [0; 64];
+            let (_, peer) = server.recv_from(&mut buffer).unwrap();
+            assert_eq!(peer.ip(), gateway);
+            server.send_to(b"answer", peer).unwrap();
+            let (len, from) = socket.recv_from(&mut buffer).unwrap();
+            assert_eq!((&buffer[..len], from), (&b"answer"[..], at));
+        }
+        check_table();
+    });
+}
+
+#[test]
 fn pods_talk_to_the_outside_by_a_services_address() {
     in_every_mode(|w| {
         let outside = Outside::new(&w.datapath);

@@ -34,6 +34,43 @@ fn a_pod_of_this_node_is_reached_past_the_stack() {
     });
 }
 
+#[test]
+fn a_pod_reaches_itself() {
+    world(|w| {
+        for (number, proto) in (1..).zip(PROTOCOLS) {
+            for client in w.clients() {
+                let number = number * 2 + u32::from(client.is_ipv6());
+                let (_, at) = w.publish(number, proto, &[(client, 8000)]);
+                let gateway = address(client, "169.254.1.1", "fe80::5342:1");
+                let (from, to, near) = ((client, 2000), (client, 8000), (gateway, 2000));
+                for flags in [SYN, ACK, ACK] {
+                    let there = w.from_pod(&w.a, &make(proto, from, at, flags));
+                    let expected = make(proto, near, to, flags);
+                    assert_eq!(there, (REDIRECT, frame_to(&w.a, &expected)));
+                    w.arrives_as(&expected, &expected);
+                    let back = w.from_pod(&w.a, &make(proto, to, near, flags | ACK));
+                    let expected = make(proto, at, from, flags | ACK);
+                    assert_eq!(back, (REDIRECT, frame_to(&w.a, &expected)));
+                    w.arrives_as(&expected, &expected);
+                }
+                // From the endpoint's own port nobody could tell which end it is.
+                let same = make(proto, to, at, SYN);
+                w.dropped(&same, DropReason::ServiceClash);
+                // What else is for the gateway is its own.
+                let other = make(proto, (client, 1), (gateway, 2000), SYN);
+                w.leaves_as(&other, &other);
+            }
+        }
+        check_table();
+        assert_eq!((table().len(), aliases().len()), (6, 12));
+        set_source(w.b.ifindex, kit::NODE.into(), kit::NODE6.into());
+        assert_eq!(w.sweep_at(0), 0);
+        assert_eq!(w.datapath.connection_usage().masqueraded, 0);
+        assert_eq!(w.sweep_at(24 * 3600 + 1), 6);
+        assert!(table().is_empty() && aliases().is_empty());
+    });
+}
+
 fn one_hop(ip: Ip) -> Ip {
     Ip {
         ttl: ip.ttl - 1,
