@@ -13,6 +13,7 @@ mod packet;
 mod pod_hooks;
 mod restart;
 mod run;
+mod service_sockets;
 mod traffic;
 mod tunnel_hooks;
 mod uplink_hooks;
@@ -24,8 +25,11 @@ use std::{env, process::Command};
 #[test]
 fn the_kernel_accepts_every_program() {
     kit::fresh(|| {
+        let cgroup = acceleration::Cgroup::enter();
         let datapath = Datapath::load(&DatapathConfig {
             acceleration: true,
+            service_sockets: true,
+            cgroup: Some(cgroup.path.clone()),
             ..kit::config()
         })
         .unwrap();
@@ -50,7 +54,7 @@ fn the_kernel_accepts_every_program() {
             true => &expected[..],
             false => &expected[..5],
         };
-        assert_eq!(names, expected);
+        assert_eq!(names, [expected, &verify::SERVICE_SOCKETS].concat());
     });
 }
 
