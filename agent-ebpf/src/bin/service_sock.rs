@@ -4,7 +4,8 @@
 //!
 //! - `connect4`, `connect6`: TCP of pods and of the node, UDP of the node;
 //! - `sendmsg4`, `sendmsg6`, `recvmsg4`, `recvmsg6`: datagrams of the node that go out by address;
-//! - `getpeername4`, `getpeername6`: what the socket thinks it is connected to.
+//! - `getpeername4`, `getpeername6`: what the socket thinks it is connected to;
+//! - `tell_netns`: for the agent alone, and only where the kernel does not tell it.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
@@ -16,11 +17,18 @@ use sinabro_ebpf as _;
 #[path = "../service_sock/mod.rs"]
 mod service_sock;
 
-use service_sock::{address::Family, connect, datagram, peer};
+use service_sock::{address::Family, connect, datagram, peer, tell};
 
 #[cgroup_sock_addr(connect4)]
 pub fn connect4(ctx: SockAddrContext) -> i32 {
     connect::connect(&ctx, Family::V4)
+}
+
+/// Attached for a moment.
+#[cgroup_sock_addr(connect4)]
+pub fn tell_netns(ctx: SockAddrContext) -> i32 {
+    tell::tell(&ctx);
+    1
 }
 
 #[cgroup_sock_addr(connect6)]

@@ -1,7 +1,7 @@
 //! connect(2), and sendto(2) with MSG_FASTOPEN.
 
 use super::{
-    MPTCP, PROCEED, TCP, UDP,
+    PROCEED, TCP, UDP,
     address::{self, Family},
     choose::{self, Endpoint},
     is_on, owner, protocol, refuse, state,
@@ -22,7 +22,8 @@ pub fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
         return PROCEED;
     }
     let (proto, is_datagram) = match protocol(ctx) {
-        TCP | MPTCP => (proto::TCP, false),
+        // Also the first subflow of MPTCP, which connects for the whole.
+        TCP => (proto::TCP, false),
         UDP => (proto::UDP, true),
         _ => return PROCEED,
     };

@@ -3,7 +3,8 @@
 //! - [`connect`], [`datagram`], [`peer`]: the hooks;
 //! - [`choose`]: a frontend's endpoint;
 //! - [`address`]: the address that a system call has;
-//! - [`state`]: what is kept with a socket.
+//! - [`state`]: what is kept with a socket;
+//! - [`tell`]: which network namespace a socket is in, before Linux 5.14.
 //!
 //! Whose socket it is says the cookie of its network namespace, which no process can change: a namespace that the
 //! agent does not know, such as one that a pod made within its own, is left to the programs on packets.
@@ -18,6 +19,7 @@ pub mod connect;
 pub mod datagram;
 pub mod peer;
 pub mod state;
+pub mod tell;
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -59,8 +61,6 @@ const ECONNREFUSED: i32 = 111;
 /// IP protocols, as sockets have them.
 pub const TCP: u32 = 6;
 pub const UDP: u32 = 17;
-/// Linux's own number for what is TCP in the packets.
-pub const MPTCP: u32 = 262;
 
 /// Whether Services are translated at all.
 #[inline(always)]

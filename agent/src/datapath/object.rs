@@ -307,7 +307,7 @@ fn load_object(
     object: &'static str,
     bytes: &[u8],
 ) -> Result<Ebpf, DatapathError> {
-    let mut ebpf = load_maps(loader, object, &bytes)?;
+    let mut ebpf = load_maps(loader, object, bytes)?;
     ebpf.programs_mut()
         .try_for_each(|(name, program)| load_program(name, program))?;
     Ok(ebpf)

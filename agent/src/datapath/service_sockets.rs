@@ -1,9 +1,15 @@
 //! Services at sockets: the programs on a cgroup, and in which network namespaces they do anything.
 //!
-//! A namespace is known by its cookie, which the kernel gives no other (Linux 5.14 tells it). Sockets of a namespace that
-//! is not known are left alone; what they send is the programs' on links.
+//! A namespace is known by its cookie, which the kernel gives no other. Processes are told it by Linux 5.14; on earlier
+//! ones the node's alone is found out. Sockets of a namespace that is not known are left alone; what they send
+//! is the programs' on links.
 
-use super::{DatapathError, ProgramReport, attach::service_sock, lock, maps, object::Tried};
+use super::{
+    DatapathError, ProgramReport,
+    attach::{service_sock, tell_netns},
+    lock, maps,
+    object::Tried,
+};
 use crate::chain::Chain;
 use sinabro_common::abi::{
     Addr,
@@ -142,7 +148,7 @@ impl ServiceSockets {
 impl On {
     fn start(mut tried: Tried, links: &Path, cgroup: Option<&Path>) -> Result<Self, DatapathError> {
         let netns = maps::NetNs::new(maps::take(&mut tried.ebpf, "NETNS")?)?;
-        let node = own_cookie();
+        let node = own_cookie(&mut tried, cgroup);
         if let Ok(cookie) = &node {
             let owner = NetNs {
                 v4: Addr::UNSPECIFIED,
@@ -161,12 +167,10 @@ impl On {
 }
 
 /// The cookie of the calling thread's network namespace, or why it is not known.
-fn own_cookie() -> Result<u64, String> {
+fn own_cookie(tried: &mut Tried, cgroup: Option<&Path>) -> Result<u64, String> {
     match Conn::new().and_then(|conn| conn.netns_cookie()) {
         Ok(Some(cookie)) => Ok(cookie),
-        Ok(None) => {
-            Err("the kernel does not tell the cookie of a network namespace (Linux 5.14)".into())
-        }
+        Ok(None) => tell_netns::ask(tried, cgroup).map_err(|error| Chain(&error).to_string()),
         Err(error) => Err(Chain(&error).to_string()),
     }
 }

@@ -13,6 +13,7 @@ mod packet;
 mod pod_hooks;
 mod restart;
 mod run;
+mod service_sockets;
 mod services;
 mod traffic;
 mod tunnel_hooks;
@@ -25,8 +26,11 @@ use std::{env, process::Command};
 #[test]
 fn the_kernel_accepts_every_program() {
     kit::fresh(|| {
+        let cgroup = acceleration::Cgroup::enter();
         let datapath = Datapath::load(&DatapathConfig {
             acceleration: true,
+            service_sockets: true,
+            cgroup: Some(cgroup.path.clone()),
             ..kit::config()
         })
         .unwrap();
@@ -51,7 +55,7 @@ fn the_kernel_accepts_every_program() {
             true => &expected[..],
             false => &expected[..5],
         };
-        assert_eq!(names, expected);
+        assert_eq!(names, [expected, &verify::SERVICE_SOCKETS].concat());
     });
 }
 

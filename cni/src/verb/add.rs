@@ -76,7 +76,7 @@ fn attach(
     let activate = Request::Activate {
         owner: target.owner.clone(),
         ifindex: made.host_index,
-        // Nothing but acceleration needs it: a pod is served without, too.
+        // What is done at sockets needs it: a pod is served without, too.
         netns_cookie: pod.netns_cookie().ok().flatten(),
         local_mtu: attachment.local.is_some(),
     };

@@ -26,6 +26,7 @@ mod on_cgroup;
 pub mod service_sock;
 pub mod sock;
 mod tcx;
+pub mod tell_netns;
 
 use super::{AttachMode, DatapathError, ProgramReport, object, probe};
 use aya::{Ebpf, programs::SchedClassifier};
