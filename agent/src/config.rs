@@ -28,7 +28,7 @@ use sinabro_common::names;
 use std::{ffi::OsString, fmt, io, net::SocketAddr, path::PathBuf};
 use value::{
     absolute_path, acceleration_mode, boolean, device, local_mtu, masquerade_ipv6, memory,
-    node_name, node_ports, number, port_range, udp_mapping,
+    node_name, node_ports, number, port_range, service_proxy, udp_mapping,
 };
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
@@ -69,6 +69,10 @@ pub struct Settings {
     pub masquerade_ports: Option<(u16, u16)>,
     /// First and last, inclusive; none if there are none.
     pub node_ports: Option<(u16, u16)>,
+    /// Whether what is sent to Services is translated here.
+    pub service_proxy: bool,
+    /// Where Services are, if not in the Kubernetes API.
+    pub services_file: Option<PathBuf>,
     /// Connections that the node's table has room for; none if the node's memory says.
     pub connections: Option<u32>,
     pub connection_limits: ConnectionLimits,
@@ -212,6 +216,7 @@ impl Settings {
             Some(_) => layers.parse("nodeName", node_name)?,
             None => host_name()?,
         };
+        let service_proxy = layers.parse("serviceProxy", service_proxy)?;
         Ok(Self {
             node_name,
             facts_from: layers.facts_from()?,
@@ -235,6 +240,8 @@ impl Settings {
             udp_mapping: layers.parse("masqueradeUDPMapping", udp_mapping)?,
             masquerade_ports: layers.optional("masqueradePorts", port_range)?,
             node_ports: layers.parse("nodePorts", node_ports)?,
+            service_proxy,
+            services_file: services_file(layers, service_proxy)?,
             connections: layers.parse("connections", connections::capacity)?,
             connection_limits: connections::limits(layers)?,
             tcp_acceleration: layers.parse("tcpAcceleration", acceleration_mode)?,
@@ -333,6 +340,23 @@ fn masquerading(layers: &Layers) -> Result<Masquerading, ConfigError> {
         link_local_ipv6: layers.parse("masqueradeLinkLocalIPv6", boolean)?,
         nodes: layers.parse("masqueradeNodes", boolean)?,
     })
+}
+
+/// Where Services are read from a file, it has to be said which; where they are not, none may be.
+fn services_file(layers: &Layers, is_on: bool) -> Result<Option<PathBuf>, ConfigError> {
+    const FILE: &str = "servicesFile";
+    let file = layers.optional(FILE, absolute_path)?;
+    match (layers.facts_from()?, &file) {
+        (FactsFrom::NodesFile(_), None) if is_on => Err(layers.invalid(
+            FILE,
+            "must be set where serviceProxy is on and the nodes are in a file",
+        )),
+        (FactsFrom::Kubernetes(_), Some(_)) => Err(layers.invalid(
+            FILE,
+            "must be empty where the nodes are in the Kubernetes API: the Services are read there, too",
+        )),
+        _ => Ok(file),
+    }
 }
 
 fn host_name() -> Result<String, ConfigError> {

@@ -13,6 +13,7 @@
 mod follow_node;
 mod periodic;
 mod restore;
+pub mod services;
 
 use crate::{
     announce::{self, Announcer, floods::Floods, problems},
@@ -20,7 +21,7 @@ use crate::{
         server::Server,
         status::{Core, Telemetry},
     },
-    apply::OverlayStatus,
+    apply::{OverlayStatus, services::Publisher},
     chain::Chain,
     cluster_api::ClusterApi,
     config::{FactsFrom, Settings},
@@ -28,6 +29,7 @@ use crate::{
     endpoint::release::Reaper,
     install::{self, InstallConfig},
     node::{self, NodeStatus},
+    plan::services::Here,
     prepare::{self, Families},
     probe::{self, Probe},
     state_lock,
@@ -37,7 +39,7 @@ use crate::{
         metrics::Metrics,
     },
     troubles,
-    watch::{kubernetes, masquerade_file, nodes::OwnNode, nodes_file},
+    watch::{kubernetes, masquerade_file, nodes::OwnNode, nodes_file, services as watch_services},
 };
 use anyhow::{Context as _, anyhow, bail};
 use follow_node::{NodeTask, follow_node};
@@ -172,6 +174,15 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tasks.spawn(drops::read(ring, recent_drops.clone(), pods));
     }
 
+    let services = match settings.service_proxy {
+        true => {
+            let datapath = datapath.clone();
+            let publisher = spawn_blocking(move || Publisher::restore(datapath)).await?;
+            let publisher = publisher.context("cannot read what is published of Services")?;
+            Some(Arc::new(Mutex::new(publisher)))
+        }
+        false => None,
+    };
     let server = Server::bind(&settings.socket)
         .with_context(|| format!("cannot bind socket {}", settings.socket.display()))?;
     let install = InstallConfig::of(&settings).map(|config| {
@@ -180,6 +191,26 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         status
     });
     let metrics = Arc::new(Metrics::default());
+    if let Some(publisher) = &services {
+        let file = settings.services_file.clone();
+        let source = match (file, &own_node) {
+            (Some(file), _) => watch_services::spawn_file(file),
+            (None, Some((api, _))) => watch_services::spawn_kubernetes(api.clone()),
+            (None, None) => bail!("nothing says where Services are: set servicesFile"),
+        };
+        tracing::info!(from = source.from, "following Services");
+        tasks.spawn(services::follow_services(services::ServicesTask {
+            source,
+            publisher: publisher.clone(),
+            datapath: datapath.clone(),
+            here: Here {
+                node: settings.node_name.clone(),
+                ..Here::default()
+            },
+            metrics: metrics.clone(),
+            standing: standing.clone(),
+        }));
+    }
     let probe = match settings.peer_probe {
         true => {
             let (probe, task) = probe::spawn(probe::Sources {
@@ -212,6 +243,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         reaper: Reaper::start(endpoints.clone()),
         endpoints,
         datapath,
+        services,
         room,
         self_test,
         facts,

@@ -2,12 +2,13 @@
 //!
 //! - [`server`]: connections, peers, deadlines, limits;
 //! - [`pod`]: the CNI plugin's requests;
-//! - [`status`]: reports for `sinabroctl` and telemetry, [`acceleration`] and [`connections`] among them.
+//! - [`status`]: reports for `sinabroctl` and telemetry, [`acceleration`], [`connections`] and [`services`] among them.
 
 mod acceleration;
 mod connections;
 pub mod pod;
 pub mod server;
+mod services;
 pub mod status;
 
 use crate::{chain::Chain, endpoint::EndpointError, ipam::IpamError};
@@ -45,6 +46,7 @@ fn call(request: &Request) -> &'static str {
         Request::Connections { .. } => "connections",
         Request::FlushConnections { .. } => "flushConnections",
         Request::ConnectionStats => "connectionStats",
+        Request::Services { .. } => "services",
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the agent says about itself, to `sinabroctl` and to scrapers.
 
-use super::{acceleration, connections};
+use super::{acceleration, connections, services};
 use crate::{
     announce::Announcer,
     apply::OverlayStatus,
@@ -13,6 +13,7 @@ use crate::{
     node::{NodeState, NodeStatus},
     plan::overlay::node_reports,
     probe::Probe,
+    run::services::Shared,
     telemetry::{Provider, Reports, drops::RecentDrops, metrics::Metrics, recent_log::RECENT},
     watch::{Snapshot, masquerade_file},
 };
@@ -43,6 +44,8 @@ pub struct Core {
     /// Finishes the deletes that were begun.
     pub reaper: Reaper,
     pub datapath: Arc<Datapath>,
+    /// What is published of Services; none where others translate what is sent to them.
+    pub services: Option<Shared>,
     /// For how many connections, and why so many.
     pub room: Room,
     /// What acceleration changes for applications; none if it is turned off.
@@ -141,7 +144,10 @@ impl Core {
             return Ok(Response::DropEvents(report));
         }
         let core = self.clone();
-        let work = move || match connections::answer(&core, &request) {
+        let answer = |core: &Core, request: &Request| {
+            connections::answer(core, request).or_else(|| services::answer(core, request))
+        };
+        let work = move || match answer(&core, &request) {
             Some(answer) => answer,
             None => core
                 .report_now(request)
@@ -412,6 +418,7 @@ impl Core {
             nat_capacity: table.capacity,
             connections: Some(table),
             acceleration_memory: self.acceleration_memory()?,
+            services: services::usage(self),
             ..MetricsReport::default()
         })
     }

@@ -229,6 +229,23 @@ pub struct Options {
     )]
     node_ports: Option<String>,
 
+    /// Who translates what pods and this node send to Services: off (somebody else, such as
+    /// kube-proxy) or on (this agent's programs). Beside kube-proxy on is safe: what it would
+    /// translate does not reach it.
+    #[arg(
+        long,
+        env = "SINABRO_SERVICE_PROXY",
+        value_name = "MODE",
+        default_value = "off"
+    )]
+    service_proxy: Option<String>,
+
+    /// Services and EndpointSlices (YAML or JSON, as `kubectl get services,endpointslices -A -o yaml`
+    /// prints them), read again whenever they change. For --service-proxy=on without Kubernetes, with
+    /// which they are watched in its API.
+    #[arg(long, env = "SINABRO_SERVICES_FILE", value_name = "FILE")]
+    services_file: Option<String>,
+
     /// Connections that there is room for: those that are masqueraded, those that come in to pods' own
     /// addresses, and those between pods of the node that the host translates. Each takes about 336
     /// bytes of kernel memory, used or not. auto (131072 to 1048576, one for each 64 KiB of the

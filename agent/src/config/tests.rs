@@ -51,6 +51,7 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.node_ports, Some((30_000, 32_767)));
     let none = load(&["--nodes=/n", "--node-ports=none"]).unwrap();
     assert_eq!(none.node_ports, None);
+    assert!(!settings.service_proxy && settings.services_file.is_none());
     assert_eq!(settings.connections, None);
     assert_eq!(settings.connection_limits, ConnectionLimits::default());
     assert!(settings.tcp_acceleration_pod_memory.is_none());
@@ -187,6 +188,8 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         masqueradeUDPMapping: endpoint-independent
         masqueradePorts: 61000-65535
         nodePorts: 31000-31999
+        serviceProxy: on
+        servicesFile: /etc/services.yaml
         connections: 500000
         connectionsPerPod: 20000
         connectionsPerPodUnanswered: 2000
@@ -248,6 +251,8 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         udp_mapping: UdpMapping::EndpointIndependent,
         masquerade_ports: Some((61000, 65535)),
         node_ports: Some((31000, 31999)),
+        service_proxy: true,
+        services_file: Some("/etc/services.yaml".into()),
         connections: Some(500_000),
         connection_limits: ConnectionLimits {
             per_pod: 20_000,
@@ -312,6 +317,26 @@ fn child_prints_settings() {
     );
 }
 
+/// In each of the two modes one of them would wait for ever.
+#[test]
+fn services_come_from_where_the_nodes_do() {
+    let error = load(&["--nodes=/n", "--service-proxy=on"]).unwrap_err();
+    assert!(error.to_string().contains("servicesFile"), "{error}");
+    let both = [
+        "--kubeconfig=/k",
+        "--service-proxy=on",
+        "--services-file=/s",
+    ];
+    let error = load(&both).unwrap_err();
+    assert!(error.to_string().contains("servicesFile"), "{error}");
+    assert!(load(&both[..2]).unwrap().service_proxy);
+    assert!(
+        load(&["--nodes=/n", both[1], both[2]])
+            .unwrap()
+            .service_proxy
+    );
+}
+
 #[test]
 fn bad_values_are_named_with_key_value_and_source() {
     for (key, value) in [
@@ -329,6 +354,9 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("masqueradePorts", "0-4"),
         ("nodePorts", "30000"),
         ("nodePorts", "32767-30000"),
+        ("serviceProxy", "auto"),
+        ("serviceProxy", "true"),
+        ("servicesFile", "services.yaml"),
         ("connections", "1023"),
         ("connections", "16777217"),
         ("connections", "-1"),

@@ -161,6 +161,18 @@ pub fn acceleration_mode(text: &str) -> Result<Mode, String> {
         .ok_or_else(|| "expected auto, off, opt-in or all".into())
 }
 
+/// Whether it is on.
+pub fn service_proxy(text: &str) -> Result<bool, String> {
+    match text {
+        "off" => Ok(false),
+        "on" => Ok(true),
+        "auto" => {
+            Err("is not there yet: expected off, or on where kube-proxy is not to serve".into())
+        }
+        _ => Err("expected off or on".into()),
+    }
+}
+
 pub fn node_ports(text: &str) -> Result<Option<(u16, u16)>, String> {
     match text {
         "none" => Ok(None),

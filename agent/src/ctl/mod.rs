@@ -16,6 +16,7 @@ mod pause;
 mod places;
 mod prepare;
 mod self_test;
+mod services;
 mod status;
 mod table;
 mod uninstall;
@@ -52,6 +53,7 @@ Examples:
   sinabroctl nodes                      which nodes are known, which cannot be reached and why
   sinabroctl connections list           who talks to whom, how far that is, under which address outside
   sinabroctl connections stats          how many, of which pods, how full the table is
+  sinabroctl services                   what each Service leads to from here, and why not
   sinabroctl drops                      what was dropped and why; with --follow as it happens
   sinabroctl metrics                    the same counters, how full the NAT table is
   sinabroctl acceleration               which pods' TCP goes from socket to socket, and how much
@@ -128,6 +130,15 @@ enum Action {
     /// The table of connections: list, flush, stats.
     #[command(subcommand)]
     Connections(connections::Verb),
+    /// What Services lead to from this node: frontends, endpoints, and why one is not as it should be.
+    ///
+    /// A row is what leads to the same endpoints. CLIENTS are inside (pods and nodes) or outside of the
+    /// cluster, or all of them; DRAINING are endpoints that finish the connections they have.
+    Services {
+        /// This one alone, with all of its endpoints.
+        #[arg(value_name = "NAMESPACE/NAME")]
+        name: Option<String>,
+    },
     /// Packets that the data path dropped: how many for which reason, and the last of them.
     Drops(drops::DropFlags),
     /// TCP between pods of this node that goes from socket to socket: how much of it, what went
@@ -240,6 +251,7 @@ pub fn main() -> ExitCode {
         Action::Nodes => nodes::show(common).map_err(Failure::from),
         Action::Metrics => metrics::show(common).map_err(Failure::from),
         Action::Connections(verb) => connections::run(common, verb),
+        Action::Services { name } => services::show(common, name.as_deref()).map_err(Failure::from),
         Action::Drops(flags) => drops::run(common, flags),
         Action::Acceleration { kernel, verbose } => match kernel {
             true => acceleration::kernel(common, *verbose),

@@ -575,6 +575,20 @@ impl Datapath {
         }
     }
 
+    /// Whether what is sent to Services is translated from now on, by what is published. It stays so, however often
+    /// [`Self::set_node_config`] is called and whatever agent comes next, until it is set otherwise.
+    pub fn set_services(&self, are_translated: bool) -> Result<(), DatapathError> {
+        match self.choice {
+            // As above.
+            Choice {
+                level: Level::None,
+                ran: false,
+                ..
+            } => Ok(()),
+            _ => self.maps.config.services(are_translated),
+        }
+    }
+
     /// MTU of every way out of the node: pods announce no larger segments there.
     pub fn set_path_mtu(&self, mtu: u32) -> Result<(), DatapathError> {
         self.maps.path_mtu.set(mtu)

@@ -48,11 +48,18 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
         },
         connections: Some(room.connections),
         connection_limits: settings.connection_limits.clone(),
-        services: datapath::ServiceRoom::NONE,
+        services: match settings.service_proxy {
+            true => datapath::ServiceRoom::default(),
+            false => datapath::ServiceRoom::NONE,
+        },
         queue_limits: Some(queue_limits(settings)),
         last_good: Some(settings.programs_dir.join(names::PROGRAMS_FILE)),
     })
     .context("cannot load the data path")?;
+    if !settings.service_proxy {
+        let off = datapath.set_services(false);
+        off.context("cannot leave Services to others")?;
+    }
     let datapath = Arc::new(datapath);
     let ipam = Allocator::open(&settings.state_dir).context("cannot read the leases")?;
     let programs = Arc::new(Programs {

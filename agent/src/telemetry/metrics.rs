@@ -26,6 +26,9 @@
 //! | `sinabro_connection_sweeps_total`, `sinabro_connection_sweep_duration_seconds_total` | | looks for those that are over, time spent in them |
 //! | `sinabro_pod_connections`, `sinabro_pod_unanswered_connections` | namespace, pod, interface | what the pod has of the table |
 //! | `sinabro_pod_refused_connections_total` | namespace, pod, interface | of the pod |
+//! | `sinabro_services`, `sinabro_services_waiting`, `sinabro_service_endpoints` | | Services that are translated, that are not as they should be, and their endpoints |
+//! | `sinabro_service_map_entries`, `…_resting`, `…_limit` | map | entries taken, let go a moment ago, room for them |
+//! | `sinabro_service_change_duration_seconds` | | how long it took to publish what changed, a histogram |
 //! | `sinabro_ipam_addresses_leased`, `…_limit` | cidr | leases, room for them |
 //! | `sinabro_nodes` | | known nodes |
 //! | `sinabro_peers_with_problems` | | nodes that are not reached as they should be |
@@ -52,7 +55,8 @@ use prometheus_client::{
     registry::Registry,
 };
 use sinabro_common::api::{
-    AccelerationCount, EndpointReport, MessageCount, ShareReport, TableReport,
+    AccelerationCount, EndpointReport, MessageCount, ServiceMapUsage, ServiceUsage, ShareReport,
+    TableReport,
 };
 use std::{
     collections::BTreeMap,
@@ -86,6 +90,7 @@ pub struct Metrics {
     probes_answered: Counter<u64, AtomicU64>,
     probes_lost: Counter<u64, AtomicU64>,
     round_trips: Histogram,
+    service_changes: Histogram,
 }
 
 impl Default for Metrics {
@@ -98,6 +103,7 @@ impl Default for Metrics {
             probes_answered: Counter::default(),
             probes_lost: Counter::default(),
             round_trips: Histogram::new(ROUND_TRIPS),
+            service_changes: Histogram::new(ROUND_TRIPS),
         }
     }
 }
@@ -119,6 +125,11 @@ impl Metrics {
         self.round_trips.observe(took.as_secs_f64());
     }
 
+    /// Counts a change of Services that is published.
+    pub fn services_changed(&self, took: Duration) {
+        self.service_changes.observe(took.as_secs_f64());
+    }
+
     /// Counts requests to peers that were not answered.
     pub fn peer_probes_lost(&self, count: usize) {
         self.probes_lost.inc_by(count as u64);
@@ -138,6 +149,14 @@ impl Metrics {
         }
         data_path(&mut page, reports);
         addresses(&mut page, reports);
+        if let Some(usage) = &reports.metrics.services {
+            services(&mut page, usage);
+            page.0.register(
+                "service_change_duration_seconds",
+                "Time taken to publish what changed of Services",
+                self.service_changes.clone(),
+            );
+        }
         overlay(&mut page, reports);
         self.peers(&mut page, reports);
         let mut text = String::new();
@@ -409,6 +428,44 @@ fn data_path(page: &mut Page, reports: &Reports) {
             page.counter(name, "Counter of the agent", *value);
         }
     }
+}
+
+fn services(page: &mut Page, usage: &ServiceUsage) {
+    let gauges = [
+        ("services", "Services that are translated", usage.services),
+        (
+            "services_waiting",
+            "Services that are not as they should be, for want of room",
+            usage.waiting,
+        ),
+        (
+            "service_endpoints",
+            "Endpoints of Services",
+            usage.endpoints,
+        ),
+    ];
+    for (name, help, value) in gauges {
+        page.gauge(name, help, value as f64);
+    }
+    let of_maps = |value: fn(&ServiceMapUsage) -> u64| {
+        let rows = usage.maps.iter();
+        rows.map(move |of| (vec![("map", of.map.clone())], value(of) as f64))
+    };
+    page.gauges(
+        "service_map_entries",
+        "Entries of the maps of Services",
+        of_maps(|of| of.taken),
+    );
+    page.gauges(
+        "service_map_entries_resting",
+        "Of those, the ones that were let go a moment ago",
+        of_maps(|of| of.resting),
+    );
+    page.gauges(
+        "service_map_entries_limit",
+        "Room in the maps of Services",
+        of_maps(|of| of.capacity),
+    );
 }
 
 fn connections(page: &mut Page, table: &TableReport) {

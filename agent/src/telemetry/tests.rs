@@ -1,7 +1,7 @@
 use super::{metrics::Metrics, *};
 use sinabro_common::api::{
     AccelerationCount, DropReport, MemoryReport, MessageCount, Owner, PeersReport, PodRef,
-    RangeReport, ShareReport, SourceReport, TableReport,
+    RangeReport, ServiceMapUsage, ServiceUsage, ShareReport, SourceReport, TableReport,
 };
 use std::{
     collections::BTreeMap,
@@ -146,6 +146,17 @@ fn reports() -> Reports {
                 used: 11,
                 limit: 12,
             }),
+            services: Some(ServiceUsage {
+                services: 41,
+                waiting: 42,
+                endpoints: 43,
+                maps: vec![ServiceMapUsage {
+                    map: "SLOTS".into(),
+                    taken: 44,
+                    resting: 45,
+                    capacity: 46,
+                }],
+            }),
             counters: BTreeMap::from([
                 ("sinabro_gc_freed_total".into(), 4),
                 ("not a name".into(), 1),
@@ -222,6 +233,12 @@ fn every_report_is_in_the_scrape() {
         "sinabro_connection_aliases 36.0",
         "sinabro_refused_connections_total 37",
         "sinabro_connection_sweeps_total 38",
+        "sinabro_services 41.0",
+        "sinabro_services_waiting 42.0",
+        "sinabro_service_endpoints 43.0",
+        r#"sinabro_service_map_entries{map="SLOTS"} 44.0"#,
+        r#"sinabro_service_map_entries_resting{map="SLOTS"} 45.0"#,
+        r#"sinabro_service_map_entries_limit{map="SLOTS"} 46.0"#,
         "sinabro_connection_sweep_duration_seconds_total 2.5",
         r#"sinabro_pod_connections{namespace="default",pod="c0ffee",interface="eth0"} 21.0"#,
         r#"sinabro_pod_unanswered_connections{namespace="default",pod="c0ffee",interface="eth0"} 22.0"#,

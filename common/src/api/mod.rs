@@ -17,6 +17,7 @@ mod mac;
 mod protocol;
 mod report;
 mod self_test;
+mod services;
 mod verify;
 mod wish;
 
@@ -28,6 +29,7 @@ pub use mac::Mac;
 pub use protocol::{protocol_name, protocol_number};
 pub use report::*;
 pub use self_test::*;
+pub use services::*;
 pub use verify::*;
 pub use wish::{LocalMtuWish, ParseLocalMtuWishError, ParseTcpAccelerationError, TcpAcceleration};
 
@@ -208,6 +210,15 @@ pub enum Request {
         from: Option<u32>,
     },
     ConnectionStats,
+    /// A page of the Services, or one of them.
+    Services {
+        /// `namespace/name` of the last one of the page before.
+        #[serde(default)]
+        after: Option<String>,
+        /// `namespace/name`.
+        #[serde(default)]
+        only: Option<String>,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -232,6 +243,7 @@ pub enum Response {
     /// To FlushConnections.
     Flushed(FlushReport),
     ConnectionStats(ConnectionStats),
+    Services(ServicesPage),
 }
 
 /// Everything the plugin needs to set a pod up.

@@ -290,6 +290,9 @@ pub struct MetricsReport {
     /// What accelerated connections cost the kernel; none if there are none.
     #[serde(default)]
     pub acceleration_memory: Option<MemoryReport>,
+    /// None where others translate what is sent to Services.
+    #[serde(default)]
+    pub services: Option<super::ServiceUsage>,
     /// Any further counter by its Prometheus name.
     pub counters: BTreeMap<String, u64>,
 }

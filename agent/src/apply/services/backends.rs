@@ -8,7 +8,7 @@ use sinabro_common::abi::{
 };
 use std::{
     collections::{HashMap, hash_map::Entry},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     time::Instant,
 };
 
@@ -36,6 +36,12 @@ impl Endpoint {
             proto: backend.proto(),
         }
     }
+}
+
+/// Where one is.
+pub fn at(backend: &Backend) -> SocketAddr {
+    let ip = IpAddr::from(backend.addr).to_canonical();
+    SocketAddr::new(ip, u16::from_be_bytes(backend.port))
 }
 
 /// Who has it.

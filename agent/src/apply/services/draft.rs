@@ -7,8 +7,11 @@ use super::{
     roles::{self, ROLES},
     tables::Tables,
 };
-use crate::plan::services::{
-    FrontendKind, FrontendPlan, PortPlan, Protocol, ServiceName, ServicePlan, SetPlan,
+use crate::{
+    datapath::DatapathError,
+    plan::services::{
+        FrontendKind, FrontendPlan, PortPlan, Protocol, ServiceName, ServicePlan, SetPlan,
+    },
 };
 use sinabro_common::abi::{
     Addr,
@@ -27,8 +30,9 @@ pub(super) struct Staged {
     /// As it will be; the frontends, as they are.
     pub after: Applied,
     pub puts: Vec<(FrontendKey, Frontend)>,
-    pub removes: Vec<(FrontendKey, Frontend)>,
-    /// What other frontends came in the place of.
+    /// Why a frontend could not be removed.
+    pub failed: Option<DatapathError>,
+    /// Frontends that are gone, or that others came in the place of.
     pub replaced: Vec<Frontend>,
     /// What sets led to that lead elsewhere now.
     pub contents: Vec<Set>,
@@ -348,6 +352,25 @@ impl<T: Tables> Publisher<T> {
         for (index, set) in draft.fresh {
             self.tables.put_set(index, set);
         }
+        let (mut kept, mut removes): (Vec<_>, Vec<_>) = before
+            .frontends
+            .drain(..)
+            .partition(|(key, _)| wanted.contains_key(key));
+        // Addresses by themselves go first, and come last. All go before sets change, which are not for them any more.
+        removes.sort_by_key(|(key, _)| key.proto != 0);
+        let (mut replaced, mut failed) = (Vec::new(), None);
+        for (key, frontend) in removes {
+            match self.tables.remove_frontend(&key) {
+                Ok(()) => {
+                    self.owners.remove(&key);
+                    replaced.push(frontend);
+                }
+                Err(error) => {
+                    kept.push((key, frontend));
+                    failed = Some(error);
+                }
+            }
+        }
         let mut contents = Vec::with_capacity(draft.changed.len());
         for (index, set) in draft.changed {
             if !self.broken.remove(&index) {
@@ -360,12 +383,6 @@ impl<T: Tables> Publisher<T> {
                 *refs += 1;
             }
         }
-        let (kept, mut removes): (Vec<_>, Vec<_>) = before
-            .frontends
-            .drain(..)
-            .partition(|(key, _)| wanted.contains_key(key));
-        // Addresses by themselves go first, and come last.
-        removes.sort_by_key(|(key, _)| key.proto != 0);
         let is_new = |(key, frontend): &(FrontendKey, Frontend)| {
             let found = kept.iter().find(|(other, _)| other == key);
             found.is_none_or(|(_, before)| before != frontend)
@@ -381,21 +398,23 @@ impl<T: Tables> Publisher<T> {
             .filter(gone)
             .map(|old| old.number)
             .collect();
-        let is_nothing = before.ports.is_empty() && ports.is_empty();
-        (!is_nothing || !puts.is_empty() || !removes.is_empty() || !kept.is_empty()).then(|| {
-            Staged {
-                name,
-                after: Applied {
-                    ports,
-                    frontends: kept,
-                },
-                puts,
-                removes,
-                replaced: Vec::new(),
-                contents,
-                before: before.ports,
-                numbers,
-            }
+        let is_something = !before.ports.is_empty()
+            || !ports.is_empty()
+            || !puts.is_empty()
+            || !kept.is_empty()
+            || !replaced.is_empty();
+        is_something.then(|| Staged {
+            name,
+            after: Applied {
+                ports,
+                frontends: kept,
+            },
+            puts,
+            failed,
+            replaced,
+            contents,
+            before: before.ports,
+            numbers,
         })
     }
 }

@@ -3,7 +3,8 @@
 //! - [`Publisher`]: one Service's plan at a time, or many; what has no room waits for it;
 //! - `draft`: what a plan takes, before anything is written;
 //! - [`room`], [`backends`]: which entries are free, and whose the others are;
-//! - `restore`: what an earlier agent left.
+//! - `restore`: what an earlier agent left;
+//! - `report`: what is published, for people.
 //!
 //! The maps are the state: what is applied is read from them, and nothing beside the numbers of entries is kept. So it
 //! makes no difference whether this agent wrote it or the one before.
@@ -15,9 +16,12 @@
 
 pub mod backends;
 mod draft;
+mod report;
 mod restore;
 mod roles;
 pub mod room;
+#[cfg(test)]
+mod scale;
 pub mod tables;
 #[cfg(test)]
 mod tests;
@@ -236,21 +240,12 @@ impl<T: Tables> Publisher<T> {
         self.waiting.insert(Arc::new(name.clone()), waits);
     }
 
-    /// Puts frontends in and takes them out, and lets go of what nobody needs any more.
+    /// Puts frontends in, and lets go of what nobody needs any more.
     fn finish(&mut self, now: Instant, staged: &mut Vec<(Staged, &ServicePlan)>) {
         let mut failed = self.put_frontends(staged);
         for (at, (mut one, plan)) in staged.drain(..).enumerate() {
-            for (key, before) in std::mem::take(&mut one.removes) {
-                match self.tables.remove_frontend(&key) {
-                    Ok(()) => {
-                        self.owners.remove(&key);
-                        self.let_go(now, &before);
-                    }
-                    Err(error) => {
-                        one.after.frontends.push((key, before));
-                        failed.entry(at).or_insert(error);
-                    }
-                }
+            if let Some(error) = one.failed.take() {
+                failed.entry(at).or_insert(error);
             }
             one.after.frontends.sort_unstable_by_key(|(key, _)| *key);
             for frontend in &one.replaced {

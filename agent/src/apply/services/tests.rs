@@ -1,6 +1,7 @@
 //! Random plans on real maps, read between any two stores as a program reads them.
 
 use super::{
+    backends::at,
     draft::{key, published},
     roles,
     room::REST,
@@ -102,11 +103,6 @@ impl Tables for Watched {
             self.maps.put_backend(id, backend).unwrap();
         }
     }
-}
-
-fn at(backend: &Backend) -> SocketAddr {
-    let ip: IpAddr = backend.addr.into();
-    SocketAddr::new(ip.to_canonical(), u16::from_be_bytes(backend.port))
 }
 
 /// Where a set leads, as a program sees it.

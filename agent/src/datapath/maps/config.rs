@@ -6,7 +6,7 @@ use aya::maps::{Array, LpmTrie, Map, MapData, lpm_trie::Key};
 use ipnet::{IpNet, Ipv6Net};
 use sinabro_common::abi::{
     Addr,
-    config::{FLAG_CARRYING, FLAG_STAMPED, FLAG_TUNNELS, NodeConfig},
+    config::{FLAG_CARRYING, FLAG_SERVICES, FLAG_STAMPED, FLAG_TUNNELS, NodeConfig},
 };
 use std::{
     collections::HashSet, fs, net::Ipv6Addr, path::Path, sync::Mutex, thread, time::Duration,
@@ -61,11 +61,11 @@ impl Config {
     }
 
     /// Whether stamps are asked for stays as it is while tunnels are checked, and so does what is about
-    /// the programs: [`Self::runs`], [`Self::carrying`].
+    /// the programs: [`Self::runs`], [`Self::carrying`]; and so does [`Self::services`].
     pub fn set(&self, config: NodeConfig) -> Result<(), DatapathError> {
         self.change(|before| {
             let tunnels = config.flags & FLAG_TUNNELS != 0;
-            let kept = FLAG_CARRYING | if tunnels { FLAG_STAMPED } else { 0 };
+            let kept = FLAG_CARRYING | FLAG_SERVICES | if tunnels { FLAG_STAMPED } else { 0 };
             let flags = config.flags | before.flags & kept;
             NodeConfig { flags, ..config }.with_generation(before.generation())
         })
@@ -85,6 +85,20 @@ impl Config {
             };
             NodeConfig { flags, ..before }
         })
+    }
+
+    /// Whether what is sent to Services is translated.
+    pub fn services(&self, are: bool) -> Result<(), DatapathError> {
+        let mut map = lock(&self.0);
+        let before = read(&map)?;
+        let flags = match are {
+            true => before.flags | FLAG_SERVICES,
+            false => before.flags & !FLAG_SERVICES,
+        };
+        match flags == before.flags {
+            true => Ok(()),
+            false => write(&mut map, NodeConfig { flags, ..before }),
+        }
     }
 
     fn change(&self, change: impl FnOnce(NodeConfig) -> NodeConfig) -> Result<(), DatapathError> {

@@ -1,0 +1,49 @@
+//! What is asked about Services.
+
+use super::status::Core;
+use crate::{plan::services::ServiceName, run::services};
+use sinabro_common::api::{ApiError, ErrorCode, Request, Response, ServiceUsage};
+
+/// Answers such a request; none if it is another.
+pub fn answer(core: &Core, request: &Request) -> Option<Result<Response, ApiError>> {
+    let Request::Services { after, only } = request else {
+        return None;
+    };
+    Some(page(core, after.as_deref(), only.as_deref()))
+}
+
+fn page(core: &Core, after: Option<&str>, only: Option<&str>) -> Result<Response, ApiError> {
+    let Some(publisher) = &core.services else {
+        let text = "this node's Services are not translated by Sinabro (serviceProxy: off)";
+        return Err(ApiError::new(ErrorCode::Invalid, text));
+    };
+    let after = after.map(name).transpose()?;
+    let only = only.map(name).transpose()?;
+    let page = services::lock(publisher).page(after.as_ref(), only.as_ref());
+    match &only {
+        Some(only) if page.services.is_empty() => {
+            let text =
+                format!("there is no service {only} that has an address, or it is not known yet");
+            Err(ApiError::new(ErrorCode::NotFound, text))
+        }
+        _ => Ok(Response::Services(page)),
+    }
+}
+
+fn name(text: &str) -> Result<ServiceName, ApiError> {
+    let parts = text.split_once('/');
+    let parts = parts.map(|(namespace, name)| ServiceName {
+        namespace: namespace.into(),
+        name: name.into(),
+    });
+    parts.ok_or_else(|| {
+        let text = format!("`{text}` is not NAMESPACE/NAME of a service");
+        ApiError::new(ErrorCode::Invalid, text)
+    })
+}
+
+/// None where others translate.
+pub fn usage(core: &Core) -> Option<ServiceUsage> {
+    let publisher = core.services.as_ref()?;
+    Some(services::lock(publisher).usage_report())
+}

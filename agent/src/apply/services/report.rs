@@ -1,0 +1,167 @@
+//! What is published, for people: read from the maps.
+
+use super::{Applied, AppliedPort, Publisher, Usage, backends::at, tables::Tables};
+use crate::plan::services::ServiceName;
+use sinabro_common::{
+    abi::service::{Frontend, FrontendKey, Kind},
+    api::{
+        SERVICE_ENDPOINTS_OF_A_PAGE, SERVICE_ENDPOINTS_OF_A_SET, SERVICES_OF_A_PAGE,
+        ServiceClients, ServiceMapUsage, ServiceOutcome, ServicePortReport, ServiceReport,
+        ServiceSetReport, ServiceUsage, ServicesPage, protocol_name,
+    },
+};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    ops::Bound,
+};
+
+impl<T: Tables> Publisher<T> {
+    /// Services after this one, by name, as many as fit into a reply; of only this one if it is named.
+    pub fn page(&self, after: Option<&ServiceName>, only: Option<&ServiceName>) -> ServicesPage {
+        let mut page = ServicesPage::default();
+        let mut endpoints = 0;
+        let from = match (only, after) {
+            (Some(only), _) => Bound::Included(only),
+            (None, Some(after)) => Bound::Excluded(after),
+            (None, None) => Bound::Unbounded,
+        };
+        let names = |name: &ServiceName| only.is_none_or(|only| only == name);
+        let published = self
+            .services
+            .range::<ServiceName, _>((from, Bound::Unbounded));
+        let waiting = self
+            .waiting
+            .range::<ServiceName, _>((from, Bound::Unbounded));
+        let mut all: BTreeMap<&ServiceName, Option<&Applied>> = BTreeMap::new();
+        all.extend(
+            waiting
+                .take(SERVICES_OF_A_PAGE + 1)
+                .map(|(name, _)| (&**name, None)),
+        );
+        let published = published.take(SERVICES_OF_A_PAGE + 1);
+        all.extend(published.map(|(name, applied)| (&**name, Some(applied))));
+        for (name, applied) in all {
+            if !names(name) {
+                break;
+            }
+            if page.services.len() == SERVICES_OF_A_PAGE || endpoints >= SERVICE_ENDPOINTS_OF_A_PAGE
+            {
+                page.more = true;
+                break;
+            }
+            let report = self.report(name, applied);
+            let sets = report.ports.iter().flat_map(|port| &port.sets);
+            endpoints += sets
+                .map(|set| set.endpoints.len() + set.frontends.len())
+                .sum::<usize>();
+            page.services.push(report);
+        }
+        page
+    }
+
+    pub fn usage_report(&self) -> ServiceUsage {
+        let Usage {
+            services,
+            waiting,
+            endpoints,
+            maps,
+        } = self.usage();
+        let map = |(map, taken, resting, room): (&str, u32, u32, u32)| ServiceMapUsage {
+            map: map.into(),
+            taken: taken.into(),
+            resting: resting.into(),
+            capacity: room.into(),
+        };
+        ServiceUsage {
+            services: services as u64,
+            waiting: waiting as u64,
+            endpoints: endpoints as u64,
+            maps: maps.map(map).into(),
+        }
+    }
+
+    fn report(&self, name: &ServiceName, applied: Option<&Applied>) -> ServiceReport {
+        let nothing = Applied::default();
+        let applied = applied.unwrap_or(&nothing);
+        let own = applied.frontends.iter().filter(|(key, _)| key.proto == 0);
+        let ports = applied.ports.iter();
+        ServiceReport {
+            namespace: name.namespace.clone(),
+            name: name.name.clone(),
+            addresses: own.map(|(key, _)| address(key)).collect(),
+            ports: ports
+                .map(|port| self.port(port, &applied.frontends))
+                .collect(),
+            problem: self
+                .waiting
+                .get(name)
+                .map(|waits| crate::chain::Chain(&waits.error).to_string()),
+        }
+    }
+
+    fn port(&self, port: &AppliedPort, frontends: &[(FrontendKey, Frontend)]) -> ServicePortReport {
+        let proto = port.protocol.number();
+        let own = |(key, frontend): &&(FrontendKey, Frontend)| {
+            key.proto == proto && frontend.service == port.number
+        };
+        let mut affinity_seconds = 0;
+        let mut sets: BTreeMap<(u32, ServiceClients), Vec<SocketAddr>> = BTreeMap::new();
+        for (key, frontend) in frontends.iter().filter(own) {
+            affinity_seconds = frontend.affinity_seconds;
+            let at = SocketAddr::new(address(key), u16::from_be_bytes(key.port));
+            let clients = match frontend.inside == frontend.outside {
+                true => vec![(frontend.inside, ServiceClients::All)],
+                false => vec![
+                    (frontend.inside, ServiceClients::Inside),
+                    (frontend.outside, ServiceClients::Outside),
+                ],
+            };
+            for of in clients {
+                sets.entry(of).or_default().push(at);
+            }
+        }
+        let set = |((index, clients), frontends)| self.set_report(index, clients, frontends);
+        let families = port.families.iter().flatten();
+        let draining = families.flat_map(|family| &family.draining);
+        let draining = draining.filter_map(|id| self.tables.backend(*id));
+        ServicePortReport {
+            name: port.name.to_string(),
+            protocol: protocol_name(proto).to_string(),
+            affinity_seconds,
+            sets: sets.into_iter().map(set).collect(),
+            draining: draining
+                .map(|backend| at(&backend))
+                .take(SERVICE_ENDPOINTS_OF_A_SET)
+                .collect(),
+        }
+    }
+
+    fn set_report(
+        &self,
+        index: u32,
+        clients: ServiceClients,
+        frontends: Vec<SocketAddr>,
+    ) -> ServiceSetReport {
+        let set = self.tables.set(index);
+        let (outcome, count) = match set.kind() {
+            Kind::Balance => (ServiceOutcome::Balance, set.count()),
+            Kind::Refuse => (ServiceOutcome::Refuse, 0),
+            Kind::Drop => (ServiceOutcome::Drop, 0),
+        };
+        let slots = set.base()..set.base().saturating_add(count);
+        let endpoint = |slot| self.tables.backend(self.tables.slot(slot).backend);
+        let endpoints = slots.take(SERVICE_ENDPOINTS_OF_A_SET).filter_map(endpoint);
+        ServiceSetReport {
+            frontends,
+            clients,
+            outcome,
+            endpoints: endpoints.map(|backend| at(&backend)).collect(),
+            count,
+        }
+    }
+}
+
+fn address(key: &FrontendKey) -> IpAddr {
+    IpAddr::from(key.addr).to_canonical()
+}
