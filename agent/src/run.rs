@@ -203,6 +203,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             source,
             publisher: publisher.clone(),
             datapath: datapath.clone(),
+            servers: own_node.as_ref().and_then(|(api, _)| api.servers.clone()),
             here: Here {
                 node: settings.node_name.clone(),
                 ..Here::default()

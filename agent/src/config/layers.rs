@@ -3,7 +3,7 @@
 use super::{
     ApiPlaces, ClusterAccess, ConfigError, FactsFrom, Origin,
     options::Options,
-    value::{absolute_path, api_server},
+    value::{absolute_path, api_server, service_proxy},
 };
 use crate::cluster_api::servers::ApiServer;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, parser::ValueSource};
@@ -116,7 +116,9 @@ impl Layers {
     }
 
     fn in_cluster(&self, named: Vec<ApiServer>) -> Result<ClusterAccess, ConfigError> {
-        if named.is_empty() {
+        // Who translates the Service that leads to the API cannot reach it that way.
+        let is_ours = self.parse("serviceProxy", service_proxy)?;
+        if named.is_empty() && !is_ours {
             return Ok(ClusterAccess::InCluster);
         }
         let seen = self.directory("stateDir")?.join(names::API_SERVERS_FILE);

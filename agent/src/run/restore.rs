@@ -40,7 +40,7 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
         bpf_dir: settings.bpf_dir.clone(),
         cgroup: settings.cgroup_dir.clone(),
         acceleration: verdict != Verdict::Refused,
-        service_sockets: false,
+        service_sockets: settings.service_proxy,
         attach: match settings.attach {
             config::AttachMode::Auto => datapath::AttachMode::Auto,
             config::AttachMode::Tcx => datapath::AttachMode::Tcx,

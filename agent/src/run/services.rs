@@ -3,6 +3,7 @@
 use crate::{
     apply::services::Publisher,
     chain::Chain,
+    cluster_api::servers::Servers,
     datapath::Datapath,
     plan::services::{Here, ServiceName, ServicePlan, Slice, plan},
     telemetry::metrics::Metrics,
@@ -35,6 +36,8 @@ pub(super) struct ServicesTask {
     pub(super) publisher: Shared,
     pub(super) datapath: Arc<Datapath>,
     pub(super) here: Here,
+    /// To be told where the API servers are.
+    pub(super) servers: Option<Arc<Servers>>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) standing: troubles::Standing,
 }
@@ -51,6 +54,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         publisher,
         datapath,
         here,
+        servers,
         metrics,
         standing,
     } = task;
@@ -61,7 +65,12 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         task: mut reading,
         ..
     } = source;
-    let here = Arc::new(here);
+    let facts = Facts {
+        store,
+        here,
+        servers,
+    };
+    let facts = Arc::new(facts);
     let mut is_begun = false;
     let mut is_waiting = false;
     // What is there already goes on meanwhile.
@@ -84,8 +93,8 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         first.get_or_insert(());
         let work = {
             let (publisher, datapath) = (publisher.clone(), datapath.clone());
-            let (store, here) = (store.clone(), here.clone());
-            move || publish(&publisher, &datapath, &store, &here, &changed, is_begun)
+            let facts = facts.clone();
+            move || publish(&publisher, &datapath, &facts, &changed, is_begun)
         };
         let published = spawn_blocking(work)
             .await
@@ -126,8 +135,7 @@ struct Published {
 fn publish(
     publisher: &Shared,
     datapath: &Datapath,
-    store: &Store,
-    here: &Here,
+    facts: &Facts,
     changed: &BTreeSet<ServiceName>,
     is_begun: bool,
 ) -> Published {
@@ -138,11 +146,12 @@ fn publish(
         let plans: BTreeMap<_, _> = names
             .by_ref()
             .take(TOGETHER)
-            .map(|name| (name, planned(store, name, here)))
+            .map(|name| (name, facts.planned(name)))
             .collect();
         if plans.is_empty() {
             break;
         }
+        facts.tell_of_api_servers(&plans);
         let changes = plans.iter().map(|(name, plan)| (*name, plan.as_ref()));
         publisher.apply_all(Instant::now(), changes);
     }
@@ -179,10 +188,32 @@ fn publish(
     published
 }
 
-/// What is to be published of a Service; none if nothing is.
-fn planned(store: &Store, name: &ServiceName, here: &Here) -> Option<ServicePlan> {
-    let (service, slices) = store.get(name)?;
-    let slices: Vec<&Slice> = slices.iter().collect();
-    let plan = plan(&service, &slices, here);
-    (plan != ServicePlan::default()).then_some(plan)
+/// What is known of Services, and who wants to know.
+struct Facts {
+    store: Arc<Store>,
+    here: Here,
+    servers: Option<Arc<Servers>>,
+}
+
+impl Facts {
+    /// What is to be published of a Service; none if nothing is.
+    fn planned(&self, name: &ServiceName) -> Option<ServicePlan> {
+        let (service, slices) = self.store.get(name)?;
+        let slices: Vec<&Slice> = slices.iter().collect();
+        let plan = plan(&service, &slices, &self.here);
+        (plan != ServicePlan::default()).then_some(plan)
+    }
+
+    /// The agent asks them itself, whatever becomes of the Service that leads to them.
+    fn tell_of_api_servers(&self, plans: &BTreeMap<&ServiceName, Option<ServicePlan>>) {
+        let kubernetes = ServiceName {
+            namespace: "default".into(),
+            name: "kubernetes".into(),
+        };
+        if let Some(servers) = &self.servers
+            && let Some(Some(plan)) = plans.get(&kubernetes)
+        {
+            servers.learn(plan.endpoints());
+        }
+    }
 }

@@ -93,7 +93,7 @@ impl<T: Tables> Publisher<T> {
             (**holder != *name).then(|| ServiceError::Taken {
                 service: name.clone(),
                 at: *at,
-                holder: ServiceName::clone(holder),
+                holder: holder.clone(),
             })
         });
         if let Some(error) = others {

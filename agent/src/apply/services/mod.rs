@@ -67,7 +67,7 @@ pub enum ServiceError {
     Taken {
         service: ServiceName,
         at: SocketAddr,
-        holder: ServiceName,
+        holder: Arc<ServiceName>,
     },
     #[error("service {service} cannot be published")]
     Maps {

@@ -63,6 +63,18 @@ pub struct ServicePlan {
     pub source_ranges: BTreeSet<IpNet>,
 }
 
+impl ServicePlan {
+    /// Every endpoint that takes new connections to the Service's cluster addresses.
+    pub fn endpoints(&self) -> BTreeSet<SocketAddr> {
+        let sets = self.ports.values().flat_map(|port| &port.sets);
+        let balanced = sets.filter_map(|sets| match &sets.internal {
+            SetPlan::Balance(endpoints) => Some(endpoints),
+            SetPlan::Refuse | SetPlan::Drop => None,
+        });
+        balanced.flatten().copied().collect()
+    }
+}
+
 /// One port of a Service. Both families have sets of their own: an endpoint is of its address's family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortPlan {
