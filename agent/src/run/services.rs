@@ -4,7 +4,7 @@ use crate::{
     apply::services::Publisher,
     chain::Chain,
     cluster_api::servers::Servers,
-    datapath::Datapath,
+    datapath::{Datapath, DatapathError},
     plan::services::{Here, ServiceName, ServicePlan, Slice, plan},
     telemetry::metrics::Metrics,
     troubles,
@@ -12,12 +12,12 @@ use crate::{
 };
 use anyhow::{Context as _, bail};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     future::pending,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-use tokio::{task::spawn_blocking, time::sleep};
+use tokio::{task::spawn_blocking, time::sleep_until};
 
 /// How soon it is tried again to publish what had no room, and to begin.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -72,13 +72,12 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
     };
     let facts = Arc::new(facts);
     let mut is_begun = false;
-    let mut is_waiting = false;
-    // What is there already goes on meanwhile.
-    let mut first = None;
+    // When it is tried again; what is published by then goes on meanwhile.
+    let mut again: Option<Instant> = None;
     loop {
         let changed = tokio::select! {
             changed = changes.next() => changed,
-            () = after(AGAIN, is_waiting || (first.is_some() && !is_begun)) => BTreeSet::new(),
+            () = at(again) => BTreeSet::new(),
             changed = health.changed() => {
                 changed.context("the source of Services ended")?;
                 let problem = health.borrow_and_update().problem.clone();
@@ -90,102 +89,90 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
                 bail!("the source of Services ended");
             }
         };
-        first.get_or_insert(());
+        let is_due = again.is_some_and(|again| again <= Instant::now());
         let work = {
             let (publisher, datapath) = (publisher.clone(), datapath.clone());
             let facts = facts.clone();
-            move || publish(&publisher, &datapath, &facts, &changed, is_begun)
+            move || {
+                let took = publish(&publisher, &facts, &changed);
+                if is_due {
+                    lock(&publisher).retry(Instant::now());
+                }
+                // All are known by the first change: what the agent before had and none of them has is nobody's.
+                let begun = is_begun || begin(&publisher, &datapath)?;
+                Ok::<_, DatapathError>((took, begun, waiting(&publisher)))
+            }
         };
-        let published = spawn_blocking(work)
-            .await
-            .context("publishing Services failed")?;
-        if let Some(took) = published.took {
-            metrics.services_changed(took);
-        }
-        if let Some(text) = &published.failed {
-            tracing::warn!("{text}");
-        }
-        is_begun |= published.failed.is_none();
-        is_waiting = published.waiting.is_some();
-        troubles::replace(
-            &standing,
-            UNPUBLISHED,
-            published.waiting.or(published.failed),
-        );
+        let published = spawn_blocking(work).await;
+        let problem = match published.context("publishing Services failed")? {
+            Ok((took, begun, waiting)) => {
+                is_begun = begun;
+                if let Some(took) = took {
+                    metrics.services_changed(took);
+                }
+                waiting
+            }
+            Err(error) => Some(format!("Services are not translated: {}", Chain(&error))),
+        };
+        again = match (&problem, again) {
+            (None, _) => None,
+            (Some(_), Some(again)) if !is_due => Some(again),
+            (Some(_), _) => Some(Instant::now() + AGAIN),
+        };
+        troubles::replace(&standing, UNPUBLISHED, problem);
     }
 }
 
-async fn after(time: Duration, is: bool) {
-    match is {
-        true => sleep(time).await,
-        false => pending().await,
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time.into()).await,
+        None => pending().await,
     }
 }
 
-#[derive(Default)]
-struct Published {
-    /// How long changes took; none if there were none.
-    took: Option<Duration>,
-    /// Why the node's Services are not translated yet.
-    failed: Option<String>,
-    /// What some Services wait for.
-    waiting: Option<String>,
-}
-
-fn publish(
-    publisher: &Shared,
-    datapath: &Datapath,
-    facts: &Facts,
-    changed: &BTreeSet<ServiceName>,
-    is_begun: bool,
-) -> Published {
+/// Publishes these, and says how long that took if there were any.
+fn publish(publisher: &Shared, facts: &Facts, changed: &BTreeSet<ServiceName>) -> Option<Duration> {
     let began = Instant::now();
-    let mut publisher = lock(publisher);
     let mut names = changed.iter();
     loop {
-        let plans: BTreeMap<_, _> = names
-            .by_ref()
-            .take(TOGETHER)
-            .map(|name| (name, facts.planned(name)))
-            .collect();
+        let some = names.by_ref().take(TOGETHER);
+        let plans: Vec<_> = some.map(|name| (name, facts.planned(name))).collect();
         if plans.is_empty() {
             break;
         }
-        facts.tell_of_api_servers(&plans);
-        let changes = plans.iter().map(|(name, plan)| (*name, plan.as_ref()));
-        publisher.apply_all(Instant::now(), changes);
-    }
-    if changed.is_empty() {
-        publisher.retry(Instant::now());
-    }
-    let mut published = Published {
-        took: (!changed.is_empty()).then(|| began.elapsed()),
-        ..Published::default()
-    };
-    if !is_begun {
-        // All are known: what the agent before had and no plan has is nobody's.
-        let complete = publisher.complete(Instant::now());
-        let begun = complete.and_then(|()| datapath.set_services(true));
-        match begun {
-            Ok(()) => tracing::info!(
-                services = publisher.usage().services,
-                took = ?began.elapsed(),
-                "services are published"
-            ),
-            Err(error) => {
-                published.failed = Some(format!("cannot publish Services: {}", Chain(&error)))
-            }
+        for (name, plan) in &plans {
+            facts.tell_of_api_servers(name, plan.as_ref());
         }
+        let changes = plans.iter().map(|(name, plan)| (*name, plan.as_ref()));
+        lock(publisher).apply_all(Instant::now(), changes);
     }
+    (!changed.is_empty()).then(|| began.elapsed())
+}
+
+/// Has the programs translate, by what is published.
+fn begin(publisher: &Shared, datapath: &Datapath) -> Result<bool, DatapathError> {
+    let mut publisher = lock(publisher);
+    publisher.complete(Instant::now())?;
+    datapath.set_services(true)?;
+    let usage = publisher.usage();
+    tracing::info!(
+        services = usage.services,
+        endpoints = usage.endpoints,
+        "services are translated"
+    );
+    Ok(true)
+}
+
+/// What some Services wait for.
+fn waiting(publisher: &Shared) -> Option<String> {
+    let publisher = lock(publisher);
     let mut waiting = publisher.waiting();
-    if let Some((_, error)) = waiting.next() {
-        let error = Chain(error).to_string();
-        published.waiting = Some(match waiting.count() {
-            0 => error,
-            others => format!("{error}; so it is with {others} others (`sinabroctl services`)"),
-        });
-    }
-    published
+    let (_, error) = waiting.next()?;
+    let error = Chain(error).to_string();
+    Some(match waiting.count() {
+        0 => error,
+        others => format!("{error}; so it is with {others} others (`sinabroctl services`)"),
+    })
 }
 
 /// What is known of Services, and who wants to know.
@@ -205,13 +192,10 @@ impl Facts {
     }
 
     /// The agent asks them itself, whatever becomes of the Service that leads to them.
-    fn tell_of_api_servers(&self, plans: &BTreeMap<&ServiceName, Option<ServicePlan>>) {
-        let kubernetes = ServiceName {
-            namespace: "default".into(),
-            name: "kubernetes".into(),
-        };
-        if let Some(servers) = &self.servers
-            && let Some(Some(plan)) = plans.get(&kubernetes)
+    fn tell_of_api_servers(&self, name: &ServiceName, plan: Option<&ServicePlan>) {
+        if let (Some(servers), Some(plan)) = (&self.servers, plan)
+            && name.namespace == "default"
+            && name.name == "kubernetes"
         {
             servers.learn(plan.endpoints());
         }

@@ -3,6 +3,7 @@
 mod kept;
 mod misfits;
 mod overlay;
+mod services;
 mod uplinks;
 
 use crate::{
