@@ -69,7 +69,7 @@ pub fn is_error(scratch: &Scratch) -> bool {
 /// Whether a packet that no record was found for may be of a connection whose record is on its way here: another
 /// port would break it, and so would the node's own RST.
 #[inline(always)]
-fn is_carried(config: &NodeConfig, scratch: &Scratch) -> bool {
+pub fn is_carried(config: &NodeConfig, scratch: &Scratch) -> bool {
     scratch.ip.proto == proto::TCP
         && config.flags & FLAG_CARRYING != 0
         && !ct_state::begins(proto::TCP, scratch.l4.tcp_flags)

@@ -7,8 +7,8 @@
 use super::{NONE, hairpin, leave::KNOWN};
 use crate::{
     connection::{self, share},
-    maps::{AFFINITY, ALIASES, BACKENDS, CONNECTIONS, EEXIST, FRONTENDS, SETS, SLOTS},
-    nat::{DROPPED, drop},
+    maps::{AFFINITY, ALIASES, BACKENDS, CONFIG, CONNECTIONS, EEXIST, FRONTENDS, SETS, SLOTS},
+    nat::{DROPPED, drop, is_carried},
     scratch::Scratch,
 };
 use aya_ebpf::{
@@ -79,6 +79,13 @@ pub fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
     key.proto = 0;
     match FRONTENDS.get_ptr(&scratch.frontend_key) {
         None => NONE,
+        Some(_)
+            if CONFIG
+                .get(0)
+                .is_some_and(|config| is_carried(config, scratch)) =>
+        {
+            drop(DropReason::NatCarried)
+        }
         Some(_) => refused(scratch, DropReason::ServiceNoPort),
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::packet::{ACKNOWLEDGED, SEQUENCE, see_error};
+use sinabro_common::abi::config::FLAG_CARRYING;
 
 const RST: u8 = 0x04;
 
@@ -147,6 +148,19 @@ fn others_hear_that_the_port_is_unreachable() {
             }
         }
         assert!(table().is_empty() && aliases().is_empty());
+    });
+}
+
+#[test]
+fn a_connection_on_its_way_to_another_layout_is_not_reset() {
+    world(|w| {
+        let (_, at) = w.publish(1, TCP, &endpoints(w.a.v4, 1));
+        let mut config = kit::node_config();
+        config.flags |= FLAG_SERVICES | FLAG_CARRYING;
+        w.datapath.set_node_config(config).unwrap();
+        let sent = make(TCP, (w.a.v4, 2000), at, ACK);
+        w.dropped(&sent, DropReason::NatCarried);
+        assert_eq!(w.goes_to(&make(TCP, (w.a.v4, 2000), at, SYN)).1, 8001);
     });
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::kit::Outside;
+use sinabro_common::abi::config::FLAG_REDIRECT_PEER;
 use std::{
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
@@ -116,6 +117,22 @@ fn pods_talk_to_pods_by_a_services_address() {
             let server = w.b.run(|| udp((server, 8000).into()));
             let socket = w.a.run(|| udp((client, 0).into()));
             datagrams(&socket, &server, at);
+        }
+        check_table();
+    });
+}
+
+#[test]
+fn pods_talk_to_pods_by_a_services_address_through_the_stack() {
+    in_every_mode(|w| {
+        let mut config = kit::node_config();
+        config.flags = config.flags & !FLAG_REDIRECT_PEER | FLAG_SERVICES;
+        w.datapath.set_node_config(config).unwrap();
+        for (number, (client, server)) in (1..).zip([(w.a.v4, w.b.v4), (w.a.v6, w.b.v6)]) {
+            let at = w.publish(number, TCP, (server, 8000));
+            let listener = w.b.run(|| TcpListener::bind((server, 8000)).unwrap());
+            let (own, seen) = exchange(listener, || w.a.run(|| TcpStream::connect(at).unwrap()));
+            assert_eq!((own.ip(), seen), (client, own));
         }
         check_table();
     });
