@@ -1,6 +1,6 @@
 //! `sinabroctl verify`, beside a data path that runs.
 
-use crate::kit;
+use crate::{acceleration::Cgroup, kit};
 use sinabro_agent::datapath::verify;
 use sinabro_common::{api::VerifiedProgram, names};
 use std::{
@@ -38,14 +38,16 @@ fn pins(dir: &Path) -> Vec<PathBuf> {
 fn every_program_is_verified_and_nothing_stays() {
     kit::fresh(|| {
         let dir = Path::new(names::BPF_DIR);
+        let cgroup = Cgroup::enter();
+        let cgroup = Some(cgroup.path.as_path());
         // Where there is no agent, and beside one.
-        verify(dir, None).unwrap();
+        verify(dir, cgroup).unwrap();
         assert!(!dir.exists());
         let running = kit::load();
         let pod = kit::Pod::live(&running, 5);
         let before = (pins(dir), running.programs());
 
-        let report = verify(dir, None).unwrap();
+        let report = verify(dir, cgroup).unwrap();
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
         assert_eq!(report.kernel, release.trim());
         for row in &report.programs {
@@ -93,14 +95,16 @@ fn every_program_is_verified_and_nothing_stays() {
 fn leftovers_go_and_others_files_stay() {
     kit::fresh(|| {
         let dir = Path::new(names::BPF_DIR);
+        let cgroup = Cgroup::enter();
+        let cgroup = Some(cgroup.path.as_path());
         let left = dir.join(names::BPF_VERIFY_DIR);
         fs::create_dir_all(left.join(names::BPF_LINKS_DIR)).unwrap();
-        verify(dir, None).unwrap();
+        verify(dir, cgroup).unwrap();
         assert!(!left.exists());
 
         let others = left.join("others");
         fs::create_dir_all(&others).unwrap();
-        let error = verify(dir, None).unwrap_err();
+        let error = verify(dir, cgroup).unwrap_err();
         assert!(error.to_string().contains("removing directory"), "{error}");
         assert!(others.exists());
     });

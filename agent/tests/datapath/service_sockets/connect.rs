@@ -2,7 +2,7 @@
 
 use super::{
     OTHER_VIP, PATIENCE, Service, TCP, UDP, VIP, VIP6, World, answer, at, both, listen, mapped,
-    peer, real_peer, refuses, run, socket, switch, udp_server, world,
+    node, peer, real_peer, refuses, run, socket, switch, udp_server, world,
 };
 use crate::kit;
 use sinabro_common::abi::service::{BACKEND_DRAINING, BACKEND_SERVING, FrontendKey, Kind};
@@ -296,9 +296,7 @@ fn a_client_with_affinity_keeps_its_endpoint_while_that_is_chosen_from() {
         }
         // Without it they are all chosen.
         Service::new(3, at(VIP, 80), TCP).lead_to(w.datapath(), &all);
-        let seen: BTreeSet<_> = (0..200)
-            .map(|_| unanswered(&w.a.place, at(VIP, 80)))
-            .collect();
+        let seen: BTreeSet<_> = (0..200).map(|_| unanswered(&node(), at(VIP, 80))).collect();
         assert_eq!(seen.len(), all.len());
     });
 }
@@ -311,16 +309,16 @@ fn datagram_sockets_of_the_node_are_connected_and_those_of_pods_are_not() {
             let server = [udp_server(&w.b, endpoint, 5353)];
             let leads_to = server[0].local_addr().unwrap();
             Service::new(n, vip, UDP).lead_to(w.datapath(), &[leads_to]);
-            let [(_, pod), (_, node)] = w.clients();
+            let (pod, node) = (&w.a.place, &node());
             for asked in BTreeSet::from([vip, mapped(vip)]) {
                 let domain = Domain::for_address(asked);
-                let client = socket(&pod, domain, Type::DGRAM, None);
+                let client = socket(pod, domain, Type::DGRAM, None);
                 client.connect(&asked.into()).unwrap();
-                assert_eq!(real_peer(&pod, &client), vip);
+                assert_eq!(real_peer(pod, &client), vip);
 
-                let client = socket(&node, domain, Type::DGRAM, None);
+                let client = socket(node, domain, Type::DGRAM, None);
                 client.connect(&asked.into()).unwrap();
-                assert_eq!(real_peer(&node, &client), leads_to);
+                assert_eq!(real_peer(node, &client), leads_to);
                 assert_eq!(peer(&client), asked);
                 client.send(b"?").unwrap();
                 assert_eq!(answer(&server), 0);

@@ -1,12 +1,10 @@
 //! sendto(2) and recvfrom(2) of the node's UDP sockets.
 
 use super::{
-    OTHER_VIP, OTHER_VIP6, PATIENCE, Service, UDP, VIP, VIP6, answer, at, mapped, refuses, run,
-    socket, udp_server, world,
+    OTHER_VIP, OTHER_VIP6, PATIENCE, Service, UDP, VIP, VIP6, answer, at, mapped, node, refuses,
+    run, socket, udp_server, world,
 };
 use sinabro_common::abi::service::{BACKEND_SERVING, Kind};
-use sinabro_lab::Place;
-use sinabro_netlink::NetNs;
 use socket2::{Domain, Socket, Type};
 use std::{
     collections::BTreeSet,
@@ -15,10 +13,6 @@ use std::{
     net::{SocketAddr, UdpSocket},
     time::Duration,
 };
-
-fn here() -> Place {
-    Place::new("node", NetNs::current().unwrap())
-}
 
 /// Asks by address, and says which server answered and as whom.
 fn ask(client: &Socket, to: SocketAddr, servers: &[UdpSocket]) -> (usize, SocketAddr) {
@@ -46,7 +40,7 @@ fn answers_come_from_the_frontend_that_was_asked() {
             }
             for asked in BTreeSet::from([frontends, frontends.map(mapped)]) {
                 let domain = Domain::for_address(asked[0]);
-                let client = socket(&here(), domain, Type::DGRAM, None);
+                let client = socket(&node(), domain, Type::DGRAM, None);
                 for _ in 0..3 {
                     for (n, to) in asked.into_iter().enumerate() {
                         assert_eq!(ask(&client, to, &servers), (n, to));
@@ -70,7 +64,7 @@ fn answers_come_from_the_frontend_that_was_asked() {
                     Domain::IPV6 => mapped(at_server(0)),
                     _ => at_server(0),
                 };
-                let other = socket(&here(), domain, Type::DGRAM, None);
+                let other = socket(&node(), domain, Type::DGRAM, None);
                 assert_eq!(ask(&other, direct, &servers), (0, direct));
             }
         }
@@ -85,7 +79,7 @@ fn an_endpoint_answers_for_the_frontend_that_was_asked_last() {
         let endpoint = [servers[0].local_addr().unwrap()];
         Service::new(0, at(VIP, 53), UDP).lead_to(w.datapath(), &endpoint);
         Service::new(1, at(OTHER_VIP, 53), UDP).lead_to(w.datapath(), &endpoint);
-        let client = socket(&here(), Domain::IPV4, Type::DGRAM, None);
+        let client = socket(&node(), Domain::IPV4, Type::DGRAM, None);
         for _ in 0..3 {
             for to in [at(VIP, 53), at(OTHER_VIP, 53)] {
                 assert_eq!(ask(&client, to, &servers), (0, to));
@@ -102,7 +96,7 @@ fn a_socket_keeps_its_endpoint_while_that_serves() {
         let vip = at(VIP, 53);
         let mut service = Service::new(1, vip, UDP);
         service.lead_to(w.datapath(), &all);
-        let client = socket(&here(), Domain::IPV4, Type::DGRAM, None);
+        let client = socket(&node(), Domain::IPV4, Type::DGRAM, None);
         let (first, _) = ask(&client, vip, &servers);
         for _ in 0..20 {
             assert_eq!(ask(&client, vip, &servers), (first, vip));
@@ -110,7 +104,7 @@ fn a_socket_keeps_its_endpoint_while_that_serves() {
         // Other sockets have others.
         let others: BTreeSet<usize> = (0..40)
             .map(|_| {
-                let other = socket(&here(), Domain::IPV4, Type::DGRAM, None);
+                let other = socket(&node(), Domain::IPV4, Type::DGRAM, None);
                 ask(&other, vip, &servers).0
             })
             .collect();
@@ -148,7 +142,7 @@ fn a_datagram_to_nobody_is_refused_and_what_is_no_services_goes_its_way() {
         let service = Service::new(0, at(VIP, 53), UDP);
         service.put_frontend(w.datapath());
         service.put_set(w.datapath(), Kind::Refuse, 0);
-        let client = socket(&here(), Domain::IPV4, Type::DGRAM, None);
+        let client = socket(&node(), Domain::IPV4, Type::DGRAM, None);
         if refuses() {
             let error = client.send_to(b"?", &at(VIP, 53).into()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused);

@@ -1,8 +1,8 @@
 //! Agents that come and go, with it on and off.
 
 use super::{
-    Service, TCP, UDP, VIP, World, answer, at, connect::unanswered, listen, peer, socket,
-    udp_server, world,
+    Service, TCP, UDP, VIP, World, answer, at, connect::unanswered, listen, node, peer, socket,
+    udp_server, world_of_pods,
 };
 use crate::kit;
 use aya::programs::links::{FdLink, PinnedLink};
@@ -27,7 +27,7 @@ fn links() -> BTreeMap<String, (u32, u32)> {
 
 #[test]
 fn a_restart_keeps_links_and_what_sockets_say() {
-    world(|mut w: World| {
+    world_of_pods(|mut w: World| {
         let listener = listen(&w.b, w.b.v4, 8080);
         let servers: Vec<_> = (0..8).map(|n| udp_server(&w.b, w.b.v4, 5353 + n)).collect();
         let endpoint = listener.local_addr().unwrap();
@@ -36,8 +36,7 @@ fn a_restart_keeps_links_and_what_sockets_say() {
         Service::new(1, at(VIP, 53), UDP).lead_to(w.datapath(), &all);
         let connected = socket(&w.a.place, Domain::IPV4, Type::STREAM, None);
         connected.connect(&at(VIP, 80).into()).unwrap();
-        let [_, (_, node)] = w.clients();
-        let client = socket(&node, Domain::IPV4, Type::DGRAM, None);
+        let client = socket(&node(), Domain::IPV4, Type::DGRAM, None);
         let ask = || {
             client.send_to(b"?", &at(VIP, 53).into()).unwrap();
             let by = answer(&servers);
@@ -82,7 +81,7 @@ fn a_restart_keeps_links_and_what_sockets_say() {
 /// Pods that went while there was no agent.
 #[test]
 fn namespaces_of_nobody_are_forgotten() {
-    world(|mut w: World| {
+    world_of_pods(|mut w: World| {
         let listener = listen(&w.b, w.b.v4, 8080);
         let endpoint = listener.local_addr().unwrap();
         Service::new(0, at(VIP, 80), TCP).lead_to(w.datapath(), &[endpoint]);
@@ -93,8 +92,7 @@ fn namespaces_of_nobody_are_forgotten() {
         datapath.retain_pods(&[w.b.link.clone()].into()).unwrap();
         assert_eq!(unanswered(&w.a.place, at(VIP, 80)), at(VIP, 80));
         assert_eq!(unanswered(&w.b.place, at(VIP, 80)), endpoint);
-        let [_, (whose, node)] = w.clients();
-        assert_eq!(unanswered(&node, at(VIP, 80)), endpoint, "{whose}");
+        assert_eq!(unanswered(&node(), at(VIP, 80)), endpoint);
     });
 }
 
@@ -121,7 +119,7 @@ fn where_there_is_no_cgroup_the_reason_is_told() {
 /// Sockets that connect at any moment of a restart get the endpoint.
 #[test]
 fn no_connection_of_a_restart_goes_astray() {
-    world(|mut w: World| {
+    world_of_pods(|mut w: World| {
         let listener = listen(&w.b, w.b.v4, 8080);
         let endpoint = listener.local_addr().unwrap();
         Service::new(0, at(VIP, 80), TCP).lead_to(w.datapath(), &[endpoint]);

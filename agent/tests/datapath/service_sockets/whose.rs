@@ -1,7 +1,8 @@
 //! Whose sockets are translated, and as whose.
 
 use super::{
-    Service, TCP, UDP, VIP, at, connect::unanswered, listen, real_peer, run, socket, world,
+    Service, TCP, UDP, VIP, at, connect::unanswered, listen, node, real_peer, run, socket,
+    world_of_pods,
 };
 use crate::kit::Pod;
 use aya::maps::{HashMap, Map, MapData};
@@ -34,7 +35,7 @@ fn nowhere() -> Place {
 
 #[test]
 fn a_namespace_that_is_not_known_is_left_alone() {
-    world(|w| {
+    world_of_pods(|w| {
         let listener = listen(&w.b, w.b.v4, 8080);
         let endpoint = listener.local_addr().unwrap();
         Service::new(0, at(VIP, 80), TCP).lead_to(w.datapath(), &[endpoint]);
@@ -60,11 +61,11 @@ fn a_namespace_that_is_not_known_is_left_alone() {
 /// A process with descriptors of others' sockets gets by them what is theirs.
 #[test]
 fn a_socket_is_its_namespaces_whoever_uses_it() {
-    world(|w| {
+    world_of_pods(|w| {
         let endpoint = at("10.1.0.6", 5353);
         Service::new(0, at(VIP, 53), UDP).lead_to(w.datapath(), &[endpoint]);
-        let [(_, pod), (_, node)] = w.clients();
-        for (owner, user, expected) in [(&pod, &node, at(VIP, 53)), (&node, &pod, endpoint)] {
+        let (pod, node) = (&w.a.place, &node());
+        for (owner, user, expected) in [(pod, node, at(VIP, 53)), (node, pod, endpoint)] {
             let client = socket(owner, Domain::IPV4, Type::DGRAM, None);
             run(user, || client.connect(&at(VIP, 53).into()).unwrap());
             assert_eq!(real_peer(owner, &client), expected);
@@ -89,7 +90,7 @@ fn affinities() -> Vec<(Addr, u32)> {
 /// Root in a pod may give its interface any address: what it has of Services stays its own.
 #[test]
 fn a_pod_with_anothers_address_is_still_itself() {
-    world(|w| {
+    world_of_pods(|w| {
         let listeners: Vec<TcpListener> = (9000..9008)
             .map(|port| listen(&w.b, w.b.v4, port))
             .collect();
