@@ -209,6 +209,7 @@ mod tests {
             resource_version: "7".into(),
             taints: taints.iter().map(taint).collect(),
             network_unavailable: condition.map(|(s, r)| (s.into(), r.into())),
+            zone: String::new(),
         }
     }
 

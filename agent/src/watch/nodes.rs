@@ -25,6 +25,14 @@ pub struct Metadata {
     pub uid: String,
     pub resource_version: String,
     creation_timestamp: String,
+    labels: Option<Labels>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Labels {
+    #[serde(rename = "topology.kubernetes.io/zone")]
+    zone: String,
 }
 
 impl Metadata {
@@ -95,6 +103,8 @@ pub struct OwnNode {
     pub taints: Vec<Taint>,
     /// Status and reason of the condition NetworkUnavailable, if the Node has it.
     pub network_unavailable: Option<(String, String)>,
+    /// By which clients choose among a Service's endpoints; empty if the Node has none.
+    pub zone: String,
 }
 
 impl From<&ApiNode> for OwnNode {
@@ -107,6 +117,8 @@ impl From<&ApiNode> for OwnNode {
             network_unavailable: conditions
                 .find(|condition| condition.r#type == "NetworkUnavailable")
                 .map(|condition| (condition.status.clone(), condition.reason.clone())),
+            zone: (node.metadata.labels.as_ref())
+                .map_or_else(String::new, |labels| labels.zone.clone()),
         }
     }
 }
@@ -202,6 +214,18 @@ mod tests {
         assert_eq!(texts(&node.pod_cidrs), ["10.0.1.0/24", "fd00:1::/64"]);
         let node = facts(json!({"podCIDR": "10.0.1.0/24"}), &[]).unwrap();
         assert_eq!(texts(&node.pod_cidrs), ["10.0.1.0/24"]);
+    }
+
+    #[test]
+    fn the_zone_is_the_label_of_todays_name() {
+        let zone = |labels: Value| {
+            let node = json!({"metadata": {"name": "n1", "labels": labels}});
+            OwnNode::from(&serde_json::from_value::<ApiNode>(node).unwrap()).zone
+        };
+        let both = json!({"topology.kubernetes.io/zone": "a", "failure-domain.beta.kubernetes.io/zone": "b"});
+        assert_eq!(zone(both), "a");
+        assert_eq!(zone(json!({"x": "y"})), "");
+        assert_eq!(zone(Value::Null), "");
     }
 
     #[test]

@@ -81,6 +81,16 @@ impl Store {
         Some((service, slices.collect()))
     }
 
+    /// Tells of every Service again, because something else changed what they come to.
+    pub fn tell_all(&self) {
+        self.change(|known| {
+            let Known {
+                services, changed, ..
+            } = known;
+            changed.extend(services.keys().filter_map(|key| name_of(key)));
+        });
+    }
+
     /// What is wrong with objects, by kind and name: `Service default/web`.
     pub fn faults(&self) -> BTreeMap<String, String> {
         let known = self.lock();

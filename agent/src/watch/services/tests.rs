@@ -183,6 +183,16 @@ async fn a_change_is_not_lost_with_who_waited_for_it() {
 }
 
 #[tokio::test]
+async fn all_are_told_again_if_that_is_wanted() {
+    let (store, mut changes) = filled();
+    store.tell_all();
+    assert_eq!(next(&mut changes).await, ["a", "b"]);
+    store.tell_all();
+    assert_eq!(next(&mut changes).await, ["a", "b"]);
+    assert!(is_quiet(&mut changes).await);
+}
+
+#[tokio::test]
 async fn a_list_removes_what_it_does_not_have_once_it_is_whole() {
     let (store, mut changes) = filled();
     next(&mut changes).await;

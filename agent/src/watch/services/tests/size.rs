@@ -50,7 +50,7 @@ fn fill(store: &Store, services: usize) {
             endpoint["nodeName"] = format!("node-{node}.example.net").into();
             endpoint["hints"] = json!({"forZones": [{"name": hint}]});
         }
-        put(store, &object);
+        store.put_slice(&serde_json::from_value(object).unwrap(), false);
     }
     for kind in [Kind::Services, Kind::Slices] {
         store.end_list(kind);
