@@ -3,7 +3,7 @@
 use super::{Applied, AppliedPort, Publisher, Usage, backends::at, tables::Tables};
 use crate::plan::services::ServiceName;
 use sinabro_common::{
-    abi::service::{Frontend, FrontendKey, Kind},
+    abi::service::{BACKEND_DRAINING, Frontend, FrontendKey, Kind},
     api::{
         SERVICE_ENDPOINTS_OF_A_PAGE, SERVICE_ENDPOINTS_OF_A_SET, SERVICES_OF_A_PAGE,
         ServiceClients, ServiceMapUsage, ServiceOutcome, ServicePortReport, ServiceReport,
@@ -124,7 +124,9 @@ impl<T: Tables> Publisher<T> {
         let set = |((index, clients), frontends)| self.set_report(index, clients, frontends);
         let families = port.families.iter().flatten();
         let draining = families.flat_map(|family| &family.draining);
+        // What is held for sets that no frontend names is in another that one does.
         let draining = draining.filter_map(|id| self.tables.backend(*id));
+        let draining = draining.filter(|backend| backend.flags & BACKEND_DRAINING != 0);
         ServicePortReport {
             name: port.name.to_string(),
             protocol: protocol_name(proto).to_string(),
