@@ -223,6 +223,7 @@ fn metrics_are_drops_connections_and_counters() {
             masqueraded: 3,
             ..TableReport::default()
         }),
+        services: None,
         acceleration_memory: None,
         counters: BTreeMap::from([("sinabro_gc_freed_total".into(), 7)]),
     };
