@@ -101,14 +101,14 @@ fn checked(ctx: &TcContext) -> Action {
             identity::icmp(&scratch.ip, &scratch.l4)?;
             // An array has all its entries.
             let config = CONFIG.get(0).ok_or(DropReason::UnknownLink)?;
-            let mut receiver = deliver::receiver(&scratch.ip);
+            let mut receiver = deliver::receiver(config, &scratch.ip);
             let mut was_translated = false;
             if service::are_ours(config) && receiver.is_none() {
                 match service::leave::leave(ctx.skb.skb, scratch) {
                     PASS => {}
                     service::TRANSLATED => {
                         was_translated = true;
-                        receiver = deliver::receiver(&scratch.ip);
+                        receiver = deliver::receiver(config, &scratch.ip);
                     }
                     action => return Ok(action),
                 }

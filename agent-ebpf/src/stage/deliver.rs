@@ -48,9 +48,12 @@ fn is_too_large(ctx: &TcContext, receiver: &Endpoint) -> bool {
     mtu != 0 && len > mtu + eth::LEN && segments == 0
 }
 
-/// The pod of this node that a packet is for.
+/// The pod of this node that a packet is for, where anything depends on that.
 #[inline(always)]
-pub fn receiver(ip: &Ip) -> Option<&'static Endpoint> {
+pub fn receiver(config: &NodeConfig, ip: &Ip) -> Option<&'static Endpoint> {
+    if !redirects(config) && !service::are_ours(config) {
+        return None;
+    }
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
     unsafe { ENDPOINTS.get(ip.dst) }
 }

@@ -84,11 +84,14 @@ pub fn known(scratch: &mut Scratch) -> u32 {
     let is;
     // SAFETY: a value that the map just gave.
     let noted = unsafe {
+        let kind = (*found).flags & (FLAG_STACK | FLAG_SERVICE);
+        if kind == 0 {
+            return DIRECT;
+        }
         let begins =
             scratch.key.proto == proto::TCP && ct_state::begins(proto::TCP, scratch.l4.tcp_flags);
         let again = begins && connection::stage(found, proto::TCP).is_closed();
-        match (*found).flags & (FLAG_STACK | FLAG_SERVICE) {
-            0 => return DIRECT,
+        match kind {
             FLAG_SERVICE if is_answer(found, scratch.from_high) => {
                 show_frontend(found, scratch);
                 is = ANSWER;

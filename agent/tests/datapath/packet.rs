@@ -18,7 +18,7 @@ pub const ARP: u16 = 0x0806;
 pub const IP6: u16 = 0x86dd;
 
 /// Adds up 16-bit words in one's complement.
-fn sum(parts: &[&[u8]]) -> u16 {
+pub fn sum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0u32;
     for part in parts {
         for pair in part.chunks(2) {
@@ -31,7 +31,7 @@ fn sum(parts: &[&[u8]]) -> u16 {
     sum as u16
 }
 
-fn pseudo_header(src: IpAddr, dst: IpAddr, proto: u8, len: usize) -> Vec<u8> {
+pub fn pseudo_header(src: IpAddr, dst: IpAddr, proto: u8, len: usize) -> Vec<u8> {
     let mut header = Vec::new();
     for address in [src, dst] {
         match address {

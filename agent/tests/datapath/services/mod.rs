@@ -2,6 +2,7 @@
 
 mod choice;
 mod endings;
+mod model;
 mod refusals;
 mod traffic;
 mod ways;
