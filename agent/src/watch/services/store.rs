@@ -45,6 +45,7 @@ pub struct Store {
 struct Known {
     /// By `namespace/name`: one short allocation each instead of two.
     services: HashMap<Box<str>, Entry>,
+    /// Since all were told, which begins with everything.
     changed: HashSet<ServiceName>,
     /// How many lists were begun of each [`Kind`].
     lists: [u32; 2],
@@ -84,10 +85,9 @@ impl Store {
     /// Tells of every Service again, because something else changed what they come to.
     pub fn tell_all(&self) {
         self.change(|known| {
-            let Known {
-                services, changed, ..
-            } = known;
-            changed.extend(services.keys().filter_map(|key| name_of(key)));
+            if known.is_told {
+                known.changed = known.names().collect();
+            }
         });
     }
 
@@ -141,7 +141,9 @@ impl Store {
         if !known.has_changed() {
             return None;
         }
-        known.is_told = true;
+        if !mem::replace(&mut known.is_told, true) {
+            return Some(known.names().collect());
+        }
         Some(mem::take(&mut known.changed).into_iter().collect())
     }
 
@@ -212,12 +214,23 @@ impl Known {
         self.is_complete() && (!self.is_told || !self.changed.is_empty())
     }
 
+    fn names(&self) -> impl Iterator<Item = ServiceName> {
+        self.services.keys().filter_map(|key| name_of(key))
+    }
+
+    fn tell(&mut self, name: ServiceName) {
+        if self.is_told {
+            self.changed.insert(name);
+        }
+    }
+
     fn begin_list(&mut self, kind: Kind) {
         self.lists[kind as usize] += 1;
     }
 
     fn end_list(&mut self, kind: Kind) {
         let list = self.lists[kind as usize];
+        let mut changed = Vec::new();
         for (key, entry) in &mut self.services {
             let before = entry.slices.len();
             let gone = match kind {
@@ -228,9 +241,13 @@ impl Known {
                 }
             };
             if gone {
-                self.changed.extend(name_of(key));
+                changed.push(name_of(key));
             }
         }
+        changed
+            .into_iter()
+            .flatten()
+            .for_each(|name| self.tell(name));
         self.services.retain(|_, entry| !entry.is_empty());
         self.faults[kind as usize].retain(|_, (_, listed)| *listed == list);
         self.is_listed[kind as usize] = true;
@@ -248,7 +265,7 @@ impl Known {
                 entry.listed = list;
                 if entry.service.as_deref() != Some(&service) {
                     entry.service = Some(Box::new(service));
-                    self.changed.insert(name);
+                    self.tell(name);
                 }
             }
             Err(why) => self.put_unreadable(Kind::Services, &object.metadata, why),
@@ -305,7 +322,7 @@ impl Known {
                 });
             }
         }
-        self.changed.insert(owner);
+        self.tell(owner);
     }
 
     fn put_unreadable(&mut self, kind: Kind, metadata: &Metadata, why: String) {
@@ -346,7 +363,7 @@ impl Known {
                 let entry = self.services.get_mut(key.as_str());
                 if entry.is_some_and(|entry| entry.service.take().is_some()) {
                     self.forget_if_empty(&key);
-                    self.changed.insert(name);
+                    self.tell(name);
                 }
             }
             Kind::Slices => {
@@ -355,7 +372,7 @@ impl Known {
                 };
                 let key = owner.to_string();
                 if self.remove_slice(&key, &metadata.name) {
-                    self.changed.insert(owner);
+                    self.tell(owner);
                 }
             }
         }
@@ -386,7 +403,7 @@ impl Known {
         for owner in owners {
             if owner.namespace == metadata.namespace {
                 self.remove_slice(&owner.to_string(), &metadata.name);
-                self.changed.insert(owner);
+                self.tell(owner);
             }
         }
     }
