@@ -174,17 +174,17 @@ fn who_connects_to_the_endpoint_itself_by_the_same_ports_is_not_mixed_up() {
             let endpoint = (server, 8000);
             let (_, at) = w.publish(number, TCP, &[endpoint]);
             let from = (client, 2000);
-            let (verdict, _) = w.from_pod(&w.a, &make(TCP, from, at, SYN));
+            let (verdict, _) = w.sent_by(&w.a, &make(TCP, from, at, SYN));
             assert_eq!(verdict, REDIRECT);
             w.dropped(&make(TCP, from, endpoint, SYN), DropReason::ServiceClash);
-            let (verdict, _) = w.from_pod(&w.a, &make(TCP, (client, 2001), endpoint, SYN));
+            let (verdict, _) = w.sent_by(&w.a, &make(TCP, (client, 2001), endpoint, SYN));
             assert_eq!(verdict, REDIRECT);
             // Once that is closed it can be had.
-            let (verdict, _) = w.from_pod(&w.a, &make(TCP, from, at, 0x04));
+            let (verdict, _) = w.sent_by(&w.a, &make(TCP, from, at, 0x04));
             assert_eq!(verdict, REDIRECT);
-            let (verdict, out) = w.from_pod(&w.a, &make(TCP, from, endpoint, SYN));
+            let (verdict, out) = w.sent_by(&w.a, &make(TCP, from, endpoint, SYN));
             assert_eq!((verdict, see(&out).dst), (REDIRECT, server));
-            let (verdict, out) = w.from_pod(&w.b, &make(TCP, endpoint, from, SYN | ACK));
+            let (verdict, out) = w.sent_by(&w.b, &make(TCP, endpoint, from, SYN | ACK));
             assert_eq!((verdict, see(&out).src), (REDIRECT, server));
         }
     });

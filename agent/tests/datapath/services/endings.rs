@@ -135,7 +135,7 @@ fn sweeps_leave_nothing_behind() {
         let (service, _) = w.publish(5, TCP, &[(outside, 6443)]);
         let at = (vip(w.a.v4), 443);
         service.frontend(at, 0);
-        let (verdict, out) = w.from_pod(&w.a, &make(TCP, (w.a.v4, 2000), at, SYN));
+        let (verdict, out) = w.sent_by(&w.a, &make(TCP, (w.a.v4, 2000), at, SYN));
         assert_eq!(verdict, PASS);
         let (verdict, _) = w
             .programs

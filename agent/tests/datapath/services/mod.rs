@@ -187,7 +187,7 @@ impl World {
         (service, at)
     }
 
-    fn from_pod(&self, pod: &Pod, ip: &Ip) -> (i32, Vec<u8>) {
+    fn sent_by(&self, pod: &Pod, ip: &Ip) -> (i32, Vec<u8>) {
         let frame = frame_from(pod, ip);
         self.programs.run("pod_out", pod.ifindex, &frame)
     }
@@ -199,7 +199,7 @@ impl World {
 
     /// What pod a sends goes to the stack, as this.
     fn leaves_as(&self, sent: &Ip, expected: &Ip) {
-        let (verdict, out) = self.from_pod(&self.a, sent);
+        let (verdict, out) = self.sent_by(&self.a, sent);
         assert_eq!(verdict, PASS, "{:?}", self.datapath.drops());
         assert_eq!(out, frame_from(&self.a, expected));
     }
@@ -213,7 +213,7 @@ impl World {
 
     /// Where pod a's packet goes.
     fn goes_to(&self, ip: &Ip) -> At {
-        let (verdict, out) = self.from_pod(&self.a, ip);
+        let (verdict, out) = self.sent_by(&self.a, ip);
         assert_eq!(verdict, PASS, "{:?}", self.datapath.drops());
         let seen = see(&out);
         assert_eq!(seen.src, ip.src);
@@ -222,7 +222,7 @@ impl World {
 
     fn dropped(&self, ip: &Ip, reason: DropReason) {
         let before = kit::dropped(&self.datapath, reason);
-        let (verdict, _) = self.from_pod(&self.a, ip);
+        let (verdict, _) = self.sent_by(&self.a, ip);
         assert_eq!(verdict, DROP, "{reason:?}");
         assert_eq!(
             kit::dropped(&self.datapath, reason) - before,

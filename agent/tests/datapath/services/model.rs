@@ -117,7 +117,7 @@ fn random_packets_are_translated_as_a_plain_table_says() {
                         let client = clients(v6);
                         let flags = if begins { SYN } else { ACK };
                         let sent = make(proto(tcp), (client, port), at(v6, vip), flags);
-                        let (verdict, out) = w.from_pod(&w.a, &sent);
+                        let (verdict, out) = w.sent_by(&w.a, &sent);
                         let may: Vec<usize> = (0..usize::from(ENDPOINTS))
                             .filter(|n| model.ready[&(tcp, v6, vip)] >> n & 1 != 0)
                             .collect();

@@ -10,7 +10,7 @@ impl World {
     /// What comes back for a packet of pod a, to pod a.
     fn refused(&self, ip: &Ip, reason: DropReason) -> Vec<u8> {
         let before = kit::dropped(&self.datapath, reason);
-        let (verdict, out) = self.from_pod(&self.a, ip);
+        let (verdict, out) = self.sent_by(&self.a, ip);
         assert_eq!(verdict, REDIRECT, "{:?}", self.datapath.drops());
         assert_eq!(kit::dropped(&self.datapath, reason) - before, 1);
         assert_eq!((&out[..6], &out[6..12]), (&self.a.mac[..], &HOST_MAC[..]));

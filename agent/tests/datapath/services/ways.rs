@@ -12,10 +12,10 @@ fn a_pod_of_this_node_is_reached_past_the_stack() {
                 let (_, at) = w.publish(number, proto, &[(server, 8000)]);
                 let (from, to) = ((client, 2000), (server, 8000));
                 for flags in [SYN, ACK] {
-                    let there = w.from_pod(&w.a, &make(proto, from, at, flags));
+                    let there = w.sent_by(&w.a, &make(proto, from, at, flags));
                     let expected = one_hop(make(proto, from, to, flags));
                     assert_eq!(there, (REDIRECT, frame_to(&w.b, &expected)));
-                    let back = w.from_pod(&w.b, &make(proto, to, from, flags | ACK));
+                    let back = w.sent_by(&w.b, &make(proto, to, from, flags | ACK));
                     let expected = one_hop(make(proto, at, from, flags | ACK));
                     assert_eq!(back, (REDIRECT, frame_to(&w.a, &expected)));
                 }
@@ -26,7 +26,7 @@ fn a_pod_of_this_node_is_reached_past_the_stack() {
                 assert_eq!(w.to_pod(&w.b, &question), (PASS, frame_to(&w.b, &question)));
                 // And what is no answer to it does as before.
                 let other = make(proto, to, (client, 2001), ACK);
-                let (verdict, out) = w.from_pod(&w.b, &other);
+                let (verdict, out) = w.sent_by(&w.b, &other);
                 assert_eq!((verdict, see(&out).src), (REDIRECT, server));
             }
         }
@@ -44,11 +44,11 @@ fn a_pod_reaches_itself() {
                 let gateway = address(client, "169.254.1.1", "fe80::5342:1");
                 let (from, to, near) = ((client, 2000), (client, 8000), (gateway, 2000));
                 for flags in [SYN, ACK, ACK] {
-                    let there = w.from_pod(&w.a, &make(proto, from, at, flags));
+                    let there = w.sent_by(&w.a, &make(proto, from, at, flags));
                     let expected = make(proto, near, to, flags);
                     assert_eq!(there, (REDIRECT, frame_to(&w.a, &expected)));
                     w.arrives_as(&expected, &expected);
-                    let back = w.from_pod(&w.a, &make(proto, to, near, flags | ACK));
+                    let back = w.sent_by(&w.a, &make(proto, to, near, flags | ACK));
                     let expected = make(proto, at, from, flags | ACK);
                     assert_eq!(back, (REDIRECT, frame_to(&w.a, &expected)));
                     w.arrives_as(&expected, &expected);
@@ -92,7 +92,7 @@ fn an_endpoint_outside_sees_the_node() {
                 let from = (client, 2000);
                 let mut port = None;
                 for flags in [SYN, ACK, ACK] {
-                    let (_, out) = w.from_pod(&w.a, &make(proto, from, at, flags));
+                    let (_, out) = w.sent_by(&w.a, &make(proto, from, at, flags));
                     let run = |program, from, frame: &[u8]| {
                         let ran = w.programs.run_from(program, uplink, from, frame);
                         let (verdict, out) = ran.unwrap();
@@ -193,7 +193,7 @@ fn errors_speak_of_what_the_client_sent() {
                 // And what the client says of an answer is about the endpoint's.
                 let answer = make(proto, at, from, ACK).bytes();
                 let says = icmp_error(client, at.0, IcmpError::NoPort, &answer);
-                let (verdict, out) = w.from_pod(&w.a, &says);
+                let (verdict, out) = w.sent_by(&w.a, &says);
                 assert_eq!(verdict, PASS);
                 let seen = see_error(&out);
                 assert_eq!((seen.src, seen.dst), (client, endpoint.0));
