@@ -89,14 +89,7 @@ fn short(services: &[ServiceReport]) -> Short {
     services.iter().map(of).collect()
 }
 
-fn leads(
-    name: &str,
-    address: &str,
-    hosts: &[u8],
-) -> (
-    String,
-    Option<(SocketAddr, ServiceOutcome, Vec<SocketAddr>)>,
-) {
+fn leads(name: &str, address: &str, hosts: &[u8]) -> (String, Way) {
     let at = format!("{address}:80").parse().unwrap();
     let hosts: Vec<SocketAddr> = hosts
         .iter()

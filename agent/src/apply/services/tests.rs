@@ -39,6 +39,8 @@ struct Eye {
     /// Later ones do not happen: the agent was killed.
     last: Cell<Option<u64>>,
     random: Cell<u64>,
+    /// By id and generation: who had it.
+    had: RefCell<BTreeMap<(u32, u32), (SocketAddr, u8)>>,
 }
 
 /// A program that is interrupted between any two of its steps.
@@ -175,6 +177,15 @@ impl Watched {
             );
         }
         self.slow_step(&allowed);
+        for id in 0..room().backends {
+            let backend = self.maps.backend(id).unwrap();
+            if backend.flags & BACKEND_SERVING != 0 {
+                let who = (at(&backend), backend.proto());
+                let mut had = self.eye.had.borrow_mut();
+                let first = *had.entry((id, backend.generation)).or_insert(who);
+                assert_eq!(first, who, "of one number and generation");
+            }
+        }
     }
 
     fn slow_step(&self, allowed: &BTreeMap<FrontendKey, BTreeSet<[Fate; 2]>>) {
