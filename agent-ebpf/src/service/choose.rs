@@ -265,7 +265,7 @@ fn by_slot(scratch: &mut Scratch, attempt: u32) -> bool {
     if count == 0 || attempt > count {
         return false;
     }
-    let first = (scratch.random * u64::from(count) >> 32) as u32;
+    let first = ((scratch.random * u64::from(count)) >> 32) as u32;
     let index = scratch.set.base().wrapping_add((first + attempt) % count);
     let Some(slot) = SLOTS.get_ptr(index) else {
         return false;

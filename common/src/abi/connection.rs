@@ -90,7 +90,8 @@ pub const FLAG_MAPPED: u16 = 1 << 6;
 pub const FLAG_APART: u16 = 1 << 7;
 
 /// The client sends to [`Connection::frontend`], which the programs on pods' links make the server's address of:
-/// an alias leads from there to the server.
+/// an alias leads from there to the server ([`Connection::service_alias`]). Such a record may be masqueraded, too, and
+/// has two aliases then.
 pub const FLAG_SERVICE: u16 = 1 << 8;
 
 /// What is known of a connection.
@@ -102,7 +103,8 @@ pub struct Connection {
     pub last_seen_ns: u64,
     /// The same of the first.
     pub began_ns: u64,
-    /// Source that the client's packets have outside; [`Addr::UNSPECIFIED`]: their own.
+    /// Source that the client's packets have outside; [`Addr::UNSPECIFIED`]: their own. Of a pod that is its own Service's
+    /// endpoint it is the pod's gateway: that is whom the endpoint sees.
     pub nat: Addr,
     /// Destination that the client sends to; [`Addr::UNSPECIFIED`]: the server's own. For Services.
     pub frontend: Addr,
