@@ -79,6 +79,16 @@ struct Full(&'static str);
 
 type Wanted = BTreeMap<FrontendKey, Frontend>;
 
+/// One family of one port.
+struct Wants<'a> {
+    plan: &'a ServicePlan,
+    port: &'a PortPlan,
+    /// The family.
+    at: usize,
+    /// Sets that are not to be changed.
+    left: &'a BTreeSet<u32>,
+}
+
 impl<T: Tables> Publisher<T> {
     /// Takes what a plan needs and publishes it as far as to its frontends; none if there is nothing to do.
     pub(super) fn stage(
@@ -103,17 +113,15 @@ impl<T: Tables> Publisher<T> {
         let (name, mut before) =
             known.unwrap_or_else(|| (Arc::new(name.clone()), Applied::default()));
         self.adopt(&name, &mut before, plan, &keys);
-        let mut draft = Draft::default();
         let had = |key: &FrontendKey| before.frontends.iter().any(|(other, _)| other == key);
         let more = keys.keys().filter(|key| !had(key)).count();
         let drawn = match self.frontends() + more > self.room.frontends as usize {
             true => Err(Full("FRONTENDS")),
-            false => self.draft(now, &before, plan, &mut draft),
+            false => self.drawn(now, &before, plan),
         };
-        let (ports, wanted) = match drawn {
+        let (ports, wanted, draft) = match drawn {
             Ok(drawn) => drawn,
             Err(Full(map)) => {
-                self.undo(draft);
                 let service = ServiceName::clone(&name);
                 if !before.ports.is_empty() || !before.frontends.is_empty() {
                     self.services.insert(name, before);
@@ -130,11 +138,50 @@ impl<T: Tables> Publisher<T> {
         Ok(self.write(name, before, ports, wanted, draft))
     }
 
+    /// What a plan takes. A set that a frontend leaves, for another one or for good, is not changed in its place: who has
+    /// read the frontend would find what was never said of it.
+    fn drawn(
+        &mut self,
+        now: Instant,
+        before: &Applied,
+        plan: &ServicePlan,
+    ) -> Result<(Vec<AppliedPort>, Wanted, Draft), Full> {
+        let mut left = BTreeSet::new();
+        loop {
+            let mut draft = Draft::default();
+            let (ports, wanted) = match self.draft(now, before, plan, &left, &mut draft) {
+                Ok(drawn) => drawn,
+                Err(full) => {
+                    self.undo(draft);
+                    return Err(full);
+                }
+            };
+            let leaves = |side: fn(&Frontend) -> u32| {
+                let wanted = &wanted;
+                before.frontends.iter().filter_map(move |(key, frontend)| {
+                    let now = wanted.get(key).map(side);
+                    (now != Some(side(frontend))).then(|| side(frontend))
+                })
+            };
+            let leaving: BTreeSet<u32> = leaves(|of| of.inside)
+                .chain(leaves(|of| of.outside))
+                .collect();
+            let changed = draft.changed.iter().map(|(index, _)| *index);
+            let both: Vec<u32> = changed.filter(|index| leaving.contains(index)).collect();
+            if both.is_empty() {
+                return Ok((ports, wanted, draft));
+            }
+            self.undo(draft);
+            left.extend(both);
+        }
+    }
+
     fn draft(
         &mut self,
         now: Instant,
         before: &Applied,
         plan: &ServicePlan,
+        left: &BTreeSet<u32>,
         draft: &mut Draft,
     ) -> Result<(Vec<AppliedPort>, Wanted), Full> {
         let mut ports = Vec::with_capacity(plan.ports.len());
@@ -150,7 +197,13 @@ impl<T: Tables> Publisher<T> {
             for (at, family) in families.iter_mut().enumerate() {
                 if used_roles(plan, port, at).contains(&true) {
                     let old = old.and_then(|old| old.families[at].as_ref());
-                    *family = Some(self.family(now, old, plan, port, at, draft)?);
+                    let wanted = Wants {
+                        plan,
+                        port,
+                        at,
+                        left,
+                    };
+                    *family = Some(self.family(now, old, &wanted, draft)?);
                 }
             }
             for frontend in published(plan, port) {
@@ -191,11 +244,15 @@ impl<T: Tables> Publisher<T> {
         &mut self,
         now: Instant,
         old: Option<&Family>,
-        service: &ServicePlan,
-        port: &PortPlan,
-        at: usize,
+        wanted: &Wants<'_>,
         draft: &mut Draft,
     ) -> Result<Family, Full> {
+        let Wants {
+            plan: service,
+            port,
+            at,
+            left,
+        } = *wanted;
         let (plan, is_used) = (&port.sets[at], used_roles(service, port, at));
         let plans = roles::of(plan);
         let alike = |one: usize, other: usize| plans[one] == plans[other];
@@ -216,7 +273,7 @@ impl<T: Tables> Publisher<T> {
                 Some(first) if first < role => family.roles[first],
                 Some(_) => {
                     let old = old.map(|old| old.roles[role]);
-                    self.set(now, old, plans[role], port.protocol, draft)?
+                    self.set(now, old, plans[role], port.protocol, left, draft)?
                 }
             };
         }
@@ -243,6 +300,7 @@ impl<T: Tables> Publisher<T> {
         old: Option<u32>,
         plan: &SetPlan,
         protocol: Protocol,
+        left: &BTreeSet<u32>,
         draft: &mut Draft,
     ) -> Result<u32, Full> {
         if let Some(old) = old
@@ -255,7 +313,9 @@ impl<T: Tables> Publisher<T> {
             SetPlan::Drop => Set::new(Kind::Drop, 0, 0),
             SetPlan::Balance(endpoints) => self.balance(now, endpoints, protocol, draft)?,
         };
-        if let Some(old) = old {
+        if let Some(old) = old
+            && !left.contains(&old)
+        {
             draft.changed.push((old, set));
             return Ok(old);
         }

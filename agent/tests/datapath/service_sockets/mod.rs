@@ -11,9 +11,8 @@ use crate::{
 };
 use nix::sys::utsname::uname;
 use sinabro_agent::datapath::{Datapath, DatapathConfig};
-use sinabro_common::abi::{
-    config::{FLAG_SERVICES, NodeConfig},
-    service::{BACKEND_SERVING, Backend, Frontend, FrontendKey, Kind, Set, Slot},
+use sinabro_common::abi::service::{
+    BACKEND_SERVING, Backend, Frontend, FrontendKey, Kind, Set, Slot,
 };
 use sinabro_lab::Place;
 use sinabro_netlink::{Conn, NetNs};
@@ -86,11 +85,7 @@ fn load(config: &DatapathConfig, service_sockets: bool) -> Datapath {
 
 /// Has Services be translated, or not.
 fn switch(datapath: &Datapath, on: bool) {
-    let config = kit::node_config();
-    let flags = config.flags | if on { FLAG_SERVICES } else { 0 };
-    datapath
-        .set_node_config(NodeConfig { flags, ..config })
-        .unwrap();
+    datapath.set_services(on).unwrap();
 }
 
 /// Whether the kernel tells the cookies of network namespaces. If not, it is the node's sockets alone.

@@ -16,7 +16,6 @@ use crate::{
 use sinabro_agent::datapath::{Datapath, DatapathConfig, monotonic_ns};
 use sinabro_common::{
     abi::{
-        config::FLAG_SERVICES,
         drop::DropReason,
         service::{BACKEND_SERVING, Backend, Frontend, FrontendKey, Kind, Set, Slot},
     },
@@ -58,11 +57,7 @@ fn world_with<T: Send>(config: &DatapathConfig, test: impl FnOnce(World) -> T + 
 
 /// Whether Services are translated.
 fn turn(datapath: &Datapath, on: bool) {
-    let mut config = kit::node_config();
-    if on {
-        config.flags |= FLAG_SERVICES;
-    }
-    datapath.set_node_config(config).unwrap();
+    datapath.set_services(on).unwrap();
 }
 
 fn address(like: IpAddr, v4: &str, v6: &str) -> IpAddr {

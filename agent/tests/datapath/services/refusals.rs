@@ -156,7 +156,7 @@ fn a_connection_on_its_way_to_another_layout_is_not_reset() {
     world(|w| {
         let (_, at) = w.publish(1, TCP, &endpoints(w.a.v4, 1));
         let mut config = kit::node_config();
-        config.flags |= FLAG_SERVICES | FLAG_CARRYING;
+        config.flags |= FLAG_CARRYING;
         w.datapath.set_node_config(config).unwrap();
         let sent = make(TCP, (w.a.v4, 2000), at, ACK);
         w.dropped(&sent, DropReason::NatCarried);

@@ -128,7 +128,7 @@ fn pods_talk_to_pods_by_a_services_address() {
 fn pods_talk_to_pods_by_a_services_address_through_the_stack() {
     in_every_mode(|w| {
         let mut config = kit::node_config();
-        config.flags = config.flags & !FLAG_REDIRECT_PEER | FLAG_SERVICES;
+        config.flags &= !FLAG_REDIRECT_PEER;
         w.datapath.set_node_config(config).unwrap();
         for (number, (client, server)) in (1..).zip([(w.a.v4, w.b.v4), (w.a.v6, w.b.v6)]) {
             let at = w.publish(number, TCP, (server, 8000));
