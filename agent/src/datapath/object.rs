@@ -171,7 +171,7 @@ pub fn load(
     let wanted = config.service_sockets && extent != Extent::Maps;
     let service_sock = wanted.then(|| {
         say_what_there_is(&mut loader);
-        try_programs(&mut loader, SERVICE_SOCK_OBJECT, &files.service_sock)
+        try_programs(&mut loader, SERVICE_SOCK_OBJECT, files.service_sock.clone())
     });
     // Last: no other object has the variable.
     let sock = offsets.as_ref().map(|offsets| {
@@ -251,7 +251,7 @@ pub fn try_each(directory: &Path, object: &'static str) -> Result<Tried, Datapat
         loader.override_global(KERNEL_OFFSETS, offsets, true);
     }
     say_what_there_is(&mut loader);
-    let tried = try_programs(&mut loader, object, &files::object(object)?.into());
+    let tried = try_programs(&mut loader, object, files::object(object)?.into());
     drop(loader);
     trim();
     tried
@@ -260,15 +260,15 @@ pub fn try_each(directory: &Path, object: &'static str) -> Result<Tried, Datapat
 fn try_programs(
     loader: &mut EbpfLoader<'_>,
     object: &'static str,
-    bytes: &Cow<'static, [u8]>,
+    bytes: Cow<'static, [u8]>,
 ) -> Result<Tried, DatapathError> {
-    let mut ebpf = load_maps(loader, object, bytes)?;
+    let mut ebpf = load_maps(loader, object, &bytes)?;
     let programs = ebpf
         .programs_mut()
         .map(|(name, program)| (name.to_owned(), load_program(name, program)))
         .collect();
     Ok(Tried {
-        bytes: bytes.clone(),
+        bytes,
         programs,
         ebpf,
     })
