@@ -17,7 +17,7 @@ use sinabro_lab::Place;
 use sinabro_netlink::{Family, route::Route};
 use socket2::{Domain, Type};
 use std::{
-    net::{IpAddr, SocketAddr, TcpListener},
+    net::{SocketAddr, TcpListener},
     path::Path,
 };
 
@@ -107,9 +107,7 @@ fn a_pod_with_anothers_address_is_still_itself() {
         assert_eq!(before.len(), 1);
         assert_eq!(before[0].0, Addr::from(victim.v4));
 
-        w.a.place
-            .set_up("eth0", &[IpAddr::from(victim.v4).into()])
-            .unwrap();
+        w.a.place.set_up("eth0", &[victim.v4.into()]).unwrap();
         for _ in 0..20 {
             let client = socket(&w.a.place, Domain::IPV4, Type::STREAM, None);
             client.set_nonblocking(true).unwrap();
