@@ -74,11 +74,11 @@ fn usage(node: &Node) -> ServiceUsage {
     }
 }
 
-/// By Service: where its one frontend is and what that leads to; none where it is out.
-type Short = Vec<(
-    String,
-    Option<(SocketAddr, ServiceOutcome, Vec<SocketAddr>)>,
-)>;
+/// Where a Service's one frontend is and what that leads to; none where it is out.
+type Way = Option<(SocketAddr, ServiceOutcome, Vec<SocketAddr>)>;
+
+/// By name.
+type Short = Vec<(String, Way)>;
 
 fn short(services: &[ServiceReport]) -> Short {
     let of = |service: &ServiceReport| {
