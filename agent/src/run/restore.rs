@@ -88,6 +88,8 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
     }
     // An address must not be given again with the flows of its last pod.
     sweep(&datapath);
+    // An archive of all programs was made.
+    datapath::release_memory();
     Ok(Restored {
         datapath,
         endpoints,
