@@ -29,28 +29,34 @@ pub fn echo(from: &Place, to: &Place, address: IpAddr, size: usize, whole: bool)
     })
 }
 
-/// The same by sockets as applications have them, of a server that the client knows by another address,
-/// which something on the way translates.
+/// The same with several sizes, each from a new port, by sockets as applications have them, of a server that
+/// the client knows by another address, which something on the way translates. The server keeps its socket: one
+/// that is bound again at once may find the address in use by a copy that a process being started still has.
 pub fn echo_through(
     from: &Place,
     to: &Place,
     at: SocketAddr,
     target: SocketAddr,
-    size: usize,
-) -> Result<IpAddr> {
-    let exchange = || {
-        let server = to.run(|| Ok(UdpSocket::bind(at)?)).context("cannot bind")?;
-        let client = from.run(|| {
-            let socket = UdpSocket::bind((any(target.ip()), 0))?;
-            socket.connect(target)?;
-            Ok(socket)
+    sizes: &[usize],
+) -> Result<()> {
+    let server = to
+        .run(|| Ok(UdpSocket::bind(at)?))
+        .with_context(|| format!("{} cannot bind UDP {at}", to.name()))?;
+    for &size in sizes {
+        let exchange = || {
+            let client = from.run(|| {
+                let socket = UdpSocket::bind((any(target.ip()), 0))?;
+                socket.connect(target)?;
+                Ok(socket)
+            })?;
+            between(&client, &server, size)
+        };
+        exchange().with_context(|| {
+            let (from, to) = (from.name(), to.name());
+            format!("UDP, {size} bytes, {from} → {target} → {to} {at}")
         })?;
-        between(&client, &server, size)
-    };
-    exchange().with_context(|| {
-        let (from, to) = (from.name(), to.name());
-        format!("UDP, {size} bytes, {from} → {target} → {to} {at}")
-    })
+    }
+    Ok(())
 }
 
 fn exchange(from: &Place, to: &Place, address: IpAddr, size: usize, whole: bool) -> Result<IpAddr> {
