@@ -23,7 +23,7 @@ use sinabro_common::abi::{
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
     service::{
         Affinity, AffinityKey, Backend, Frontend, FrontendKey, MAX_AFFINITIES, MAX_BACKENDS,
-        MAX_FRONTENDS, MAX_SETS, MAX_SLOTS, Set, Slot,
+        MAX_FRONTENDS, MAX_SETS, MAX_SLOTS, MAX_SOURCE_RANGES, Set, Slot, SourceKey,
     },
     uplink::{MAX_UPLINKS, Uplink},
 };
@@ -112,6 +112,10 @@ pub static BACKENDS: Array<Backend> = Array::pinned(MAX_BACKENDS, BPF_F_MMAPABLE
 
 #[map]
 pub static AFFINITY: LruHashMap<AffinityKey, Affinity> = LruHashMap::pinned(MAX_AFFINITIES, 0);
+
+#[map]
+pub static SOURCE_RANGES: LpmTrie<SourceKey, u8> =
+    LpmTrie::pinned(MAX_SOURCE_RANGES, BPF_F_NO_PREALLOC);
 
 #[map]
 pub static LAYOUTS: HashMap<u64, MapRecord> = HashMap::pinned(MAX_MAPS, BPF_F_NO_PREALLOC);

@@ -7,6 +7,7 @@
 //! - map `BACKENDS`, array: id → [`Backend`]: an endpoint.
 //! - map `AFFINITY`, LRU hash: [`AffinityKey`] → [`Affinity`]: the endpoint that a client has of a Service with
 //!   session affinity.
+//! - map `SOURCE_RANGES`, LPM trie: prefix over [`SourceKey`] → u8: who may use a frontend with [`FRONTEND_GUARDED`].
 //! - map `NETNS`, hash: cookie of a network namespace (u64) → [`NetNs`]: whose sockets are translated. It and the next
 //!   two are those of the programs on sockets alone.
 //! - map `SERVICE_SOCKETS`, socket storage: [`ServiceSocket`]: what a socket was connected to, for getpeername.
@@ -17,7 +18,7 @@
 //! removed in the opposite order. An id is given to another endpoint, or a slot to another set, only once its
 //! readers are done and with another generation. So a packet at any moment finds the set of before or
 //! that of after, and a connection that remembers an endpoint knows by its generation whether it is still there.
-//! The agent alone writes `FRONTENDS`, `SETS`, `SLOTS`, `BACKENDS` and `NETNS`.
+//! The agent alone writes `FRONTENDS`, `SETS`, `SLOTS`, `BACKENDS`, `SOURCE_RANGES` and `NETNS`.
 
 use super::{Addr, map_type};
 
@@ -29,6 +30,8 @@ pub const MAX_SETS: u32 = 16_384;
 pub const MAX_SLOTS: u32 = 131_072;
 /// As above.
 pub const MAX_BACKENDS: u32 = 65_536;
+/// Ranges of clients.
+pub const MAX_SOURCE_RANGES: u32 = 16_384;
 /// Clients with an endpoint of their own.
 pub const MAX_AFFINITIES: u32 = 16_384;
 /// Sockets whose frontend is known.
@@ -73,7 +76,7 @@ pub struct Frontend {
     pub service: u32,
     /// Seconds that a client keeps its endpoint after its last new connection; zero: not at all.
     pub affinity_seconds: u32,
-    /// None yet.
+    /// `FRONTEND_*`.
     pub flags: u32,
 }
 map_type!(
@@ -82,6 +85,30 @@ map_type!(
     2,
     [inside, outside, service, affinity_seconds, flags]
 );
+
+/// For the node's own sockets alone: a node port at a loopback address, which each pod has one of, too.
+pub const FRONTEND_OF_NODE: u32 = 1 << 0;
+/// For clients in `SOURCE_RANGES` alone, pods and nodes not excepted; others are dropped.
+pub const FRONTEND_GUARDED: u32 = 1 << 1;
+/// One of the node's own addresses: what is for another port of it is the node's.
+pub const FRONTEND_NODE_PORT: u32 = 1 << 2;
+
+/// Who may use a Service's port; a prefix has [`Self::bits_of`] bits.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SourceKey {
+    /// [`Frontend::service`], compared as bytes.
+    pub service: u32,
+    pub client: Addr,
+}
+map_type!(SourceKey, 20, 2, [service, client]);
+
+impl SourceKey {
+    /// How much of the key is compared, of that many bits of an [`Addr`]; an IPv4 prefix of length n has 96 + n.
+    pub const fn bits_of(prefix: u32) -> u32 {
+        u32::BITS + prefix
+    }
+}
 
 /// What becomes of a new connection; [`Set::new`] has the parts.
 #[repr(transparent)]

@@ -25,7 +25,8 @@ use sinabro_common::abi::{
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
     service::{
         Affinity, AffinityKey, Backend, Frontend, FrontendKey, MAX_AFFINITIES, MAX_NETNS,
-        MAX_SOCKET_FRONTENDS, NetNs, ServiceSocket, Set, Slot, SocketFrontend, SocketKey,
+        MAX_SOCKET_FRONTENDS, MAX_SOURCE_RANGES, NetNs, ServiceSocket, Set, Slot, SocketFrontend,
+        SocketKey, SourceKey,
     },
     uplink::{MAX_UPLINKS, Uplink},
 };
@@ -222,6 +223,7 @@ pub fn layout() -> u64 {
 
 /// An LPM trie's key: the length of the prefix comes first.
 type Prefix = (u32, Addr);
+type GuardedPrefix = (u32, SourceKey);
 
 /// Whether a pin of that name is one of our maps, or was one.
 pub fn is_map(name: &str) -> bool {
@@ -264,6 +266,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<u32, Slot>("SLOTS", ARRAY, services.slots, MMAPABLE),
         map::<u32, Backend>("BACKENDS", ARRAY, services.backends, MMAPABLE),
         map::<AffinityKey, Affinity>("AFFINITY", LRU_HASH, MAX_AFFINITIES, 0),
+        map::<GuardedPrefix, u8>("SOURCE_RANGES", LPM_TRIE, MAX_SOURCE_RANGES, NO_PREALLOC),
         map::<u64, NetNs>("NETNS", HASH, MAX_NETNS, NO_PREALLOC),
         map::<i32, ServiceSocket>(SERVICE_SOCKETS, SK_STORAGE, 0, NO_PREALLOC),
         map::<SocketKey, SocketFrontend>("SOCKET_FRONTENDS", LRU_HASH, MAX_SOCKET_FRONTENDS, 0),
