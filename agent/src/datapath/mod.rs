@@ -20,6 +20,7 @@ mod carry;
 pub mod cgroup;
 mod error;
 mod files;
+pub mod grace;
 mod last_good;
 mod level;
 mod log;
