@@ -261,7 +261,7 @@ map_type!(
 
 /// A datagram socket that is not connected, and one with whom it speaks.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SocketKey {
     /// `bpf_get_socket_cookie`.
     pub cookie: u64,
