@@ -20,6 +20,7 @@ use crate::{
     acceleration::choice::Mode,
     cluster_api::servers::ApiPlaces,
     datapath::ConnectionLimits,
+    handover::ServiceProxy,
     plan::{MasqueradeIpv6, Masquerading, UdpMapping, masquerade::distinct},
 };
 use layers::Layers;
@@ -70,7 +71,7 @@ pub struct Settings {
     /// First and last, inclusive; none if there are none.
     pub node_ports: Option<(u16, u16)>,
     /// Whether what is sent to Services is translated here.
-    pub service_proxy: bool,
+    pub service_proxy: ServiceProxy,
     /// Where Services are, if not in the Kubernetes API.
     pub services_file: Option<PathBuf>,
     /// Connections that the node's table has room for; none if the node's memory says.
@@ -241,7 +242,7 @@ impl Settings {
             masquerade_ports: layers.optional("masqueradePorts", port_range)?,
             node_ports: layers.parse("nodePorts", node_ports)?,
             service_proxy,
-            services_file: services_file(layers, service_proxy)?,
+            services_file: services_file(layers, service_proxy.may_be_on())?,
             connections: layers.parse("connections", connections::capacity)?,
             connection_limits: connections::limits(layers)?,
             tcp_acceleration: layers.parse("tcpAcceleration", acceleration_mode)?,
@@ -349,7 +350,7 @@ fn services_file(layers: &Layers, is_on: bool) -> Result<Option<PathBuf>, Config
     match (layers.facts_from()?, &file) {
         (FactsFrom::NodesFile(_), None) if is_on => Err(layers.invalid(
             FILE,
-            "must be set where serviceProxy is on and the nodes are in a file",
+            "must be set where serviceProxy is on or auto and the nodes are in a file",
         )),
         (FactsFrom::Kubernetes(_), Some(_)) => Err(layers.invalid(
             FILE,

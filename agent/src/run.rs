@@ -11,6 +11,7 @@
 //! links, programs and maps stay as they are, the pods keep their network.
 
 mod follow_node;
+mod handover;
 mod periodic;
 mod restore;
 pub mod services;
@@ -174,7 +175,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tasks.spawn(drops::read(ring, recent_drops.clone(), pods));
     }
 
-    let services = match settings.service_proxy {
+    let services = match handover::is_ours(settings.service_proxy, &datapath)? {
         true => {
             let datapath = datapath.clone();
             let publisher = spawn_blocking(move || Publisher::restore(datapath)).await?;
@@ -191,18 +192,30 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         status
     });
     let metrics = Arc::new(Metrics::default());
-    if let Some(publisher) = &services {
-        let file = settings.services_file.clone();
-        let source = match (file, &own_node) {
-            (Some(file), _) => watch_services::spawn_file(file),
-            (None, Some((api, _))) => watch_services::spawn_kubernetes(api.clone()),
-            (None, None) => bail!("nothing says where Services are: set servicesFile"),
-        };
+    let (complete, is_complete) = watch::channel(false);
+    let (proxy_sender, proxy) = watch::channel(String::new());
+    tasks.spawn(handover::follow_handover(handover::HandoverTask {
+        wish: settings.service_proxy,
+        datapath: datapath.clone(),
+        published: is_complete,
+        status: proxy_sender,
+    }));
+    let source = match (settings.services_file.clone(), &own_node) {
+        _ if services.is_none() => None,
+        (Some(file), _) => Some(watch_services::spawn_file(file)),
+        (None, Some((api, _))) => Some(watch_services::spawn_kubernetes(api.clone())),
+        (None, None) if settings.service_proxy.may_be_on() => {
+            bail!("nothing says where Services are: set servicesFile")
+        }
+        // What is still translated leads where it led.
+        (None, None) => None,
+    };
+    if let (Some(publisher), Some(source)) = (&services, source) {
         tracing::info!(from = source.from, "following Services");
         tasks.spawn(services::follow_services(services::ServicesTask {
             source,
             publisher: publisher.clone(),
-            datapath: datapath.clone(),
+            complete,
             servers: own_node.as_ref().and_then(|(api, _)| api.servers.clone()),
             here: Here {
                 node: settings.node_name.clone(),
@@ -245,6 +258,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         endpoints,
         datapath,
         services,
+        proxy,
         room,
         self_test,
         facts,

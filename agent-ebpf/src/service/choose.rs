@@ -4,7 +4,7 @@
 //! from the client's port (directly, or by another frontend), its answers could not be told from this one's: another
 //! endpoint is tried.
 
-use super::{NONE, hairpin, leave::KNOWN};
+use super::{NONE, hairpin, is_draining, is_handover, leave::KNOWN};
 use crate::{
     connection::{self, share},
     maps::{AFFINITY, ALIASES, BACKENDS, CONFIG, CONNECTIONS, EEXIST, FRONTENDS, SETS, SLOTS},
@@ -38,9 +38,12 @@ const ATTEMPTS: u32 = 8;
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Looks up what the packet's destination is: [`BALANCE`], what becomes of the packet, or no Service's. `has_one`: it
-/// has an endpoint, which it keeps if there is no other.
+/// has an endpoint, which it keeps if there is no other; but not if what begins is not translated any more.
 #[inline(never)]
 pub fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
+    if is_draining() {
+        return NONE;
+    }
     let flags = scratch.l4.tcp_flags;
     let Scratch {
         tuple,
@@ -74,6 +77,7 @@ pub fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
     if has_one {
         return KNOWN;
     }
+    let is_under_way = !ct_state::begins(scratch.tuple.proto, flags);
     let key = &mut scratch.frontend_key;
     key.port = [0; 2];
     key.proto = 0;
@@ -86,6 +90,7 @@ pub fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
         {
             drop(DropReason::NatCarried)
         }
+        Some(_) if is_handover() && is_under_way => NONE,
         Some(_) => refused(scratch, DropReason::ServiceNoPort),
     }
 }

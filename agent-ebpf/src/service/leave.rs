@@ -1,7 +1,8 @@
 //! What a pod sends.
 
 use super::{
-    NONE, TRANSLATED, choose, error, hairpin, has_ports, refuse, translate, translate_later,
+    NONE, TRANSLATED, choose, error, hairpin, has_ports, is_draining, refuse, translate,
+    translate_later,
 };
 use crate::{
     connection::{self, Noted, fragment},
@@ -70,6 +71,10 @@ fn to_endpoint(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
                     forget(scratch);
                 }
                 choose::begin(skb, scratch)
+            }
+            NONE if found == STALE => {
+                forget(scratch);
+                NONE
             }
             action => action,
         },
@@ -204,7 +209,7 @@ fn later(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     scratch.frontend_key = FrontendKey::address(scratch.ip.dst);
     match FRONTENDS.get_ptr(&scratch.frontend_key) {
-        Some(_) => drop(DropReason::ServiceFragment),
-        None => NONE,
+        Some(_) if !is_draining() => drop(DropReason::ServiceFragment),
+        _ => NONE,
     }
 }

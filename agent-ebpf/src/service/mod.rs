@@ -21,6 +21,7 @@ pub mod refuse;
 
 use crate::{
     PASS,
+    maps::CONFIG,
     nat::drop,
     parse::{Ip, proto},
     rewrite::{self, End},
@@ -29,7 +30,7 @@ use crate::{
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::{
     abi::{
-        config::{FLAG_SERVICES, NodeConfig},
+        config::{FLAG_DRAINING, FLAG_HANDOVER, FLAG_SERVICES, NodeConfig},
         drop::DropReason,
     },
     algo::checksum,
@@ -42,6 +43,22 @@ pub const TRANSLATED: i32 = 72;
 #[inline(always)]
 pub fn are_ours(config: &NodeConfig) -> bool {
     config.flags & FLAG_SERVICES != 0
+}
+
+/// Whether connections that begin now are somebody else's.
+#[inline(always)]
+pub fn is_draining() -> bool {
+    CONFIG
+        .get(0)
+        .is_some_and(|config| config.flags & FLAG_DRAINING != 0)
+}
+
+/// Whether somebody else has connections that began before.
+#[inline(always)]
+pub fn is_handover() -> bool {
+    CONFIG
+        .get(0)
+        .is_some_and(|config| config.flags & FLAG_HANDOVER != 0)
 }
 
 /// Whether a Service may have ports of this packet's protocol.

@@ -4,7 +4,7 @@ use super::{
     PROCEED, TCP, UDP,
     address::{self, Family},
     choose::{self, Endpoint},
-    is_on, owner, protocol, refuse, state,
+    is_draining, is_on, owner, protocol, refuse, state,
 };
 use aya_ebpf::programs::SockAddrContext;
 use sinabro_common::abi::service::{FrontendKey, NETNS_OF_NODE};
@@ -18,7 +18,7 @@ pub fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
     if let Some(before) = state::of(ctx) {
         before.endpoint_port = [0; 2];
     }
-    if !is_on() {
+    if !is_on() || is_draining() {
         return PROCEED;
     }
     let (proto, is_datagram) = match protocol(ctx) {

@@ -51,7 +51,8 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.node_ports, Some((30_000, 32_767)));
     let none = load(&["--nodes=/n", "--node-ports=none"]).unwrap();
     assert_eq!(none.node_ports, None);
-    assert!(!settings.service_proxy && settings.services_file.is_none());
+    assert_eq!(settings.service_proxy, ServiceProxy::Off);
+    assert!(settings.services_file.is_none());
     assert_eq!(settings.connections, None);
     assert_eq!(settings.connection_limits, ConnectionLimits::default());
     assert!(settings.tcp_acceleration_pod_memory.is_none());
@@ -251,7 +252,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         udp_mapping: UdpMapping::EndpointIndependent,
         masquerade_ports: Some((61000, 65535)),
         node_ports: Some((31000, 31999)),
-        service_proxy: true,
+        service_proxy: ServiceProxy::On,
         services_file: Some("/etc/services.yaml".into()),
         connections: Some(500_000),
         connection_limits: ConnectionLimits {
@@ -329,12 +330,9 @@ fn services_come_from_where_the_nodes_do() {
     ];
     let error = load(&both).unwrap_err();
     assert!(error.to_string().contains("servicesFile"), "{error}");
-    assert!(load(&both[..2]).unwrap().service_proxy);
-    assert!(
-        load(&["--nodes=/n", both[1], both[2]])
-            .unwrap()
-            .service_proxy
-    );
+    let proxy = |args: &[&str]| load(args).unwrap().service_proxy;
+    assert_eq!(proxy(&both[..2]), ServiceProxy::On);
+    assert_eq!(proxy(&["--nodes=/n", both[1], both[2]]), ServiceProxy::On);
 }
 
 #[test]
@@ -354,8 +352,8 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("masqueradePorts", "0-4"),
         ("nodePorts", "30000"),
         ("nodePorts", "32767-30000"),
-        ("serviceProxy", "auto"),
-        ("serviceProxy", "true"),
+        ("serviceProxy", "ipvs"),
+        ("serviceProxy", "yes"),
         ("servicesFile", "services.yaml"),
         ("connections", "1023"),
         ("connections", "16777217"),

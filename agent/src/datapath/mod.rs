@@ -21,6 +21,7 @@ pub mod cgroup;
 mod error;
 mod files;
 pub mod grace;
+pub mod handover;
 mod last_good;
 mod level;
 mod log;
@@ -50,7 +51,7 @@ use attach::{Classifiers, sock};
 use ipnet::IpNet;
 pub use maps::{
     Connections, DropEvents, PodAcceleration, PortSet, PortsOf, QueueLimits, QueueUsage, Services,
-    Tunnels,
+    Translation, Tunnels,
 };
 use maps::{Maps, shape};
 use service_sockets::ServiceSockets;
@@ -576,9 +577,9 @@ impl Datapath {
         }
     }
 
-    /// Whether what is sent to Services is translated from now on, by what is published. It stays so, however often
+    /// What becomes from now on of what is sent to Services, by what is published. It stays so, however often
     /// [`Self::set_node_config`] is called and whatever agent comes next, until it is set otherwise.
-    pub fn set_services(&self, are_translated: bool) -> Result<(), DatapathError> {
+    pub fn set_services(&self, translation: impl Into<Translation>) -> Result<(), DatapathError> {
         match self.choice {
             // As above.
             Choice {
@@ -586,7 +587,7 @@ impl Datapath {
                 ran: false,
                 ..
             } => Ok(()),
-            _ => self.maps.config.services(are_translated),
+            _ => self.maps.config.services(translation.into()),
         }
     }
 

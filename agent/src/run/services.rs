@@ -17,7 +17,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-use tokio::{task::spawn_blocking, time::sleep_until};
+use tokio::{sync::watch, task::spawn_blocking, time::sleep_until};
 
 /// How soon it is tried again to publish what had no room, and to begin.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -34,7 +34,8 @@ pub type Shared = Arc<Mutex<Publisher<Arc<Datapath>>>>;
 pub(super) struct ServicesTask {
     pub(super) source: ServicesSource,
     pub(super) publisher: Shared,
-    pub(super) datapath: Arc<Datapath>,
+    /// To be told once everything is.
+    pub(super) complete: watch::Sender<bool>,
     pub(super) here: Here,
     /// To be told where the API servers are.
     pub(super) servers: Option<Arc<Servers>>,
@@ -52,7 +53,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
     let ServicesTask {
         source,
         publisher,
-        datapath,
+        complete,
         here,
         servers,
         metrics,
@@ -91,15 +92,14 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         };
         let is_due = again.is_some_and(|again| again <= Instant::now());
         let work = {
-            let (publisher, datapath) = (publisher.clone(), datapath.clone());
-            let facts = facts.clone();
+            let (publisher, facts) = (publisher.clone(), facts.clone());
             move || {
                 let took = publish(&publisher, &facts, &changed);
                 if is_due {
                     lock(&publisher).retry(Instant::now());
                 }
                 // All are known by the first change: what the agent before had and none of them has is nobody's.
-                let begun = is_begun || begin(&publisher, &datapath)?;
+                let begun = is_begun || complete_all(&publisher)?;
                 Ok::<_, DatapathError>((took, begun, waiting(&publisher)))
             }
         };
@@ -107,6 +107,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         let problem = match published.context("publishing Services failed")? {
             Ok((took, begun, waiting)) => {
                 is_begun = begun;
+                complete.send_replace(begun);
                 if let Some(took) = took {
                     metrics.services_changed(took);
                 }
@@ -149,16 +150,15 @@ fn publish(publisher: &Shared, facts: &Facts, changed: &BTreeSet<ServiceName>) -
     (!changed.is_empty()).then(|| began.elapsed())
 }
 
-/// Has the programs translate, by what is published.
-fn begin(publisher: &Shared, datapath: &Datapath) -> Result<bool, DatapathError> {
+/// All are known, and published as far as there is room.
+fn complete_all(publisher: &Shared) -> Result<bool, DatapathError> {
     let mut publisher = lock(publisher);
     publisher.complete(Instant::now())?;
-    datapath.set_services(true)?;
     let usage = publisher.usage();
     tracing::info!(
         services = usage.services,
         endpoints = usage.endpoints,
-        "services are translated"
+        "services are published"
     );
     Ok(true)
 }

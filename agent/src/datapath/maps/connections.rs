@@ -174,6 +174,34 @@ impl Connections {
         Ok(())
     }
 
+    /// Writes a connection of a Service, unless either the alias or the record is somebody's or has no room; whether it was
+    /// written.
+    pub fn add_of_service(
+        &self,
+        key: &ConnectionKey,
+        connection: &Connection,
+    ) -> Result<bool, DatapathError> {
+        let Some(alias) = connection.service_alias(key) else {
+            return Ok(false);
+        };
+        let sent = connection.from_client(key);
+        let to = Alias {
+            addr: sent.dst,
+            takers: 0,
+            noted_ticks: 0,
+            port: sent.dst_port,
+            pad: [0; 6],
+            reusable_ns: 0,
+        };
+        if !self.aliases.add(&alias, &to)? {
+            return Ok(false);
+        }
+        match self.records.add(key, connection) {
+            Ok(true) => Ok(true),
+            other => self.aliases.remove(&alias).and(other),
+        }
+    }
+
     pub fn remove_alias(&self, key: &Tuple) -> Result<(), DatapathError> {
         self.aliases.remove(key)
     }

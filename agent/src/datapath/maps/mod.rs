@@ -19,10 +19,11 @@ mod nodes;
 mod queues;
 mod services;
 pub mod shape;
+mod socket_frontends;
 mod uplinks;
 
 pub use acceleration::{Acceleration, PodAcceleration};
-pub use config::{Config, NonMasquerade, PathMtu};
+pub use config::{Config, NonMasquerade, PathMtu, Translation};
 pub use connections::{Connections, Owner};
 pub use counters::Counters;
 pub use crowded::Crowded;
@@ -35,6 +36,7 @@ pub use netns::NetNs;
 pub use nodes::{Nodes, Tunnels};
 pub use queues::{QueueLimits, QueueUsage};
 pub use services::Services;
+pub use socket_frontends::SocketFrontends;
 pub use uplinks::Uplinks;
 
 use super::{DatapathError, raw_map::RawMap};
