@@ -21,7 +21,9 @@ use crate::{
     cluster_api::servers::ApiPlaces,
     datapath::ConnectionLimits,
     handover::ServiceProxy,
-    plan::{MasqueradeIpv6, Masquerading, UdpMapping, masquerade::distinct},
+    plan::{
+        MasqueradeIpv6, Masquerading, UdpMapping, masquerade::distinct, services::NodePortAddresses,
+    },
 };
 use layers::Layers;
 pub use options::Options;
@@ -70,6 +72,8 @@ pub struct Settings {
     pub masquerade_ports: Option<(u16, u16)>,
     /// First and last, inclusive; none if there are none.
     pub node_ports: Option<(u16, u16)>,
+    /// At which of the node's addresses these are.
+    pub node_port_addresses: NodePortAddresses,
     /// Whether what is sent to Services is translated here.
     pub service_proxy: ServiceProxy,
     /// Where Services are, if not in the Kubernetes API.
@@ -241,6 +245,7 @@ impl Settings {
             udp_mapping: layers.parse("masqueradeUDPMapping", udp_mapping)?,
             masquerade_ports: layers.optional("masqueradePorts", port_range)?,
             node_ports: layers.parse("nodePorts", node_ports)?,
+            node_port_addresses: node_port_addresses(layers)?,
             service_proxy,
             services_file: services_file(layers, service_proxy.may_be_on())?,
             connections: layers.parse("connections", connections::capacity)?,
@@ -341,6 +346,22 @@ fn masquerading(layers: &Layers) -> Result<Masquerading, ConfigError> {
         link_local_ipv6: layers.parse("masqueradeLinkLocalIPv6", boolean)?,
         nodes: layers.parse("masqueradeNodes", boolean)?,
     })
+}
+
+/// `primary`, `all`, or ranges.
+fn node_port_addresses(layers: &Layers) -> Result<NodePortAddresses, ConfigError> {
+    const KEY: &str = "nodePortAddresses";
+    let words = layers.list(KEY, |text| Ok(text.to_owned()))?;
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        [] | ["primary"] => Ok(NodePortAddresses::Primary),
+        ["all"] => Ok(NodePortAddresses::All),
+        _ => {
+            let expected = |reason| format!("{reason}; or primary or all, alone");
+            let ranges = layers.list(KEY, |text| cidr(text).map_err(expected))?;
+            Ok(NodePortAddresses::Within(ranges))
+        }
+    }
 }
 
 /// Where Services are read from a file, it has to be said which; where they are not, none may be.

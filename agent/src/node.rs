@@ -59,7 +59,7 @@ pub enum NodeError {
 }
 
 /// What the kernel has to be given and what pods are given.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
     pub addresses: Vec<IpAddr>,
     pub pod_cidrs: Vec<IpNet>,
@@ -73,6 +73,8 @@ pub struct NodeState {
     pub non_masquerade: Vec<IpNet>,
     /// Ports that masqueraded connections keep off, besides those of sockets and of pods.
     pub host_ports: PortSet,
+    /// Addresses that have the node ports of Services.
+    pub node_ports_at: BTreeSet<IpAddr>,
     /// What will not work although nothing stands in the way of the rest.
     pub warnings: Vec<Trouble>,
 }
@@ -120,6 +122,8 @@ impl NodeState {
         if masquerade.v4 || masquerade.v6 {
             warnings.extend(ports::too_few(settings, &host_ports));
         }
+        let present: Vec<IpAddr> = here.iter().map(|address| address.net.addr()).collect();
+        let node_ports_at = (settings.node_port_addresses).of(&node.addresses, &present);
         let (non_masquerade, left_out) = non_masquerade(facts, &settings.masquerading);
         if left_out > 0 && settings.masquerade {
             let text = format!(
@@ -136,6 +140,7 @@ impl NodeState {
             masquerade,
             udp_mapping: settings.udp_mapping,
             host_ports,
+            node_ports_at,
             non_masquerade: non_masquerade.into_iter().collect(),
             uplinks,
         })

@@ -30,7 +30,6 @@ use crate::{
     endpoint::release::Reaper,
     install::{self, InstallConfig},
     node::{self, NodeStatus},
-    plan::services::Here,
     prepare::{self, Families},
     probe::{self, Probe},
     state_lock,
@@ -217,10 +216,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             publisher: publisher.clone(),
             complete,
             servers: own_node.as_ref().and_then(|(api, _)| api.servers.clone()),
-            here: Here {
-                node: settings.node_name.clone(),
-                ..Here::default()
-            },
+            whereabouts: services::Whereabouts::new(
+                settings.node_name.clone(),
+                node.clone(),
+                own_node.as_ref().map(|(_, own)| own.clone()),
+            ),
             metrics: metrics.clone(),
             standing: standing.clone(),
         }));

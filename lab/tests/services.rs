@@ -30,6 +30,7 @@ const FLAGS: [&str; 2] = [
 const VIPS: [&str; 2] = ["10.96.0.10", "fd00:10:96::10"];
 const PORT: u16 = 80;
 const TARGET: u16 = 8080;
+const NODE_PORT: u16 = 30_080;
 
 /// Both nodes, a client and a server on each.
 struct World {
@@ -131,12 +132,12 @@ fn publish(lab: &Lab, servers: &[&Pod]) {
         "kind: Service
 metadata: {{namespace: lab, name: web}}
 spec:
-  type: ClusterIP
+  type: NodePort
   clusterIP: {v4}
   clusterIPs: ['{v4}', '{v6}']
   ports:
-  - {{name: tcp, protocol: TCP, port: {PORT}}}
-  - {{name: udp, protocol: UDP, port: {PORT}}}
+  - {{name: tcp, protocol: TCP, port: {PORT}, nodePort: {NODE_PORT}}}
+  - {{name: udp, protocol: UDP, port: {PORT}, nodePort: {NODE_PORT}}}
 ",
         v4 = VIPS[0],
         v6 = VIPS[1]
@@ -407,4 +408,52 @@ fn a_service_without_endpoints_and_a_port_without_a_service_refuse() {
     world.lead_to(&[0]);
     let [(_, client), ..] = world.askers();
     assert!(open(client, vip(0)).is_ok());
+}
+
+/// Who is asked by a connection and by a datagram; each has to be a server.
+fn is_served(world: &World, name: &str, place: &Place, to: SocketAddr) {
+    let servers: BTreeSet<IpAddr> = world.servers.iter().flat_map(Pod::addresses).collect();
+    let asked = open(place, to).and_then(|mut stream| {
+        assert_eq!(stream.peer_addr()?, to, "{name}");
+        ask(&mut stream)
+    });
+    match asked {
+        Ok(server) => assert!(servers.contains(&server), "{name}: {server}"),
+        Err(error) => world.fail(&format!("{name}, {to}, TCP: {error}")),
+    }
+    let any = SocketAddr::new(any(to.ip()), 0);
+    let socket = place.run(|| Ok(UdpSocket::bind(any)?)).unwrap();
+    match send(&socket, to, 5) {
+        Ok((server, from)) => {
+            assert_eq!(from, to, "{name}");
+            assert!(servers.contains(&server), "{name}: {server}");
+        }
+        Err(error) => world.fail(&format!("{name}, {to}, UDP: {error}")),
+    }
+}
+
+#[test]
+fn a_node_port_is_at_the_nodes_addresses_and_at_loopback_for_the_node_alone() {
+    let world = World::new();
+    for (at, node) in world.lab.nodes().iter().enumerate() {
+        for address in node.addresses() {
+            let to = SocketAddr::new(address, NODE_PORT);
+            is_served(&world, node.name(), node.place(), to);
+            let client = &world.clients[at];
+            is_served(&world, client.id(), client.place(), to);
+        }
+        for address in ["127.0.0.1", "::1"] {
+            let to = SocketAddr::new(address.parse().unwrap(), NODE_PORT);
+            is_served(&world, node.name(), node.place(), to);
+            // A pod has an address of its own by that name.
+            let pod = world.clients[at].place();
+            match open(pod, to) {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+                other => world.fail(&format!("a pod, {to}: {other:?}")),
+            }
+            let _listener = pod.run(|| Ok(TcpListener::bind(to)?)).unwrap();
+            let own = open(pod, to).unwrap();
+            assert!(own.local_addr().unwrap().ip().is_loopback(), "{own:?}");
+        }
+    }
 }

@@ -4,7 +4,8 @@ use aya_ebpf::helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use sinabro_common::abi::{
     Addr,
     service::{
-        Affinity, AffinityKey, BACKEND_DRAINING, BACKEND_SERVING, Frontend, FrontendKey, Kind, Set,
+        Affinity, AffinityKey, BACKEND_DRAINING, BACKEND_SERVING, FRONTEND_OF_NODE, Frontend,
+        FrontendKey, Kind, Set,
     },
 };
 use sinabro_ebpf::maps::{AFFINITY, BACKENDS, FRONTENDS, SETS, SLOTS};
@@ -64,9 +65,9 @@ pub fn endpoint(
     }
 }
 
-/// One of a frontend's endpoints for a client.
+/// One of a frontend's endpoints for a client, which is the node or a pod.
 #[inline(never)]
-pub fn choose(key: &FrontendKey, client: &Addr, to: &mut Endpoint) -> i32 {
+pub fn choose(key: &FrontendKey, client: &Addr, is_node: bool, to: &mut Endpoint) -> i32 {
     // SAFETY: entries are replaced, not changed.
     let Some(frontend) = (unsafe { FRONTENDS.get(key) }) else {
         let address = FrontendKey::address(key.addr);
@@ -75,6 +76,10 @@ pub fn choose(key: &FrontendKey, client: &Addr, to: &mut Endpoint) -> i32 {
             None => NOT_OURS,
         };
     };
+    // To a pod the address is one of its own.
+    if frontend.flags & FRONTEND_OF_NODE != 0 && !is_node {
+        return NOT_OURS;
+    }
     // What a set says is read once: another may be there the next moment.
     let Some(set) = SETS.get_ptr(frontend.inside) else {
         return DROPPED;

@@ -46,7 +46,8 @@ pub fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
         None => owner.v6,
     };
     let mut to = Endpoint::NONE;
-    match choose::choose(&key, &client, &mut to) {
+    let is_node = owner.flags & NETNS_OF_NODE != 0;
+    match choose::choose(&key, &client, is_node, &mut to) {
         choose::CHOSEN => {}
         choose::REFUSED => return refuse(),
         _ => return PROCEED,

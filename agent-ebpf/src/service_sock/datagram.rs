@@ -78,7 +78,7 @@ fn endpoint(key: &FrontendKey, client: &Addr, cookie: u64, to: &mut Endpoint) ->
         if is_draining() {
             return choose::NOT_OURS;
         }
-        let chosen = choose::choose(key, client, to);
+        let chosen = choose::choose(key, client, true, to);
         // If there is nobody else, the one that it had may still answer.
         if chosen != choose::CHOSEN && !(is_known && has(&sent, 0, to)) {
             return chosen;

@@ -229,6 +229,18 @@ pub struct Options {
     )]
     node_ports: Option<String>,
 
+    /// At which of this node's addresses the ports of Services are, with --service-proxy=on: primary (the
+    /// first of each family that the cluster knows it by), all, or ranges that they are in. For the
+    /// node's own processes they are at 127.0.0.1 and ::1, too.
+    #[arg(
+        long,
+        env = "SINABRO_NODE_PORT_ADDRESSES",
+        value_name = "WHICH",
+        value_delimiter = ',',
+        default_value = "primary"
+    )]
+    node_port_addresses: Option<Vec<String>>,
+
     /// Who translates what pods and this node send to Services: off (somebody else, such as
     /// kube-proxy), on (this agent's programs) or auto (these, as soon as kube-proxy is not there).
     /// Beside kube-proxy on is safe: connections that it has translated stay with it until they end.

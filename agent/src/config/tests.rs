@@ -53,6 +53,21 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(none.node_ports, None);
     assert_eq!(settings.service_proxy, ServiceProxy::Off);
     assert!(settings.services_file.is_none());
+    assert_eq!(settings.node_port_addresses, NodePortAddresses::Primary);
+    let of = |text: &str| load(&["--nodes=/n", &format!("--node-port-addresses={text}")]);
+    assert_eq!(
+        of("all").unwrap().node_port_addresses,
+        NodePortAddresses::All
+    );
+    let ranges = ["10.0.0.0/8", "fd00::/8"].map(|text| text.parse().unwrap());
+    assert_eq!(
+        of("10.0.0.0/8,fd00::/8").unwrap().node_port_addresses,
+        NodePortAddresses::Within(ranges.into())
+    );
+    for wrong in ["primary,10.0.0.0/8", "10.0.0.1", "some"] {
+        let why = of(wrong).unwrap_err().to_string();
+        assert!(why.contains("primary or all, alone"), "{why}");
+    }
     assert_eq!(settings.connections, None);
     assert_eq!(settings.connection_limits, ConnectionLimits::default());
     assert!(settings.tcp_acceleration_pod_memory.is_none());
@@ -189,6 +204,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         masqueradeUDPMapping: endpoint-independent
         masqueradePorts: 61000-65535
         nodePorts: 31000-31999
+        nodePortAddresses: [all]
         serviceProxy: on
         servicesFile: /etc/services.yaml
         connections: 500000
@@ -253,6 +269,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         masquerade_ports: Some((61000, 65535)),
         node_ports: Some((31000, 31999)),
         service_proxy: ServiceProxy::On,
+        node_port_addresses: NodePortAddresses::All,
         services_file: Some("/etc/services.yaml".into()),
         connections: Some(500_000),
         connection_limits: ConnectionLimits {

@@ -1,7 +1,6 @@
 use super::*;
-use crate::datapath::PortSet;
 use crate::install::versions::tests::knowing;
-use crate::node::{Masquerade, NodeState, NodeStatus};
+use crate::node::{NodeState, NodeStatus};
 use serde_json::{Value, json};
 use std::{
     fs::{self, File},
@@ -36,15 +35,8 @@ fn conflist(config: &InstallConfig) -> PathBuf {
 
 fn known() -> NodeStatus {
     let state = NodeState {
-        addresses: Vec::new(),
-        pod_cidrs: Vec::new(),
-        uplinks: Vec::new(),
         mtu: 1450,
-        masquerade: Masquerade::default(),
-        udp_mapping: Default::default(),
-        host_ports: PortSet::default(),
-        non_masquerade: Vec::new(),
-        warnings: Vec::new(),
+        ..NodeState::default()
     };
     NodeStatus {
         state: Some(Arc::new(state)),

@@ -1,5 +1,9 @@
 //! The task that publishes what Services lead to.
 
+mod whereabouts;
+
+pub(super) use whereabouts::Whereabouts;
+
 use crate::{
     apply::services::Publisher,
     chain::Chain,
@@ -36,7 +40,7 @@ pub(super) struct ServicesTask {
     pub(super) publisher: Shared,
     /// To be told once everything is.
     pub(super) complete: watch::Sender<bool>,
-    pub(super) here: Here,
+    pub(super) whereabouts: Whereabouts,
     /// To be told where the API servers are.
     pub(super) servers: Option<Arc<Servers>>,
     pub(super) metrics: Arc<Metrics>,
@@ -54,7 +58,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         source,
         publisher,
         complete,
-        here,
+        mut whereabouts,
         servers,
         metrics,
         standing,
@@ -66,9 +70,10 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         task: mut reading,
         ..
     } = source;
+    whereabouts.known(whereabouts::PATIENCE).await;
     let facts = Facts {
         store,
-        here,
+        here: Mutex::new(Arc::new(whereabouts.here())),
         servers,
     };
     let facts = Arc::new(facts);
@@ -79,6 +84,11 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         let changed = tokio::select! {
             changed = changes.next() => changed,
             () = at(again) => BTreeSet::new(),
+            moved = whereabouts.changed() => {
+                moved?;
+                facts.move_to(whereabouts.here());
+                continue;
+            }
             changed = health.changed() => {
                 changed.context("the source of Services ended")?;
                 let problem = health.borrow_and_update().problem.clone();
@@ -178,7 +188,7 @@ fn waiting(publisher: &Shared) -> Option<String> {
 /// What is known of Services, and who wants to know.
 struct Facts {
     store: Arc<Store>,
-    here: Here,
+    here: Mutex<Arc<Here>>,
     servers: Option<Arc<Servers>>,
 }
 
@@ -187,8 +197,29 @@ impl Facts {
     fn planned(&self, name: &ServiceName) -> Option<ServicePlan> {
         let (service, slices) = self.store.get(name)?;
         let slices: Vec<&Slice> = slices.iter().collect();
-        let plan = plan(&service, &slices, &self.here);
+        let plan = plan(&service, &slices, &self.here());
         (plan != ServicePlan::default()).then_some(plan)
+    }
+
+    fn here(&self) -> Arc<Here> {
+        let here = self.here.lock();
+        here.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has all Services planned again, if this is another place.
+    fn move_to(&self, new: Here) {
+        let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
+        if **here == new {
+            return;
+        }
+        tracing::info!(
+            zone = new.zone,
+            node_ports_at = ?new.node_ports_at,
+            "all Services are planned again"
+        );
+        *here = Arc::new(new);
+        drop(here);
+        self.store.tell_all();
     }
 
     /// The agent asks them itself, whatever becomes of the Service that leads to them.

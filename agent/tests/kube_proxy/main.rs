@@ -23,7 +23,7 @@ use std::{
     cell::RefCell,
     collections::BTreeSet,
     env,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 /// Enough for each rule of each kind of Service to be met hundreds of times, if nobody says how many.
@@ -65,6 +65,12 @@ fn a_service_leads_where_kube_proxy_leads() {
         assert!(count > cases as usize / 50, "{seen:?}");
     }
 }
+
+/// The node's own addresses: kube-proxy's code leaves it to its rules where node ports are.
+const NODE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 77)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x77)),
+];
 
 /// What was compared.
 #[derive(Clone, Copy, Debug, Default)]
@@ -130,6 +136,7 @@ fn planned(world: &World) -> (Service, ServicePlan) {
     let here = Here {
         node: world.node.into(),
         zone: world.zone.into(),
+        node_ports_at: NODE.into(),
     };
     let plan = plan(&service, &slices.iter().collect::<Vec<_>>(), &here);
     (service, plan)
@@ -167,13 +174,13 @@ fn same_port(want: &Port, port: &PortPlan, plan: &ServicePlan) -> TestCaseResult
         &at(FrontendKind::LoadBalancer),
         &balancers,
     )?;
-    let node_ports: BTreeSet<u16> = at(FrontendKind::NodePort)
+    let node_ports = at(FrontendKind::NodePort);
+    let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    let wanted: BTreeSet<SocketAddr> = [NODE, loopback]
+        .as_flattened()
         .iter()
-        .map(|at| at.port())
-        .collect();
-    let wanted: BTreeSet<u16> = Some(want.node_port)
-        .filter(|port| *port != 0)
-        .into_iter()
+        .filter(|address| address.is_ipv4() == want.is_v4() && want.node_port != 0)
+        .map(|address| SocketAddr::new(*address, want.node_port))
         .collect();
     equal("node port", &node_ports, &wanted)?;
     if !balancers.is_empty() {

@@ -15,7 +15,7 @@ use crate::{
 };
 use sinabro_common::abi::{
     Addr,
-    service::{Frontend, FrontendKey, Kind, Set, Slot},
+    service::{FRONTEND_NODE_PORT, FRONTEND_OF_NODE, Frontend, FrontendKey, Kind, Set, Slot},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -218,7 +218,7 @@ impl<T: Tables> Publisher<T> {
                         outside,
                         service: number,
                         affinity_seconds: port.affinity_seconds,
-                        flags: 0,
+                        flags: flags(frontend),
                     };
                     wanted.insert(key(port.protocol, frontend.at), value);
                 }
@@ -514,9 +514,17 @@ pub(super) fn key(protocol: Protocol, at: SocketAddr) -> FrontendKey {
     }
 }
 
-/// Frontends that programs look for. No program knows the node's addresses yet, and one that took an unspecified
-/// address for them would take a pod's own for a Service. None knows who may use a load balancer's address either: where
-/// not everybody may, nobody does.
+/// How programs take a frontend.
+pub(super) const fn flags(frontend: &FrontendPlan) -> u32 {
+    match frontend.kind {
+        FrontendKind::NodePort if frontend.is_of_node() => FRONTEND_OF_NODE,
+        FrontendKind::NodePort => FRONTEND_NODE_PORT,
+        FrontendKind::ClusterIp | FrontendKind::ExternalIp | FrontendKind::LoadBalancer => 0,
+    }
+}
+
+/// Frontends that programs look for. None knows who may use a load balancer's address: where not everybody may, nobody
+/// does.
 pub(super) fn published<'p>(
     plan: &'p ServicePlan,
     port: &'p PortPlan,
@@ -528,9 +536,8 @@ pub(super) fn published<'p>(
     port.frontends
         .iter()
         .filter(move |frontend| match frontend.kind {
-            FrontendKind::ClusterIp | FrontendKind::ExternalIp => true,
+            FrontendKind::ClusterIp | FrontendKind::NodePort | FrontendKind::ExternalIp => true,
             FrontendKind::LoadBalancer => !is_guarded(&frontend.at),
-            FrontendKind::NodePort => false,
         })
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     backends::at,
-    draft::{key, published},
+    draft::{flags, key, published},
     roles,
     room::REST,
     *,
@@ -302,7 +302,7 @@ struct World {
 
 fn room() -> ServiceRoom {
     ServiceRoom {
-        frontends: 14,
+        frontends: 18,
         sets: 12,
         slots: 40,
         backends: 24,
@@ -423,8 +423,9 @@ impl World {
                     published(plan, port).map(|frontend| all[&key(port.protocol, frontend.at)]);
                 let of_port: Vec<_> = of_port.collect();
                 let number = of_port.first().map(|frontend| frontend.service);
-                for frontend in &of_port {
+                for (frontend, plan) in of_port.iter().zip(published(plan, port)) {
                     assert_eq!(Some(frontend.service), number);
+                    assert_eq!(frontend.flags, flags(plan));
                     assert_eq!(frontend.affinity_seconds, port.affinity_seconds);
                 }
                 assert!(number.is_none_or(|number| number != 0 && numbers.insert(number)));
@@ -592,12 +593,12 @@ fn in_ipv6(sets: &Sets) -> Sets {
 /// The Service's own address, and now and then one that others want, too.
 fn plan(service: usize) -> impl Strategy<Value = ServicePlan> {
     let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)];
-    let port = (protocol, sets(), any::<[bool; 4]>(), 0..2u32);
+    let port = (protocol, sets(), any::<[bool; 5]>(), 0..2u32);
     vec(port, 1..3).prop_map(move |ports| {
         let own: IpAddr = [10, 96, 0, service as u8].into();
         let own6: IpAddr = format!("fd00:96::{service}").parse().unwrap();
         let mut plan = ServicePlan::default();
-        for (at, (protocol, sets, [cluster, cluster6, external, shared], affinity)) in
+        for (at, (protocol, sets, [cluster, cluster6, external, shared, nodes], affinity)) in
             ports.into_iter().enumerate()
         {
             let port = 80 + at as u16;
@@ -620,7 +621,15 @@ fn plan(service: usize) -> impl Strategy<Value = ServicePlan> {
                 FrontendKind::LoadBalancer,
                 [198, 51, 100, 1].into(),
             );
-            add(true, FrontendKind::NodePort, [0, 0, 0, 0].into());
+            // Node ports are of one range for all Services.
+            let node_port = 30_000 + 10 * service as u16 + at as u16;
+            for ip in [[127, 0, 0, 1], [192, 0, 2, 100]] {
+                let at = SocketAddr::new(ip.into(), node_port);
+                let kind = FrontendKind::NodePort;
+                if nodes {
+                    frontends.insert(FrontendPlan { kind, at });
+                }
+            }
             if cluster {
                 plan.addresses.insert(own);
             }

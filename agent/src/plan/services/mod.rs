@@ -1,15 +1,18 @@
 //! What a Service leads to: [`ServicePlan`], made of nothing but facts about that Service.
 //!
 //! - [`facts`]: what is known of Services and their endpoints, small enough for very many;
+//! - [`node_ports`]: which of the node's addresses have node ports;
 //! - [`plan`]: what that comes to on this node.
 
 pub mod facts;
+pub mod node_ports;
 pub mod plan;
 
 #[cfg(test)]
 mod tests;
 
 pub use facts::{Endpoint, Service, Slice};
+pub use node_ports::NodePortAddresses;
 pub use plan::{Here, plan};
 
 use ipnet::IpNet;
@@ -126,13 +129,20 @@ pub enum SetPlan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FrontendPlan {
     pub kind: FrontendKind,
-    /// Of a node port the unspecified address of the family: it is at all of the node's addresses.
     pub at: SocketAddr,
+}
+
+impl FrontendPlan {
+    /// Whether it is for the node's own processes alone: each pod has loopback addresses of its own.
+    pub const fn is_of_node(&self) -> bool {
+        matches!(self.kind, FrontendKind::NodePort) && self.at.ip().is_loopback()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FrontendKind {
     ClusterIp,
+    /// At one of the node's addresses, or at loopback.
     NodePort,
     ExternalIp,
     LoadBalancer,

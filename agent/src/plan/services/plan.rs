@@ -22,6 +22,8 @@ pub struct Here {
     pub node: String,
     /// Empty if it is in none.
     pub zone: String,
+    /// Its addresses that have node ports, besides loopback.
+    pub node_ports_at: BTreeSet<IpAddr>,
 }
 
 /// One Service's plan, in which neither the order of slices and endpoints shows nor what is there twice.
@@ -44,7 +46,7 @@ pub fn plan(service: &Service, slices: &[&Slice], here: &Here) -> ServicePlan {
         };
         let plan = PortPlan {
             protocol: port.protocol,
-            frontends: frontends(service, port, &addresses),
+            frontends: frontends(service, port, &addresses, here),
             sets: [sets(v4), sets(v6)],
             affinity_seconds: service.affinity_seconds,
         };
@@ -64,6 +66,7 @@ fn frontends(
     service: &Service,
     port: &ServicePort,
     addresses: &BTreeSet<IpAddr>,
+    here: &Here,
 ) -> BTreeSet<FrontendPlan> {
     let mut frontends = BTreeSet::new();
     let mut add = |kind, address, port| {
@@ -73,11 +76,15 @@ fn frontends(
     for address in addresses {
         add(FrontendKind::ClusterIp, *address, port.port);
         if port.node_port != 0 {
-            let any = match address {
-                IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-                IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            let loopback: IpAddr = match address {
+                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
             };
-            add(FrontendKind::NodePort, any, port.node_port);
+            let of_family = |at: &&IpAddr| at.is_ipv4() == address.is_ipv4();
+            let at = here.node_ports_at.iter().filter(of_family);
+            for at in at.chain([&loopback]) {
+                add(FrontendKind::NodePort, *at, port.node_port);
+            }
         }
     }
     let Some(external) = &service.external else {

@@ -13,6 +13,9 @@ fn here() -> Here {
     Here {
         node: "n1".into(),
         zone: "a".into(),
+        node_ports_at: ["192.0.2.9", "192.0.2.10", "2001:db8::9"]
+            .map(|text| text.parse().unwrap())
+            .into(),
     }
 }
 
@@ -150,7 +153,7 @@ fn a_family_without_an_address_of_the_service_has_nothing() {
     let port = &plan.ports["http"];
     assert_eq!(port.sets[1], Sets::refusing());
     assert!(port.frontends.iter().all(|frontend| frontend.at.is_ipv4()));
-    assert_eq!(port.frontends.len(), 3);
+    assert_eq!(port.frontends.len(), 5);
 }
 
 #[test]
@@ -408,8 +411,11 @@ fn frontends_of_every_kind() {
     let expected = [
         (FrontendKind::ClusterIp, "10.96.0.10:80"),
         (FrontendKind::ClusterIp, "[fd00:96::10]:80"),
-        (FrontendKind::NodePort, "0.0.0.0:30080"),
-        (FrontendKind::NodePort, "[::]:30080"),
+        (FrontendKind::NodePort, "127.0.0.1:30080"),
+        (FrontendKind::NodePort, "192.0.2.9:30080"),
+        (FrontendKind::NodePort, "192.0.2.10:30080"),
+        (FrontendKind::NodePort, "[::1]:30080"),
+        (FrontendKind::NodePort, "[2001:db8::9]:30080"),
         (FrontendKind::ExternalIp, "192.0.2.1:80"),
         (FrontendKind::LoadBalancer, "198.51.100.1:80"),
         (FrontendKind::LoadBalancer, "[2001:db8::1]:80"),
@@ -417,6 +423,15 @@ fn frontends_of_every_kind() {
     assert_eq!(all, expected.map(|(kind, at)| (kind, at.to_owned())));
     assert_eq!(port.affinity_seconds, 10_800);
     assert_eq!(plan.source_ranges.len(), 1);
+    let of_node = port.frontends.iter().filter(|of| of.is_of_node());
+    assert!(of_node.map(|of| of.at.ip()).all(|at| at.is_loopback()));
+    // Until it is known where, node ports are at loopback alone.
+    let nowhere = Here {
+        node_ports_at: BTreeSet::new(),
+        ..here()
+    };
+    let frontends = &super::plan(&service, &[], &nowhere).ports["http"].frontends;
+    assert_eq!(frontends.len(), all.len() - 3);
     // What a frontend leads to is by its kind.
     let mut sets = Sets::refusing();
     sets.internal = SetPlan::Drop;

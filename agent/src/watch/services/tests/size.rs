@@ -66,6 +66,7 @@ async fn how_much_thousands_of_services_cost() {
     let here = Here {
         node: "node-7.example.net".into(),
         zone: "zone-1".into(),
+        ..Here::default()
     };
     // The larger number takes long where the code is not optimised.
     let sizes: &[usize] = match cfg!(debug_assertions) {
