@@ -60,6 +60,15 @@ pub fn take(payer: u32) -> bool {
     true
 }
 
+/// Whether a share has any connections.
+#[inline(always)]
+pub fn is_used(payer: u32) -> bool {
+    SHARES
+        .get_ptr(payer)
+        // SAFETY: a value that the map just gave.
+        .is_some_and(|share| counted(unsafe { (*share).connections }) != 0)
+}
+
 /// One of the pod's connections is over.
 #[inline(always)]
 pub fn give(payer: u32, embryonic: bool) {

@@ -45,8 +45,9 @@ pub fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
         Some(_) => owner.v4,
         None => owner.v6,
     };
+    let is_node = owner.flags & NETNS_OF_NODE != 0;
     let mut to = Endpoint::NONE;
-    match choose::choose(&key, &client, &mut to) {
+    match choose::choose(&key, &client, is_node, &mut to) {
         choose::CHOSEN => {}
         choose::REFUSED => return refuse(),
         _ => return PROCEED,

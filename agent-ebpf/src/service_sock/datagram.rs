@@ -71,7 +71,7 @@ fn endpoint(key: &FrontendKey, client: &Addr, cookie: u64, to: &mut Endpoint) ->
     };
     let is_known = FRONTENDS.get_ptr(key).is_some();
     if !(is_known && has(&sent, BACKEND_SERVING, to)) {
-        let chosen = choose::choose(key, client, to);
+        let chosen = choose::choose(key, client, true, to);
         // If there is nobody else, the one that it had may still answer.
         if chosen != choose::CHOSEN && !(is_known && has(&sent, 0, to)) {
             return chosen;
