@@ -135,7 +135,11 @@ pub fn known(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
             || (*alias).reusable_ns != 0
             || connection::is_due(ticks, (*alias).noted_ticks);
         if is_due {
-            (*alias).noted_ticks = ticks;
+            // What follows a SYN says that the handshake is over.
+            (*alias).noted_ticks = match scratch.l4.tcp_flags & TCP_SYN {
+                0 => ticks,
+                _ => connection::due_now(),
+            };
             return noted(config, scratch);
         }
     }

@@ -10,7 +10,7 @@ use super::{
     refuse::refuse,
 };
 use crate::{
-    connection::{self, share},
+    connection::{self, newcomer, share},
     maps::{
         AFFINITY, ALIASES, BACKENDS, CONFIG, CONNECTIONS, EEXIST, FRONTENDS, SETS, SLOTS,
         SOURCE_RANGES,
@@ -252,6 +252,9 @@ fn write(scratch: &mut Scratch) -> i32 {
             Err(EEXIST) => return NEXT,
             Err(_) => return drop(DropReason::NatTableFull),
         }
+    }
+    if scratch.is_outside {
+        newcomer::settle(scratch);
     }
     if scratch.affinity_seconds != 0 {
         let Scratch {
