@@ -1,9 +1,10 @@
-//! Services at pods' links: what a pod sends to a Service's address goes to one of its endpoints.
+//! Services at pods' links and uplinks: what a client sends to a Service's address goes to one of its endpoints.
 //!
 //! - [`leave`]: what a pod sends: its connection's endpoint becomes the destination;
 //! - [`choose`]: an endpoint for a new connection; [`refuse`]: what its client hears if there is none;
 //! - [`arrive`]: what comes to a pod: the address that the pod sent to becomes the source again;
 //! - [`hairpin`]: a pod that is its own endpoint;
+//! - [`outside`]: clients outside of the cluster, at uplinks;
 //! - [`error`]: ICMP errors, which quote packets, in both directions.
 //!
 //! Between a client's link and its endpoint the packet has their own addresses, so the stack routes and filters it like
@@ -17,6 +18,7 @@ pub mod choose;
 pub mod error;
 pub mod hairpin;
 pub mod leave;
+pub mod outside;
 pub mod refuse;
 
 use crate::{

@@ -45,8 +45,8 @@ pub fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
         Some(_) => owner.v4,
         None => owner.v6,
     };
-    let mut to = Endpoint::NONE;
     let is_node = owner.flags & NETNS_OF_NODE != 0;
+    let mut to = Endpoint::NONE;
     match choose::choose(&key, &client, is_node, &mut to) {
         choose::CHOSEN => {}
         choose::REFUSED => return refuse(),

@@ -60,7 +60,7 @@ use sinabro_common::{
         Addr,
         acceleration::{AccelerationCounters, ServerKey, Skip, Traffic},
         config::NodeConfig,
-        connection::{ALL_SHARES, HOST_SHARE, Limits},
+        connection::{ALL_SHARES, HOST_SHARE, Limits, OUTSIDE_SHARE},
         counters::PodCounters,
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
@@ -489,7 +489,7 @@ impl Datapath {
             }
         }
         for (payer, _) in self.maps.connections.shares()? {
-            if ![HOST_SHARE, ALL_SHARES].contains(&payer) && is_stale(payer) {
+            if ![HOST_SHARE, OUTSIDE_SHARE, ALL_SHARES].contains(&payer) && is_stale(payer) {
                 self.maps.connections.end(payer)?;
             }
         }
