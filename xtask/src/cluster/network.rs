@@ -77,7 +77,10 @@ pub fn configure(cluster: &Cluster) -> Result<()> {
         }
         // Not applied: the manifest, which sets nothing, would take away what another apply has set.
         Err(_) => {
-            verb("create", &[&format!("--from-literal={SETTINGS}={settings}")])?;
+            verb(
+                "create",
+                &[&format!("--from-literal={SETTINGS}={settings}")],
+            )?;
         }
     }
     Ok(())
