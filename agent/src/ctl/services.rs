@@ -63,7 +63,7 @@ fn table(services: &[ServiceReport], is_one: bool) -> String {
                     std::mem::take(&mut name),
                     words(port),
                     join(&set.frontends),
-                    clients(set.clients).into(),
+                    clients(set),
                     endpoints(set, many),
                     std::mem::take(&mut draining),
                     std::mem::take(&mut problem),
@@ -91,11 +91,16 @@ fn words(port: &ServicePortReport) -> String {
     text
 }
 
-fn clients(clients: ServiceClients) -> &'static str {
-    match clients {
+/// `inside, of 10.0.0.0/8`.
+fn clients(set: &ServiceSetReport) -> String {
+    let clients = match set.clients {
         ServiceClients::All => "all",
         ServiceClients::Inside => "inside",
         ServiceClients::Outside => "outside",
+    };
+    match set.source_ranges[..] {
+        [] => clients.into(),
+        _ => format!("{clients}, of {}", join(&set.source_ranges)),
     }
 }
 
@@ -126,6 +131,10 @@ mod tests {
             outcome,
             count: hosts.len() as u32,
             endpoints: hosts.map(at).collect(),
+            source_ranges: match clients {
+                ServiceClients::Outside => vec!["192.0.2.0/24".parse().unwrap()],
+                _ => Vec::new(),
+            },
         };
         let web = ServiceReport {
             namespace: "default".into(),
@@ -172,7 +181,10 @@ mod tests {
                 "-"
             ]
         );
-        assert_eq!(lines[2][3..], ["outside", "none here, dropped", "-", "-"]);
+        assert_eq!(
+            lines[2][3..],
+            ["outside, of 192.0.2.0/24", "none here, dropped", "-", "-"]
+        );
         assert_eq!(
             lines[3],
             ["default/full", "-", "-", "-", "-", "-", "no room"]

@@ -50,8 +50,9 @@ use crate::chain::Chain;
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
 pub use maps::{
-    Connections, DropEvents, PodAcceleration, PortSet, PortsOf, QueueLimits, QueueUsage, Services,
-    Translation, Tunnels,
+    Connections, DropEvents, PodAcceleration, PortSet, PortsOf, Prefix as ClientPrefix,
+    QueueLimits, QueueUsage, Services, Translation, Tunnels, net_of_prefix,
+    prefixes as client_prefixes,
 };
 use maps::{Maps, shape};
 use service_sockets::ServiceSockets;

@@ -1,5 +1,6 @@
 //! What is reported about Services.
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 
@@ -59,6 +60,9 @@ pub struct ServiceSetReport {
     pub endpoints: Vec<SocketAddr>,
     /// How many there are.
     pub count: u32,
+    /// Who alone may use these frontends, the first [`SERVICE_ENDPOINTS_OF_A_SET`] ranges; empty: everybody.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub source_ranges: Vec<IpNet>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -5,17 +5,21 @@ use super::{
     Applied, AppliedPort, Family, Publisher, REFUSES, ServiceError,
     backends::Endpoint,
     roles::{self, ROLES},
+    sources,
     tables::Tables,
 };
 use crate::{
-    datapath::DatapathError,
+    datapath::{ClientPrefix, DatapathError},
     plan::services::{
         FrontendKind, FrontendPlan, PortPlan, Protocol, ServiceName, ServicePlan, SetPlan,
     },
 };
 use sinabro_common::abi::{
     Addr,
-    service::{FRONTEND_NODE_PORT, FRONTEND_OF_NODE, Frontend, FrontendKey, Kind, Set, Slot},
+    service::{
+        FRONTEND_GUARDED, FRONTEND_NODE_PORT, FRONTEND_OF_NODE, Frontend, FrontendKey, Kind, Set,
+        Slot,
+    },
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,7 +34,9 @@ pub(super) struct Staged {
     /// As it will be; the frontends, as they are.
     pub after: Applied,
     pub puts: Vec<(FrontendKey, Frontend)>,
-    /// Why a frontend could not be removed.
+    /// By number, who may use guarded frontends.
+    pub sources: Vec<(u32, BTreeSet<ClientPrefix>)>,
+    /// Why a frontend could not be removed, or its clients not be let in.
     pub failed: Option<DatapathError>,
     /// Frontends that are gone, or that others came in the place of.
     pub replaced: Vec<Frontend>,
@@ -40,6 +46,8 @@ pub(super) struct Staged {
     pub before: Vec<AppliedPort>,
     /// Of ports that are gone.
     pub numbers: Vec<u32>,
+    /// Whether frontends had numbers of no port, which others may have, too.
+    pub are_strays: bool,
 }
 
 impl Staged {
@@ -72,6 +80,8 @@ struct Draft {
     fresh: Vec<(u32, Set)>,
     changed: Vec<(u32, Set)>,
     numbers: Vec<u32>,
+    /// By number, who may use guarded frontends.
+    sources: Vec<(u32, BTreeSet<ClientPrefix>)>,
 }
 
 /// Which map has no room.
@@ -81,7 +91,6 @@ type Wanted = BTreeMap<FrontendKey, Frontend>;
 
 /// One family of one port.
 struct Wants<'a> {
-    plan: &'a ServicePlan,
     port: &'a PortPlan,
     /// The family.
     at: usize,
@@ -196,20 +205,16 @@ impl<T: Tables> Publisher<T> {
                 draft.numbers.push(number);
                 number
             });
+            draft.sources.push((number, sources::wanted(plan, port)));
             let mut families = [None, None];
             for (at, family) in families.iter_mut().enumerate() {
-                if used_roles(plan, port, at).contains(&true) {
+                if used_roles(port, at).contains(&true) {
                     let old = old.and_then(|old| old.families[at].as_ref());
-                    let wanted = Wants {
-                        plan,
-                        port,
-                        at,
-                        left,
-                    };
+                    let wanted = Wants { port, at, left };
                     *family = Some(self.family(now, old, &wanted, draft)?);
                 }
             }
-            for frontend in published(plan, port) {
+            for frontend in &port.frontends {
                 if let Some(family) = &families[family_of(&frontend.at)] {
                     let [inside, outside] =
                         roles::of_kind(frontend.kind).map(|role| family.roles[role]);
@@ -218,7 +223,7 @@ impl<T: Tables> Publisher<T> {
                         outside,
                         service: number,
                         affinity_seconds: port.affinity_seconds,
-                        flags: flags(frontend),
+                        flags: flags(plan, frontend),
                     };
                     wanted.insert(key(port.protocol, frontend.at), value);
                 }
@@ -229,6 +234,9 @@ impl<T: Tables> Publisher<T> {
                 number,
                 families,
             });
+        }
+        if !self.sources.fit(&draft.sources) {
+            return Err(Full("SOURCE_RANGES"));
         }
         for address in &plan.addresses {
             let refuses = Frontend {
@@ -250,13 +258,8 @@ impl<T: Tables> Publisher<T> {
         wanted: &Wants<'_>,
         draft: &mut Draft,
     ) -> Result<Family, Full> {
-        let Wants {
-            plan: service,
-            port,
-            at,
-            left,
-        } = *wanted;
-        let (plan, is_used) = (&port.sets[at], used_roles(service, port, at));
+        let Wants { port, at, left } = *wanted;
+        let (plan, is_used) = (&port.sets[at], used_roles(port, at));
         let plans = roles::of(plan);
         let alike = |one: usize, other: usize| plans[one] == plans[other];
         let pattern = roles::pattern(is_used, alike);
@@ -415,13 +418,16 @@ impl<T: Tables> Publisher<T> {
         for (index, set) in draft.fresh {
             self.tables.put_set(index, set);
         }
+        let is_stray = |number| before.ports.iter().all(|port| port.number != number);
+        let are_strays = before.numbers().filter(|number| *number != 0).any(is_stray);
+        let mut failed = None;
         let (mut kept, mut removes): (Vec<_>, Vec<_>) = before
             .frontends
             .drain(..)
             .partition(|(key, _)| wanted.contains_key(key));
         // Addresses by themselves go first, and come last. All go before sets change, which are not for them any more.
         removes.sort_by_key(|(key, _)| key.proto != 0);
-        let (mut replaced, mut failed) = (Vec::new(), None);
+        let mut replaced = Vec::new();
         for (key, frontend) in removes {
             match self.tables.remove_frontend(&key) {
                 Ok(()) => {
@@ -433,6 +439,12 @@ impl<T: Tables> Publisher<T> {
                     failed = Some(error);
                 }
             }
+        }
+        // Frontends that are gone are nothing to those who are let in from now on, nor are those to come to who was.
+        for (number, wanted) in &draft.sources {
+            // Without them the frontend lets in fewer than it should, until it is tried again.
+            let changed = self.sources.change(&self.tables, *number, wanted);
+            failed = failed.or(changed.err());
         }
         let mut contents = Vec::with_capacity(draft.changed.len());
         for (index, set) in draft.changed {
@@ -473,11 +485,13 @@ impl<T: Tables> Publisher<T> {
                 frontends: kept,
             },
             puts,
+            sources: draft.sources,
             failed,
             replaced,
             contents,
             before: before.ports,
             numbers,
+            are_strays,
         })
     }
 }
@@ -500,7 +514,7 @@ pub(super) fn keys(plan: &ServicePlan) -> BTreeMap<FrontendKey, SocketAddr> {
     });
     let ports = plan.ports.values().flat_map(|port| {
         let at = |frontend: &FrontendPlan| (key(port.protocol, frontend.at), frontend.at);
-        published(plan, port).map(at)
+        port.frontends.iter().map(at)
     });
     ports.chain(addresses).collect()
 }
@@ -515,36 +529,22 @@ pub(super) fn key(protocol: Protocol, at: SocketAddr) -> FrontendKey {
 }
 
 /// How programs take a frontend.
-pub(super) const fn flags(frontend: &FrontendPlan) -> u32 {
+pub(super) fn flags(plan: &ServicePlan, frontend: &FrontendPlan) -> u32 {
     match frontend.kind {
         FrontendKind::NodePort if frontend.is_of_node() => FRONTEND_OF_NODE,
         FrontendKind::NodePort => FRONTEND_NODE_PORT,
+        FrontendKind::LoadBalancer if sources::is_guarded(plan, frontend.at.is_ipv4()) => {
+            FRONTEND_GUARDED
+        }
         FrontendKind::ClusterIp | FrontendKind::ExternalIp | FrontendKind::LoadBalancer => 0,
     }
 }
 
-/// Frontends that programs look for. None knows who may use a load balancer's address: where not everybody may, nobody
-/// does.
-pub(super) fn published<'p>(
-    plan: &'p ServicePlan,
-    port: &'p PortPlan,
-) -> impl Iterator<Item = &'p FrontendPlan> {
-    let is_guarded = |at: &SocketAddr| {
-        let mut ranges = plan.source_ranges.iter();
-        ranges.any(|range| range.addr().is_ipv4() == at.is_ipv4())
-    };
-    port.frontends
-        .iter()
-        .filter(move |frontend| match frontend.kind {
-            FrontendKind::ClusterIp | FrontendKind::NodePort | FrontendKind::ExternalIp => true,
-            FrontendKind::LoadBalancer => !is_guarded(&frontend.at),
-        })
-}
-
 /// Which sets the frontends of a family have.
-fn used_roles(service: &ServicePlan, port: &PortPlan, family: usize) -> [bool; ROLES] {
+fn used_roles(port: &PortPlan, family: usize) -> [bool; ROLES] {
     let mut used = [false; ROLES];
-    for frontend in published(service, port).filter(|frontend| family_of(&frontend.at) == family) {
+    let of_family = |frontend: &&FrontendPlan| family_of(&frontend.at) == family;
+    for frontend in port.frontends.iter().filter(of_family) {
         for role in roles::of_kind(frontend.kind) {
             used[role] = true;
         }

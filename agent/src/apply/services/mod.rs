@@ -3,6 +3,7 @@
 //! - [`Publisher`]: one Service's plan at a time, or many; what has no room waits for it;
 //! - `draft`: what a plan takes, before anything is written;
 //! - [`room`], [`backends`]: which entries are free, and whose the others are;
+//! - [`sources`]: who may use frontends that not everybody may;
 //! - `restore`: what an earlier agent left;
 //! - `report`: what is published, for people.
 //!
@@ -12,7 +13,7 @@
 //! No packet meets half a Service. What a set leads to is written before the set, a set before the frontend that names
 //! it, and removed after it; a set that changes gets slots that no program reads, and is changed by one store. Where
 //! frontends that had one set between them are to have two, both are new ones, for no set may be seen by clients that
-//! it is not for.
+//! it is not for. Who may use frontends changes once those that go are gone, and before those that come are there.
 
 pub mod backends;
 #[cfg(test)]
@@ -24,12 +25,13 @@ mod roles;
 pub mod room;
 #[cfg(test)]
 mod scale;
+pub mod sources;
 pub mod tables;
 #[cfg(test)]
 mod tests;
 
 use crate::{
-    datapath::{DatapathError, ServiceRoom},
+    datapath::{ClientPrefix, DatapathError, ServiceRoom},
     plan::services::{Protocol, ServiceName, ServicePlan},
 };
 use backends::Backends;
@@ -38,6 +40,7 @@ use restore::Found;
 use roles::ROLES;
 use room::{Ids, Ranges};
 use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set};
+use sources::Sources;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     hash::{BuildHasher as _, RandomState},
@@ -84,6 +87,14 @@ struct Applied {
     ports: Vec<AppliedPort>,
     /// Sorted.
     frontends: Vec<(FrontendKey, Frontend)>,
+}
+
+impl Applied {
+    /// What its frontends name; not those of its ports alone, where it could not be published since a restart.
+    fn numbers(&self) -> impl Iterator<Item = u32> {
+        let frontends = self.frontends.iter();
+        frontends.map(|(_, frontend)| frontend.service)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -134,6 +145,7 @@ pub struct Publisher<T> {
     broken: HashSet<u32>,
     slots: Ranges,
     backends: Backends,
+    sources: Sources,
     numbers: HashSet<u32>,
     next_number: u32,
     /// None once all of it is somebody's, or gone.
@@ -147,7 +159,7 @@ pub struct Usage {
     pub waiting: usize,
     pub endpoints: usize,
     /// Entries by map: taken, those of them that rest, room.
-    pub maps: [(&'static str, u32, u32, u32); 4],
+    pub maps: [(&'static str, u32, u32, u32); 5],
 }
 
 impl<T: Tables> Publisher<T> {
@@ -235,6 +247,7 @@ impl<T: Tables> Publisher<T> {
     pub fn usage(&self) -> Usage {
         let frontends = self.frontends() as u32;
         let of = |name, (taken, resting), room| (name, taken, resting, room);
+        let (sources, source_room) = self.sources.usage();
         Usage {
             services: self.services.len(),
             waiting: self.waiting.len(),
@@ -244,6 +257,7 @@ impl<T: Tables> Publisher<T> {
                 of("SETS", self.sets.taken(REFUSES + 1), self.room.sets),
                 of("SLOTS", self.slots.taken(), self.room.slots),
                 of("BACKENDS", self.backends.taken(), self.room.backends),
+                of("SOURCE_RANGES", (sources, 0), source_room),
             ],
         }
     }
@@ -257,6 +271,7 @@ impl<T: Tables> Publisher<T> {
     /// Puts frontends in, and lets go of what nobody needs any more.
     fn finish(&mut self, now: Instant, staged: &mut Vec<(Staged, &ServicePlan)>) {
         let mut failed = self.put_frontends(staged);
+        let mut are_strays = false;
         for (at, (mut one, plan)) in staged.drain(..).enumerate() {
             if let Some(error) = one.failed.take() {
                 failed.entry(at).or_insert(error);
@@ -277,10 +292,12 @@ impl<T: Tables> Publisher<T> {
                     }
                 }
             }
-            for number in &one.numbers {
-                self.numbers.remove(number);
+            are_strays |= one.are_strays;
+            let mut failed = failed.remove(&at);
+            if failed.is_none() {
+                failed = self.let_go_of_sources(&one).err();
             }
-            if let Some(source) = failed.remove(&at) {
+            if let Some(source) = failed {
                 let service = ServiceName::clone(&one.name);
                 let source = Arc::new(source);
                 let error = ServiceError::Maps { service, source };
@@ -289,6 +306,12 @@ impl<T: Tables> Publisher<T> {
             if !one.after.ports.is_empty() || !one.after.frontends.is_empty() {
                 self.services.insert(one.name, one.after);
             }
+        }
+        if are_strays
+            && self.found.is_none()
+            && let Err(error) = self.sweep_sources()
+        {
+            tracing::warn!("{}", crate::chain::Chain(&error));
         }
     }
 
@@ -360,6 +383,20 @@ impl<T: Tables> Publisher<T> {
             }
             self.sets.rest(now, index);
         }
+    }
+
+    /// No frontend lets in whom it is not to let in any more.
+    fn let_go_of_sources(&mut self, one: &Staged) -> Result<(), DatapathError> {
+        for (number, wanted) in &one.sources {
+            let is_kept = |prefix: &ClientPrefix| wanted.contains(prefix);
+            self.sources.keep(&self.tables, *number, is_kept)?;
+        }
+        for number in &one.numbers {
+            // A number that still lets somebody in is nobody else's.
+            self.sources.keep(&self.tables, *number, |_| false)?;
+            self.numbers.remove(number);
+        }
+        Ok(())
     }
 
     fn let_go_of_content(&mut self, now: Instant, set: Set) {

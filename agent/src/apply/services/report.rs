@@ -1,9 +1,10 @@
 //! What is published, for people: read from the maps.
 
 use super::{Applied, AppliedPort, Publisher, Usage, backends::at, tables::Tables};
-use crate::plan::services::ServiceName;
+use crate::{datapath::net_of_prefix, plan::services::ServiceName};
+use ipnet::IpNet;
 use sinabro_common::{
-    abi::service::{BACKEND_DRAINING, Frontend, FrontendKey, Kind},
+    abi::service::{BACKEND_DRAINING, FRONTEND_GUARDED, Frontend, FrontendKey, Kind},
     api::{
         SERVICE_ENDPOINTS_OF_A_PAGE, SERVICE_ENDPOINTS_OF_A_SET, SERVICES_OF_A_PAGE,
         ServiceClients, ServiceMapUsage, ServiceOutcome, ServicePortReport, ServiceReport,
@@ -53,7 +54,7 @@ impl<T: Tables> Publisher<T> {
             let report = self.report(name, applied);
             let sets = report.ports.iter().flat_map(|port| &port.sets);
             endpoints += sets
-                .map(|set| set.endpoints.len() + set.frontends.len())
+                .map(|set| set.endpoints.len() + set.frontends.len() + set.source_ranges.len())
                 .sum::<usize>();
             page.services.push(report);
         }
@@ -106,10 +107,11 @@ impl<T: Tables> Publisher<T> {
             key.proto == proto && frontend.service == port.number
         };
         let mut affinity_seconds = 0;
-        let mut sets: BTreeMap<(u32, ServiceClients), Vec<SocketAddr>> = BTreeMap::new();
+        let mut sets: BTreeMap<(u32, ServiceClients, bool), Vec<SocketAddr>> = BTreeMap::new();
         for (key, frontend) in frontends.iter().filter(own) {
             affinity_seconds = frontend.affinity_seconds;
             let at = SocketAddr::new(address(key), u16::from_be_bytes(key.port));
+            let is_guarded = frontend.flags & FRONTEND_GUARDED != 0;
             let clients = match frontend.inside == frontend.outside {
                 true => vec![(frontend.inside, ServiceClients::All)],
                 false => vec![
@@ -117,11 +119,20 @@ impl<T: Tables> Publisher<T> {
                     (frontend.outside, ServiceClients::Outside),
                 ],
             };
-            for of in clients {
+            for (set, clients) in clients {
+                let of = (set, clients, is_guarded);
                 sets.entry(of).or_default().push(at);
             }
         }
-        let set = |((index, clients), frontends)| self.set_report(index, clients, frontends);
+        let ranges = self.sources.of(port.number).filter_map(net_of_prefix);
+        let ranges: Vec<IpNet> = ranges.take(SERVICE_ENDPOINTS_OF_A_SET).collect();
+        let set = |((index, clients, is_guarded), frontends)| {
+            let mut report = self.set_report(index, clients, frontends);
+            if is_guarded {
+                report.source_ranges.clone_from(&ranges);
+            }
+            report
+        };
         let families = port.families.iter().flatten();
         let draining = families.flat_map(|family| &family.draining);
         // What is held for sets that no frontend names is in another that one does.
@@ -160,6 +171,7 @@ impl<T: Tables> Publisher<T> {
             outcome,
             endpoints: endpoints.map(|backend| at(&backend)).collect(),
             count,
+            source_ranges: Vec::new(),
         }
     }
 }

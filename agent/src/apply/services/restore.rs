@@ -4,9 +4,10 @@
 use super::{
     Applied, AppliedPort, Family, Publisher, REFUSES, anywhere,
     backends::Backends,
-    draft::{family_of, key, published},
+    draft::{family_of, key},
     roles::{self, ROLES},
     room::{Ids, Ranges},
+    sources::Sources,
     tables::Tables,
 };
 use crate::{
@@ -82,7 +83,9 @@ impl<T: Tables> Publisher<T> {
         let sets = Ids::without(REFUSES + 1, room.sets, in_use);
         let (backends, draining) = Backends::restore(&tables, room.backends, &in_sets);
         found.draining = draining;
-        let numbers = found.numbers.keys().copied().collect();
+        let sources = Sources::restore(&tables)?;
+        let numbers = found.numbers.keys().copied().chain(sources.numbers());
+        let numbers = numbers.collect();
         Ok(Self {
             tables,
             room,
@@ -94,6 +97,7 @@ impl<T: Tables> Publisher<T> {
             broken,
             slots,
             backends,
+            sources,
             numbers,
             next_number: anywhere(),
             found: Some(found),
@@ -117,14 +121,23 @@ impl<T: Tables> Publisher<T> {
                 self.let_go(now, &frontend);
             }
         }
+        self.sweep_sources()?;
+        let ports = self.services.values().flat_map(|applied| &applied.ports);
+        self.numbers = ports.map(|port| port.number).collect();
         let found = self.found.take().unwrap_or_default();
         for id in found.draining {
             self.backends.drained(id);
             self.backends.tell(&self.tables, now, id);
         }
-        let ports = self.services.values().flat_map(|applied| &applied.ports);
-        self.numbers = ports.map(|port| port.number).collect();
         Ok(())
+    }
+
+    /// Takes out who may use what is not there any more.
+    pub(super) fn sweep_sources(&mut self) -> Result<(), DatapathError> {
+        let all = self.services.values();
+        let numbers: HashSet<u32> = all.flat_map(Applied::numbers).collect();
+        let is_somebodys = |number| numbers.contains(&number);
+        self.sources.sweep(&self.tables, is_somebodys)
     }
 
     /// Has a Service have what an earlier agent published of it.
@@ -151,22 +164,19 @@ impl<T: Tables> Publisher<T> {
             .filter(|(name, port)| !before.ports.iter().any(|old| old.is(name, port)))
             .collect();
         for (name, port) in unknown {
-            before
-                .ports
-                .extend(self.adopted_port(plan, name, port, &adopted));
+            before.ports.extend(self.adopted_port(name, port, &adopted));
         }
     }
 
     /// Its sets and its number are its own only if nothing else has them.
     fn adopted_port(
         &mut self,
-        plan: &ServicePlan,
         name: &str,
         port: &PortPlan,
         adopted: &HashMap<FrontendKey, Frontend>,
     ) -> Option<AppliedPort> {
         let mut of_family: [Vec<(FrontendKind, Frontend)>; 2] = Default::default();
-        for frontend in published(plan, port) {
+        for frontend in &port.frontends {
             let found = adopted.get(&key(port.protocol, frontend.at));
             let found = found.map(|found| (frontend.kind, *found));
             of_family[family_of(&frontend.at)].extend(found);

@@ -1,6 +1,6 @@
 //! The maps, as the publisher writes them.
 
-use crate::datapath::{Datapath, DatapathError, ServiceRoom, Services, grace};
+use crate::datapath::{ClientPrefix, Datapath, DatapathError, ServiceRoom, Services, grace};
 use sinabro_common::abi::service::{Backend, Frontend, FrontendKey, Set, Slot};
 use std::sync::Arc;
 
@@ -31,6 +31,23 @@ pub trait Tables {
 
     fn remove_frontend(&self, key: &FrontendKey) -> Result<(), DatapathError> {
         self.maps().remove_frontend(key)
+    }
+
+    /// Of ranges of clients.
+    fn source_room(&self) -> u32 {
+        self.maps().source_room()
+    }
+
+    fn sources(&self) -> Result<Vec<(u32, ClientPrefix)>, DatapathError> {
+        self.maps().sources()
+    }
+
+    fn put_source(&self, number: u32, clients: &ClientPrefix) -> Result<(), DatapathError> {
+        self.maps().put_source(number, clients)
+    }
+
+    fn remove_source(&self, number: u32, clients: &ClientPrefix) -> Result<(), DatapathError> {
+        self.maps().remove_source(number, clients)
     }
 
     fn set(&self, index: u32) -> Set {

@@ -2,14 +2,19 @@
 
 use super::{
     backends::at,
-    draft::{flags, key, published},
+    draft::{flags, key},
     roles,
     room::REST,
     *,
 };
-use crate::plan::services::{FrontendKind, FrontendPlan, PortPlan, SetPlan, Sets};
+use crate::{
+    datapath::ClientPrefix,
+    plan::services::{FrontendKind, FrontendPlan, PortPlan, SetPlan, Sets},
+};
 use proptest::{collection::vec, prelude::*};
-use sinabro_common::abi::service::{BACKEND_DRAINING, BACKEND_SERVING, Backend, Slot};
+use sinabro_common::abi::service::{
+    BACKEND_DRAINING, BACKEND_SERVING, Backend, FRONTEND_GUARDED, Slot,
+};
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeSet,
@@ -25,15 +30,24 @@ enum Fate {
     Refused,
     Dropped,
     OneOf(BTreeSet<SocketAddr>),
+    /// Whether a certain client may use it at all.
+    LetIn(bool),
 }
 
-/// By frontend, for clients inside and outside.
-type Fates = BTreeMap<FrontendKey, [Fate; 2]>;
+/// Whom it is asked of whether they are let in.
+const CLIENTS: [&str; 4] = ["10.1.0.1", "10.2.0.1", "192.0.2.77", "fd00::1"];
+const SIDES: usize = 2 + CLIENTS.len();
+
+/// For clients inside and outside; and which clients are let in.
+type Sides = [Fate; SIDES];
+
+/// By frontend.
+type Fates = BTreeMap<FrontendKey, Sides>;
 
 /// Looks at the maps before each store, and lets only so many of them happen.
 #[derive(Default)]
 struct Eye {
-    allowed: RefCell<BTreeMap<FrontendKey, BTreeSet<[Fate; 2]>>>,
+    allowed: RefCell<BTreeMap<FrontendKey, BTreeSet<Sides>>>,
     slow: RefCell<Vec<Slow>>,
     stores: Cell<u64>,
     /// Later ones do not happen: the agent was killed.
@@ -86,6 +100,24 @@ impl Tables for Watched {
     fn remove_frontend(&self, key: &FrontendKey) -> Result<(), DatapathError> {
         match self.before_store() {
             true => self.maps.remove_frontend(key),
+            false => Ok(()),
+        }
+    }
+
+    fn source_room(&self) -> u32 {
+        SOURCE_ROOM
+    }
+
+    fn put_source(&self, number: u32, clients: &ClientPrefix) -> Result<(), DatapathError> {
+        match self.before_store() {
+            true => self.maps.put_source(number, clients),
+            false => Ok(()),
+        }
+    }
+
+    fn remove_source(&self, number: u32, clients: &ClientPrefix) -> Result<(), DatapathError> {
+        match self.before_store() {
+            true => self.maps.remove_source(number, clients),
             false => Ok(()),
         }
     }
@@ -156,15 +188,34 @@ fn is_in_set(backend: &Backend) -> bool {
 }
 
 fn fates(maps: &crate::datapath::Services) -> Fates {
+    let sources = maps.sources().unwrap();
     let all = maps.frontends().unwrap().into_iter();
     all.map(|(key, value)| {
-        let sides = [value.inside, value.outside];
-        (key, sides.map(|set| fate(maps, set, key.proto)))
+        let [inside, outside] = [value.inside, value.outside].map(|set| fate(maps, set, key.proto));
+        let let_in = |client: &str| {
+            let mut ranges = sources
+                .iter()
+                .filter(|(number, _)| *number == value.service);
+            let client: IpAddr = client.parse().unwrap();
+            value.flags & FRONTEND_GUARDED == 0
+                // No such packet is possible.
+                || client.is_ipv4() != key.addr.as_v4().is_some()
+                || ranges.any(|(_, range)| {
+                    let net = crate::datapath::net_of_prefix(range).unwrap();
+                    net.contains(&client)
+                })
+        };
+        (key, sides(inside, outside, let_in))
     })
     .collect()
 }
 
-const NOT_OURS: [Fate; 2] = [Fate::NotOurs, Fate::NotOurs];
+fn sides(inside: Fate, outside: Fate, let_in: impl Fn(&str) -> bool) -> Sides {
+    let [a, b, c, d] = CLIENTS.map(|client| Fate::LetIn(let_in(client)));
+    [inside, outside, a, b, c, d]
+}
+
+const NOT_OURS: Sides = [const { Fate::NotOurs }; SIDES];
 
 impl Watched {
     /// Whether there is one.
@@ -189,7 +240,7 @@ impl Watched {
                 said.any(|said| said[side] == fate[side])
             };
             assert!(
-                is_said(0) && is_said(1),
+                (0..SIDES).all(is_said),
                 "{key:?} leads to {fate:?}, allowed is {allowed:?}"
             );
         }
@@ -211,7 +262,7 @@ impl Watched {
         }
     }
 
-    fn slow_step(&self, allowed: &BTreeMap<FrontendKey, BTreeSet<[Fate; 2]>>) {
+    fn slow_step(&self, allowed: &BTreeMap<FrontendKey, BTreeSet<Sides>>) {
         let random = |below: usize| self.eye.random(below);
         let mut slow = self.eye.slow.borrow_mut();
         let may = |key: &FrontendKey, side: usize| -> BTreeSet<SocketAddr> {
@@ -273,18 +324,31 @@ fn planned(plan: &ServicePlan) -> Fates {
         SetPlan::Balance(endpoints) => Fate::OneOf(endpoints.clone()),
     };
     let of_port = plan.ports.values().flat_map(|port| {
-        published(plan, port).map(move |frontend| {
+        port.frontends.iter().map(move |frontend| {
             let sets = &port.sets[usize::from(frontend.at.is_ipv6())];
+            let ranges = plan.source_ranges.iter();
+            let mut ranges = ranges.filter(|range| range.addr().is_ipv4() == frontend.at.is_ipv4());
+            let ranges: Vec<_> = ranges.by_ref().collect();
+            let let_in = |client: &str| {
+                let client: IpAddr = client.parse().unwrap();
+                frontend.kind != FrontendKind::LoadBalancer
+                    || client.is_ipv4() != frontend.at.is_ipv4()
+                    || ranges.is_empty()
+                    || ranges
+                        .iter()
+                        .any(|range| range.contains(&client) || range.prefix_len() == 0)
+            };
+            let [inside, outside] = sets.of(frontend.kind).map(fate);
             (
                 key(port.protocol, frontend.at),
-                sets.of(frontend.kind).map(fate),
+                sides(inside, outside, let_in),
             )
         })
     });
     let addresses = plan.addresses.iter().map(|address| {
         (
             FrontendKey::address((*address).into()),
-            [Fate::Refused, Fate::Refused],
+            sides(Fate::Refused, Fate::Refused, |_| true),
         )
     });
     of_port.chain(addresses).collect()
@@ -300,10 +364,13 @@ struct World {
     applied: BTreeMap<ServiceName, ServicePlan>,
 }
 
+/// For ranges of clients.
+const SOURCE_ROOM: u32 = 5;
+
 fn room() -> ServiceRoom {
     ServiceRoom {
-        frontends: 18,
-        sets: 12,
+        frontends: 24,
+        sets: 16,
         slots: 40,
         backends: 24,
     }
@@ -419,17 +486,19 @@ impl World {
         let (mut in_sets, mut others) = (BTreeSet::new(), BTreeSet::new());
         for plan in self.applied.values() {
             for port in plan.ports.values() {
-                let of_port =
-                    published(plan, port).map(|frontend| all[&key(port.protocol, frontend.at)]);
+                let of_port = port
+                    .frontends
+                    .iter()
+                    .map(|frontend| all[&key(port.protocol, frontend.at)]);
                 let of_port: Vec<_> = of_port.collect();
                 let number = of_port.first().map(|frontend| frontend.service);
-                for (frontend, plan) in of_port.iter().zip(published(plan, port)) {
+                for (frontend, planned) in of_port.iter().zip(&port.frontends) {
                     assert_eq!(Some(frontend.service), number);
-                    assert_eq!(frontend.flags, flags(plan));
+                    assert_eq!(frontend.flags, flags(plan, planned));
                     assert_eq!(frontend.affinity_seconds, port.affinity_seconds);
                 }
                 assert!(number.is_none_or(|number| number != 0 && numbers.insert(number)));
-                for frontend in published(plan, port) {
+                for frontend in &port.frontends {
                     let sets = &port.sets[usize::from(frontend.at.is_ipv6())];
                     let all = roles::of(sets);
                     for (role, set) in all.iter().enumerate() {
@@ -443,6 +512,9 @@ impl World {
                     }
                 }
             }
+        }
+        for (number, _) in self.maps.sources().unwrap() {
+            assert!(numbers.contains(&number), "{number} is nobody's");
         }
         for id in 0..room().backends {
             let backend = self.maps.backend(id).unwrap();
@@ -593,13 +665,27 @@ fn in_ipv6(sets: &Sets) -> Sets {
 /// The Service's own address, and now and then one that others want, too.
 fn plan(service: usize) -> impl Strategy<Value = ServicePlan> {
     let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)];
-    let port = (protocol, sets(), any::<[bool; 5]>(), 0..2u32);
-    vec(port, 1..3).prop_map(move |ports| {
+    let port = (protocol, sets(), any::<[bool; 6]>(), 0..2u32);
+    let ranges = [
+        "10.1.0.0/16",
+        "10.0.0.0/8",
+        "192.0.2.0/24",
+        "fd00::/8",
+        "2001:db8::/32",
+        "0.0.0.0/0",
+    ];
+    let ranges = proptest::sample::subsequence(ranges.to_vec(), 0..3);
+    (vec(port, 1..3), ranges).prop_map(move |(ports, ranges)| {
         let own: IpAddr = [10, 96, 0, service as u8].into();
         let own6: IpAddr = format!("fd00:96::{service}").parse().unwrap();
-        let mut plan = ServicePlan::default();
-        for (at, (protocol, sets, [cluster, cluster6, external, shared, nodes], affinity)) in
-            ports.into_iter().enumerate()
+        let mut plan = ServicePlan {
+            source_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+            ..ServicePlan::default()
+        };
+        for (
+            at,
+            (protocol, sets, [cluster, cluster6, external, shared, nodes, balanced], affinity),
+        ) in ports.into_iter().enumerate()
         {
             let port = 80 + at as u16;
             let mut frontends = BTreeSet::new();
@@ -621,6 +707,12 @@ fn plan(service: usize) -> impl Strategy<Value = ServicePlan> {
                 FrontendKind::LoadBalancer,
                 [198, 51, 100, 1].into(),
             );
+            for ip in [
+                format!("203.0.113.{service}"),
+                format!("2001:db8::{service}"),
+            ] {
+                add(balanced, FrontendKind::LoadBalancer, ip.parse().unwrap());
+            }
             // Node ports are of one range for all Services.
             let node_port = 30_000 + 10 * service as u16 + at as u16;
             for ip in [[127, 0, 0, 1], [192, 0, 2, 100]] {
@@ -726,6 +818,7 @@ proptest! {
         let publisher = world.publisher();
         prop_assert_eq!(publisher.slots.take(now, room().slots), Some(0));
         prop_assert!(publisher.numbers.is_empty() && publisher.owners.is_empty());
+        prop_assert_eq!(publisher.tables.maps.sources().unwrap(), []);
         let sets: Vec<_> = (1..room().sets).map(|_| publisher.sets.take(now)).collect();
         prop_assert!(sets.iter().all(Option::is_some), "{:?}", sets);
         prop_assert!(publisher.set_refs[1..].iter().all(|refs| *refs == 0));

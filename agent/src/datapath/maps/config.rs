@@ -1,9 +1,9 @@
 //! `CONFIG`, `NON_MASQUERADE` and what was in it.
 
-use super::{error, lock, prefix, removed};
+use super::{Prefix, error, lock, prefixes, removed};
 use crate::datapath::DatapathError;
 use aya::maps::{Array, LpmTrie, Map, MapData, lpm_trie::Key};
-use ipnet::{IpNet, Ipv6Net};
+use ipnet::IpNet;
 use sinabro_common::abi::{
     Addr,
     config::{
@@ -11,9 +11,7 @@ use sinabro_common::abi::{
         NodeConfig,
     },
 };
-use std::{
-    collections::HashSet, fs, net::Ipv6Addr, path::Path, sync::Mutex, thread, time::Duration,
-};
+use std::{collections::HashSet, fs, path::Path, sync::Mutex, thread, time::Duration};
 
 const CONFIG: &str = "CONFIG";
 const NON_MASQUERADE: &str = "NON_MASQUERADE";
@@ -204,8 +202,8 @@ impl NonMasquerade {
 
     /// Makes the map hold exactly these. New ones go in before old ones go out: a destination in
     /// both is found all the time. Old ones are noted before they go.
-    pub fn set(&self, prefixes: &[IpNet]) -> Result<(), DatapathError> {
-        let wanted: HashSet<Prefix> = prefixes.iter().flat_map(entries).collect();
+    pub fn set(&self, wanted: &[IpNet]) -> Result<(), DatapathError> {
+        let wanted: HashSet<Prefix> = wanted.iter().flat_map(prefixes).collect();
         let mut now = lock(&self.now);
         let present = all(&now, NON_MASQUERADE)?;
         for prefix in wanted.difference(&present) {
@@ -243,91 +241,4 @@ fn all(trie: &Trie, name: &'static str) -> Result<HashSet<Prefix>, DatapathError
     let keys = keys.map(|key| key.map(|key| (key.prefix_len(), key.data().0)));
     keys.collect::<Result<_, _>>()
         .map_err(error(name, "reading from"))
-}
-
-/// A prefix as the map has it.
-type Prefix = (u32, [u8; 16]);
-
-/// Where IPv4 addresses are among those of IPv6 (RFC 4291 §2.5.5.2): in the map, and never on the wire.
-const MAPPED: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96);
-
-/// The map's entries for a prefix. One of IPv6 that holds [`MAPPED`], such as `::/0`, is all that it has
-/// beside that: each half of it that the way down to there leaves aside.
-fn entries(net: &IpNet) -> Vec<Prefix> {
-    let IpNet::V6(v6) = net else {
-        return vec![prefix(net)];
-    };
-    if !v6.contains(&MAPPED) {
-        return vec![prefix(net)];
-    }
-    let way = MAPPED.network().to_bits();
-    let beside = |len: u8| {
-        let turned = way ^ 1 << (128 - u32::from(len));
-        let net = Ipv6Net::new_assert(turned.into(), len).trunc();
-        prefix(&IpNet::V6(net))
-    };
-    (v6.prefix_len() + 1..=MAPPED.prefix_len())
-        .map(beside)
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::net::IpAddr;
-
-    fn holds(entries: &[Prefix], address: IpAddr) -> bool {
-        let bits = u128::from_be_bytes(Addr::from(address).0);
-        entries.iter().any(|(len, net)| {
-            let host = 128 - len;
-            bits.checked_shr(host) == u128::from_be_bytes(*net).checked_shr(host)
-        })
-    }
-
-    #[test]
-    fn all_of_ipv6_is_nothing_of_ipv4() {
-        let all = entries(&"::/0".parse().unwrap());
-        assert_eq!(all.len(), 96);
-        for address in [
-            "::",
-            "::1",
-            "2001:db8::1",
-            "::fffe:0:0",
-            "::1:0:0:0",
-            "ff02::1",
-        ] {
-            assert!(holds(&all, address.parse().unwrap()), "{address}");
-        }
-        for address in ["0.0.0.0", "192.0.2.1", "255.255.255.255"] {
-            assert!(!holds(&all, address.parse().unwrap()), "{address}");
-        }
-        assert_eq!(
-            entries(&"0.0.0.0/0".parse().unwrap()),
-            [(96, Addr::v4([0; 4]).0)]
-        );
-        assert_eq!(entries(&"fd00::/8".parse().unwrap()).len(), 1);
-    }
-
-    proptest! {
-        #[test]
-        fn a_prefix_holds_the_addresses_of_its_family_that_it_names(
-            bits: u128, len in 0u8..=96, other: u128, v4: [u8; 4], near in 0u32..128,
-        ) {
-            // Around the mapped addresses, too.
-            for start in [bits, MAPPED.network().to_bits()] {
-                let net = Ipv6Net::new_assert(start.into(), len).trunc();
-                if MAPPED.contains(&net) {
-                    continue;
-                }
-                let entries = entries(&IpNet::V6(net));
-                for address in [other, start ^ 1 << near].map(std::net::Ipv6Addr::from) {
-                    if address.to_ipv4_mapped().is_none() {
-                        prop_assert_eq!(holds(&entries, address.into()), net.contains(&address), "{} {}", net, address);
-                    }
-                }
-                prop_assert!(!holds(&entries, v4.into()));
-            }
-        }
-    }
 }

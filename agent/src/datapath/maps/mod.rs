@@ -16,6 +16,7 @@ pub mod layouts;
 pub mod migrations;
 mod netns;
 mod nodes;
+mod prefix;
 mod queues;
 mod services;
 pub mod shape;
@@ -34,6 +35,7 @@ pub use host_ports::{HostPorts, PortSet, PortsOf};
 pub use layouts::Layouts;
 pub use netns::NetNs;
 pub use nodes::{Nodes, Tunnels};
+pub use prefix::{Prefix, net as net_of_prefix, prefixes};
 pub use queues::{QueueLimits, QueueUsage};
 pub use services::Services;
 pub use socket_frontends::SocketFrontends;
@@ -44,8 +46,7 @@ use aya::{
     Ebpf,
     maps::{Map, MapData, MapError},
 };
-use ipnet::IpNet;
-use sinabro_common::abi::Addr;
+use prefix::prefix;
 use std::{
     os::fd::AsFd as _,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -149,32 +150,5 @@ fn found<T>(result: Result<T, MapError>) -> Result<Option<T>, MapError> {
         Ok(value) => Ok(Some(value)),
         Err(MapError::KeyNotFound) => Ok(None),
         Err(error) => Err(error),
-    }
-}
-
-/// A prefix as tries have it: of the mapped address, without host bits.
-fn prefix(prefix: &IpNet) -> (u32, [u8; 16]) {
-    let mapped = match prefix {
-        IpNet::V4(_) => 96,
-        IpNet::V6(_) => 0,
-    };
-    (
-        mapped + u32::from(prefix.prefix_len()),
-        Addr::from(prefix.network()).0,
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn prefixes_are_of_the_mapped_address_and_have_no_host_bits() {
-        let (len, addr) = prefix(&"10.1.2.3/16".parse().unwrap());
-        assert_eq!((len, Addr(addr)), (112, Addr::v4([10, 1, 0, 0])));
-        let (len, addr) = prefix(&"fd00:1::1/32".parse().unwrap());
-        assert_eq!(len, 32);
-        assert_eq!(addr[..5], [0xfd, 0, 0, 1, 0]);
-        assert_eq!(addr[15], 0);
     }
 }

@@ -1,11 +1,14 @@
-//! `FRONTENDS`, `SETS`, `SLOTS` and `BACKENDS`: entries, in whatever order the caller writes them. The order that no
+//! `FRONTENDS`, `SETS`, `SLOTS`, `BACKENDS` and `SOURCE_RANGES`: entries, in whatever order the caller writes them. The order that no
 //! packet falls into is in `sinabro_common::abi::service`. The arrays are in the agent's memory: what is written there
 //! costs no system call.
 
-use super::{error, lock, raw, removed};
+use super::{Prefix, error, lock, raw, removed};
 use crate::datapath::{DatapathError, ServiceRoom, mapped::Mapped, raw_map::RawMap};
-use aya::maps::{Array, HashMap, Map, MapData};
-use sinabro_common::abi::service::{Backend, Frontend, FrontendKey, Set, Slot};
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, lpm_trie::Key};
+use sinabro_common::abi::{
+    Addr,
+    service::{Backend, Frontend, FrontendKey, Set, Slot, SourceKey},
+};
 use std::{
     mem,
     sync::{Mutex, MutexGuard},
@@ -15,6 +18,7 @@ const FRONTENDS: &str = "FRONTENDS";
 const SETS: &str = "SETS";
 const SLOTS: &str = "SLOTS";
 const BACKENDS: &str = "BACKENDS";
+const SOURCE_RANGES: &str = "SOURCE_RANGES";
 
 /// What Services lead to.
 pub struct Services {
@@ -23,6 +27,8 @@ pub struct Services {
     sets: Mapped,
     slots: Mapped,
     backends: Mapped,
+    sources: Mutex<LpmTrie<MapData, SourceKey, u8>>,
+    source_room: u32,
 }
 
 impl Services {
@@ -33,7 +39,17 @@ impl Services {
             Map::HashMap(data) => data,
             _ => return Err(wrong(FRONTENDS)),
         };
+        let sources = match take(SOURCE_RANGES)? {
+            Map::LpmTrie(data) => data,
+            _ => return Err(wrong(SOURCE_RANGES)),
+        };
         Ok(Self {
+            source_room: raw(&sources, SOURCE_RANGES)?.info().max_entries,
+            sources: Mutex::new(
+                Map::LpmTrie(sources)
+                    .try_into()
+                    .map_err(error(SOURCE_RANGES, "opening"))?,
+            ),
             all_frontends: raw(&frontends, FRONTENDS)?,
             frontends: Mutex::new(
                 Map::HashMap(frontends)
@@ -108,6 +124,40 @@ impl Services {
         Ok(all)
     }
 
+    /// How many ranges of clients there is room for.
+    pub fn source_room(&self) -> u32 {
+        self.source_room
+    }
+
+    /// All, by the number of the Service's port.
+    pub fn sources(&self) -> Result<Vec<(u32, Prefix)>, DatapathError> {
+        let sources = lock(&self.sources);
+        let all = sources.keys().map(|key| {
+            let key = key?;
+            let SourceKey { service, client } = key.data();
+            Ok((
+                service,
+                (
+                    key.prefix_len().saturating_sub(SourceKey::bits_of(0)),
+                    client.0,
+                ),
+            ))
+        });
+        let all: Result<_, aya::maps::MapError> = all.collect();
+        all.map_err(error(SOURCE_RANGES, "reading from"))
+    }
+
+    /// Lets these clients use the guarded frontends of a Service's port.
+    pub fn put_source(&self, service: u32, clients: &Prefix) -> Result<(), DatapathError> {
+        let put = lock(&self.sources).insert(&source(service, clients), 1, 0);
+        put.map_err(error(SOURCE_RANGES, "writing to"))
+    }
+
+    pub fn remove_source(&self, service: u32, clients: &Prefix) -> Result<(), DatapathError> {
+        let removal = lock(&self.sources).remove(&source(service, clients));
+        removed(removal).map_err(error(SOURCE_RANGES, "removing from"))
+    }
+
     fn locked(&self) -> MutexGuard<'_, HashMap<MapData, FrontendKey, Frontend>> {
         lock(&self.frontends)
     }
@@ -173,6 +223,11 @@ impl Services {
         let backend = words().map(|words| unsafe { mem::transmute::<[u64; 3], Backend>(words) });
         inside(backend, BACKENDS, id, "reading from")
     }
+}
+
+fn source(service: u32, (len, addr): &Prefix) -> Key<SourceKey> {
+    let client = Addr(*addr);
+    Key::new(SourceKey::bits_of(*len), SourceKey { service, client })
 }
 
 fn wrong(name: &'static str) -> DatapathError {
