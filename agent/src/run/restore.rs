@@ -34,7 +34,7 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
     let verdict = self_test
         .as_ref()
         .map_or(Verdict::Refused, |report| report.verdict);
-    let room = Room::new(settings.connections);
+    let room = Room::new(settings.connections, settings.service_proxy);
     tracing::info!(?room, "the table of connections");
     let datapath = Datapath::load(&DatapathConfig {
         bpf_dir: settings.bpf_dir.clone(),
