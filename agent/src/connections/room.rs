@@ -10,8 +10,10 @@
 use crate::datapath::cgroup::memory_limit;
 use sinabro_common::api::{RoomFrom, RoomReport};
 
-/// What a connection costs the kernel: a record of 176 bytes, an alias of 128, and 32 of the two tables' buckets.
+/// What a connection costs the kernel: a record of 176 bytes, an alias of 128, and 16 of each of the two tables' buckets;
 const BYTES: u64 = 336;
+/// where Services are translated, room for another alias.
+const BYTES_OF_SERVICES: u64 = 144;
 
 /// No fewer, unless a limit says so: what kube-proxy lets conntrack have (--conntrack-min).
 const MIN: u64 = 1 << 17;
@@ -27,18 +29,21 @@ const OWN: u64 = 64 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     pub connections: u32,
+    /// Bytes of each.
+    each: u64,
     from: RoomFrom,
 }
 
 impl Room {
-    /// As set, or by what memory there is.
-    pub fn new(set: Option<u32>) -> Self {
+    /// As set, or by what memory there is. `of_services`: Services are translated.
+    pub fn new(set: Option<u32>, of_services: bool) -> Self {
+        let each = BYTES + if of_services { BYTES_OF_SERVICES } else { 0 };
         let limit = memory_limit();
         let Some(connections) = set else {
             let memory = nix::sys::sysinfo::sysinfo().map_or(0, |info| info.ram_total());
-            return Self::by_memory(memory, limit);
+            return Self::by_memory(memory, limit, each);
         };
-        let bytes = u64::from(connections) * BYTES;
+        let bytes = u64::from(connections) * each;
         if let Some(limit) = limit.filter(|limit| bytes + OWN > *limit) {
             tracing::warn!(
                 connections,
@@ -49,20 +54,22 @@ impl Room {
         }
         Self {
             connections,
+            each,
             from: RoomFrom::Setting,
         }
     }
 
-    fn by_memory(memory: u64, limit: Option<u64>) -> Self {
+    fn by_memory(memory: u64, limit: Option<u64>, each: u64) -> Self {
         let by_memory = nearest_power(memory / MEMORY_OF_ONE).clamp(MIN, MAX);
         let within =
-            |limit: u64| power_below(limit.saturating_sub(OWN) / BYTES).max(MIN_WITHIN_LIMIT);
+            |limit: u64| power_below(limit.saturating_sub(OWN) / each).max(MIN_WITHIN_LIMIT);
         let (connections, from) = match limit.map(|limit| (within(limit), limit)) {
             Some((fewer, limit)) if fewer < by_memory => (fewer, RoomFrom::Limit(limit)),
             _ => (by_memory, RoomFrom::Memory(memory)),
         };
         Self {
             connections: connections as u32,
+            each,
             from,
         }
     }
@@ -72,7 +79,7 @@ impl Room {
     pub fn report(&self, capacity: u64) -> RoomReport {
         RoomReport {
             connections: capacity,
-            bytes: capacity * BYTES,
+            bytes: capacity * self.each,
             from: match capacity == u64::from(self.connections) {
                 true => self.from,
                 false => RoomFrom::Earlier,
@@ -116,11 +123,11 @@ mod tests {
             (1024 * GIB, 1_048_576),
             (u64::MAX, 1_048_576),
         ] {
-            let room = Room::by_memory(memory, None);
+            let room = Room::by_memory(memory, None, BYTES);
             assert_eq!(room.connections, connections, "{memory}");
             assert_eq!(room.from, RoomFrom::Memory(memory));
             // What version 1 of cgroups has for no limit.
-            let without = Room::by_memory(memory, Some(0x7fff_ffff_ffff_f000));
+            let without = Room::by_memory(memory, Some(0x7fff_ffff_ffff_f000), BYTES);
             assert_eq!(without, room);
         }
     }
@@ -134,20 +141,25 @@ mod tests {
             (128 * MIB, 131_072),
             (256 * MIB, 524_288),
         ] {
-            let room = Room::by_memory(64 * GIB, Some(limit));
+            let room = Room::by_memory(64 * GIB, Some(limit), BYTES);
             assert_eq!(room.connections, connections);
             assert_eq!(room.from, RoomFrom::Limit(limit));
             let bytes = room.report(connections.into()).bytes;
             assert!(limit < 65 * MIB || bytes + 50 * MIB < limit);
         }
+        // As the agent is installed, with Services, too.
+        let each = BYTES + BYTES_OF_SERVICES;
+        let room = Room::by_memory(64 * GIB, Some(128 * MIB), each);
+        assert_eq!(room.connections, 131_072);
+        assert!(room.report(131_072).bytes + 50 * MIB < 128 * MIB);
         // More than there would be anyway.
-        let room = Room::by_memory(GIB, Some(GIB));
+        let room = Room::by_memory(GIB, Some(GIB), BYTES);
         assert_eq!(room.from, RoomFrom::Memory(GIB));
     }
 
     #[test]
     fn a_table_of_before_is_called_so() {
-        let room = Room::by_memory(GIB, None);
+        let room = Room::by_memory(GIB, None, BYTES);
         assert_eq!(room.report(131_072).from, RoomFrom::Memory(GIB));
         assert_eq!(room.report(4096).from, RoomFrom::Earlier);
     }

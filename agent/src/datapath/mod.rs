@@ -61,7 +61,9 @@ use sinabro_common::{
         Addr,
         acceleration::{AccelerationCounters, ServerKey, Skip, Traffic},
         config::NodeConfig,
-        connection::{ALL_SHARES, HOST_SHARE, Limits, OUTSIDE_SHARE},
+        connection::{
+            ALIASES_EACH, ALL_SHARES, HOST_SHARE, Limits, MAX_CONNECTIONS, OUTSIDE_SHARE,
+        },
         counters::PodCounters,
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
@@ -122,6 +124,18 @@ impl Default for DatapathConfig {
             queue_limits: None,
             last_good: None,
         }
+    }
+}
+
+impl DatapathConfig {
+    /// Records of connections and aliases that there is room for. Without Services none has two of these.
+    fn table_sizes(&self) -> (u32, u32) {
+        let connections = self.connections.unwrap_or(MAX_CONNECTIONS);
+        let each = match self.services == ServiceRoom::NONE {
+            true => 1,
+            false => ALIASES_EACH,
+        };
+        (connections, connections.saturating_mul(each))
     }
 }
 

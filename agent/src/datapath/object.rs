@@ -24,7 +24,7 @@ use aya::{
     Ebpf, EbpfLoader,
     programs::{Program, ProgramError},
 };
-use sinabro_common::{abi::connection::ALIASES_EACH, names};
+use sinabro_common::names;
 use std::{
     borrow::Cow,
     fs, io,
@@ -134,12 +134,11 @@ pub fn load(
         Err(error) => (None, Some(Err(DatapathError::KernelTypes(error)))),
     };
     let mut loader = loader(&config.bpf_dir);
-    if let Some(connections) = config.connections {
-        loader.map_max_entries("CONNECTIONS", connections);
-        loader.map_max_entries("ALIASES", connections.saturating_mul(ALIASES_EACH));
-    }
     let services = &config.services;
+    let (connections, aliases) = config.table_sizes();
     for (name, entries) in [
+        ("CONNECTIONS", connections),
+        ("ALIASES", aliases),
         ("FRONTENDS", services.frontends),
         ("SETS", services.sets),
         ("SLOTS", services.slots),

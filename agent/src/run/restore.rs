@@ -34,12 +34,12 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
     let verdict = self_test
         .as_ref()
         .map_or(Verdict::Refused, |report| report.verdict);
-    let room = Room::new(settings.connections);
-    tracing::info!(?room, "the table of connections");
     let before = Datapath::translated_before(&settings.bpf_dir);
     let wish = settings.service_proxy;
     // What is translated goes on, whoever has what begins from now on.
     let has_services = wish.may_be_on() || before != Translation::Off;
+    let room = Room::new(settings.connections, has_services);
+    tracing::info!(?room, "the table of connections");
     let datapath = Datapath::load(&DatapathConfig {
         bpf_dir: settings.bpf_dir.clone(),
         cgroup: settings.cgroup_dir.clone(),

@@ -12,9 +12,8 @@ use sinabro_common::abi::{
     },
     config::{MAX_NON_MASQUERADE, MAX_NON_MASQUERADE_BEFORE, NodeConfig},
     connection::{
-        ALIASES_EACH, Alias, Connection, ConnectionKey as Ends, Fragment, FragmentKey,
-        HOST_PORT_WORDS, Limits, MAX_CONNECTIONS, MAX_CROWDED, MAX_FRAGMENTS, OTHER_SHARES,
-        PORT_TABLES, Share, TakenPorts, Tuple,
+        Alias, Connection, ConnectionKey as Ends, Fragment, FragmentKey, HOST_PORT_WORDS, Limits,
+        MAX_CROWDED, MAX_FRAGMENTS, OTHER_SHARES, PORT_TABLES, Share, TakenPorts, Tuple,
     },
     counters::PodCounters,
     drop::MAX_DROP_REASONS,
@@ -233,7 +232,7 @@ pub fn is_map(name: &str) -> bool {
 }
 
 pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
-    let connections = config.connections.unwrap_or(MAX_CONNECTIONS);
+    let (connections, aliases) = config.table_sizes();
     let services = &config.services;
     vec![
         map::<u32, NodeConfig>("CONFIG", ARRAY, 1, 0),
@@ -242,7 +241,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<u32, PodCounters>("POD_COUNTERS", PERCPU_HASH, MAX_PODS, NO_PREALLOC),
         map::<u32, u64>("DROPS", PERCPU_ARRAY, MAX_DROP_REASONS, 0),
         map::<Ends, Connection>("CONNECTIONS", HASH, connections, 0),
-        map::<Tuple, Alias>("ALIASES", HASH, connections.saturating_mul(ALIASES_EACH), 0),
+        map::<Tuple, Alias>("ALIASES", HASH, aliases, 0),
         map::<FragmentKey, Fragment>("FRAGMENTS", LRU_HASH, MAX_FRAGMENTS, 0),
         map::<EarlyKey, EarlyFragment>("EARLY_FRAGMENTS", LRU_HASH, MAX_EARLY_FRAGMENTS, 0),
         map::<u32, Share>("SHARES", HASH, MAX_PODS + OTHER_SHARES, NO_PREALLOC),

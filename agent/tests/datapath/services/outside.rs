@@ -395,6 +395,7 @@ fn what_is_none_of_a_services_stays_the_stacks() {
             }
             assert!(aliases().is_empty());
             e.round(Place::Pod, TCP, from, port, SYN);
+            e.w.sweep_at(25 * 3600);
             turn(&e.w.datapath, false);
             for to in [at, port] {
                 let ip = make(TCP, (from.0, 41_000), to, SYN);
@@ -451,7 +452,7 @@ fn a_guarded_frontend_is_for_its_ranges_alone() {
             e.dropped_at_uplink(&make(TCP, client(like), at, SYN), reason);
             allow(number, client(like).0, 24);
             e.round(Place::Pod, TCP, client(like), at, SYN);
-            let stranger = (address(like, "203.0.114.77", "2001:dc8:77::7"), 40_000);
+            let stranger = (address(like, "203.0.114.77", "2001:ec8:77::7"), 40_000);
             e.dropped_at_uplink(&make(TCP, stranger, at, SYN), reason);
             assert_eq!(sent_by_b(), DROP);
             allow(number, pod.0, if like.is_ipv4() { 32 } else { 128 });
@@ -482,7 +483,9 @@ fn datagrams_in_parts_get_there_and_back_from_outside() {
                 let from = client(like);
                 let parts = |src: At, dst: At| in_parts(packet::udp(src, dst, &[b'x'; 24]));
                 let mut near = from;
-                for (sent, expected) in parts(from, at).iter().zip(parts(from, to)) {
+                for (number, (sent, expected)) in
+                    parts(from, at).iter().zip(parts(from, to)).enumerate()
+                {
                     e.enters_as(sent, &expected);
                     if place == Place::OtherNodesPod {
                         let out = e.forwarded(place, &expected);
@@ -491,7 +494,6 @@ fn datagrams_in_parts_get_there_and_back_from_outside() {
                             let port = u16::from_be_bytes([out[header], out[header + 1]]);
                             near = (gateway(like), port);
                         }
-                        let number = usize::from(expected.payload.len() < 16);
                         assert_eq!(out, framed(&parts(near, to)[number]));
                     }
                 }
@@ -620,36 +622,63 @@ fn parsed(frame: &[u8]) -> Ip {
 }
 
 #[test]
-fn a_flood_from_outside_takes_its_own_share() {
+fn a_flood_from_outside_drives_out_itself_alone() {
     let config = DatapathConfig {
+        connections: Some(1024),
         connection_limits: ConnectionLimits {
             embryonic_per_pod: 50,
             ..ConnectionLimits::default()
         },
         ..kit::config()
     };
-    edge_with(&config, |e| {
-        let (service, at) = e.w.publish(1, TCP, &endpoints(e.w.a.v4, 1));
-        service.balance(&[e.endpoint(at.0, Place::Pod)], 1);
-        // One that is there already goes on.
-        e.round(Place::Pod, TCP, client(at.0), at, SYN);
-        e.round(Place::Pod, TCP, client(at.0), at, ACK);
-        let mut refused = 0;
-        for port in 1..=200 {
-            let sent = make(TCP, ("203.0.113.99".parse().unwrap(), port), at, SYN);
-            let (verdict, _) = e.run("uplink_in", 0, &framed(&sent));
-            refused += u32::from(verdict == DROP);
-        }
-        assert_eq!(refused, 150);
-        assert_eq!(
-            kit::dropped(&e.w.datapath, DropReason::ConnectionShare),
-            150
-        );
-        assert_eq!(e.share(), (51, 50));
-        e.round(Place::Pod, TCP, client(at.0), at, ACK);
-        // Nor does it keep a pod from anything.
-        e.w.goes_to(&make(TCP, (e.w.a.v4, 2000), (at.0, 80), SYN));
-    });
+    for place in [Place::Pod, Place::OtherNodesPod] {
+        edge_with(&config, |e| {
+            let service = e.w.service(1, TCP);
+            let at = (vip(e.w.a.v4), 80);
+            let to = e.endpoint(at.0, place);
+            service.balance(&[to], 1);
+            service.frontend(at, 0);
+            // One that is there already, and one of a pod that nobody has answered.
+            e.round(place, TCP, client(at.0), at, SYN);
+            e.round(place, TCP, client(at.0), at, ACK);
+            let of_pod = make(TCP, (e.w.b.v4, 2000), at, SYN);
+            assert_ne!(e.w.sent_by(&e.w.b, &of_pod).0, DROP);
+            let flood = |ports: std::ops::Range<u16>| {
+                for port in ports {
+                    let from = ("203.0.113.99".parse().unwrap(), port);
+                    let between = make(TCP, from, to, SYN);
+                    e.enters_as(&make(TCP, from, at, SYN), &between);
+                    if place == Place::OtherNodesPod {
+                        e.forwarded(place, &between);
+                    }
+                }
+            };
+            flood(1..1000);
+            // An eighth of the table, and what was there.
+            let (connections, embryonic) = e.share();
+            assert!((100..=128).contains(&embryonic), "{embryonic}");
+            assert_eq!(connections, embryonic + 1);
+            assert_eq!(table().len() as u64, connections + 1);
+            // Nobody who has begun and is answered in time is driven out.
+            for port in 0..20 {
+                let from = (client(at.0).0, 50_000 + port);
+                e.round(place, TCP, from, at, SYN);
+                e.round(place, TCP, from, at, ACK);
+                flood(1000 + 100 * port..1100 + 100 * port);
+            }
+            assert_eq!(e.share().0 - e.share().1, 21);
+            for port in 0..20 {
+                e.round(place, TCP, (client(at.0).0, 50_000 + port), at, ACK);
+            }
+            assert_eq!(
+                e.w.sent_by(&e.w.b, &make(TCP, (e.w.b.v4, 2000), at, ACK)).0,
+                { e.w.sent_by(&e.w.b, &of_pod).0 }
+            );
+            let of_flood = kit::dropped(&e.w.datapath, DropReason::ConnectionShare);
+            assert_eq!(of_flood, 0);
+            check_table();
+        });
+    }
 }
 
 #[test]
