@@ -63,6 +63,10 @@ bench-pods *arguments:
 bench-programs *arguments:
     cargo xtask bench programs {{arguments}}
 
+# Services, beside the pods' own addresses and beside kube-proxy
+bench-services *arguments:
+    cargo xtask bench services {{arguments}}
+
 # TCP between pods of one node, accelerated, beside plain
 bench-tcp *arguments:
     cargo xtask bench tcp {{arguments}}

@@ -193,6 +193,7 @@ impl Uninstalled {
             dir.join(names::LAST_POSSIBLE_FILE),
         ];
         for name in [
+            names::API_SERVERS_FILE,
             names::NODES_FILE,
             names::SELF_TEST_FILE,
             names::KEPT_MASQUERADE_FILE,

@@ -29,6 +29,8 @@ use std::{
 pub const FILES: &str = "/run/lab";
 /// The list of nodes that the agent reads.
 pub const NODES_FILE: &str = "/run/lab/nodes.yaml";
+/// The Services that an agent reads if it is told to ([`crate::checks::service::FLAGS`]).
+pub const SERVICES_FILE: &str = "/run/lab/services.yaml";
 /// What the agent logged, all its runs one after the other.
 pub const LOG_FILE: &str = "/run/lab/agent.log";
 /// Where agents keep programs: the machine's own /var is shared by all nodes. A variable, since

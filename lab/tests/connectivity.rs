@@ -2,16 +2,20 @@
 #![allow(clippy::unwrap_used)]
 
 use sinabro_lab::{
-    Lab,
-    checks::{CHECKS, Check, Scene},
+    Binaries, Lab, Lifetime,
+    checks::{CHECKS, Check, Scene, service},
     for_each_check,
 };
 use std::sync::LazyLock;
 
 /// Two nodes with pods, shared by all tests; the kernel removes them with this process.
 static SCENE: LazyLock<Result<Scene, String>> = LazyLock::new(|| {
-    let scene = Lab::for_test(2).and_then(Scene::new);
-    scene.map_err(|error| format!("{error:#}"))
+    let scene = || {
+        let lab = Lab::new(Binaries::find()?, 2, Lifetime::Process)?;
+        service::start(&lab)?;
+        Scene::new(lab)
+    };
+    scene().map_err(|error| format!("{error:#}"))
 });
 
 fn check(name: &str) {

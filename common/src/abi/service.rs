@@ -26,10 +26,11 @@
 
 use super::{Addr, map_type};
 
-/// Room, if the settings do not say.
-pub const MAX_FRONTENDS: u32 = 16_384;
+/// Room, if the settings do not say: for ten thousand Services of both families, which take an entry for each address
+/// and one for each of its ports.
+pub const MAX_FRONTENDS: u32 = 65_536;
 /// As above.
-pub const MAX_SETS: u32 = 16_384;
+pub const MAX_SETS: u32 = 65_536;
 /// As above.
 pub const MAX_SLOTS: u32 = 131_072;
 /// As above.

@@ -7,13 +7,14 @@ use sinabro_common::api::{Request, Response};
 use sinabro_guest::{BIN_DIR, Message};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node,
-    checks::{self, CHECKS, Check, Scene},
+    checks::{self, CHECKS, Check, Scene, service},
     traffic::tcp,
 };
 
 pub fn run(report: &mut Report) -> Result<()> {
     report.doing("starting two nodes")?;
-    let lab = Lab::start(Binaries::at(BIN_DIR)?, 2, Lifetime::Process)?;
+    let lab = Lab::new(Binaries::at(BIN_DIR)?, 2, Lifetime::Process)?;
+    service::start(&lab)?;
     let scene = Scene::new(lab)?;
     for check in CHECKS {
         report.doing(check.title)?;
@@ -47,7 +48,7 @@ fn restart(scene: &Scene, end: impl Fn(&Node) -> Result<()>) -> Result<String> {
     }
     flows().context("without agents")?;
     for node in scene.lab().nodes() {
-        node.start_agent()?;
+        node.start_agent_with(&service::FLAGS)?;
         node.wait_ready()?;
     }
     flows().context("with agents again")?;

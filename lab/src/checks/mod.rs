@@ -9,6 +9,7 @@ pub mod books;
 mod lifecycle;
 mod outside;
 mod reach;
+pub mod service;
 pub mod spoof;
 pub mod tunnel;
 
@@ -28,7 +29,8 @@ pub struct Scene {
 pub const PODS_PER_NODE: usize = 3;
 
 impl Scene {
-    /// Adds pods to each node of a lab, all nodes at once.
+    /// Adds pods to each node of a lab, all nodes at once, and has a Service lead to some of them, for agents that
+    /// follow it ([`service::start`]).
     pub fn new(lab: Lab) -> Result<Self> {
         let pods = thread::scope(|scope| {
             let nodes: Vec<_> = lab
@@ -50,6 +52,7 @@ impl Scene {
                 })
                 .collect::<Result<Vec<_>>>()
         })?;
+        service::publish(&lab, &service::endpoints(&pods))?;
         Ok(Self { lab, pods })
     }
 
@@ -172,6 +175,8 @@ checks! {
     acceleration in acceleration: "accelerated TCP, same node",
     masquerade in outside: "pod → outside, masqueraded",
     replies_only in outside: "outside cannot reach pods by itself",
+    service_from_pod in service: "pod → Service, no kube-proxy",
+    service_from_node in service: "node → Service, no kube-proxy",
     spoofed_address in spoof: "spoofed source address dropped",
     spoofed_mac in spoof: "spoofed source MAC dropped",
     spoofed_arp in spoof: "spoofed ARP dropped",

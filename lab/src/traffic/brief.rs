@@ -30,8 +30,20 @@ pub fn brief(
     time: Duration,
 ) -> Result<Measured> {
     let target = listener.local_addr()?;
+    brief_through(ends, listener, &[target], threads, before, time)
+}
+
+/// The same, but clients ask these targets in turns, which something on the way leads to the listener.
+pub fn brief_through(
+    ends: Ends<'_>,
+    listener: &TcpListener,
+    targets: &[SocketAddr],
+    threads: usize,
+    before: usize,
+    time: Duration,
+) -> Result<Measured> {
     let client = || {
-        let result = clients(target, threads, before, time);
+        let result = clients(targets, threads, before, time);
         // Wakes the servers up, whatever came of it.
         // SAFETY: no pointers; the listener is open.
         Errno::result(unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) })
@@ -51,20 +63,28 @@ pub fn brief(
     })
 }
 
-fn clients(target: SocketAddr, threads: usize, before: usize, time: Duration) -> Result<Measured> {
-    for _ in 0..before {
-        visit(target)?;
+fn clients(
+    targets: &[SocketAddr],
+    threads: usize,
+    before: usize,
+    time: Duration,
+) -> Result<Measured> {
+    for target in targets.iter().cycle().take(before) {
+        visit(*target)?;
     }
     let start = Instant::now();
-    let (count, cpu) = timed(time, |stop| by_threads(threads, || visits(target, stop)))?;
+    let (count, cpu) = timed(time, |stop| by_threads(threads, || visits(targets, stop)))?;
     let time = start.elapsed();
     Ok(Measured { count, time, cpu })
 }
 
-fn visits(target: SocketAddr, stop: &AtomicBool) -> Result<u64> {
+fn visits(targets: &[SocketAddr], stop: &AtomicBool) -> Result<u64> {
     let mut count = 0;
-    while !stop.load(Ordering::Relaxed) {
-        visit(target)?;
+    for target in targets.iter().cycle() {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        visit(*target)?;
         count += 1;
     }
     Ok(count)

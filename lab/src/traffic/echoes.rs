@@ -7,7 +7,7 @@ use super::{
 use anyhow::{Context as _, Result, ensure};
 use std::{
     io::ErrorKind,
-    net::UdpSocket,
+    net::{SocketAddr, UdpSocket},
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
@@ -20,6 +20,31 @@ pub fn echoes(ends: Ends<'_>, size: usize, flows: usize, time: Duration) -> Resu
     let bind = || Ok(UdpSocket::bind((ends.address, 0))?);
     let server = ends.server.place.run(bind).context("cannot bind")?;
     let target = server.local_addr()?;
+    exchanged(ends, &server, target, size, flows, time)
+}
+
+/// The same, but clients ask a target which something on the way leads to a port of the server.
+pub fn echoes_through(
+    ends: Ends<'_>,
+    target: SocketAddr,
+    port: u16,
+    size: usize,
+    flows: usize,
+    time: Duration,
+) -> Result<Measured> {
+    let bind = || Ok(UdpSocket::bind((ends.address, port))?);
+    let server = ends.server.place.run(bind).context("cannot bind")?;
+    exchanged(ends, &server, target, size, flows, time)
+}
+
+fn exchanged(
+    ends: Ends<'_>,
+    server: &UdpSocket,
+    target: SocketAddr,
+    size: usize,
+    flows: usize,
+    time: Duration,
+) -> Result<Measured> {
     let done = AtomicBool::new(false);
     let client = || {
         let open = |_| -> Result<UdpSocket> {
@@ -42,7 +67,7 @@ pub fn echoes(ends: Ends<'_>, size: usize, flows: usize, time: Duration) -> Resu
         done.store(true, Ordering::Release);
         result
     };
-    let (asked, (answered, cpu)) = ends.run(client, || answer(&server, size, &done))?;
+    let (asked, (answered, cpu)) = ends.run(client, || answer(server, size, &done))?;
     ensure!(
         answered == asked.count,
         "{answered} requests were answered, {} answers arrived",

@@ -14,6 +14,7 @@ mod pods;
 mod processor;
 mod programs;
 mod row;
+mod services;
 mod stats;
 mod tcp;
 mod whole;
@@ -58,6 +59,9 @@ enum What {
     Pods(pods::Options),
     /// What each eBPF program costs for each packet, on every path, beside an earlier commit's
     Programs(programs::Options),
+    /// Connections and datagrams by Services, beside the pod's own address, and beside kube-proxy with
+    /// nftables and iptables
+    Services(services::Options),
     /// TCP between two pods of one node, accelerated, beside plain and beside 127.0.0.1, or beside
     /// an earlier commit's
     Tcp(tcp::Options),
@@ -73,6 +77,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Some(What::Pod(options)) => pod::run(options),
         Some(What::Pods(options)) => pods::run(options),
         Some(What::Programs(options)) => programs::run(options),
+        Some(What::Services(options)) => services::run(options),
         Some(What::Tcp(options)) => tcp::run(options),
     }
 }

@@ -1,0 +1,273 @@
+//! A Service whose endpoints are a pod of each node, without anybody else who would translate its addresses.
+
+use super::{Family, Scene};
+use crate::{
+    Lab, Place, Pod,
+    node::SERVICES_FILE,
+    traffic::{any, connect, readable},
+    wait::wait_for,
+};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use sinabro_common::{
+    api::{Request, Response},
+    atomic_file::AtomicFile,
+};
+use std::{
+    collections::BTreeSet,
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Has an agent translate the Services of [`SERVICES_FILE`].
+pub const FLAGS: [&str; 2] = [
+    "--service-proxy=on",
+    "--services-file=/run/lab/services.yaml",
+];
+/// Addresses of no machine.
+const ADDRESSES: [&str; 2] = ["10.96.0.10", "fd00:10:96::10"];
+/// Each check has a port of its own, of the Service and of the servers: they may run beside one another.
+const PORTS: [(u16, u16); 2] = [(80, 8080), (81, 8081)];
+/// Of two endpoints one is missed by chance once in 2^39 times.
+const ATTEMPTS: usize = 40;
+const LOOK: Duration = Duration::from_millis(20);
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Starts the agents of a lab with [`FLAGS`], and waits until they are ready.
+///
+/// # Errors
+/// If a file cannot be written, or an agent does not come up.
+pub fn start(lab: &Lab) -> Result<()> {
+    publish(lab, &[])?;
+    for node in lab.nodes() {
+        node.start_agent_with(&FLAGS)?;
+    }
+    for node in lab.nodes() {
+        node.wait_ready()?;
+    }
+    Ok(())
+}
+
+/// Writes the nodes' files: one Service, led to these pods.
+pub(super) fn publish(lab: &Lab, pods: &[&Pod]) -> Result<()> {
+    let ports = |line: &dyn Fn(&str, (u16, u16)) -> String| -> String {
+        let each = ["tcp", "udp"]
+            .into_iter()
+            .flat_map(|name| PORTS.map(|port| line(name, port)));
+        each.collect()
+    };
+    let [v4, v6] = ADDRESSES;
+    let mut text = format!(
+        "kind: Service\nmetadata: {{namespace: lab, name: web}}\nspec:\n  type: ClusterIP\n  \
+         clusterIP: {v4}\n  clusterIPs: ['{v4}', '{v6}']\n  ports:\n"
+    );
+    text += &ports(&|name, (port, _)| {
+        let protocol = name.to_uppercase();
+        format!("  - {{name: {name}{port}, protocol: {protocol}, port: {port}}}\n")
+    });
+    for (family, kind) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
+        let endpoints: Vec<String> = pods
+            .iter()
+            .map(|pod| {
+                format!(
+                    "{{addresses: ['{}'], conditions: {{ready: true}}}}",
+                    family.of(pod)
+                )
+            })
+            .collect();
+        text += &format!(
+            "---\nkind: EndpointSlice\nmetadata:\n  namespace: lab\n  name: web-{kind}\n  \
+             labels: {{kubernetes.io/service-name: web}}\naddressType: {kind}\n\
+             endpoints: [{}]\nports:\n",
+            endpoints.join(", ")
+        );
+        text += &ports(&|name, (port, target)| {
+            let protocol = name.to_uppercase();
+            format!("- {{name: {name}{port}, protocol: {protocol}, port: {target}}}\n")
+        });
+    }
+    for node in lab.nodes() {
+        let path = node.namespace().path(SERVICES_FILE);
+        AtomicFile::new(&path)
+            .replace(text.as_bytes())
+            .with_context(|| format!("cannot write the Services of {}", node.name()))?;
+    }
+    Ok(())
+}
+
+/// The pods that the Service leads to.
+pub(super) fn endpoints(pods: &[Vec<Pod>]) -> Vec<&Pod> {
+    pods.iter().filter_map(|pods| pods.get(1)).collect()
+}
+
+/// Pods that are endpoints themselves are left out: they would hear of themselves by their gateway.
+pub fn service_from_pod(scene: &Scene) -> Result<String> {
+    let clients = [scene.pod(1, 1), scene.pod(2, 1)];
+    let asked = asked(
+        scene,
+        PORTS[0],
+        &clients.map(|pod| (pod.place(), Some(pod.addresses()))),
+    )?;
+    Ok(format!("{asked}, seen as the pod"))
+}
+
+pub fn service_from_node(scene: &Scene) -> Result<String> {
+    for node in scene.lab().nodes() {
+        let Response::Status(status) = node.ask(Request::Status)? else {
+            bail!("unexpected answer about the status of {}", node.name());
+        };
+        let mode = status.modes.get("serviceSockets");
+        let mode = mode.with_context(|| format!("{} translates no Services", node.name()))?;
+        if let Some(why) = mode.strip_prefix("off") {
+            return Ok(format!("not on this machine{why}"));
+        }
+    }
+    let nodes = scene.lab().nodes().iter();
+    let nodes: Vec<_> = nodes.map(|node| (node.place(), None)).collect();
+    asked(scene, PORTS[1], &nodes)
+}
+
+/// Has all of these ask until each endpoint has answered, by TCP and UDP, of both families; who asks must hear of no
+/// other address than the Service's, and the endpoints of no other than the client's.
+fn asked(
+    scene: &Scene,
+    (port, target): (u16, u16),
+    clients: &[(&Place, Option<[IpAddr; 2]>)],
+) -> Result<String> {
+    let pods = endpoints(&scene.pods);
+    for node in scene.lab().nodes() {
+        wait_for(&format!("{} to know the Service", node.name()), || {
+            let said = node.ctl(&["services", "lab/web"])?;
+            let said = String::from_utf8_lossy(&said.stdout).into_owned();
+            let last = SocketAddr::new(pods[pods.len() - 1].v6(), target).to_string();
+            ensure!(said.contains(&last), "it says: {said}");
+            Ok(Some(()))
+        })?;
+    }
+    let servers = (pods
+        .iter()
+        .flat_map(|pod| pod.addresses().map(|own| (pod, own))))
+    .map(|(pod, own)| Server::bind(pod.place(), SocketAddr::new(own, target)))
+    .collect::<Result<Vec<_>>>()?;
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let serving: Vec<_> = servers
+            .iter()
+            .map(|server| scope.spawn(|| server.serve(&done)))
+            .collect();
+        let outcome = clients.iter().try_for_each(|(place, own)| -> Result<()> {
+            for (family, address) in Family::BOTH.into_iter().zip(ADDRESSES) {
+                let service = SocketAddr::new(address.parse()?, port);
+                let expected: BTreeSet<IpAddr> = pods.iter().map(|pod| family.of(pod)).collect();
+                let own = own.map(|own| family.pick(&own)).transpose()?;
+                for ask in [by_tcp, by_udp] {
+                    all_answer(place, ask, service, &expected, own)
+                        .with_context(|| format!("{} asks {service}", place.name()))?;
+                }
+            }
+            Ok(())
+        });
+        done.store(true, Ordering::Relaxed);
+        for server in serving {
+            server.join().map_err(|_| anyhow!("a server panicked"))??;
+        }
+        outcome
+    })?;
+    let ids: Vec<&str> = pods.iter().map(|pod| pod.id()).collect();
+    Ok(format!(
+        "TCP, UDP, v4 and v6, answered by {}",
+        ids.join(" and ")
+    ))
+}
+
+/// Asks once, under an address: the endpoint's own, and that of the client as the endpoint sees it.
+type Ask = fn(SocketAddr) -> Result<(IpAddr, IpAddr)>;
+
+fn all_answer(
+    place: &Place,
+    ask: Ask,
+    service: SocketAddr,
+    expected: &BTreeSet<IpAddr>,
+    own: Option<IpAddr>,
+) -> Result<()> {
+    let mut met = BTreeSet::new();
+    for _ in 0..ATTEMPTS {
+        let (endpoint, seen) = place.run(|| ask(service))?;
+        ensure!(
+            own.is_none_or(|own| own == seen),
+            "{endpoint} saw {seen} instead of {own:?}"
+        );
+        met.insert(endpoint);
+        if met == *expected {
+            return Ok(());
+        }
+    }
+    bail!("answered by {met:?} instead of {expected:?}")
+}
+
+fn by_tcp(service: SocketAddr) -> Result<(IpAddr, IpAddr)> {
+    let mut stream = connect(service)?;
+    let peer = stream.peer_addr()?;
+    ensure!(peer == service, "the connection is to {peer}");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    parse(&answer)
+}
+
+fn by_udp(service: SocketAddr) -> Result<(IpAddr, IpAddr)> {
+    let socket = UdpSocket::bind((any(service.ip()), 0))?;
+    socket.send_to(b"who?", service)?;
+    ensure!(
+        readable(&socket, Instant::now() + ANSWER)?,
+        "no answer by UDP"
+    );
+    let mut answer = [0; 128];
+    let (len, from) = socket.recv_from(&mut answer)?;
+    ensure!(from == service, "the answer is from {from}");
+    parse(&String::from_utf8_lossy(&answer[..len]))
+}
+
+fn parse(answer: &str) -> Result<(IpAddr, IpAddr)> {
+    let (own, seen) = answer
+        .split_once(' ')
+        .with_context(|| format!("the answer is `{answer}`"))?;
+    Ok((own.parse()?, seen.parse()?))
+}
+
+/// Says its own address and the client's to whoever connects or sends.
+struct Server {
+    own: IpAddr,
+    listener: TcpListener,
+    socket: UdpSocket,
+}
+
+impl Server {
+    fn bind(place: &Place, at: SocketAddr) -> Result<Self> {
+        place.run(|| {
+            let listener = TcpListener::bind(at)?;
+            listener.set_nonblocking(true)?;
+            let socket = UdpSocket::bind(at)?;
+            socket.set_read_timeout(Some(LOOK))?;
+            Ok(Self {
+                own: at.ip(),
+                listener,
+                socket,
+            })
+        })
+    }
+
+    fn serve(&self, done: &AtomicBool) -> Result<()> {
+        let answer = |client: SocketAddr| format!("{} {}", self.own, client.ip());
+        while !done.load(Ordering::Relaxed) {
+            if let Ok((mut stream, client)) = self.listener.accept() {
+                stream.write_all(answer(client).as_bytes())?;
+            }
+            if let Ok((_, client)) = self.socket.recv_from(&mut [0; 16]) {
+                self.socket.send_to(answer(client).as_bytes(), client)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,201 @@
+//! Services: what pods get by a Service's address beside the pod's own, and beside what kube-proxy makes of it with
+//! nftables and with iptables, for few Services and for many.
+//!
+//! Every translator has nodes of its own on one lab, one for each number of Services, and all are measured in turns in
+//! an order that rotates from round to round. kube-proxy is Kubernetes' own; it is told of the Services, makes its
+//! rules, and goes. IPv4.
+
+mod aims;
+mod case;
+mod cgroup;
+mod kube_proxy;
+mod objects;
+mod scene;
+
+use super::{
+    Output, Programs,
+    aim::{self, WithAims},
+    figures::{self, Figures},
+    output::Report,
+    processor, remaining,
+    row::{self, Row},
+};
+use crate::{cluster, interrupt, root, setup, ui};
+use anyhow::{Context as _, Result};
+use case::Number;
+use scene::Scene;
+use sinabro_lab::{holder, traffic::seat::two_cpus};
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+#[derive(Clone, clap::Args)]
+pub struct Options {
+    /// Rounds, each of all subjects; at least 5
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(5..))]
+    rounds: u32,
+
+    /// Shorter measurements, and no 10,000 Services
+    #[arg(long)]
+    short: bool,
+
+    /// How many Services there are [default: 10,1000,10000, with --short 10,1000]
+    #[arg(long, value_name = "SERVICES", value_delimiter = ',',
+          value_parser = clap::value_parser!(u32).range(10..=50_000))]
+    services: Vec<u32>,
+
+    #[command(flatten)]
+    output: Output,
+
+    /// Where the programs are, for the process that sudo starts: it builds nothing as root.
+    #[arg(long, hide = true, value_name = "DIR")]
+    programs: Option<PathBuf>,
+}
+
+impl Options {
+    fn numbers(&self) -> Vec<u32> {
+        match (self.services.is_empty(), self.short) {
+            (false, _) => self.services.clone(),
+            (true, false) => vec![10, 1_000, 10_000],
+            (true, true) => vec![10, 1_000],
+        }
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_millis(if self.short { 120 } else { 300 })
+    }
+
+    /// The same options for the same program under sudo.
+    fn arguments(&self, programs: &Programs) -> Result<Vec<String>> {
+        let mut arguments: Vec<String> = ["bench", "services"].map(String::from).into();
+        arguments.extend(programs.arguments()?);
+        arguments.extend(["--rounds".into(), self.rounds.to_string()]);
+        arguments.extend(self.short.then(|| "--short".into()));
+        if !self.services.is_empty() {
+            let numbers: Vec<String> = self.services.iter().map(ToString::to_string).collect();
+            arguments.extend(["--services".into(), numbers.join(",")]);
+        }
+        arguments.extend(self.output.arguments()?);
+        Ok(arguments)
+    }
+}
+
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let mut programs = Programs {
+        against: None,
+        earlier: None,
+        programs: options.programs.clone(),
+    };
+    programs.ensure(setup::BENCH_NAT)?;
+    if !root::is_root() {
+        cluster::components::ensure_kubernetes()?;
+        let arguments = options.arguments(&programs)?;
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        // Root's home is another.
+        let cache = cluster::layout::cache()?.display().to_string();
+        let environment = [(cluster::layout::CACHE, cache)];
+        root::become_root_with("making network namespaces", &arguments, &environment)?;
+    }
+    cluster::components::ensure_kubernetes()?;
+    measure(options, programs.present())
+}
+
+fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
+    interrupt::on_interrupt(holder::end_all)?;
+    let (cpus, numbers) = (two_cpus()?, options.numbers());
+    let mut step = ui::step("making nodes, pods and rules of all subjects");
+    let scene = Scene::make(cpus, programs, &numbers, &mut step)?;
+    step.done_in_time();
+    let [client, server] = cpus;
+    println!(
+        "  clients on CPU {client}, servers on CPU {server}; {} rounds in turns",
+        options.rounds
+    );
+    processor::background()?;
+
+    let mut figures = Figures::default();
+    let mut step = ui::step("measuring");
+    let started = Instant::now();
+    // The first round warms caches up, and does not count.
+    for round in 0..=options.rounds {
+        let left = remaining(started, round, options.rounds);
+        let rounds = options.rounds;
+        for case in case::cases(&numbers) {
+            step.now(format!("round {round} of {rounds}{left}: {case}"));
+            let subjects = case::subjects(&scene, &case);
+            for turn in 0..subjects.len() {
+                let subject = subjects[(turn + round as usize) % subjects.len()];
+                let measured = case::measure(&case, &scene, subject, options.time())
+                    .with_context(|| format!("{case}, {}", subject.0))?;
+                if round > 0 {
+                    figures.add(&case, subject.0, measured);
+                }
+            }
+        }
+    }
+    step.clear();
+    scene.verify()?;
+    report(options, &figures, &numbers)
+}
+
+fn report(options: &Options, figures: &Figures<Number>, numbers: &[u32]) -> Result<ExitCode> {
+    let mut rows: Vec<Row> = Vec::new();
+    for number in numbers {
+        let of_number = figures.rows(Number(*number));
+        figures::print(&of_number, Number(*number));
+        rows.extend(of_number);
+    }
+    let growth = case::growth(figures, numbers);
+    println!();
+    row::print(&growth, ["most Services beside fewest", ""], 0);
+    rows.extend(growth);
+    let aims = aims::aims(&rows);
+    aim::print(&aims);
+    let met = aims.iter().all(|aim| aim.met);
+    let report = WithAims {
+        report: Report::of(rows)?,
+        aims,
+    };
+    options
+        .output
+        .write("services", &report, &report.report.rows, &[])?;
+    Ok(match met {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_that_sudo_starts_measures_the_same() {
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            options: Options,
+        }
+        let options = |arguments: &[String]| {
+            use clap::Parser as _;
+            let program = ["services".to_owned()];
+            Cli::try_parse_from(program.iter().chain(arguments))
+                .unwrap()
+                .options
+        };
+        let given = ["--short", "--services", "20,30", "--rounds", "6"].map(String::from);
+        let given = options(&given);
+        let programs = Programs {
+            against: None,
+            programs: Some("/dist".into()),
+            earlier: None,
+        };
+        let again = options(&given.arguments(&programs).unwrap()[2..]);
+        assert_eq!(again.numbers(), [20, 30]);
+        assert_eq!((again.rounds, again.time()), (6, given.time()));
+        assert_eq!(again.programs, programs.programs);
+        assert_eq!(options(&[]).numbers(), [10, 1_000, 10_000]);
+    }
+}

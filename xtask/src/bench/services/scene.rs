@@ -1,0 +1,254 @@
+//! Who translates, on which nodes: one for each subject and each number of Services, so that all of them are
+//! measured in turns. A pod of the first node is the server of another node for all.
+
+use super::{
+    cgroup::Cgroups,
+    kube_proxy::{self, Mode},
+    objects::{Services, TARGET},
+};
+use crate::{bench::figures::OURS, ui::Step};
+use anyhow::{Context as _, Result, bail, ensure};
+use sinabro_lab::{
+    Binaries, Lab, Lifetime, Node, Pod,
+    node::SERVICES_FILE,
+    traffic::{
+        self, PATIENCE,
+        seat::{Ends, Seat},
+    },
+};
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long kube-proxy may take for ten thousand Services on a busy machine.
+const SYNC: Duration = Duration::from_secs(900);
+const LOOK: Duration = Duration::from_millis(200);
+/// Where agents are asked for metrics.
+const METRICS: &str = "127.0.0.1:9632";
+
+/// Who translates.
+pub const TRANSLATORS: [Option<Mode>; 3] = [None, Some(Mode::Nftables), Some(Mode::Iptables)];
+
+/// Where the server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Near,
+    Far,
+}
+
+pub struct Site {
+    pub mode: Option<Mode>,
+    node: usize,
+    client: Pod,
+    near: Pod,
+    services: Services,
+}
+
+impl Site {
+    pub fn name(&self) -> &'static str {
+        self.mode.map_or(OURS, Mode::name)
+    }
+
+    pub fn number(&self) -> u32 {
+        self.services.number()
+    }
+
+    pub fn targets(&self, way: Way) -> Vec<SocketAddr> {
+        self.services.targets(match way {
+            Way::Near => 0,
+            Way::Far => 1,
+        })
+    }
+}
+
+pub struct Scene {
+    sites: Vec<Site>,
+    far: Pod,
+    lab: Lab,
+    cgroups: Cgroups,
+    cpus: [usize; 2],
+}
+
+impl Scene {
+    pub fn make(
+        cpus: [usize; 2],
+        programs: PathBuf,
+        numbers: &[u32],
+        step: &mut Step,
+    ) -> Result<Self> {
+        let cgroups = Cgroups::new()?;
+        let nodes = 1 + TRANSLATORS.len() * numbers.len();
+        let lab = Lab::new(Binaries::at(programs)?, nodes, Lifetime::Process)?;
+        let sites = TRANSLATORS
+            .iter()
+            .flat_map(|mode| numbers.iter().map(|number| (*mode, *number)));
+        let sites: Vec<_> = (2..).zip(sites).collect();
+        start(lab.node(1), &cgroups, false)?;
+        for (node, (mode, _)) in &sites {
+            start(lab.node(*node), &cgroups, mode.is_none())?;
+        }
+        for node in lab.nodes() {
+            node.wait_ready()?;
+        }
+        let far = lab.node(1).add_pod("far")?;
+        let site = |(node, (mode, number))| -> Result<Site> {
+            let [client, near] = ["client", "near"].map(|id| lab.node(node).add_pod(id));
+            let (client, near) = (client?, near?);
+            let services = Services::new(number, vec![near.v4(), far.v4()]);
+            Ok(Site {
+                mode,
+                node,
+                client,
+                near,
+                services,
+            })
+        };
+        let sites = sites.into_iter().map(site).collect::<Result<Vec<_>>>()?;
+        let scene = Self {
+            sites,
+            far,
+            lab,
+            cgroups,
+            cpus,
+        };
+        scene.publish(step)?;
+        scene.verify()?;
+        Ok(scene)
+    }
+
+    /// Has every node know its Services.
+    fn publish(&self, step: &mut Step) -> Result<()> {
+        for site in &self.sites {
+            let (node, begun) = (self.lab.node(site.node), Instant::now());
+            step.now(format!("{} Services by {}", site.number(), site.name()));
+            let Some(mode) = site.mode else {
+                let path = node.namespace().path(SERVICES_FILE);
+                fs::write(path.with_extension("new"), site.services.file())?;
+                fs::rename(path.with_extension("new"), path)?;
+                self.wait(site, || knows(node, site.number()))?;
+                told(site, begun);
+                continue;
+            };
+            // Ended once its rules are there, so that it takes no time of those that are measured.
+            let _proxy = kube_proxy::start(node, mode, &site.services)?;
+            let last = site.targets(Way::Far);
+            let last = last.last().context("no Service leads anywhere")?;
+            self.wait(site, || Ok(self.leads(site, Way::Far, *last).is_ok()))
+                .with_context(|| {
+                    format!("kube-proxy's log ends with:\n{}", kube_proxy::log(node))
+                })?;
+            told(site, begun);
+        }
+        Ok(())
+    }
+
+    fn wait(&self, site: &Site, done: impl Fn() -> Result<bool>) -> Result<()> {
+        let begun = Instant::now();
+        while !done()? {
+            if begun.elapsed() > SYNC {
+                let node = self.lab.node(site.node).name();
+                bail!("{node} does not translate its Services by {}", site.name());
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    /// Whether a client gets to the server by a Service.
+    fn leads(&self, site: &Site, way: Way, target: SocketAddr) -> Result<()> {
+        let ends = self.ends(site, way)?;
+        let listener = ends.listen(TARGET)?;
+        let connect = || Ok(TcpStream::connect_timeout(&target, LOOK)?);
+        let client = site.client.place().run(connect)?;
+        let (_, peer) = traffic::accept(&listener, Instant::now() + PATIENCE)?;
+        // Not its port: two Services may lead the same one to a pod, and netfilter gives out another then.
+        let (peer, own) = (peer.ip(), client.local_addr()?.ip());
+        ensure!(peer == own, "the server sees {peer} instead of {own}");
+        Ok(())
+    }
+
+    /// An error unless each Service that leads to a pod does so.
+    pub fn verify(&self) -> Result<()> {
+        for site in &self.sites {
+            for way in [Way::Near, Way::Far] {
+                for target in site.targets(way) {
+                    self.leads(site, way, target).with_context(|| {
+                        let node = self.lab.node(site.node).name();
+                        format!("{target} by {} on {node}", site.name())
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The sites of one number of Services.
+    pub fn sites(&self, number: u32) -> Vec<&Site> {
+        self.sites
+            .iter()
+            .filter(|site| site.number() == number)
+            .collect()
+    }
+
+    /// Ends of what is asked of a site, whose pods this process plays from here on.
+    pub fn ends<'a>(&'a self, site: &'a Site, way: Way) -> Result<Ends<'a>> {
+        self.cgroups.enter(self.lab.node(site.node).name())?;
+        let server = match way {
+            Way::Near => &site.near,
+            Way::Far => &self.far,
+        };
+        let [client, cpu] = self.cpus;
+        Ok(Ends {
+            client: Seat {
+                place: site.client.place(),
+                cpu: client,
+            },
+            server: Seat {
+                place: server.place(),
+                cpu,
+            },
+            address: server.v4(),
+        })
+    }
+}
+
+/// Whether a node's agent says that it translates so many Services.
+fn knows(node: &Node, number: u32) -> Result<bool> {
+    let metrics = node.place().run(|| {
+        let mut stream = TcpStream::connect(METRICS)?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    })?;
+    let mut lines = metrics.lines();
+    let found = lines.find_map(|line| line.strip_prefix("sinabro_services "));
+    let found: f64 = found.context("no metric sinabro_services")?.parse()?;
+    Ok(found == f64::from(number))
+}
+
+fn told(site: &Site, begun: Instant) {
+    let seconds = begun.elapsed().as_secs_f64();
+    println!(
+        "\r  {:>6} Services by {:<9} {seconds:.1} s",
+        site.number(),
+        site.name()
+    );
+}
+
+fn start(node: &Node, cgroups: &Cgroups, is_proxy: bool) -> Result<()> {
+    let cgroup = format!("--cgroup-dir={}", cgroups.make(node.name())?.display());
+    let mut flags = vec!["--tcp-acceleration=off", &cgroup];
+    let file = format!("--services-file={SERVICES_FILE}");
+    if is_proxy {
+        let none = "{kind: List, items: []}\n";
+        fs::write(node.namespace().path(SERVICES_FILE), none)?;
+        flags.extend(["--service-proxy=on", &file]);
+    }
+    node.start_agent_with(&flags)
+}
