@@ -250,7 +250,7 @@ fn heard(said: &[u8], sent: usize) -> io::Result<IpAddr> {
     let text = String::from_utf8_lossy(said);
     let mut words = text.split(' ');
     let from = words.next().and_then(|from| from.parse().ok());
-    let len = words.next().and_then(|len| len.parse().ok());
+    let len = words.next().and_then(|len| len.parse::<usize>().ok());
     match (from, len) {
         (Some(from), Some(len)) if sent == len && said.len() >= sent => Ok(from),
         _ => Err(ErrorKind::InvalidData.into()),
