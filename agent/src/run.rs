@@ -31,6 +31,7 @@ use crate::{
     node::{self, NodeStatus},
     prepare::{self, Families},
     probe::{self, Probe},
+    service_health::{self, Eligibility, ProxyHealth, ports::HealthChecks},
     state_lock,
     telemetry::{
         drops::{self, RecentDrops},
@@ -198,17 +199,29 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             (None, None) => bail!("nothing says where Services are: set servicesFile"),
         };
         tracing::info!(from = source.from, "following Services");
+        let health = Arc::new(ProxyHealth::default());
+        let (checks, wanted) = watch::channel(HealthChecks::default());
+        let answers = service_health::ports::serve(wanted, health.clone(), standing.clone());
+        tasks.spawn(answers);
+        let own = own_node.as_ref().map(|(_, own)| own.clone());
+        if let Some(address) = settings.service_health_address {
+            let asked = service_health::node::Asked {
+                health: health.clone(),
+                eligibility: Eligibility::new(own.clone()),
+            };
+            let (standing, stopping) = (standing.clone(), stopping.clone());
+            let answers = service_health::node::serve(address, asked, standing, stopping);
+            tasks.spawn(answers);
+        }
         tasks.spawn(services::follow_services(services::ServicesTask {
             source,
             publisher: publisher.clone(),
             datapath: datapath.clone(),
             servers: own_node.as_ref().and_then(|(api, _)| api.servers.clone()),
-            whereabouts: services::Whereabouts::new(
-                settings.node_name.clone(),
-                node.clone(),
-                own_node.as_ref().map(|(_, own)| own.clone()),
-            ),
+            whereabouts: services::Whereabouts::new(settings.node_name.clone(), node.clone(), own),
             metrics: metrics.clone(),
+            health,
+            checks,
             standing: standing.clone(),
         }));
     }

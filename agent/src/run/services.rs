@@ -10,6 +10,7 @@ use crate::{
     cluster_api::servers::Servers,
     datapath::{Datapath, DatapathError},
     plan::services::{Here, ServiceName, ServicePlan, Slice, plan},
+    service_health::{ProxyHealth, ports::HealthChecks},
     telemetry::metrics::Metrics,
     troubles,
     watch::services::{ServicesSource, Store},
@@ -21,7 +22,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-use tokio::{task::spawn_blocking, time::sleep_until};
+use tokio::{sync::watch, task::spawn_blocking, time::sleep_until};
 
 /// How soon it is tried again to publish what had no room, and to begin.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -43,6 +44,8 @@ pub(super) struct ServicesTask {
     /// To be told where the API servers are.
     pub(super) servers: Option<Arc<Servers>>,
     pub(super) metrics: Arc<Metrics>,
+    pub(super) health: Arc<ProxyHealth>,
+    pub(super) checks: watch::Sender<HealthChecks>,
     pub(super) standing: troubles::Standing,
 }
 
@@ -60,12 +63,14 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         mut whereabouts,
         servers,
         metrics,
+        health,
+        checks,
         standing,
     } = task;
     let ServicesSource {
         mut changes,
         store,
-        mut health,
+        health: mut source_health,
         task: mut reading,
         ..
     } = source;
@@ -74,6 +79,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         store,
         here: Mutex::new(Arc::new(whereabouts.here())),
         servers,
+        checks,
     };
     let facts = Arc::new(facts);
     let mut is_begun = false;
@@ -88,9 +94,9 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
                 facts.move_to(whereabouts.here());
                 continue;
             }
-            changed = health.changed() => {
+            changed = source_health.changed() => {
                 changed.context("the source of Services ended")?;
-                let problem = health.borrow_and_update().problem.clone();
+                let problem = source_health.borrow_and_update().problem.clone();
                 troubles::replace(&standing, STALE, problem);
                 continue;
             }
@@ -99,6 +105,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
                 bail!("the source of Services ended");
             }
         };
+        health.waits(Instant::now());
         let is_due = again.is_some_and(|again| again <= Instant::now());
         let work = {
             let (publisher, datapath) = (publisher.clone(), datapath.clone());
@@ -117,6 +124,8 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         let problem = match published.context("publishing Services failed")? {
             Ok((took, begun, waiting)) => {
                 is_begun = begun;
+                health.published();
+                facts.open_checks();
                 if let Some(took) = took {
                     metrics.services_changed(took);
                 }
@@ -152,6 +161,7 @@ fn publish(publisher: &Shared, facts: &Facts, changed: &BTreeSet<ServiceName>) -
         }
         for (name, plan) in &plans {
             facts.tell_of_api_servers(name, plan.as_ref());
+            facts.tell_load_balancers(name, plan.as_ref());
         }
         let changes = plans.iter().map(|(name, plan)| (*name, plan.as_ref()));
         lock(publisher).apply_all(Instant::now(), changes);
@@ -190,6 +200,7 @@ struct Facts {
     store: Arc<Store>,
     here: Mutex<Arc<Here>>,
     servers: Option<Arc<Servers>>,
+    checks: watch::Sender<HealthChecks>,
 }
 
 impl Facts {
@@ -220,6 +231,28 @@ impl Facts {
         *here = Arc::new(new);
         drop(here);
         self.store.tell_all();
+    }
+
+    /// What is answered at the Service's healthCheckNodePort from now on.
+    fn tell_load_balancers(&self, name: &ServiceName, plan: Option<&ServicePlan>) {
+        let check = plan.and_then(|plan| plan.health_check);
+        self.checks.send_if_modified(|checks| {
+            let before = match check {
+                Some(check) => checks.services.insert(Arc::new(name.clone()), check),
+                None => checks.services.remove(name),
+            };
+            before != check
+        });
+    }
+
+    /// Where load balancers ask: at the node's own addresses, once Services are translated.
+    fn open_checks(&self) {
+        let here = self.here();
+        self.checks.send_if_modified(|checks| {
+            let is_new = checks.addresses != here.node_ports_at;
+            checks.addresses.clone_from(&here.node_ports_at);
+            is_new
+        });
     }
 
     /// The agent asks them itself, whatever becomes of the Service that leads to them.

@@ -64,6 +64,17 @@ pub struct ServicePlan {
     /// Who may use [`FrontendKind::LoadBalancer`] frontends, of either family: anybody, if there is no range of the
     /// frontend's family. All others are dropped, pods and nodes not excepted.
     pub source_ranges: BTreeSet<IpNet>,
+    /// What load balancers are told of this node, if they ask.
+    pub health_check: Option<HealthCheck>,
+}
+
+/// Whether a node has endpoints of a Service with externalTrafficPolicy Local.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// healthCheckNodePort.
+    pub port: u16,
+    /// Ready ones of this node, each once however many ports it has; of the family that has more of them.
+    pub local_endpoints: usize,
 }
 
 impl ServicePlan {

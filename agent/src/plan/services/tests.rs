@@ -442,6 +442,31 @@ fn frontends_of_every_kind() {
     }
 }
 
+#[test]
+fn load_balancers_hear_of_ready_endpoints_of_this_node() {
+    let mut service = service();
+    let all = [
+        endpoint("10.0.0.1", "n1", "rs"),
+        endpoint("10.0.0.2", "n1", "rs"),
+        endpoint("10.0.0.2", "n1", "rs"),
+        endpoint("10.0.0.3", "n1", "st"),
+        endpoint("10.0.0.4", "n2", "rs"),
+        endpoint("fd00::1", "n1", "rs"),
+    ];
+    let check = |service: &Service| plan(service, &[&slice(&all)], &here()).health_check;
+    assert_eq!(check(&service), None);
+    let external = External {
+        health_check_node_port: 32_000,
+        ..External::default()
+    };
+    service.external = Some(Box::new(external));
+    let expected = HealthCheck {
+        port: 32_000,
+        local_endpoints: 2,
+    };
+    assert_eq!(check(&service), Some(expected));
+}
+
 fn any_endpoint() -> impl Strategy<Value = Endpoint> {
     let names = |all: [&'static str; 3]| subsequence(all.to_vec(), 0..=2);
     let address = prop_oneof![
