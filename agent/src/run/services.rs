@@ -16,6 +16,7 @@ use crate::{
     watch::services::{ServicesSource, Store},
 };
 use anyhow::{Context as _, bail};
+use k8s_openapi::jiff::Timestamp;
 use std::{
     collections::BTreeSet,
     future::pending,
@@ -80,6 +81,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         here: Mutex::new(Arc::new(whereabouts.here())),
         servers,
         checks,
+        none_here: Mutex::default(),
     };
     let facts = Arc::new(facts);
     let mut is_begun = false;
@@ -106,6 +108,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
             }
         };
         health.waits(Instant::now());
+        let triggers = facts.store.take_triggers();
         let is_due = again.is_some_and(|again| again <= Instant::now());
         let work = {
             let (publisher, datapath) = (publisher.clone(), datapath.clone());
@@ -125,6 +128,12 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
             Ok((took, begun, waiting)) => {
                 is_begun = begun;
                 health.published();
+                for trigger in triggers {
+                    let took = Timestamp::now().duration_since(trigger);
+                    // By the clock of another machine, which may be ahead.
+                    metrics.network_programmed(took.try_into().unwrap_or_default());
+                }
+                metrics.none_here(facts.count_none_here());
                 facts.open_checks();
                 if let Some(took) = took {
                     metrics.services_changed(took);
@@ -162,6 +171,7 @@ fn publish(publisher: &Shared, facts: &Facts, changed: &BTreeSet<ServiceName>) -
         for (name, plan) in &plans {
             facts.tell_of_api_servers(name, plan.as_ref());
             facts.tell_load_balancers(name, plan.as_ref());
+            facts.note_none_here(name, plan.as_ref());
         }
         let changes = plans.iter().map(|(name, plan)| (*name, plan.as_ref()));
         lock(publisher).apply_all(Instant::now(), changes);
@@ -201,6 +211,8 @@ struct Facts {
     here: Mutex<Arc<Here>>,
     servers: Option<Arc<Servers>>,
     checks: watch::Sender<HealthChecks>,
+    /// Services with endpoints, but none here: for clients inside and outside.
+    none_here: Mutex<[BTreeSet<ServiceName>; 2]>,
 }
 
 impl Facts {
@@ -231,6 +243,28 @@ impl Facts {
         *here = Arc::new(new);
         drop(here);
         self.store.tell_all();
+    }
+
+    fn note_none_here(&self, name: &ServiceName, plan: Option<&ServicePlan>) {
+        let none = plan.map_or([false; 2], ServicePlan::has_none_here);
+        let mut all = self
+            .none_here
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (all, is) in all.iter_mut().zip(none) {
+            match is {
+                true => drop(all.insert(name.clone())),
+                false => drop(all.remove(name)),
+            }
+        }
+    }
+
+    fn count_none_here(&self) -> [usize; 2] {
+        let all = self
+            .none_here
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        [all[0].len(), all[1].len()]
     }
 
     /// What is answered at the Service's healthCheckNodePort from now on.

@@ -78,6 +78,24 @@ pub struct HealthCheck {
 }
 
 impl ServicePlan {
+    /// Whether there are endpoints, but none for those who send to its cluster addresses, and for those who send from
+    /// outside: traffic policies Local, and nobody here.
+    pub fn has_none_here(&self) -> [bool; 2] {
+        let reached = |port: &PortPlan| {
+            let mut frontends = port.frontends.iter();
+            frontends.any(|frontend| frontend.kind != FrontendKind::ClusterIp)
+        };
+        let drops = |which: fn(&Sets) -> &SetPlan, is_asked: &dyn Fn(&PortPlan) -> bool| {
+            let ports = self.ports.values().filter(|port| is_asked(port));
+            let mut sets = ports.flat_map(|port| &port.sets);
+            sets.any(|sets| *which(sets) == SetPlan::Drop)
+        };
+        [
+            drops(|sets| &sets.internal, &|_| true),
+            drops(|sets| &sets.external, &reached),
+        ]
+    }
+
     /// Every endpoint that takes new connections to the Service's cluster addresses.
     pub fn endpoints(&self) -> BTreeSet<SocketAddr> {
         let sets = self.ports.values().flat_map(|port| &port.sets);

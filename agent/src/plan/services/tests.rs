@@ -467,6 +467,23 @@ fn load_balancers_hear_of_ready_endpoints_of_this_node() {
     assert_eq!(check(&service), Some(expected));
 }
 
+#[test]
+fn services_without_endpoints_here_are_told_by_policy() {
+    let mut service = service();
+    let away = slice(&[endpoint("10.0.0.1", "n2", "rs")]);
+    let none = |service: &Service| plan(service, &[&away], &here()).has_none_here();
+    assert_eq!(none(&service), [false, false]);
+    service.internal_local = true;
+    assert_eq!(none(&service), [true, false]);
+    service.external_local = true;
+    assert_eq!(none(&service), [true, true]);
+    service.ports[0].node_port = 0;
+    assert_eq!(none(&service), [true, false], "nobody outside can ask");
+    // Without any endpoint nobody is dropped.
+    let nobody = plan(&service, &[], &here()).has_none_here();
+    assert_eq!(nobody, [false, false]);
+}
+
 fn any_endpoint() -> impl Strategy<Value = Endpoint> {
     let names = |all: [&'static str; 3]| subsequence(all.to_vec(), 0..=2);
     let address = prop_oneof![
