@@ -174,7 +174,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tasks.spawn(drops::read(ring, recent_drops.clone(), pods));
     }
 
-    let services = match settings.service_proxy {
+    let publisher = match settings.service_proxy {
         true => {
             let datapath = datapath.clone();
             let publisher = spawn_blocking(move || Publisher::restore(datapath)).await?;
@@ -191,7 +191,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         status
     });
     let metrics = Arc::new(Metrics::default());
-    if let Some(publisher) = &services {
+    let mut services = None;
+    if let Some(publisher) = publisher {
         let file = settings.services_file.clone();
         let source = match (file, &own_node) {
             (Some(file), _) => watch_services::spawn_file(file),
@@ -213,15 +214,20 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             let answers = service_health::node::serve(address, asked, standing, stopping);
             tasks.spawn(answers);
         }
+        let servers = own_node.as_ref().and_then(|(api, _)| api.servers.clone());
+        let facts = services::Facts::new(source.store.clone(), servers, checks);
+        let known = services.insert(services::Services {
+            publisher,
+            facts: Arc::new(facts),
+        });
         tasks.spawn(services::follow_services(services::ServicesTask {
             source,
-            publisher: publisher.clone(),
+            publisher: known.publisher.clone(),
+            facts: known.facts.clone(),
             datapath: datapath.clone(),
-            servers: own_node.as_ref().and_then(|(api, _)| api.servers.clone()),
             whereabouts: services::Whereabouts::new(settings.node_name.clone(), node.clone(), own),
             metrics: metrics.clone(),
             health,
-            checks,
             standing: standing.clone(),
         }));
     }

@@ -9,7 +9,7 @@ use crate::{
     chain::Chain,
     cluster_api::servers::Servers,
     datapath::{Datapath, DatapathError},
-    plan::services::{Here, ServiceName, ServicePlan, Slice, plan},
+    plan::services::{Here, ServiceName, ServicePlan, Slice, plan, unused, why::Unused},
     service_health::{ProxyHealth, ports::HealthChecks},
     telemetry::metrics::Metrics,
     troubles,
@@ -33,6 +33,12 @@ const TOGETHER: usize = 256;
 const UNPUBLISHED: &str = "ServicesUnpublished";
 const STALE: &str = "ServicesStale";
 
+/// What is known of Services, and what of that is published.
+pub struct Services {
+    pub publisher: Shared,
+    pub facts: Arc<Facts>,
+}
+
 /// The publisher, for the task and for who asks what is published.
 pub type Shared = Arc<Mutex<Publisher<Arc<Datapath>>>>;
 
@@ -42,11 +48,9 @@ pub(super) struct ServicesTask {
     pub(super) publisher: Shared,
     pub(super) datapath: Arc<Datapath>,
     pub(super) whereabouts: Whereabouts,
-    /// To be told where the API servers are.
-    pub(super) servers: Option<Arc<Servers>>,
+    pub(super) facts: Arc<Facts>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) health: Arc<ProxyHealth>,
-    pub(super) checks: watch::Sender<HealthChecks>,
     pub(super) standing: troubles::Standing,
 }
 
@@ -62,28 +66,19 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         publisher,
         datapath,
         mut whereabouts,
-        servers,
+        facts,
         metrics,
         health,
-        checks,
         standing,
     } = task;
     let ServicesSource {
         mut changes,
-        store,
         health: mut source_health,
         task: mut reading,
         ..
     } = source;
     whereabouts.known(whereabouts::PATIENCE).await;
-    let facts = Facts {
-        store,
-        here: Mutex::new(Arc::new(whereabouts.here())),
-        servers,
-        checks,
-        none_here: Mutex::default(),
-    };
-    let facts = Arc::new(facts);
+    facts.move_to(whereabouts.here());
     let mut is_begun = false;
     // When it is tried again; what is published by then goes on meanwhile.
     let mut again: Option<Instant> = None;
@@ -206,9 +201,10 @@ fn waiting(publisher: &Shared) -> Option<String> {
 }
 
 /// What is known of Services, and who wants to know.
-struct Facts {
+pub struct Facts {
     store: Arc<Store>,
     here: Mutex<Arc<Here>>,
+    /// To be told where the API servers are.
     servers: Option<Arc<Servers>>,
     checks: watch::Sender<HealthChecks>,
     /// Services with endpoints, but none here: for clients inside and outside.
@@ -216,6 +212,29 @@ struct Facts {
 }
 
 impl Facts {
+    pub(super) fn new(
+        store: Arc<Store>,
+        servers: Option<Arc<Servers>>,
+        checks: watch::Sender<HealthChecks>,
+    ) -> Self {
+        Self {
+            store,
+            here: Mutex::default(),
+            servers,
+            checks,
+            none_here: Mutex::default(),
+        }
+    }
+
+    /// Endpoints of a Service that some clients are not led to, and why.
+    pub fn unused(&self, name: &ServiceName) -> Vec<Unused> {
+        let Some((service, slices)) = self.store.get(name) else {
+            return Vec::new();
+        };
+        let slices: Vec<&Slice> = slices.iter().collect();
+        unused(&service, &slices, &self.here())
+    }
+
     /// What is to be published of a Service; none if nothing is.
     fn planned(&self, name: &ServiceName) -> Option<ServicePlan> {
         let (service, slices) = self.store.get(name)?;

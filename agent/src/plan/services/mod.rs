@@ -2,11 +2,13 @@
 //!
 //! - [`facts`]: what is known of Services and their endpoints, small enough for very many;
 //! - [`node_ports`]: which of the node's addresses have node ports;
-//! - [`plan`]: what that comes to on this node.
+//! - [`plan`]: what that comes to on this node;
+//! - [`why`]: why an endpoint has no part in it.
 
 pub mod facts;
 pub mod node_ports;
 pub mod plan;
+pub mod why;
 
 #[cfg(test)]
 mod tests;
@@ -14,6 +16,7 @@ mod tests;
 pub use facts::{Endpoint, Service, Slice};
 pub use node_ports::NodePortAddresses;
 pub use plan::{Here, plan};
+pub use why::unused;
 
 use ipnet::IpNet;
 use std::{

@@ -120,7 +120,7 @@ fn frontends(
 }
 
 /// The endpoints of one port and family. Slices are matched by the port's name, not its number (KEP-752).
-fn endpoints<'a>(
+pub(super) fn endpoints<'a>(
     port: &ServicePort,
     slices: &[&'a Slice],
     v4: bool,
@@ -166,7 +166,7 @@ fn rank<'a>(endpoint: &'a Endpoint, here: &Here) -> (Reverse<bool>, bool, bool, 
     )
 }
 
-fn is_here(endpoint: &Endpoint, here: &Here) -> bool {
+pub(super) fn is_here(endpoint: &Endpoint, here: &Here) -> bool {
     !here.node.is_empty() && *endpoint.place.node == *here.node
 }
 
@@ -222,7 +222,7 @@ fn usable(
 
 /// The ready endpoints that are meant for this node, else those for its zone; none if hints do not say so, which
 /// they do only where every ready endpoint has some and one of them is meant for here (KEP-2433, KEP-4444).
-fn hinted(
+pub(super) fn hinted(
     endpoints: &BTreeMap<SocketAddr, &Endpoint>,
     here: &Here,
 ) -> Option<BTreeSet<SocketAddr>> {
