@@ -2,7 +2,7 @@
 //!
 //! - `bin/pod.rs`: both directions of every pod's host-side interface;
 //! - `bin/uplink.rs`: both directions of the uplink;
-//! - `bin/overlay.rs`: what comes out of tunnels;
+//! - `bin/overlay.rs`: what comes out of tunnels, and goes into them;
 //! - `bin/sock.rs`: TCP sockets of pods;
 //! - `bin/service_sock.rs`: sockets that connect and send to Services.
 //!

@@ -12,8 +12,9 @@ use sinabro_common::abi::{
     Addr,
     config::{MAX_NON_MASQUERADE, MAX_NON_MASQUERADE_BEFORE, NodeConfig},
     connection::{
-        Alias, Connection, ConnectionKey, Fragment, FragmentKey, HOST_PORT_WORDS, Limits,
-        MAX_CONNECTIONS, MAX_CROWDED, MAX_FRAGMENTS, PORT_TABLES, Share, TakenPorts, Tuple,
+        ALIASES_EACH, Alias, Connection, ConnectionKey, Fragment, FragmentKey, HOST_PORT_WORDS,
+        Limits, MAX_CONNECTIONS, MAX_CROWDED, MAX_FRAGMENTS, OTHER_SHARES, PORT_TABLES, Share,
+        TakenPorts, Tuple,
     },
     counters::PodCounters,
     drop::MAX_DROP_REASONS,
@@ -51,7 +52,7 @@ pub static DROPS: PerCpuArray<u64> = PerCpuArray::pinned(MAX_DROP_REASONS, 0);
 pub static CONNECTIONS: HashMap<ConnectionKey, Connection> = HashMap::pinned(MAX_CONNECTIONS, 0);
 
 #[map]
-pub static ALIASES: HashMap<Tuple, Alias> = HashMap::pinned(MAX_CONNECTIONS, 0);
+pub static ALIASES: HashMap<Tuple, Alias> = HashMap::pinned(ALIASES_EACH * MAX_CONNECTIONS, 0);
 
 #[map]
 pub static FRAGMENTS: LruHashMap<FragmentKey, Fragment> = LruHashMap::pinned(MAX_FRAGMENTS, 0);
@@ -60,9 +61,10 @@ pub static FRAGMENTS: LruHashMap<FragmentKey, Fragment> = LruHashMap::pinned(MAX
 pub static EARLY_FRAGMENTS: LruHashMap<EarlyKey, EarlyFragment> =
     LruHashMap::pinned(MAX_EARLY_FRAGMENTS, 0);
 
-/// One for each pod, one for the host's own and one for all.
+/// One for each pod, one for the host's own, one for clients outside and one for all.
 #[map]
-pub static SHARES: HashMap<u32, Share> = HashMap::pinned(MAX_PODS + 2, BPF_F_NO_PREALLOC);
+pub static SHARES: HashMap<u32, Share> =
+    HashMap::pinned(MAX_PODS + OTHER_SHARES, BPF_F_NO_PREALLOC);
 
 #[map]
 pub static LIMITS: Array<Limits> = Array::pinned(1, 0);

@@ -75,6 +75,8 @@ pub struct Scratch {
     pub fragment_key: FragmentKey,
     pub fragment: Fragment,
     pub early_key: EarlyKey,
+    /// The client of Services is outside of the cluster.
+    pub is_outside: bool,
     /// Which Service the packet is to, if to any,
     pub frontend_key: FrontendKey,
     /// of which one endpoint is chosen,

@@ -20,6 +20,7 @@ use crate::{
     acceleration::choice::Mode,
     cluster_api::servers::ApiPlaces,
     datapath::ConnectionLimits,
+    handover::ServiceProxy,
     plan::{
         MasqueradeIpv6, Masquerading, UdpMapping, masquerade::distinct, services::NodePortAddresses,
     },
@@ -74,7 +75,7 @@ pub struct Settings {
     /// At which of the node's addresses these are.
     pub node_port_addresses: NodePortAddresses,
     /// Whether what is sent to Services is translated here.
-    pub service_proxy: bool,
+    pub service_proxy: ServiceProxy,
     /// Where load balancers ask whether Services are translated here.
     pub service_health_address: Option<SocketAddr>,
     /// Where Services are, if not in the Kubernetes API.
@@ -248,7 +249,7 @@ impl Settings {
             node_ports: layers.parse("nodePorts", node_ports)?,
             node_port_addresses: node_port_addresses(layers)?,
             service_proxy,
-            services_file: services_file(layers, service_proxy)?,
+            services_file: services_file(layers, service_proxy.may_be_on())?,
             connections: layers.parse("connections", connections::capacity)?,
             connection_limits: connections::limits(layers)?,
             tcp_acceleration: layers.parse("tcpAcceleration", acceleration_mode)?,
@@ -370,7 +371,7 @@ fn services_file(layers: &Layers, is_on: bool) -> Result<Option<PathBuf>, Config
     match (layers.facts_from()?, &file) {
         (FactsFrom::NodesFile(_), None) if is_on => Err(layers.invalid(
             FILE,
-            "must be set where serviceProxy is on and the nodes are in a file",
+            "must be set where serviceProxy is on or auto and the nodes are in a file",
         )),
         (FactsFrom::Kubernetes(_), Some(_)) => Err(layers.invalid(
             FILE,

@@ -31,6 +31,7 @@ pub mod ctl;
 pub mod datapath;
 mod dir_watch;
 pub mod endpoint;
+pub mod handover;
 pub mod install;
 pub mod ipam;
 pub mod node;

@@ -11,6 +11,7 @@
 //! links, programs and maps stay as they are, the pods keep their network.
 
 mod follow_node;
+mod handover;
 mod periodic;
 mod restore;
 pub mod services;
@@ -174,7 +175,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tasks.spawn(drops::read(ring, recent_drops.clone(), pods));
     }
 
-    let publisher = match settings.service_proxy {
+    let publisher = match handover::is_ours(settings.service_proxy, &datapath)? {
         true => {
             let datapath = datapath.clone();
             let publisher = spawn_blocking(move || Publisher::restore(datapath)).await?;
@@ -191,24 +192,46 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         status
     });
     let metrics = Arc::new(Metrics::default());
-    let mut services = None;
-    if let Some(publisher) = publisher {
-        let file = settings.services_file.clone();
-        let source = match (file, &own_node) {
-            (Some(file), _) => watch_services::spawn_file(file),
-            (None, Some((api, _))) => watch_services::spawn_kubernetes(api.clone()),
-            (None, None) => bail!("nothing says where Services are: set servicesFile"),
-        };
+    let (complete, is_complete) = watch::channel(false);
+    let (translating, translates) = watch::channel(false);
+    let (proxy_sender, proxy) = watch::channel(String::new());
+    tasks.spawn(handover::follow_handover(handover::HandoverTask {
+        wish: settings.service_proxy,
+        datapath: datapath.clone(),
+        published: is_complete,
+        status: proxy_sender,
+        translating,
+    }));
+    let source = match (settings.services_file.clone(), &own_node) {
+        _ if publisher.is_none() => None,
+        (Some(file), _) => Some(watch_services::spawn_file(file)),
+        (None, Some((api, _))) => Some(watch_services::spawn_kubernetes(api.clone())),
+        (None, None) if settings.service_proxy.may_be_on() => {
+            bail!("nothing says where Services are: set servicesFile")
+        }
+        // What is still translated leads where it led.
+        (None, None) => None,
+    };
+    let mut services = publisher.map(|publisher| services::Services {
+        publisher,
+        facts: None,
+    });
+    if let (Some(services), Some(source)) = (&mut services, source) {
         tracing::info!(from = source.from, "following Services");
         let health = Arc::new(ProxyHealth::default());
         let (checks, wanted) = watch::channel(HealthChecks::default());
-        let answers = service_health::ports::serve(wanted, health.clone(), standing.clone());
-        tasks.spawn(answers);
+        tasks.spawn(service_health::ports::serve(
+            wanted,
+            translates.clone(),
+            health.clone(),
+            standing.clone(),
+        ));
         let own = own_node.as_ref().map(|(_, own)| own.clone());
         if let Some(address) = settings.service_health_address {
             let asked = service_health::node::Asked {
                 health: health.clone(),
                 eligibility: Eligibility::new(own.clone()),
+                translates,
             };
             let (standing, stopping) = (standing.clone(), stopping.clone());
             let answers = service_health::node::serve(address, asked, standing, stopping);
@@ -216,15 +239,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         }
         let servers = own_node.as_ref().and_then(|(api, _)| api.servers.clone());
         let facts = services::Facts::new(source.store.clone(), servers, checks);
-        let known = services.insert(services::Services {
-            publisher,
-            facts: Arc::new(facts),
-        });
+        let facts = Arc::new(facts);
+        services.facts = Some(facts.clone());
         tasks.spawn(services::follow_services(services::ServicesTask {
             source,
-            publisher: known.publisher.clone(),
-            facts: known.facts.clone(),
-            datapath: datapath.clone(),
+            publisher: services.publisher.clone(),
+            facts,
+            complete,
             whereabouts: services::Whereabouts::new(settings.node_name.clone(), node.clone(), own),
             metrics: metrics.clone(),
             health,
@@ -264,6 +285,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         endpoints,
         datapath,
         services,
+        proxy,
         room,
         self_test,
         facts,

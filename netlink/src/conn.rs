@@ -12,7 +12,7 @@ use crate::{Error, NetNs, Result};
 use netlink_packet_core::Emitable;
 use netlink_sys::{
     Socket, SocketAddr,
-    protocols::{NETLINK_NETFILTER, NETLINK_ROUTE},
+    protocols::{NETLINK_NETFILTER, NETLINK_ROUTE, NETLINK_SOCK_DIAG},
 };
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
@@ -130,6 +130,12 @@ impl Conn {
     pub(crate) fn netfilter() -> Result<Conn> {
         open(NETLINK_NETFILTER)
             .map_err(|error| Error::system("open a netlink socket of netfilter", &error))
+    }
+
+    /// Opens a socket that tells of sockets.
+    pub(crate) fn sock_diag() -> Result<Conn> {
+        open(NETLINK_SOCK_DIAG)
+            .map_err(|error| Error::system("open a netlink socket of sock_diag", &error))
     }
 
     /// Opens a socket in another network namespace; the calling thread stays where it is.

@@ -4,7 +4,8 @@
 //! - [`error`]: kernel refusals as variants, decided by errno alone;
 //! - [`link`], [`veth`], [`vxlan`], [`bridge`], [`vlan`]: interfaces;
 //! - [`addr`], [`route`], [`rule`], [`neigh`], [`fdb`]: what hangs on them;
-//! - [`nft`], [`xtables`], [`tc`]: firewalls and filters, anybody's, to be looked at;
+//! - [`nft`], [`xtables`], [`tc`], [`conntrack`]: firewalls and filters, anybody's, to be looked at, and connections;
+//! - [`sock_diag`]: the namespace's sockets;
 //! - [`monitor`]: what the kernel says has changed;
 //! - [`netns`]: network namespaces, entered on threads of their own;
 //! - [`sysctl`]: settings below /proc/sys.
@@ -28,6 +29,7 @@
 pub mod addr;
 pub mod bridge;
 pub mod conn;
+pub mod conntrack;
 pub mod distrust;
 pub mod error;
 pub mod fdb;
@@ -38,6 +40,7 @@ pub mod netns;
 pub mod nft;
 pub mod route;
 pub mod rule;
+pub mod sock_diag;
 pub mod sysctl;
 pub mod tc;
 pub mod veth;

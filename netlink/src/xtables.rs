@@ -1,5 +1,5 @@
-//! The filter table of iptables-legacy and ip6tables-legacy, read only: the policy of its FORWARD
-//! chain, and the interfaces that its rules speak of.
+//! The tables of iptables-legacy and ip6tables-legacy, read only: of filter the policy of its FORWARD
+//! chain and the interfaces that its rules speak of, of any which chains it has.
 //!
 //! nf_tables knows nothing of these tables. They are read as iptables reads them, by getsockopt on a
 //! socket of the family (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h), which
@@ -13,7 +13,6 @@ use std::{
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
 };
 
-const TABLE: &str = "filter";
 /// NF_INET_FORWARD.
 const FORWARD: usize = 2;
 /// IPT_SO_GET_INFO and IP6T_SO_GET_INFO, …_GET_ENTRIES.
@@ -62,51 +61,89 @@ pub struct Filter {
 /// # Errors
 /// If the kernel refuses, or what it says makes no sense.
 pub fn filter(family: Family) -> Result<Option<Filter>> {
-    let (names, domain, level, layout) = match family {
-        Family::V4 => ("ip_tables_names", libc::AF_INET, libc::IPPROTO_IP, V4),
-        Family::V6 => ("ip6_tables_names", libc::AF_INET6, libc::IPPROTO_IPV6, V6),
+    const TABLE: &str = "filter";
+    let Some(Table { info, entries }) = table(family, TABLE)? else {
+        return Ok(None);
     };
-    let path = format!("/proc/thread-self/net/{names}");
-    let what = || format!("read table {TABLE} of iptables-legacy ({path})");
-    let tables = match fs::read_to_string(&path) {
+    let layout = match family {
+        Family::V4 => V4,
+        Family::V6 => V6,
+    };
+    let policy = number(&info, UNDERFLOWS + FORWARD * 4);
+    let parsed = policy.and_then(|policy| parse(&entries, policy as usize, &layout));
+    parsed.map(Some).ok_or_else(|| malformed(family, TABLE))
+}
+
+/// Whether a table has a chain of its user's with that name, if there is the table.
+///
+/// # Errors
+/// As [`filter`].
+pub fn has_chain(family: Family, name: &str, chain: &str) -> Result<bool> {
+    // A chain begins with an entry whose target, ERROR, has its name, ended by a zero.
+    let chain = [chain.as_bytes(), &[0]].concat();
+    let found = table(family, name)?;
+    Ok(found.is_some_and(|table| {
+        let mut parts = table.entries.windows(chain.len());
+        parts.any(|part| part == chain)
+    }))
+}
+
+/// What the kernel says of a table: struct ipt_getinfo, and the entries.
+struct Table {
+    info: Vec<u8>,
+    entries: Vec<u8>,
+}
+
+fn table(family: Family, name: &str) -> Result<Option<Table>> {
+    let (domain, level) = match family {
+        Family::V4 => (libc::AF_INET, libc::IPPROTO_IP),
+        Family::V6 => (libc::AF_INET6, libc::IPPROTO_IPV6),
+    };
+    let failed = |error: io::Error| Error::system(what(family, name), &error);
+    let tables = match fs::read_to_string(names(family)) {
         Ok(tables) => tables,
         // A kernel without it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Error::system(what(), &error)),
+        Err(error) => return Err(failed(error)),
     };
-    if !tables.lines().any(|name| name == TABLE) {
+    if !tables.lines().any(|table| table == name) {
         return Ok(None);
     }
-    let read = || -> io::Result<Option<Filter>> {
-        let socket = socket(domain)?;
-        let mut info = named(INFO);
-        get(&socket, level, GET_INFO, &mut info)?;
-        let (Some(size), Some(policy)) =
-            (number(&info, SIZE), number(&info, UNDERFLOWS + FORWARD * 4))
-        else {
-            return Ok(None);
-        };
-        let (size, policy) = (size as usize, policy as usize);
-        if size > LARGEST {
-            return Ok(None);
-        }
-        let mut entries = named(ENTRIES + size);
-        entries[32..36].copy_from_slice(&(size as u32).to_ne_bytes());
-        get(&socket, level, GET_ENTRIES, &mut entries)?;
-        Ok(parse(&entries[ENTRIES..], policy, &layout))
-    };
-    let malformed = || Error::Malformed {
-        what: what(),
+    let socket = socket(domain).map_err(failed)?;
+    let mut info = named(name, INFO);
+    get(&socket, level, GET_INFO, &mut info).map_err(failed)?;
+    let size = number(&info, SIZE).map(|size| size as usize);
+    let size = size.filter(|size| *size <= LARGEST);
+    let size = size.ok_or_else(|| malformed(family, name))?;
+    let mut entries = named(name, ENTRIES + size);
+    entries[32..36].copy_from_slice(&(size as u32).to_ne_bytes());
+    get(&socket, level, GET_ENTRIES, &mut entries).map_err(failed)?;
+    entries.drain(..ENTRIES);
+    Ok(Some(Table { info, entries }))
+}
+
+fn names(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+    }
+}
+
+fn what(family: Family, table: &str) -> String {
+    format!("read table {table} of iptables-legacy ({})", names(family))
+}
+
+fn malformed(family: Family, table: &str) -> Error {
+    Error::Malformed {
+        what: what(family, table),
         reason: "its entries lead out of it".into(),
-    };
-    let found = read().map_err(|error| Error::system(what(), &error))?;
-    found.map(Some).ok_or_else(malformed)
+    }
 }
 
 /// A request that begins with the table's name.
-fn named(length: usize) -> Vec<u8> {
+fn named(table: &str, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
-    bytes[..TABLE.len()].copy_from_slice(TABLE.as_bytes());
+    bytes[..table.len()].copy_from_slice(table.as_bytes());
     bytes
 }
 

@@ -9,6 +9,7 @@ mod cluster;
 mod debian;
 mod demo;
 mod deploy;
+mod differential;
 #[cfg(test)]
 mod documents;
 mod e2e;
@@ -56,6 +57,8 @@ enum Command {
     Bench(bench::Options),
     /// Look for inputs that break the parsers of what comes from outside
     Fuzz(fuzz::Options),
+    /// Compare what Services lead to with kube-proxy's own code, on random ones
+    Differential(differential::Options),
     /// Write the image's archive, target/dist/sinabro-image.tar
     Image(image::Options),
     /// Check that the Helm chart renders to the objects of deploy/sinabro.yaml
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
+        Command::Differential(options) => differential::run(&options),
         Command::Image(options) => image::run(&options),
         Command::Chart => chart::run(),
         Command::DeployAgent => deploy::run(),

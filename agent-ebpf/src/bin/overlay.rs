@@ -1,6 +1,7 @@
-//! The VXLAN device.
+//! Both directions of the VXLAN device.
 //!
-//! - `overlay_in`, ingress: what comes out of tunnels, each packet once it is unwrapped.
+//! - `overlay_in`, ingress: what comes out of tunnels, each packet once it is unwrapped;
+//! - `overlay_out`, egress: what goes into one; clients of Services that came in by an uplink get this node's address.
 #![no_std]
 #![no_main]
 
@@ -12,7 +13,10 @@ use sinabro_common::abi::{
 use sinabro_ebpf::{
     PASS,
     maps::CONFIG,
-    parse::{Ip, eth},
+    nat::{DROPPED, across},
+    parse::{Ip, eth, skb},
+    scratch::{self, Scratch},
+    service,
     stage::{Action, tunnel},
 };
 #[path = "../event.rs"]
@@ -21,12 +25,34 @@ mod event;
 #[classifier]
 pub fn overlay_in(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
-    event::told(skb, Hook::OverlayIn, arrive(skb))
+    let action = match arrive(skb) {
+        tunnel::OURS => match read(skb) {
+            Some(scratch) => counted(across::arrive(skb, scratch)),
+            None => PASS,
+        },
+        action => action,
+    };
+    event::told(skb, Hook::OverlayIn, action)
+}
+
+#[classifier]
+pub fn overlay_out(ctx: TcContext) -> i32 {
+    let skb = ctx.as_ptr().cast();
+    if !across::is_from_outside(skb) {
+        return PASS;
+    }
+    let action = match read(skb) {
+        Some(scratch) => counted(across::leave(skb, scratch)),
+        None => PASS,
+    };
+    event::told(skb, Hook::OverlayOut, action)
 }
 
 #[inline(never)]
 fn arrive(skb: *mut __sk_buff) -> i32 {
     match checked(&TcContext::new(skb)) {
+        // Only a Service's client outside has answers coming there by another address.
+        Ok(tunnel::OURS) if !CONFIG.get(0).is_some_and(service::are_ours) => PASS,
         Ok(action) => action,
         Err(reason) => event::dropped(reason),
     }
@@ -45,4 +71,29 @@ fn checked(ctx: &TcContext) -> Action {
     let ip = Ip::read(ctx, eth.kind).ok_or(DropReason::TunnelUnchecked)?;
     let ip = ip.ok_or(DropReason::Malformed)?;
     tunnel::arrives(overlay, &eth, &ip)
+}
+
+/// Reads the headers into the scratch; none if they are none of ours, or malformed.
+#[inline(always)]
+fn read(skb: *mut __sk_buff) -> Option<&'static mut Scratch> {
+    let scratch = scratch::get()?;
+    let is_read = match skb::kind(&TcContext::new(skb)) {
+        eth::IP4 => scratch::read_ip4::<TcContext>(skb, scratch, eth::LEN),
+        eth::IP6 => scratch::read_ip6::<TcContext>(skb, scratch, eth::LEN),
+        _ => false,
+    };
+    if !is_read {
+        return None;
+    }
+    scratch::read_l4::<TcContext>(skb, scratch);
+    Some(scratch)
+}
+
+/// Makes an action of what a stage of [`across`] returned.
+#[inline(always)]
+fn counted(action: i32) -> i32 {
+    match action < DROPPED {
+        true => action,
+        false => event::dropped_for((action - DROPPED) as u32),
+    }
 }

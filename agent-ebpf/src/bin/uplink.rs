@@ -1,9 +1,9 @@
 //! Both directions of the uplink.
 //!
-//! - `uplink_out`, egress: sends no tunnel packets but the node's own, and masquerades what pods
-//!   of this node send out of the cluster;
-//! - `uplink_in`, ingress: checks tunnels, keeps strangers from speaking for pods, and gives
-//!   replies back.
+//! - `uplink_out`, egress: sends no tunnel packets but the node's own, masquerades what pods
+//!   of this node send out of the cluster, and gives what Services answer their addresses;
+//! - `uplink_in`, ingress: checks tunnels, keeps strangers from speaking for pods, gives
+//!   replies back, and finds endpoints for clients of Services.
 //!
 //! Everything else passes untouched: VLANs, other protocols, and what the node itself sends and
 //! receives.
@@ -26,6 +26,7 @@ use sinabro_ebpf::{
     nat::{self, DROPPED},
     parse::{eth, l4::L4, skb},
     scratch::{self, Scratch},
+    service,
     stage::{Action, tunnel},
 };
 #[path = "../event.rs"]
@@ -43,7 +44,7 @@ pub fn uplink_out(ctx: TcContext) -> i32 {
         return PASS;
     }
     let action = match keep_tunnels(skb, scratch) {
-        PASS => finish(&ctx, nat::leave::leave(skb, scratch)),
+        PASS => finish(&ctx, leave(skb, scratch)),
         tunnel::OURS => PASS,
         action => action,
     };
@@ -65,6 +66,16 @@ pub fn uplink_in(ctx: TcContext) -> i32 {
         action => action,
     };
     event::told(skb, Hook::UplinkIn, action)
+}
+
+/// What answers a client outside has its address from the Service; all else is masqueraded if it is to be.
+#[inline(always)]
+fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    match service::outside::exit(skb, scratch) {
+        PASS => nat::leave::leave(skb, scratch),
+        service::TRANSLATED => PASS,
+        action => action,
+    }
 }
 
 /// Reads the headers; false if they are none of ours, or malformed: that is the stack's to judge.

@@ -1,6 +1,7 @@
 //! The table of connections (`sinabro_common::abi::connection`).
 
 pub mod fragment;
+pub mod newcomer;
 pub mod share;
 
 use crate::{

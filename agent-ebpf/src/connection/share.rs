@@ -12,7 +12,7 @@ use crate::{
     atomic::add_u64,
     maps::{LIMITS, SHARES},
 };
-use sinabro_common::abi::connection::{ALL_SHARES, Share};
+use sinabro_common::abi::connection::{ALL_SHARES, OUTSIDE_SHARE, Share};
 
 /// One of so many that there is room for.
 const EMBRYONIC_PART: u64 = 8;
@@ -45,11 +45,10 @@ pub fn take(payer: u32) -> bool {
         )
     };
     let room = u64::from(limits.capacity).saturating_sub(taken);
-    if connections >= room
-        || connections >= u64::from(limits.per_pod)
-        || embryonic * EMBRYONIC_PART >= room
-        || embryonic >= u64::from(limits.embryonic_per_pod)
-    {
+    // Clients outside have places instead (`newcomer`).
+    let is_crowded = payer != OUTSIDE_SHARE
+        && (embryonic * EMBRYONIC_PART >= room || embryonic >= u64::from(limits.embryonic_per_pod));
+    if connections >= room || connections >= u64::from(limits.per_pod) || is_crowded {
         // SAFETY: as in `add`.
         unsafe { add_u64(&raw mut (*share).refused, 1) };
         return false;
@@ -58,6 +57,15 @@ pub fn take(payer: u32) -> bool {
         add(share, 1, 1);
     }
     true
+}
+
+/// Whether a share has any connections.
+#[inline(always)]
+pub fn is_used(payer: u32) -> bool {
+    SHARES
+        .get_ptr(payer)
+        // SAFETY: a value that the map just gave.
+        .is_some_and(|share| counted(unsafe { (*share).connections }) != 0)
 }
 
 /// One of the pod's connections is over.

@@ -1,8 +1,8 @@
 //! What comes in by an uplink.
 
 use super::{
-    early, error, find_source, is_carried, is_error, keeps_source, leave::KNOWN, masquerading,
-    translate,
+    early, error, find_source, is_carried, is_error, keeps_source, leave::KNOWN, translate,
+    translating,
 };
 use crate::{
     PASS,
@@ -16,12 +16,13 @@ use crate::{
     },
     rewrite::{self, End},
     scratch::Scratch,
+    service::{self, outside},
 };
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::abi::{
     Addr,
-    config::NodeConfig,
-    connection::{FLAG_INBOUND, FLAG_MASQUERADED},
+    config::{FLAG_MASQUERADE, NodeConfig},
+    connection::{FLAG_INBOUND, FLAG_MASQUERADED, FLAG_SERVICE},
     drop::DropReason,
 };
 
@@ -32,6 +33,10 @@ const SYN_FIN_RST: u8 = TCP_SYN | TCP_FIN | TCP_RST;
 const NONE: i32 = 66;
 /// A fragment has its pod's address now.
 const GIVEN: i32 = 68;
+/// The alias is that of a client of a Service, and is to be noted.
+const OF_SERVICE: i32 = 69;
+/// The alias leads to no record: a claim that is being made, or one that was left behind.
+const ORPHAN: i32 = 70;
 
 /// What comes in, and what waits behind it if it is a fragment.
 ///
@@ -49,7 +54,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 #[inline(always)]
 fn translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let ctx = TcContext::new(skb);
-    let Some(config) = masquerading() else {
+    let Some(config) = translating() else {
         return PASS;
     };
     if !scratch.well_formed {
@@ -66,7 +71,11 @@ fn translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         NONE if is_carried(config, scratch) && is_translated(skb, config, scratch) => {
             return drop(DropReason::NatCarried);
         }
-        NONE => return inbound(scratch),
+        found @ (NONE | OF_SERVICE | ORPHAN) => match entered(skb, config, scratch, found) {
+            KNOWN => {}
+            PASS if found == NONE => return inbound(config, scratch),
+            action => return action,
+        },
         action => return action,
     }
     if scratch.ip.fragment == Fragment::First {
@@ -78,6 +87,20 @@ fn translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         PASS if scratch.ip.fragment == Fragment::First => GIVEN,
         action => action,
     }
+}
+
+/// Whether a packet is for a Service; [`KNOWN`] if its endpoint is in `scratch.alias`.
+#[inline(always)]
+fn entered(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch, found: i32) -> i32 {
+    if !service::are_ours(config) || !service::has_ports(&scratch.ip) {
+        return PASS;
+    }
+    let state = match found {
+        OF_SERVICE => outside::SERVICE,
+        ORPHAN => outside::ORPHAN,
+        _ => outside::NEW,
+    };
+    outside::enter(skb, scratch, state)
 }
 
 /// Whether a packet may be for a translated port.
@@ -92,7 +115,7 @@ fn is_translated(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch
 
 /// Looks up who the packet is for; in `scratch.alias` if it is [`KNOWN`].
 #[inline(never)]
-fn known(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
+pub fn known(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
     // An echo request asks the node itself, whatever its id.
     if matches!(scratch.ip.proto, proto::ICMP | proto::ICMPV6)
         && !icmp::is_echo_reply(scratch.ip.v6, scratch.l4.icmp)
@@ -112,7 +135,11 @@ fn known(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
             || (*alias).reusable_ns != 0
             || connection::is_due(ticks, (*alias).noted_ticks);
         if is_due {
-            (*alias).noted_ticks = ticks;
+            // What follows a SYN says that the handshake is over.
+            (*alias).noted_ticks = match scratch.l4.tcp_flags & TCP_SYN {
+                0 => ticks,
+                _ => connection::due_now(),
+            };
             return noted(config, scratch);
         }
     }
@@ -124,14 +151,16 @@ fn known(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
 fn noted(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
     scratch.resolve();
     let Some(found) = connection::find(&scratch.key) else {
-        // A claim that is being made, or one that was left behind.
         return match is_carried(config, scratch) {
             true => drop(DropReason::NatCarried),
-            false => PASS,
+            false => ORPHAN,
         };
     };
     // SAFETY: a value that the map just gave.
     let noted = unsafe {
+        if (*found).has(FLAG_SERVICE) && (*found).client_is_high() == scratch.from_high {
+            return OF_SERVICE;
+        }
         if (*found).flags & FLAG_MASQUERADED == 0 || (*found).nat_port != scratch.tuple.dst_port {
             return PASS;
         }
@@ -150,7 +179,10 @@ fn noted(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
 
 /// A packet to an address that is nobody's alias: if it is a pod's own, its answers must keep that.
 #[inline(never)]
-fn inbound(scratch: &mut Scratch) -> i32 {
+fn inbound(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
+    if config.flags & FLAG_MASQUERADE == 0 {
+        return PASS;
+    }
     if !matches!(
         scratch.ip.proto,
         proto::TCP | proto::UDP | proto::UDPLITE | proto::SCTP

@@ -73,6 +73,29 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     })
 }
 
+/// An error about what a client of a Service got from a pod of another node, on its way there: that pod got the client's
+/// packets from this node's address, in `scratch.nat`, and nothing else may come to it from here.
+#[inline(never)]
+pub fn cross(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    if !read(skb, scratch) || scratch.quoted.src != scratch.ip.dst {
+        return PASS;
+    }
+    scratch.identify_quoted();
+    let Some(found) = connection::find(&scratch.key) else {
+        return PASS;
+    };
+    // SAFETY: a value that the map just gave.
+    unsafe {
+        if (*found).flags & FLAG_MASQUERADED == 0 {
+            return PASS;
+        }
+        scratch.alias.addr = Addr::at(&raw const (*found).nat);
+        scratch.alias.port = (*found).nat_port;
+    }
+    let quoted = quoted(skb, scratch, End::Destination);
+    finish(quoted.and_then(|()| outer(skb, scratch, End::Source)))
+}
+
 fn finish(result: Result<(), Failed>) -> i32 {
     match result {
         Ok(()) => PASS,

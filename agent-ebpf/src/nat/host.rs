@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     PASS,
-    connection::{self, Noted},
-    maps::{ALIASES, SHARES},
+    connection::{self, Noted, share},
+    maps::ALIASES,
     parse::{icmp, proto},
     scratch::Scratch,
 };
@@ -45,10 +45,7 @@ pub fn leave(scratch: &mut Scratch) -> i32 {
 /// Whether any of the host's connections has another port than its own.
 #[inline(always)]
 fn has_translated() -> bool {
-    SHARES
-        .get_ptr(HOST_SHARE)
-        // SAFETY: a value that the map just gave.
-        .is_some_and(|share| unsafe { (*share).connections } != 0)
+    share::is_used(HOST_SHARE)
 }
 
 /// Looks for a record of the packet's connection, and for another one that has its port: it needs another port

@@ -22,7 +22,7 @@ use sinabro_common::{
     abi::{
         Addr,
         config::NodeConfig,
-        connection::{Connection, FLAG_INBOUND, FLAG_MASQUERADED, FLAG_SERVICE},
+        connection::{Connection, FLAG_INBOUND, FLAG_MASQUERADED, FLAG_SERVICE, OUTSIDE_SHARE},
         drop::DropReason,
     },
     algo::{ct_state, ct_state::SEEN},
@@ -34,7 +34,14 @@ use sinabro_common::{
 /// second, which has a loop, once.
 #[inline(always)]
 pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    let action = match prepare(skb, scratch) {
+    let action = prepare(skb, scratch);
+    finish(skb, scratch, action)
+}
+
+/// Does what `action` says is left to do for the packet's source.
+#[inline(always)]
+pub fn finish(skb: *mut __sk_buff, scratch: &mut Scratch, action: i32) -> i32 {
+    let action = match action {
         CLAIM => claim::claim(skb, scratch),
         action => action,
     };
@@ -76,6 +83,9 @@ fn prepare(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         _ if is_unrelated(scratch) => unrelated(scratch),
         _ => match known(skb, scratch) {
             NEW => begin(skb, config, scratch),
+            // Its endpoint, which is on another machine, is to answer this node.
+            CLAIM if find_source(skb, scratch) => CLAIM,
+            CLAIM => PASS,
             action => action,
         },
     }
@@ -152,12 +162,13 @@ fn known(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     KNOWN
 }
 
-/// What a pod sends to a Service, whose endpoint is the destination by now. It was noted at the pod's link.
+/// What a client sends to a Service, whose endpoint is the destination by now. It was noted where it came from. [`CLAIM`]
+/// if the client is outside of the cluster and has no translation yet.
 ///
 /// # Safety
 /// `connection` is a value that the map gave in this run of the program.
 #[inline(always)]
-unsafe fn of_service(connection: *const Connection, scratch: &mut Scratch) -> i32 {
+pub unsafe fn of_service(connection: *const Connection, scratch: &mut Scratch) -> i32 {
     // SAFETY: the caller's promise.
     unsafe {
         if (*connection).client_is_high() != scratch.from_high {
@@ -165,7 +176,12 @@ unsafe fn of_service(connection: *const Connection, scratch: &mut Scratch) -> i3
         }
         if !(*connection).has(FLAG_MASQUERADED) {
             scratch.has_record = true;
-            return NEW;
+            scratch.may_pass = false;
+            scratch.payer = (*connection).payer;
+            return match scratch.payer {
+                OUTSIDE_SHARE => CLAIM,
+                _ => NEW,
+            };
         }
         scratch.connection.nat = Addr::at(&raw const (*connection).nat);
         scratch.connection.nat_port = (*connection).nat_port;

@@ -27,7 +27,7 @@ use sinabro_common::{
         config::FLAG_ENDPOINT_INDEPENDENT,
         connection::{
             Connection, ConnectionKey, FLAG_APART, FLAG_EMBRYONIC, FLAG_MAPPED, FLAG_MAPPING,
-            FLAG_MASQUERADED, HOST_SHARE,
+            FLAG_MASQUERADED, HOST_SHARE, OUTSIDE_SHARE,
         },
         drop::DropReason,
     },
@@ -58,7 +58,7 @@ pub fn look(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     scratch.search = KEEPS_OFF;
     write_alias(scratch);
-    if scratch.payer == HOST_SHARE {
+    if !has_mappings(scratch.payer) {
         return TAKEN;
     }
     match existing(skb, scratch) {
@@ -82,6 +82,12 @@ fn is_of_interest(scratch: &Scratch) -> bool {
         && CONFIG
             .get(0)
             .is_some_and(|config| config.flags & FLAG_ENDPOINT_INDEPENDENT != 0)
+}
+
+/// The host's ports, and those of clients outside, are their own towards each remote end.
+#[inline(always)]
+fn has_mappings(payer: u32) -> bool {
+    payer != HOST_SHARE && payer != OUTSIDE_SHARE
 }
 
 /// Claims the port of the client's mapping, if it has one.
@@ -111,7 +117,7 @@ fn existing(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 /// flag, or [`REFUSED`]. One from before the settings wanted mappings begins one.
 #[inline(never)]
 pub fn renews(scratch: &mut Scratch, payer: u32) -> u32 {
-    if payer == HOST_SHARE || !is_of_interest(scratch) {
+    if !has_mappings(payer) || !is_of_interest(scratch) {
         return 0;
     }
     write_key_of_client(scratch);

@@ -3,9 +3,11 @@
 //! - [`leave`]: what leaves by an uplink; [`claim`]: a translation for a new connection;
 //!   [`crowd`]: which ports are taken where few are left; [`mapping`]: one port towards all remote ends;
 //! - [`arrive`]: what comes in by one; [`early`]: fragments that do so before the first of their packet;
+//! - [`across`]: clients of Services that came in by an uplink, on their way to pods of other nodes;
 //! - [`error`]: ICMP errors, which quote packets, in both directions;
 //! - [`host`]: the node's own connections, which keep their ports while no pod's has them.
 
+pub mod across;
 pub mod arrive;
 pub mod claim;
 pub mod crowd;
@@ -26,7 +28,7 @@ use aya_ebpf::{bindings::__sk_buff, maps::lpm_trie::Key, programs::TcContext};
 use sinabro_common::{
     abi::{
         Addr,
-        config::{FLAG_CARRYING, FLAG_MASQUERADE, NodeConfig},
+        config::{FLAG_CARRYING, FLAG_MASQUERADE, FLAG_SERVICES, NodeConfig},
         drop::DropReason,
     },
     algo::ct_state,
@@ -103,6 +105,14 @@ fn find_source(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
         }
     };
     scratch.nat != Addr::UNSPECIFIED
+}
+
+/// The node's settings, if what comes in by an uplink may be for another address than it says.
+#[inline(always)]
+fn translating() -> Option<&'static NodeConfig> {
+    CONFIG
+        .get(0)
+        .filter(|config| config.flags & (FLAG_MASQUERADE | FLAG_SERVICES) != 0)
 }
 
 /// The node's settings, if anything is masqueraded.

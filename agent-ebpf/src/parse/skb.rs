@@ -4,6 +4,9 @@ use super::{Header, Packet};
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_skb_load_bytes, programs::TcContext};
 use core::mem::MaybeUninit;
 
+/// linux/if_packet.h: the frame is to this interface's own MAC address.
+pub const PACKET_HOST: u32 = 0;
+
 /// Behind any headers that are read; the verifier wants to know of one.
 const MAX_OFFSET: u32 = 255;
 

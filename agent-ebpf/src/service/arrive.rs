@@ -21,9 +21,15 @@ const ANSWER: i32 = 65;
 /// none of a Service's.
 #[inline(never)]
 pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    if !scratch::read_l4::<Head>(skb, scratch) {
-        return NONE;
+    match scratch::read_l4::<Head>(skb, scratch) {
+        true => answer(skb, scratch),
+        false => NONE,
     }
+}
+
+/// The same of a packet that is read.
+#[inline(always)]
+pub fn answer(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if !has_ports(&scratch.ip) {
         return match is_error(scratch) {
             true => error::arrive(skb, scratch),

@@ -4,44 +4,60 @@
 //! from the client's port (directly, or by another frontend), its answers could not be told from this one's: another
 //! endpoint is tried.
 
-use super::{NONE, hairpin, leave::KNOWN};
+use super::{
+    NONE, hairpin, is_draining, is_handover,
+    leave::{KNOWN, forget},
+    refuse::refuse,
+};
 use crate::{
-    connection::{self, share},
-    maps::{AFFINITY, ALIASES, BACKENDS, CONFIG, CONNECTIONS, EEXIST, FRONTENDS, SETS, SLOTS},
+    connection::{self, newcomer, share},
+    maps::{
+        AFFINITY, ALIASES, BACKENDS, CONFIG, CONNECTIONS, EEXIST, FRONTENDS, SETS, SLOTS,
+        SOURCE_RANGES,
+    },
     nat::{DROPPED, drop, is_carried},
     scratch::Scratch,
 };
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_NOEXIST},
     helpers::bpf_get_prandom_u32,
+    maps::lpm_trie::Key,
 };
 use sinabro_common::{
     abi::{
         Addr,
+        connection::OUTSIDE_SHARE,
         drop::DropReason,
-        service::{BACKEND_DRAINING, BACKEND_SERVING, Kind},
+        service::{
+            BACKEND_DRAINING, BACKEND_SERVING, FRONTEND_GUARDED, FRONTEND_OF_NODE, Kind, SourceKey,
+        },
     },
     algo::ct_state,
 };
 
 /// The frontend's set is in the scratch, and has endpoints.
-pub const BALANCE: i32 = 68;
+const BALANCE: i32 = 68;
 /// Another endpoint may do.
 const NEXT: i32 = 69;
 
 /// The client is to hear that nobody is there, for `scratch.reason`.
-pub const REFUSE: i32 = 71;
+const REFUSE: i32 = 71;
 
 /// Endpoints that are tried.
 const ATTEMPTS: u32 = 8;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Looks up what the packet's destination is: [`BALANCE`], what becomes of the packet, or no Service's. `has_one`: it
-/// has an endpoint, which it keeps if there is no other.
+/// Looks up what the packet's destination is for a client inside of the cluster, or outside as the scratch says:
+/// [`BALANCE`], what becomes of the packet, or no Service's. `has_one`: it has an endpoint, which it keeps if there is
+/// no other, and if what begins is translated at all.
 #[inline(never)]
-pub fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
+fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
+    if is_draining() {
+        return NONE;
+    }
     let flags = scratch.l4.tcp_flags;
+    let is_outside = scratch.is_outside;
     let Scratch {
         tuple,
         frontend_key: key,
@@ -50,15 +66,24 @@ pub fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
     key.addr = tuple.dst;
     key.port = tuple.dst_port;
     key.proto = tuple.proto;
-    if ct_state::begins(tuple.proto, flags)
-        && let Some(frontend) = FRONTENDS.get_ptr(&scratch.frontend_key)
-    {
+    let begins = ct_state::begins(tuple.proto, flags);
+    if begins && let Some(frontend) = FRONTENDS.get_ptr(&scratch.frontend_key) {
         // SAFETY: a value that the map just gave.
-        let index = unsafe {
+        let (index, flags) = unsafe {
             scratch.service = (*frontend).service;
             scratch.affinity_seconds = (*frontend).affinity_seconds;
-            (*frontend).inside
+            let index = match is_outside {
+                false => (*frontend).inside,
+                true => (*frontend).outside,
+            };
+            (index, (*frontend).flags)
         };
+        if flags & FRONTEND_OF_NODE != 0 {
+            return NONE;
+        }
+        if flags & FRONTEND_GUARDED != 0 && !may_use(scratch) {
+            return drop(DropReason::ServiceSourceRange);
+        }
         let Some(set) = SETS.get_ptr(index) else {
             return drop(DropReason::ServiceNoEndpoint);
         };
@@ -74,6 +99,10 @@ pub fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
     if has_one {
         return KNOWN;
     }
+    // The rest of a connection that the stack has from before, or a proxy beside: from outside there may be many.
+    if is_outside && !begins {
+        return NONE;
+    }
     let key = &mut scratch.frontend_key;
     key.port = [0; 2];
     key.proto = 0;
@@ -86,8 +115,40 @@ pub fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
         {
             drop(DropReason::NatCarried)
         }
+        Some(_) if is_handover() && !begins => NONE,
         Some(_) => refused(scratch, DropReason::ServiceNoPort),
     }
+}
+
+/// What becomes of a packet without an endpoint, or with one that does not serve any more (`has_one`): [`KNOWN`] once it
+/// has one.
+#[inline(always)]
+pub fn led(skb: *mut __sk_buff, scratch: &mut Scratch, has_one: bool) -> i32 {
+    match frontend(scratch, has_one) {
+        BALANCE => {
+            if has_one {
+                forget(scratch);
+            }
+            begin(skb, scratch)
+        }
+        REFUSE => refuse(skb, scratch),
+        NONE if has_one => {
+            forget(scratch);
+            NONE
+        }
+        action => action,
+    }
+}
+
+/// Whether the client is in a range of the Service in the scratch.
+#[inline(always)]
+fn may_use(scratch: &Scratch) -> bool {
+    let source = SourceKey {
+        service: scratch.service,
+        client: scratch.tuple.src,
+    };
+    let bits = SourceKey::bits_of(8 * size_of::<Addr>() as u32);
+    SOURCE_RANGES.get(Key::new(bits, source)).is_some()
 }
 
 #[inline(always)]
@@ -98,9 +159,12 @@ fn refused(scratch: &mut Scratch, reason: DropReason) -> i32 {
 
 /// Chooses an endpoint of `scratch.set`: [`KNOWN`], or what becomes of the packet.
 #[inline(never)]
-pub fn begin(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    // SAFETY: the context is valid for as long as the program runs.
-    scratch.payer = unsafe { (*skb).ifindex };
+fn begin(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    scratch.payer = match scratch.is_outside {
+        true => OUTSIDE_SHARE,
+        // SAFETY: the context is valid for as long as the program runs.
+        false => unsafe { (*skb).ifindex },
+    };
     if !share::take(scratch.payer) {
         return drop(DropReason::ConnectionShare);
     }
@@ -196,6 +260,9 @@ fn write(scratch: &mut Scratch) -> i32 {
             Err(EEXIST) => return NEXT,
             Err(_) => return drop(DropReason::NatTableFull),
         }
+    }
+    if scratch.is_outside {
+        newcomer::settle(scratch);
     }
     if scratch.affinity_seconds != 0 {
         let Scratch {

@@ -51,9 +51,11 @@ pub fn claim(scratch: &mut Scratch) -> u16 {
         alias,
         alias_key,
         ip,
+        is_outside,
         ..
     } = &mut *scratch;
-    if alias.addr != tuple.src {
+    // Outside it is another machine that comes back to itself, by the way of any other.
+    if *is_outside || alias.addr != tuple.src {
         connection.nat = Addr::UNSPECIFIED;
         connection.nat_port = [0; 2];
         return FLAG_SERVICE;

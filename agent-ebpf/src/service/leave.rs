@@ -1,7 +1,7 @@
 //! What a pod sends.
 
 use super::{
-    NONE, TRANSLATED, choose, error, hairpin, has_ports, refuse, translate, translate_later,
+    NONE, TRANSLATED, choose, error, hairpin, has_ports, is_draining, translate, translate_later,
 };
 use crate::{
     connection::{self, Noted, fragment},
@@ -34,7 +34,7 @@ pub const KNOWN: i32 = 65;
 /// Its tuple leads nowhere yet.
 const NEW: i32 = 66;
 /// It leads to an endpoint that does not serve any more, and may have another.
-const STALE: i32 = 67;
+pub const STALE: i32 = 67;
 
 /// Gives a packet to a Service its endpoint as the destination: [`super::TRANSLATED`], a drop, or nothing to do with
 /// Services.
@@ -62,21 +62,13 @@ fn to_endpoint(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if hairpin::is_answer(scratch) {
         return hairpin::leave(skb, scratch);
     }
+    scratch.is_outside = false;
     let action = match known(scratch) {
         KNOWN => KNOWN,
-        found => match choose::frontend(scratch, found == STALE) {
-            choose::BALANCE => {
-                if found == STALE {
-                    forget(scratch);
-                }
-                choose::begin(skb, scratch)
-            }
-            action => action,
-        },
+        found => choose::led(skb, scratch, found == STALE),
     };
     match action {
         KNOWN => translated(skb, scratch),
-        choose::REFUSE => refuse::refuse(skb, scratch),
         action => action,
     }
 }
@@ -115,9 +107,9 @@ fn known(scratch: &mut Scratch) -> i32 {
     noted(scratch)
 }
 
-/// Notes the packet in the record that its alias leads to.
+/// Notes the packet in the record that its alias leads to: [`KNOWN`], [`STALE`], or it leads nowhere any more.
 #[inline(never)]
-fn noted(scratch: &mut Scratch) -> i32 {
+pub fn noted(scratch: &mut Scratch) -> i32 {
     scratch.resolve();
     let Some(found) = connection::find(&scratch.key) else {
         return left(scratch);
@@ -184,14 +176,14 @@ unsafe fn is_unanswered(connection: *const Connection, from_high: bool) -> bool 
 
 /// Removes the packet's record and the alias that led to it.
 #[inline(never)]
-fn forget(scratch: &mut Scratch) -> i32 {
+pub fn forget(scratch: &mut Scratch) -> i32 {
     connection::remove(&scratch.key);
     left(scratch)
 }
 
 /// Removes an alias that leads to no record of its own.
 #[inline(always)]
-fn left(scratch: &mut Scratch) -> i32 {
+pub fn left(scratch: &mut Scratch) -> i32 {
     let _ = ALIASES.remove(&scratch.tuple);
     NEW
 }
@@ -204,7 +196,7 @@ fn later(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     scratch.frontend_key = FrontendKey::address(scratch.ip.dst);
     match FRONTENDS.get_ptr(&scratch.frontend_key) {
-        Some(_) => drop(DropReason::ServiceFragment),
-        None => NONE,
+        Some(_) if !is_draining() => drop(DropReason::ServiceFragment),
+        _ => NONE,
     }
 }

@@ -1,9 +1,10 @@
-//! Services at pods' links: what a pod sends to a Service's address goes to one of its endpoints.
+//! Services at pods' links and uplinks: what a client sends to a Service's address goes to one of its endpoints.
 //!
 //! - [`leave`]: what a pod sends: its connection's endpoint becomes the destination;
 //! - [`choose`]: an endpoint for a new connection; [`refuse`]: what its client hears if there is none;
 //! - [`arrive`]: what comes to a pod: the address that the pod sent to becomes the source again;
 //! - [`hairpin`]: a pod that is its own endpoint;
+//! - [`outside`]: clients outside of the cluster, at uplinks;
 //! - [`error`]: ICMP errors, which quote packets, in both directions.
 //!
 //! Between a client's link and its endpoint the packet has their own addresses, so the stack routes and filters it like
@@ -17,10 +18,12 @@ pub mod choose;
 pub mod error;
 pub mod hairpin;
 pub mod leave;
+pub mod outside;
 pub mod refuse;
 
 use crate::{
     PASS,
+    maps::CONFIG,
     nat::drop,
     parse::{Ip, proto},
     rewrite::{self, End},
@@ -29,7 +32,7 @@ use crate::{
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::{
     abi::{
-        config::{FLAG_SERVICES, NodeConfig},
+        config::{FLAG_DRAINING, FLAG_HANDOVER, FLAG_SERVICES, NodeConfig},
         drop::DropReason,
     },
     algo::checksum,
@@ -42,6 +45,22 @@ pub const TRANSLATED: i32 = 72;
 #[inline(always)]
 pub fn are_ours(config: &NodeConfig) -> bool {
     config.flags & FLAG_SERVICES != 0
+}
+
+/// Whether connections that begin now are somebody else's.
+#[inline(always)]
+pub fn is_draining() -> bool {
+    CONFIG
+        .get(0)
+        .is_some_and(|config| config.flags & FLAG_DRAINING != 0)
+}
+
+/// Whether somebody else has connections that began before.
+#[inline(always)]
+pub fn is_handover() -> bool {
+    CONFIG
+        .get(0)
+        .is_some_and(|config| config.flags & FLAG_HANDOVER != 0)
 }
 
 /// Whether a Service may have ports of this packet's protocol.

@@ -217,8 +217,11 @@ fn send(skb: *mut __sk_buff, scratch: &mut Scratch, len: u32, proto: u8) -> Resu
     if stored != 0 {
         return Err(Failed);
     }
-    let [dst, src]: [[u8; 6]; 2] = ctx.load(0)?;
-    rewrite::macs(&ctx, src, dst)?;
+    // A layer-3 device's packets begin with their IP header.
+    if ip.l3 != 0 {
+        let [dst, src]: [[u8; 6]; 2] = ctx.load(0)?;
+        rewrite::macs(&ctx, src, dst)?;
+    }
     if ip.v6 {
         let [high, low] = (len as u16).to_be_bytes();
         let start = [0x60, 0, 0, 0, high, low, proto, TTL];

@@ -1,14 +1,17 @@
 //! Which endpoint a new connection to a frontend gets.
 
-use aya_ebpf::helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns};
+use aya_ebpf::{
+    helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns},
+    maps::lpm_trie::Key,
+};
 use sinabro_common::abi::{
     Addr,
     service::{
-        Affinity, AffinityKey, BACKEND_DRAINING, BACKEND_SERVING, FRONTEND_OF_NODE, Frontend,
-        FrontendKey, Kind, Set,
+        Affinity, AffinityKey, BACKEND_DRAINING, BACKEND_SERVING, FRONTEND_GUARDED,
+        FRONTEND_OF_NODE, Frontend, FrontendKey, Kind, Set, SourceKey,
     },
 };
-use sinabro_ebpf::maps::{AFFINITY, BACKENDS, FRONTENDS, SETS, SLOTS};
+use sinabro_ebpf::maps::{AFFINITY, BACKENDS, FRONTENDS, SETS, SLOTS, SOURCE_RANGES};
 
 /// The address is no Service's.
 pub const NOT_OURS: i32 = 0;
@@ -65,7 +68,7 @@ pub fn endpoint(
     }
 }
 
-/// One of a frontend's endpoints for a client, which is the node or a pod.
+/// One of a frontend's endpoints for a client: a pod, or the node itself.
 #[inline(never)]
 pub fn choose(key: &FrontendKey, client: &Addr, is_node: bool, to: &mut Endpoint) -> i32 {
     // SAFETY: entries are replaced, not changed.
@@ -79,6 +82,10 @@ pub fn choose(key: &FrontendKey, client: &Addr, is_node: bool, to: &mut Endpoint
     // To a pod the address is one of its own.
     if frontend.flags & FRONTEND_OF_NODE != 0 && !is_node {
         return NOT_OURS;
+    }
+    // Its packets are dropped, and counted, where they leave the pod.
+    if frontend.flags & FRONTEND_GUARDED != 0 && !may_use(frontend, client) {
+        return DROPPED;
     }
     // What a set says is read once: another may be there the next moment.
     let Some(set) = SETS.get_ptr(frontend.inside) else {
@@ -95,6 +102,17 @@ pub fn choose(key: &FrontendKey, client: &Addr, is_node: bool, to: &mut Endpoint
         return affine(frontend, set, client, to);
     }
     draw(set, to)
+}
+
+/// Whether the client is in a range of the Service's.
+#[inline(always)]
+fn may_use(frontend: &Frontend, client: &Addr) -> bool {
+    let source = SourceKey {
+        service: frontend.service,
+        client: *client,
+    };
+    let bits = SourceKey::bits_of(8 * size_of::<Addr>() as u32);
+    SOURCE_RANGES.get(Key::new(bits, source)).is_some()
 }
 
 #[inline(always)]

@@ -4,7 +4,7 @@ use super::{
     PROCEED, TCP, UDP,
     address::{self, Family},
     choose::{self, Endpoint},
-    is_on, owner, protocol, refuse, state,
+    is_draining, is_on, owner, protocol, refuse, state,
 };
 use aya_ebpf::programs::SockAddrContext;
 use sinabro_common::abi::service::{FrontendKey, NETNS_OF_NODE};
@@ -18,7 +18,7 @@ pub fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
     if let Some(before) = state::of(ctx) {
         before.endpoint_port = [0; 2];
     }
-    if !is_on() {
+    if !is_on() || is_draining() {
         return PROCEED;
     }
     let (proto, is_datagram) = match protocol(ctx) {
@@ -45,8 +45,8 @@ pub fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
         Some(_) => owner.v4,
         None => owner.v6,
     };
-    let mut to = Endpoint::NONE;
     let is_node = owner.flags & NETNS_OF_NODE != 0;
+    let mut to = Endpoint::NONE;
     match choose::choose(&key, &client, is_node, &mut to) {
         choose::CHOSEN => {}
         choose::REFUSED => return refuse(),

@@ -7,13 +7,14 @@ use super::{
     PROCEED, SOCKET_FRONTENDS, UDP,
     address::{self, Family},
     choose::{self, Endpoint},
-    is_on, owner, peer, protocol, refuse, state,
+    is_draining, is_handover, is_on, owner, peer, protocol, refuse, state,
 };
 use aya_ebpf::{EbpfContext as _, helpers::bpf_get_socket_cookie, programs::SockAddrContext};
 use sinabro_common::abi::{
     Addr,
     service::{
-        BACKEND_SERVING, FrontendKey, HEARD, NETNS_OF_NODE, SENT_TO, SocketFrontend, SocketKey,
+        BACKEND_SERVING, FrontendKey, HEARD, LEFT, NETNS_OF_NODE, SENT_TO, SocketFrontend,
+        SocketKey,
     },
 };
 use sinabro_ebpf::{maps::FRONTENDS, parse::proto};
@@ -70,7 +71,13 @@ fn endpoint(key: &FrontendKey, client: &Addr, cookie: u64, to: &mut Endpoint) ->
         pad: [0; 4],
     };
     let is_known = FRONTENDS.get_ptr(key).is_some();
+    if is_handover() && is_left(&sent) {
+        return choose::NOT_OURS;
+    }
     if !(is_known && has(&sent, BACKEND_SERVING, to)) {
+        if is_draining() {
+            return choose::NOT_OURS;
+        }
         let chosen = choose::choose(key, client, true, to);
         // If there is nobody else, the one that it had may still answer.
         if chosen != choose::CHOSEN && !(is_known && has(&sent, 0, to)) {
@@ -95,6 +102,16 @@ fn endpoint(key: &FrontendKey, client: &Addr, cookie: u64, to: &mut Endpoint) ->
         note(&heard, key, to);
     }
     choose::CHOSEN
+}
+
+/// Whether somebody else has what a socket sends to a frontend.
+#[inline(always)]
+fn is_left(sent: &SocketKey) -> bool {
+    match SOCKET_FRONTENDS.get_ptr(sent) {
+        // SAFETY: a value that the map gave.
+        Some(pair) => unsafe { (*pair).backend == LEFT },
+        None => false,
+    }
 }
 
 /// Fills in the endpoint that a socket has of a frontend, if it has these flags.

@@ -31,7 +31,7 @@ use aya_ebpf::{
     programs::SockAddrContext,
 };
 use sinabro_common::abi::{
-    config::FLAG_SERVICES,
+    config::{FLAG_DRAINING, FLAG_HANDOVER, FLAG_SERVICES},
     service::{MAX_NETNS, MAX_SOCKET_FRONTENDS, NetNs, ServiceSocket, SocketFrontend, SocketKey},
 };
 use sinabro_ebpf::{field, maps::CONFIG};
@@ -65,9 +65,24 @@ pub const UDP: u32 = 17;
 /// Whether Services are translated at all.
 #[inline(always)]
 pub fn is_on() -> bool {
-    CONFIG
-        .get(0)
-        .is_some_and(|config| config.flags & FLAG_SERVICES != 0)
+    has(FLAG_SERVICES)
+}
+
+/// Whether only what is there goes on.
+#[inline(always)]
+pub fn is_draining() -> bool {
+    has(FLAG_DRAINING)
+}
+
+/// Whether somebody else has what began before.
+#[inline(always)]
+pub fn is_handover() -> bool {
+    has(FLAG_HANDOVER)
+}
+
+#[inline(always)]
+fn has(flag: u32) -> bool {
+    CONFIG.get(0).is_some_and(|config| config.flags & flag != 0)
 }
 
 /// Whose socket it is, if it is translated here.

@@ -9,7 +9,7 @@ use super::{Action, report, track};
 use crate::{
     PASS,
     maps::ENDPOINTS,
-    parse::{Fragment, Ip, eth, icmp, proto},
+    parse::{Fragment, Ip, eth, icmp, proto, skb::PACKET_HOST},
     rewrite::{self, End},
     scratch::Scratch,
     service,
@@ -20,9 +20,6 @@ use sinabro_common::abi::{
     drop::DropReason,
     endpoint::Endpoint,
 };
-
-/// linux/if_packet.h: the frame is to this interface's own MAC address.
-const PACKET_HOST: u32 = 0;
 
 /// Set by the agent before it loads the programs, so that the verifier leaves out what it rules out:
 /// for kernels that refuse the programs with it.

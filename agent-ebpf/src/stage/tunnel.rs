@@ -150,17 +150,18 @@ fn speaks_for(config: &NodeConfig, sender: &Node, src: &Addr) -> bool {
     is_reached_untranslated(config, src)
 }
 
-/// What comes out of a tunnel has the stamp, and ends on this node.
+/// What comes out of a tunnel has the stamp, and ends on this node: [`OURS`] if at one of its own addresses.
 #[inline(always)]
 pub fn arrives(overlay: &Overlay, eth: &eth::Eth, ip: &Ip) -> Action {
     if eth.src != overlay.stamp {
         return Err(DropReason::TunnelUnchecked);
     }
     let [first, second] = &overlay.gateways;
-    if ENDPOINTS.get_ptr(ip.dst).is_some()
-        || ((ip.dst == *first || ip.dst == *second) && ip.dst != Addr::UNSPECIFIED)
-    {
+    if ENDPOINTS.get_ptr(ip.dst).is_some() {
         return Ok(PASS);
+    }
+    if (ip.dst == *first || ip.dst == *second) && ip.dst != Addr::UNSPECIFIED {
+        return Ok(OURS);
     }
     Err(DropReason::TunnelDestination)
 }

@@ -6,7 +6,7 @@
 
 use super::Announcer;
 use crate::endpoint::EndpointRecord;
-use sinabro_common::abi::connection::{ALL_SHARES, HOST_SHARE, Share};
+use sinabro_common::abi::connection::{ALL_SHARES, HOST_SHARE, OUTSIDE_SHARE, Share};
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
@@ -98,7 +98,7 @@ impl Floods {
 fn refused(shares: &[(u32, Share)]) -> HashMap<u32, u64> {
     let of_pods = shares
         .iter()
-        .filter(|(payer, _)| ![HOST_SHARE, ALL_SHARES].contains(payer));
+        .filter(|(payer, _)| ![HOST_SHARE, OUTSIDE_SHARE, ALL_SHARES].contains(payer));
     of_pods
         .map(|(payer, share)| (*payer, share.refused))
         .collect()

@@ -27,9 +27,10 @@ fn page(core: &Core, after: Option<&str>, only: Option<&str>) -> Result<Response
     let only = only.map(name).transpose()?;
     let mut page = services::lock(&known.publisher).page(after.as_ref(), only.as_ref());
     if let Some(only) = &only
+        && let Some(facts) = &known.facts
         && let Some(report) = page.services.first_mut()
     {
-        let unused = known.facts.unused(only).into_iter();
+        let unused = facts.unused(only).into_iter();
         let unused = unused.take(SERVICE_ENDPOINTS_OF_A_SET);
         report.unused = unused.map(reported).collect();
     }

@@ -9,6 +9,7 @@ use crate::{
     connections::Room,
     datapath::{Datapath, DatapathError, Level},
     endpoint::{Endpoints, release::Reaper},
+    handover::ServiceProxy,
     install::InstallStatus,
     node::{NodeState, NodeStatus},
     plan::overlay::node_reports,
@@ -25,7 +26,7 @@ use sinabro_common::api::{
     StatusReport, Trouble,
 };
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     net::IpAddr,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -45,6 +46,8 @@ pub struct Core {
     pub datapath: Arc<Datapath>,
     /// What is published of Services; none where others translate what is sent to them.
     pub services: Option<crate::run::services::Services>,
+    /// Whether what is sent to Services is translated here, and why; for people.
+    pub proxy: watch::Receiver<String>,
     /// For how many connections, and why so many.
     pub room: Room,
     /// What acceleration changes for applications; none if it is turned off.
@@ -192,7 +195,7 @@ impl Core {
             ready: conditions.iter().all(|c| c.ok),
             conditions,
             troubles: self.troubles.borrow().clone(),
-            modes: self.datapath.modes(),
+            modes: self.modes(),
             tcp_self_test: self.self_test.clone(),
             uplink: uplinks.unwrap_or_default().join(","),
             mtu: state.map_or(0, |s| s.mtu),
@@ -213,6 +216,17 @@ impl Core {
             uptime_seconds: self.started.elapsed().as_secs(),
             adds: Some(self.adds()),
         }
+    }
+
+    fn modes(&self) -> BTreeMap<String, String> {
+        let mut modes = self.datapath.modes();
+        let (wish, now) = (self.settings.service_proxy, self.proxy.borrow());
+        let text = match wish {
+            ServiceProxy::Auto => format!("auto: {}", *now),
+            ServiceProxy::Off | ServiceProxy::On => now.clone(),
+        };
+        modes.insert("serviceProxy".into(), text);
+        modes
     }
 
     /// Of the table of connections.

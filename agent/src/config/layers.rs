@@ -117,7 +117,7 @@ impl Layers {
 
     fn in_cluster(&self, named: Vec<ApiServer>) -> Result<ClusterAccess, ConfigError> {
         // Who translates the Service that leads to the API cannot reach it that way.
-        let is_ours = self.parse("serviceProxy", service_proxy)?;
+        let is_ours = self.parse("serviceProxy", service_proxy)?.may_be_on();
         if named.is_empty() && !is_ours {
             return Ok(ClusterAccess::InCluster);
         }

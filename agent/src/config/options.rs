@@ -242,8 +242,8 @@ pub struct Options {
     node_port_addresses: Option<Vec<String>>,
 
     /// Who translates what pods and this node send to Services: off (somebody else, such as
-    /// kube-proxy) or on (this agent's programs). Beside kube-proxy on is safe: what it would
-    /// translate does not reach it.
+    /// kube-proxy), on (this agent's programs) or auto (these, as soon as kube-proxy is not there).
+    /// Beside kube-proxy on is safe: connections that it has translated stay with it until they end.
     #[arg(
         long,
         env = "SINABRO_SERVICE_PROXY",

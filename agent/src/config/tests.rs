@@ -51,6 +51,8 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.node_ports, Some((30_000, 32_767)));
     let none = load(&["--nodes=/n", "--node-ports=none"]).unwrap();
     assert_eq!(none.node_ports, None);
+    assert_eq!(settings.service_proxy, ServiceProxy::Off);
+    assert!(settings.services_file.is_none());
     assert_eq!(settings.node_port_addresses, NodePortAddresses::Primary);
     let of = |text: &str| load(&["--nodes=/n", &format!("--node-port-addresses={text}")]);
     assert_eq!(
@@ -66,7 +68,6 @@ fn defaults_need_only_the_nodes_file() {
         let why = of(wrong).unwrap_err().to_string();
         assert!(why.contains("primary or all, alone"), "{why}");
     }
-    assert!(!settings.service_proxy && settings.services_file.is_none());
     let health = settings.service_health_address.unwrap();
     assert_eq!(health.to_string(), names::SERVICE_HEALTH_ADDR);
     let nowhere = load(&["--nodes=/n", "--service-health-address="]).unwrap();
@@ -272,8 +273,8 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         udp_mapping: UdpMapping::EndpointIndependent,
         masquerade_ports: Some((61000, 65535)),
         node_ports: Some((31000, 31999)),
+        service_proxy: ServiceProxy::On,
         node_port_addresses: NodePortAddresses::All,
-        service_proxy: true,
         services_file: Some("/etc/services.yaml".into()),
         service_health_address: Some(([127, 0, 0, 1], 1).into()),
         connections: Some(500_000),
@@ -352,12 +353,9 @@ fn services_come_from_where_the_nodes_do() {
     ];
     let error = load(&both).unwrap_err();
     assert!(error.to_string().contains("servicesFile"), "{error}");
-    assert!(load(&both[..2]).unwrap().service_proxy);
-    assert!(
-        load(&["--nodes=/n", both[1], both[2]])
-            .unwrap()
-            .service_proxy
-    );
+    let proxy = |args: &[&str]| load(args).unwrap().service_proxy;
+    assert_eq!(proxy(&both[..2]), ServiceProxy::On);
+    assert_eq!(proxy(&["--nodes=/n", both[1], both[2]]), ServiceProxy::On);
 }
 
 #[test]
@@ -377,8 +375,8 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("masqueradePorts", "0-4"),
         ("nodePorts", "30000"),
         ("nodePorts", "32767-30000"),
-        ("serviceProxy", "auto"),
-        ("serviceProxy", "true"),
+        ("serviceProxy", "ipvs"),
+        ("serviceProxy", "yes"),
         ("servicesFile", "services.yaml"),
         ("connections", "1023"),
         ("connections", "16777217"),

@@ -4,6 +4,7 @@ use super::{MAX_MTU, MIN_MTU};
 use crate::{
     acceleration::choice::Mode,
     cluster_api::servers::ApiServer,
+    handover::ServiceProxy,
     plan::{MasqueradeIpv6, UdpMapping},
 };
 use ipnet::IpNet;
@@ -166,16 +167,17 @@ pub fn acceleration_mode(text: &str) -> Result<Mode, String> {
         .ok_or_else(|| "expected auto, off, opt-in or all".into())
 }
 
-/// Whether it is on.
-pub fn service_proxy(text: &str) -> Result<bool, String> {
-    match text {
-        "off" => Ok(false),
-        "on" => Ok(true),
-        "auto" => {
-            Err("is not there yet: expected off, or on where kube-proxy is not to serve".into())
-        }
-        _ => Err("expected off or on".into()),
-    }
+pub fn service_proxy(text: &str) -> Result<ServiceProxy, String> {
+    // YAML 1.1, which Helm reads, takes a bare `on` or `off` for the boolean.
+    let text = match text {
+        "true" => "on",
+        "false" => "off",
+        text => text,
+    };
+    ServiceProxy::EVERY
+        .into_iter()
+        .find(|wish| wish.as_str() == text)
+        .ok_or_else(|| "expected off, on or auto".into())
 }
 
 pub fn node_ports(text: &str) -> Result<Option<(u16, u16)>, String> {

@@ -9,7 +9,7 @@ use crate::endpoint::PodNames;
 use sinabro_common::{
     abi::{
         Addr,
-        connection::{ALL_SHARES, HOST_SHARE, Limits, Share},
+        connection::{ALL_SHARES, HOST_SHARE, Limits, OUTSIDE_SHARE, Share},
     },
     api::{
         ConnectionStats, Mapped, PacketEnd, PodConnections, RemoteConnections, StateClass,
@@ -106,7 +106,8 @@ impl Count {
     }
 }
 
-/// Every pod of the node, those with most connections first; and the host's own, if it has any.
+/// Every pod of the node, those with most connections first; and the host's own and those of clients outside, if there
+/// are any.
 fn of_pods(
     counts: &HashMap<u32, (u64, u64)>,
     limits: &Limits,
@@ -140,6 +141,9 @@ fn of_pods(
             unanswered_limit: 0,
             ..of(HOST_SHARE, "(host)")
         });
+    }
+    if counts.contains_key(&OUTSIDE_SHARE) {
+        rows.push(of(OUTSIDE_SHARE, "(outside)"));
     }
     rows
 }

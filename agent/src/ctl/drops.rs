@@ -155,6 +155,7 @@ fn line(packet: &DroppedPacket) -> String {
         "uplink_out" => format!(", on its way out by {link}"),
         "uplink_in" => format!(", came in by {link}"),
         "overlay_in" => ", out of a tunnel".to_owned(),
+        "overlay_out" => ", into a tunnel".to_owned(),
         other => format!(", {other} at {link}"),
     };
     if let (Some(mac), "source_mac") = (&packet.source_mac, packet.reason.as_str()) {

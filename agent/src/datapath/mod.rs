@@ -20,6 +20,8 @@ mod carry;
 pub mod cgroup;
 mod error;
 mod files;
+pub mod grace;
+pub mod handover;
 mod last_good;
 mod level;
 mod log;
@@ -49,7 +51,8 @@ use attach::{Classifiers, sock};
 use ipnet::IpNet;
 pub use maps::{
     Connections, DropEvents, PodAcceleration, PortSet, PortsOf, Prefix as ClientPrefix,
-    QueueLimits, QueueUsage, Services, Tunnels, net_of_prefix, prefixes as client_prefixes,
+    QueueLimits, QueueUsage, Services, Translation, Tunnels, net_of_prefix,
+    prefixes as client_prefixes,
 };
 use maps::{Maps, shape};
 use service_sockets::ServiceSockets;
@@ -58,7 +61,7 @@ use sinabro_common::{
         Addr,
         acceleration::{AccelerationCounters, ServerKey, Skip, Traffic},
         config::NodeConfig,
-        connection::{ALL_SHARES, HOST_SHARE, Limits},
+        connection::{ALL_SHARES, HOST_SHARE, Limits, OUTSIDE_SHARE},
         counters::PodCounters,
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
@@ -487,7 +490,7 @@ impl Datapath {
             }
         }
         for (payer, _) in self.maps.connections.shares()? {
-            if ![HOST_SHARE, ALL_SHARES].contains(&payer) && is_stale(payer) {
+            if ![HOST_SHARE, OUTSIDE_SHARE, ALL_SHARES].contains(&payer) && is_stale(payer) {
                 self.maps.connections.end(payer)?;
             }
         }
@@ -575,9 +578,9 @@ impl Datapath {
         }
     }
 
-    /// Whether what is sent to Services is translated from now on, by what is published. It stays so, however often
+    /// What becomes from now on of what is sent to Services, by what is published. It stays so, however often
     /// [`Self::set_node_config`] is called and whatever agent comes next, until it is set otherwise.
-    pub fn set_services(&self, are_translated: bool) -> Result<(), DatapathError> {
+    pub fn set_services(&self, translation: impl Into<Translation>) -> Result<(), DatapathError> {
         match self.choice {
             // As above.
             Choice {
@@ -585,7 +588,7 @@ impl Datapath {
                 ran: false,
                 ..
             } => Ok(()),
-            _ => self.maps.config.services(are_translated),
+            _ => self.maps.config.services(translation.into()),
         }
     }
 

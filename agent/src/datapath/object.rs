@@ -24,7 +24,7 @@ use aya::{
     Ebpf, EbpfLoader,
     programs::{Program, ProgramError},
 };
-use sinabro_common::names;
+use sinabro_common::{abi::connection::ALIASES_EACH, names};
 use std::{
     borrow::Cow,
     fs, io,
@@ -136,7 +136,7 @@ pub fn load(
     let mut loader = loader(&config.bpf_dir);
     if let Some(connections) = config.connections {
         loader.map_max_entries("CONNECTIONS", connections);
-        loader.map_max_entries("ALIASES", connections);
+        loader.map_max_entries("ALIASES", connections.saturating_mul(ALIASES_EACH));
     }
     let services = &config.services;
     for (name, entries) in [

@@ -27,6 +27,7 @@ pub enum ServiceSockets {
 
 pub struct On {
     netns: maps::NetNs,
+    frontends: maps::SocketFrontends,
     attached: service_sock::Attached,
     /// The calling thread's when it was loaded, or why it is not known.
     node: Result<u64, String>,
@@ -122,6 +123,11 @@ impl ServiceSockets {
         Ok(())
     }
 
+    /// Which endpoints the node's datagram sockets have, if these are translated.
+    pub fn frontends(&self) -> Option<&maps::SocketFrontends> {
+        self.on().map(|on| &on.frontends)
+    }
+
     /// For people: `on, cgroup /sys/fs/cgroup`, and what is missing.
     pub fn mode(&self) -> String {
         let on = match self {
@@ -148,6 +154,8 @@ impl ServiceSockets {
 impl On {
     fn start(mut tried: Tried, links: &Path, cgroup: Option<&Path>) -> Result<Self, DatapathError> {
         let netns = maps::NetNs::new(maps::take(&mut tried.ebpf, "NETNS")?)?;
+        let frontends =
+            maps::SocketFrontends::new(maps::take(&mut tried.ebpf, "SOCKET_FRONTENDS")?)?;
         let node = own_cookie(&mut tried, cgroup);
         if let Ok(cookie) = &node {
             let owner = NetNs {
@@ -159,6 +167,7 @@ impl On {
         }
         Ok(Self {
             netns,
+            frontends,
             attached: service_sock::attach(tried, Some(links), cgroup)?,
             node,
             pods: Mutex::default(),

@@ -15,7 +15,7 @@ use sinabro_common::{
         connection::{
             ALL_SHARES, Connection, ConnectionKey, FLAG_APART, FLAG_INBOUND, FLAG_MAPPING,
             FLAG_MASQUERADED, FLAG_SERVICE, FLAG_STACK, HOST_SHARE, Limits, MAX_CROWDED,
-            PORT_TABLES, Share, Tuple, port_table,
+            OUTSIDE_SHARE, PORT_TABLES, Share, Tuple, port_table,
         },
     },
     algo::lifetime::{self, Stage},
@@ -355,6 +355,8 @@ fn is_over(
 ) -> Result<bool, DatapathError> {
     let sent = connection.from_client(key);
     let pods: &[Addr] = match connection.flags & (FLAG_MASQUERADED | FLAG_INBOUND | FLAG_STACK) {
+        // Their clients are no pods.
+        _ if connection.payer == OUTSIDE_SHARE => &[],
         FLAG_MASQUERADED if connection.payer == HOST_SHARE => &[],
         FLAG_MASQUERADED => &[sent.src],
         FLAG_INBOUND => &[sent.dst],
@@ -368,7 +370,9 @@ fn is_over(
             return Ok(true);
         }
     }
-    let is_masqueraded = leaves(connection) && connection.payer != HOST_SHARE;
+    // To pods of other nodes a client outside has this node's address inside the overlay.
+    let is_masqueraded =
+        leaves(connection) && ![HOST_SHARE, OUTSIDE_SHARE].contains(&connection.payer);
     if is_masqueraded
         && rules
             .sources

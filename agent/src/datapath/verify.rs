@@ -24,7 +24,7 @@ use std::{fs, path::Path};
 const CLASSIFIERS: [(&str, &[Hook]); 3] = [
     ("pod", &Hook::POD),
     ("uplink", &Hook::UPLINK),
-    ("overlay", &[Hook::OverlayIn]),
+    ("overlay", &Hook::OVERLAY),
 ];
 
 /// Verifies them. `cgroup` is where the acceleration's program is attached for a moment; it enrols no

@@ -8,7 +8,7 @@ use crate::{
     chain::Chain,
     config::{self, Settings},
     connections::Room,
-    datapath::{self, Datapath, DatapathConfig, QueueLimits},
+    datapath::{self, Datapath, DatapathConfig, QueueLimits, Translation},
     endpoint::{Endpoints, Programs},
     ipam::Allocator,
 };
@@ -36,11 +36,15 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
         .map_or(Verdict::Refused, |report| report.verdict);
     let room = Room::new(settings.connections);
     tracing::info!(?room, "the table of connections");
+    let before = Datapath::translated_before(&settings.bpf_dir);
+    let wish = settings.service_proxy;
+    // What is translated goes on, whoever has what begins from now on.
+    let has_services = wish.may_be_on() || before != Translation::Off;
     let datapath = Datapath::load(&DatapathConfig {
         bpf_dir: settings.bpf_dir.clone(),
         cgroup: settings.cgroup_dir.clone(),
         acceleration: verdict != Verdict::Refused,
-        service_sockets: settings.service_proxy,
+        service_sockets: has_services,
         attach: match settings.attach {
             config::AttachMode::Auto => datapath::AttachMode::Auto,
             config::AttachMode::Tcx => datapath::AttachMode::Tcx,
@@ -48,7 +52,7 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
         },
         connections: Some(room.connections),
         connection_limits: settings.connection_limits.clone(),
-        services: match settings.service_proxy {
+        services: match has_services {
             true => datapath::ServiceRoom::default(),
             false => datapath::ServiceRoom::NONE,
         },
@@ -56,9 +60,9 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
         last_good: Some(settings.programs_dir.join(names::PROGRAMS_FILE)),
     })
     .context("cannot load the data path")?;
-    if !settings.service_proxy {
-        let off = datapath.set_services(false);
-        off.context("cannot leave Services to others")?;
+    if !wish.may_be_on() && before != Translation::Off {
+        let draining = datapath.set_services(Translation::Draining);
+        draining.context("cannot leave Services to others")?;
     }
     let datapath = Arc::new(datapath);
     let ipam = Allocator::open(&settings.state_dir).context("cannot read the leases")?;

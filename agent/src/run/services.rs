@@ -36,7 +36,8 @@ const STALE: &str = "ServicesStale";
 /// What is known of Services, and what of that is published.
 pub struct Services {
     pub publisher: Shared,
-    pub facts: Arc<Facts>,
+    /// None where nothing says what there is any more, and what was published goes on.
+    pub facts: Option<Arc<Facts>>,
 }
 
 /// The publisher, for the task and for who asks what is published.
@@ -46,7 +47,8 @@ pub type Shared = Arc<Mutex<Publisher<Arc<Datapath>>>>;
 pub(super) struct ServicesTask {
     pub(super) source: ServicesSource,
     pub(super) publisher: Shared,
-    pub(super) datapath: Arc<Datapath>,
+    /// To be told once everything is.
+    pub(super) complete: watch::Sender<bool>,
     pub(super) whereabouts: Whereabouts,
     pub(super) facts: Arc<Facts>,
     pub(super) metrics: Arc<Metrics>,
@@ -64,7 +66,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
     let ServicesTask {
         source,
         publisher,
-        datapath,
+        complete,
         mut whereabouts,
         facts,
         metrics,
@@ -106,15 +108,14 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         let triggers = facts.store.take_triggers();
         let is_due = again.is_some_and(|again| again <= Instant::now());
         let work = {
-            let (publisher, datapath) = (publisher.clone(), datapath.clone());
-            let facts = facts.clone();
+            let (publisher, facts) = (publisher.clone(), facts.clone());
             move || {
                 let took = publish(&publisher, &facts, &changed);
                 if is_due {
                     lock(&publisher).retry(Instant::now());
                 }
                 // All are known by the first change: what the agent before had and none of them has is nobody's.
-                let begun = is_begun || begin(&publisher, &datapath)?;
+                let begun = is_begun || complete_all(&publisher)?;
                 Ok::<_, DatapathError>((took, begun, waiting(&publisher)))
             }
         };
@@ -130,6 +131,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
                 }
                 metrics.none_here(facts.count_none_here());
                 facts.open_checks();
+                complete.send_replace(begun);
                 if let Some(took) = took {
                     metrics.services_changed(took);
                 }
@@ -174,16 +176,15 @@ fn publish(publisher: &Shared, facts: &Facts, changed: &BTreeSet<ServiceName>) -
     (!changed.is_empty()).then(|| began.elapsed())
 }
 
-/// Has the programs translate, by what is published.
-fn begin(publisher: &Shared, datapath: &Datapath) -> Result<bool, DatapathError> {
+/// All are known, and published as far as there is room.
+fn complete_all(publisher: &Shared) -> Result<bool, DatapathError> {
     let mut publisher = lock(publisher);
     publisher.complete(Instant::now())?;
-    datapath.set_services(true)?;
     let usage = publisher.usage();
     tracing::info!(
         services = usage.services,
         endpoints = usage.endpoints,
-        "services are translated"
+        "services are published"
     );
     Ok(true)
 }

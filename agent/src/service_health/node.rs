@@ -25,6 +25,8 @@ const TAKEN: &str = "ServiceHealthAddressTaken";
 pub struct Asked {
     pub health: Arc<ProxyHealth>,
     pub eligibility: Eligibility,
+    /// Until then somebody else answers, who translates.
+    pub translates: watch::Receiver<bool>,
 }
 
 /// Serves until the agent stops. That the address is taken, as it is beside kube-proxy, is said, and tried again.
@@ -33,10 +35,12 @@ pub struct Asked {
 /// Those of the server.
 pub async fn serve(
     address: SocketAddr,
-    asked: Asked,
+    mut asked: Asked,
     standing: Standing,
     mut stopping: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
+    let translates = asked.translates.wait_for(|is| *is).await;
+    drop(translates.context("what hands Services over ended")?);
     let listener = loop {
         match listen(address).await {
             Ok(listener) => break listener,

@@ -49,12 +49,17 @@ struct Server {
     _stop: oneshot::Sender<()>,
 }
 
-/// Listens where Services want it, for ever.
+/// Listens where Services want it, for ever, once they are translated here: until then somebody else does.
+///
+/// # Errors
+/// If nobody says any more what is wanted.
 pub async fn serve(
     mut wanted: watch::Receiver<HealthChecks>,
+    mut translates: watch::Receiver<bool>,
     health: Arc<ProxyHealth>,
     standing: Standing,
 ) -> anyhow::Result<()> {
+    translates.wait_for(|is| *is).await?;
     let mut servers: BTreeMap<SocketAddr, Server> = BTreeMap::new();
     loop {
         let checks = wanted.borrow_and_update().clone();

@@ -55,6 +55,7 @@ async fn a_node_is_well_once_it_translates_and_while_it_stays() {
     let router = node::router(Asked {
         health: health.clone(),
         eligibility: Eligibility::new(Some(own_node)),
+        translates: watch::channel(true).1,
     });
     tokio::spawn(async { axum::serve(listener, router).await });
     let states = async || {
@@ -119,7 +120,8 @@ async fn a_services_port_says_whether_there_are_endpoints_here() {
     health.published();
     let standing = Standing::default();
     let (sender, wanted) = watch::channel(checks(&[("web", port, 2)]));
-    tokio::spawn(ports::serve(wanted, health, standing.clone()));
+    let (translating, translates) = watch::channel(false);
+    tokio::spawn(ports::serve(wanted, translates, health, standing.clone()));
     let at = SocketAddr::from(([127, 0, 0, 1], port));
     let until = async |status: Option<u16>, weight: &str| {
         for _ in 0..500 {
@@ -141,6 +143,9 @@ async fn a_services_port_says_whether_there_are_endpoints_here() {
         }
         panic!("it never answered {status:?}");
     };
+    sleep(Duration::from_millis(50)).await;
+    assert!(get(at, "/").await.is_err(), "others may have the port");
+    translating.send_replace(true);
     until(Some(200), "2").await;
     sender.send_replace(checks(&[("web", port, 0)]));
     until(Some(503), "0").await;

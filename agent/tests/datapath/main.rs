@@ -48,12 +48,13 @@ fn the_kernel_accepts_every_program() {
             "uplink_out",
             "uplink_in",
             "overlay_in",
+            "overlay_out",
             "pod_sockets",
             "pod_messages",
         ];
         let expected = match accelerates {
             true => &expected[..],
-            false => &expected[..5],
+            false => &expected[..6],
         };
         assert_eq!(names, [expected, &verify::SERVICE_SOCKETS].concat());
     });

@@ -60,7 +60,14 @@ fn every_program_is_verified_and_nothing_stays() {
             let rows = report.programs.iter();
             rows.filter(|row| row.name == name).collect()
         };
-        for name in ["pod_out", "pod_in", "uplink_out", "uplink_in", "overlay_in"] {
+        for name in [
+            "pod_out",
+            "pod_in",
+            "uplink_out",
+            "uplink_in",
+            "overlay_in",
+            "overlay_out",
+        ] {
             let modes: Vec<_> = of(name).iter().map(|row| row.mode.as_str()).collect();
             let expected = ["clsact", "tcx"];
             assert_eq!(modes, expected[..kit::modes().len()], "{name}");

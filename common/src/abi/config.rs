@@ -36,6 +36,11 @@ pub const FLAG_ENDPOINT_INDEPENDENT: u32 = 1 << 6;
 
 /// Services are translated here: `abi::service`.
 pub const FLAG_SERVICES: u32 = 1 << 7;
+/// With [`FLAG_SERVICES`]: others, such as kube-proxy, have connections that began before. A segment of TCP that begins none
+/// and is none of ours is theirs. (Of datagrams nobody can see what they begin: `abi::service` has how these are left.)
+pub const FLAG_HANDOVER: u32 = 1 << 8;
+/// With [`FLAG_SERVICES`]: no connection begins that is translated here. Those that are there go on.
+pub const FLAG_DRAINING: u32 = 1 << 9;
 
 /// The highest byte of the flags: the layout generation ([`super::layout::Place`]) of the programs that
 /// run, zero if an agent set them that knows of none, whose maps are those of the first.

@@ -29,6 +29,10 @@ use super::{Addr, map_type};
 
 /// Records, if the settings do not say.
 pub const MAX_CONNECTIONS: u32 = 131_072;
+/// What a record may have of them: a Service's that is masqueraded has two.
+pub const ALIASES_EACH: u32 = 2;
+/// Entries of `SHARES` that are no pod's.
+pub const OTHER_SHARES: u32 = 3;
 /// Fragmented packets under way at a time.
 pub const MAX_FRAGMENTS: u32 = 8192;
 
@@ -89,9 +93,9 @@ pub const FLAG_MAPPED: u16 = 1 << 6;
 /// Its client has a mapping whose port was somebody else's towards this remote end, or no port was left for one.
 pub const FLAG_APART: u16 = 1 << 7;
 
-/// The client sends to [`Connection::frontend`], which the programs on pods' links make the server's address of:
-/// an alias leads from there to the server ([`Connection::service_alias`]). Such a record may be masqueraded, too, and
-/// has two aliases then.
+/// The client sends to [`Connection::frontend`], which the programs on pods' links, and on uplinks where the client is
+/// outside of the cluster ([`OUTSIDE_SHARE`] pays then), make the server's address of: an alias leads from there to the
+/// server ([`Connection::service_alias`]). Such a record may be masqueraded, too, and has two aliases then.
 pub const FLAG_SERVICE: u16 = 1 << 8;
 
 /// What is known of a connection.
@@ -244,6 +248,8 @@ map_type!(Share, 24, 2, [connections, embryonic, refused]);
 
 /// Key in `SHARES`: the host's own connections that had to get another port, which nobody is charged for.
 pub const HOST_SHARE: u32 = 0;
+/// Key in `SHARES`: connections of clients outside of the cluster with Services, which came in by an uplink.
+pub const OUTSIDE_SHARE: u32 = u32::MAX - 1;
 /// Key in `SHARES`: all connections.
 pub const ALL_SHARES: u32 = u32::MAX;
 

@@ -82,15 +82,17 @@ drop_reasons! {
     /// The pod has as many connections, or unanswered ones, as it may while there is no more room.
     ConnectionShare = 20, "connection_share", "a pod has more than its share of the table of connections";
     /// The Service has no endpoint anywhere.
-    ServiceNoEndpoint = 21, "service_no_endpoint", "a pod sent to a Service that has no endpoint";
+    ServiceNoEndpoint = 21, "service_no_endpoint", "a packet to a Service that has no endpoint";
     /// The address is a Service's, but no Service has this port of it, or no connection has this segment.
-    ServiceNoPort = 22, "service_no_port", "a pod sent to an unused port of a Service's address, or what is of no connection with it";
-    /// The Service has endpoints, but none that this node's pods may have.
-    ServiceNotHere = 23, "service_not_here", "a pod sent to a Service whose endpoints are all for others, by its traffic policy";
+    ServiceNoPort = 22, "service_no_port", "a packet to an unused port of a Service's address, or of no connection with it";
+    /// The Service has endpoints, but none that this client may have.
+    ServiceNotHere = 23, "service_not_here", "a packet to a Service whose endpoints are all for others, by its traffic policy";
     /// Every endpoint that was tried has a connection of the same client's port.
-    ServiceClash = 24, "service_clash", "a pod's port has connections with each of the Service's endpoints that were tried";
+    ServiceClash = 24, "service_clash", "a client's port has connections with each of the Service's endpoints that were tried";
     /// A fragment to a Service's address whose first was not seen.
     ServiceFragment = 25, "service_fragment", "a fragment to a Service's address came before the first of its packet";
+    /// The client's address is in none of the Service's ranges.
+    ServiceSourceRange = 26, "service_source_range", "a client sent to a load balancer's address that its Service's loadBalancerSourceRanges keep from it";
 }
 
 /// Bytes of a packet in its event: the longest headers that a program looks into, those of a packet within
@@ -110,15 +112,17 @@ pub enum Hook {
     UplinkOut = 3,
     UplinkIn = 4,
     OverlayIn = 5,
+    OverlayOut = 6,
 }
 
 impl Hook {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::PodOut,
         Self::PodIn,
         Self::UplinkOut,
         Self::UplinkIn,
         Self::OverlayIn,
+        Self::OverlayOut,
     ];
 
     /// The hook of a number.
@@ -134,6 +138,7 @@ impl Hook {
             Self::UplinkOut => "uplink_out",
             Self::UplinkIn => "uplink_in",
             Self::OverlayIn => "overlay_in",
+            Self::OverlayOut => "overlay_out",
         }
     }
 }

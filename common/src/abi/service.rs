@@ -18,6 +18,10 @@
 //! removed in the opposite order. An id is given to another endpoint, or a slot to another set, only once its
 //! readers are done and with another generation. So a packet at any moment finds the set of before or
 //! that of after, and a connection that remembers an endpoint knows by its generation whether it is still there.
+//!
+//! Handover. What somebody else translates when this begins stays theirs ([`super::config::FLAG_HANDOVER`]). A pod's
+//! datagrams, by a record whose server is the frontend itself: to translate to that changes nothing, and the packet goes
+//! on to who has the flow; it ends as any record does, or with its endpoint. A socket's of the node, by [`LEFT`].
 //! The agent alone writes `FRONTENDS`, `SETS`, `SLOTS`, `BACKENDS`, `SOURCE_RANGES` and `NETNS`.
 
 use super::{Addr, map_type};
@@ -257,7 +261,7 @@ map_type!(
 
 /// A datagram socket that is not connected, and one with whom it speaks.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SocketKey {
     /// `bpf_get_socket_cookie`.
     pub cookie: u64,
@@ -287,10 +291,13 @@ pub struct SocketFrontend {
     pub port: [u8; 2],
     /// Zero.
     pub pad: [u8; 2],
-    /// As in [`Slot`].
+    /// As in [`Slot`]; or [`LEFT`].
     pub backend: u32,
     pub generation: u32,
 }
+/// [`SocketFrontend::backend`]: what the socket sends to the frontend is left to whoever else translates, during
+/// a handover.
+pub const LEFT: u32 = u32::MAX;
 map_type!(
     SocketFrontend,
     28,

@@ -18,7 +18,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// As in components/go.mod.
+/// As in components/go.mod and proxied/go.mod.
 pub const KUBERNETES: &str = "1.34.4";
 
 /// Names under which the one program of the components is called.
@@ -165,7 +165,15 @@ const fn program(
     }
 }
 
-const PROGRAMS: [Program; 6] = [
+/// Asks kube-proxy's code what a Service leads to.
+const PROXIED: Program = program(
+    "proxied",
+    "proxied",
+    &["."],
+    "kube-proxy's decisions, under a minute",
+);
+
+const PROGRAMS: [Program; 7] = [
     program(
         "kubernetes",
         "components",
@@ -191,6 +199,7 @@ const PROGRAMS: [Program; 6] = [
         "about a minute the first time",
     ),
     program("pause", "pause", &["."], "a pod's first process"),
+    PROXIED,
     Program {
         name: "e2e.test",
         module: "components",
@@ -212,11 +221,23 @@ pub fn ensure(containerd: Containerd) -> Result<()> {
     containerd.ensure()
 }
 
-/// The same, but for [`COMPONENTS`] alone.
-pub fn ensure_kubernetes() -> Result<()> {
+/// The same of the one program that asks kube-proxy's code. Returns its path.
+pub fn ensure_proxied() -> Result<PathBuf> {
+    make_directory()?;
+    PROXIED.ensure()?;
+    path(PROXIED.name)
+}
+
+fn make_directory() -> Result<PathBuf> {
     let directory = layout::binaries()?;
     fs::create_dir_all(&directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
+    Ok(directory)
+}
+
+/// The same, but for [`COMPONENTS`] alone.
+pub fn ensure_kubernetes() -> Result<()> {
+    let directory = make_directory()?;
     PROGRAMS[0].ensure()?;
     for name in COMPONENTS {
         let link = directory.join(name);
@@ -318,7 +339,10 @@ mod tests {
 
     #[test]
     fn the_version_told_is_that_of_the_module() {
-        let module = fs::read_to_string(layout::sources().join("components/go.mod")).unwrap();
-        assert!(module.contains(&format!("k8s.io/kubernetes v{KUBERNETES}\n")));
+        for module in ["components", "proxied"] {
+            let path = layout::sources().join(module).join("go.mod");
+            let module = fs::read_to_string(path).unwrap();
+            assert!(module.contains(&format!("k8s.io/kubernetes v{KUBERNETES}\n")));
+        }
     }
 }

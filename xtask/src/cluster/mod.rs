@@ -1,7 +1,7 @@
 //! `cargo xtask cluster`: a real Kubernetes cluster on one Linux machine, without Docker.
 //!
-//! Every node is a set of namespaces with its own containerd, kubelet and kube-proxy, and so is
-//! the control plane; all of it is built from Kubernetes' own sources. What is deployed is what
+//! Every node is a set of namespaces with its own containerd and kubelet, and kube-proxy unless the agents
+//! translate Services; and so is the control plane; all of it is built from Kubernetes' own sources. What is deployed is what
 //! users get: deploy/sinabro.yaml and the image archive.
 //!
 //! - [`layout`]: files and addresses; [`components`], [`images`], [`pki`]: made once;
@@ -122,7 +122,7 @@ impl Default for Options {
 /// What Sinabro meets in one cluster and not in another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
 pub struct Variant {
-    /// How Services are translated
+    /// How kube-proxy translates Services, or none: then Sinabro's agents do
     #[arg(long, default_value = "nftables")]
     pub proxy: Proxy,
 
@@ -459,7 +459,7 @@ impl Cluster {
         control::wait_ready(&control)?;
         step.done_in_time();
 
-        let step = ui::step("starting controllers, scheduler, kubelets and kube-proxies");
+        let step = ui::step("starting controllers, scheduler and each node's programs");
         control::start_controllers(&control, families)?;
         for node in &self.nodes {
             self.start_node_programs(node)?;
@@ -665,6 +665,11 @@ impl Cluster {
         self.node_start(&name)?;
         self.registered(std::slice::from_ref(&name))?;
         Ok(name)
+    }
+
+    /// Gives agents the settings that this cluster needs, as after an installation from nothing.
+    pub fn configure(&self) -> Result<()> {
+        network::configure(self)
     }
 
     /// Takes a node out of the cluster, with its disk.

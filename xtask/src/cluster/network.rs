@@ -1,7 +1,7 @@
 //! The cluster's pod network: Sinabro as users deploy it, or the reference plugin.
 
 use super::{
-    Cluster, Cni, control, images,
+    Cluster, Cni, Proxy, control, images,
     layout::{self, Families},
     machine::Machine,
 };
@@ -9,6 +9,9 @@ use crate::{image, setup, ui, workspace};
 use anyhow::{Context as _, Result};
 use serde_json::json;
 use std::{fs, path::PathBuf};
+
+/// Key of the agents' ConfigMap.
+const SETTINGS: &str = "config.yaml";
 
 pub fn deploy(cluster: &Cluster) -> Result<()> {
     match cluster.options.cni {
@@ -21,6 +24,7 @@ pub fn deploy(cluster: &Cluster) -> Result<()> {
 fn sinabro(cluster: &Cluster) -> Result<()> {
     let step = ui::step("deploying Sinabro");
     cluster.import_image(&image::archive()?)?;
+    configure(cluster)?;
     let manifest = workspace::root().join("deploy/sinabro.yaml");
     let known = cluster
         .ask(&[
@@ -53,6 +57,32 @@ fn sinabro(cluster: &Cluster) -> Result<()> {
         "--timeout=240s",
     ])?;
     step.done_in_time();
+    Ok(())
+}
+
+/// The agents' settings, in the ConfigMap that the manifest leaves alone: without kube-proxy they
+/// translate Services, and nobody but they could lead them to the API server.
+pub fn configure(cluster: &Cluster) -> Result<()> {
+    if cluster.options.variant.proxy != Proxy::None {
+        return Ok(());
+    }
+    let api = cluster.options.variant.families.api();
+    let settings = format!("serviceProxy: on\napiServers: ['{api}']\n");
+    let map = ["-n", "kube-system", "configmap", "sinabro"];
+    let verb = |verb, more: &[&str]| cluster.ask(&[&[verb], &map[..], more].concat());
+    match verb("get", &["-o", "name"]) {
+        Ok(_) => {
+            let patch = json!({"data": {SETTINGS: settings}}).to_string();
+            verb("patch", &["--type=merge", "--patch", &patch])?;
+        }
+        // Not applied: the manifest, which sets nothing, would take away what another apply has set.
+        Err(_) => {
+            verb(
+                "create",
+                &[&format!("--from-literal={SETTINGS}={settings}")],
+            )?;
+        }
+    }
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 //! image archive that users apply. Requests under load come from this process, from inside the
 //! pods' network namespaces, so a lost one is counted and shown with its error.
 
+mod asking;
 mod availability;
 mod inside;
 mod load;
@@ -158,13 +159,16 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             "no scenario's name contains `{text}`, see --list"
         );
     }
-    if options.wants("upgrade") {
-        Earlier::released()?.ensure()?;
-    }
     let variants = match options.all {
         true => ALL.to_vec(),
         false => vec![options.variant],
     };
+    let is_played = |s: &scenarios::Scenario| {
+        options.wants(s.name) && variants.iter().any(|variant| s.is_for(*variant))
+    };
+    if (scenarios::ALL.iter()).any(|s| s.name == scenarios::UPGRADE && is_played(s)) {
+        Earlier::released()?.ensure()?;
+    }
     let clusters: Vec<cluster::Options> = variants
         .iter()
         .map(|variant| cluster::Options {
@@ -243,7 +247,7 @@ fn play(options: &Options, cluster: &cluster::Options, report: &mut Report) -> R
     };
     let mut world = World::new(cluster, outage, before)?;
     for scenario in scenarios::ALL {
-        if !options.wants(scenario.name) {
+        if !options.wants(scenario.name) || !scenario.is_for(world.cluster.variant()) {
             continue;
         }
         let start = Instant::now();

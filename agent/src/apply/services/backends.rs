@@ -191,6 +191,11 @@ impl Backends {
         self.by_endpoint.len()
     }
 
+    /// As [`Ids::end_rest`].
+    pub fn end_rest(&mut self) {
+        self.ids.end_rest();
+    }
+
     /// As [`Ids::taken`].
     pub fn taken(&self) -> (u32, u32) {
         self.ids.taken(0)

@@ -126,7 +126,10 @@ impl<T: Tables> Publisher<T> {
         let more = keys.keys().filter(|key| !had(key)).count();
         let drawn = match self.frontends() + more > self.room.frontends as usize {
             true => Err(Full("FRONTENDS")),
-            false => self.drawn(now, &before, plan),
+            false => match self.drawn(now, &before, plan) {
+                Err(_) if self.end_rest() => self.drawn(now, &before, plan),
+                drawn => drawn,
+            },
         };
         let (ports, wanted, draft) = match drawn {
             Ok(drawn) => drawn,

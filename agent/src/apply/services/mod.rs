@@ -16,6 +16,8 @@
 //! it is not for. Who may use frontends changes once those that go are gone, and before those that come are there.
 
 pub mod backends;
+#[cfg(test)]
+mod busy;
 mod draft;
 mod report;
 mod restore;
@@ -222,6 +224,18 @@ impl<T: Tables> Publisher<T> {
             }
         }
         self.finish(now, &mut staged);
+    }
+
+    /// Lets what rests be taken again, if nobody can see it any more; false if that does not help.
+    fn end_rest(&mut self) -> bool {
+        let rests = self.usage().maps.iter().any(|of| of.2 > 0);
+        if !rests || !self.tables.wait_for_programs() {
+            return false;
+        }
+        self.sets.end_rest();
+        self.slots.end_rest();
+        self.backends.end_rest();
+        true
     }
 
     /// What waits for room, and why.

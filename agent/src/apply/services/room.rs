@@ -6,7 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A program runs for microseconds; this is for one whose processor was taken away from it.
+/// A program runs for microseconds; this is for one whose processor was taken away from it. Where room is short, the
+/// end of all programs is waited for instead.
 pub const REST: Duration = Duration::from_secs(5);
 
 /// Single entries.
@@ -56,6 +57,11 @@ impl Ids {
 
     pub fn rest(&mut self, now: Instant, id: u32) {
         self.resting.push_back((now, id));
+    }
+
+    /// Ends the rest of all: no program runs any more that saw them in use.
+    pub fn end_rest(&mut self) {
+        self.free.extend(self.resting.drain(..).map(|(_, id)| id));
     }
 
     /// How many nobody can have now, and how many of these only rest.
@@ -140,6 +146,13 @@ impl Ranges {
 
     pub fn rest(&mut self, now: Instant, base: u32, len: u32) {
         self.resting.push_back((now, base, len));
+    }
+
+    /// As [`Ids::end_rest`].
+    pub fn end_rest(&mut self) {
+        while let Some((_, base, len)) = self.resting.pop_front() {
+            self.give_back(base, len);
+        }
     }
 
     /// As [`Ids::taken`].

@@ -22,14 +22,14 @@ impl Tables for Services {
     }
 }
 
-fn name(at: u32) -> ServiceName {
+pub(super) fn name(at: u32) -> ServiceName {
     ServiceName {
         namespace: format!("namespace-{}", at % 100),
         name: format!("service-{at}"),
     }
 }
 
-fn plan(at: u32, endpoints: impl Iterator<Item = u32>) -> ServicePlan {
+pub(super) fn plan(at: u32, endpoints: impl Iterator<Item = u32>) -> ServicePlan {
     let address: IpAddr = Ipv4Addr::from_bits(0x0a60_0001 + at).into();
     let endpoint = |n: u32| SocketAddr::new(Ipv4Addr::from_bits(0x0af4_0001 + n).into(), 8080);
     let set = SetPlan::Balance(endpoints.map(endpoint).collect());

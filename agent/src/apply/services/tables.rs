@@ -1,6 +1,6 @@
 //! The maps, as the publisher writes them.
 
-use crate::datapath::{ClientPrefix, Datapath, DatapathError, ServiceRoom, Services};
+use crate::datapath::{ClientPrefix, Datapath, DatapathError, ServiceRoom, Services, grace};
 use sinabro_common::abi::service::{Backend, Frontend, FrontendKey, Set, Slot};
 use std::sync::Arc;
 
@@ -10,6 +10,11 @@ pub trait Tables {
 
     fn room(&self) -> ServiceRoom {
         self.maps().room()
+    }
+
+    /// Waits until no program runs that has read what is not there any more; false if that cannot be known.
+    fn wait_for_programs(&self) -> bool {
+        grace::wait_for_programs()
     }
 
     fn frontends(&self) -> Result<Vec<(FrontendKey, Frontend)>, DatapathError> {

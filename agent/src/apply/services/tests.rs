@@ -78,6 +78,10 @@ impl Tables for Watched {
         &self.maps
     }
 
+    fn wait_for_programs(&self) -> bool {
+        self.eye.wait()
+    }
+
     fn put_frontends(
         &self,
         keys: &[FrontendKey],
@@ -136,6 +140,25 @@ impl Tables for Watched {
         if self.before_store() {
             self.maps.put_backend(id, backend).unwrap();
         }
+    }
+}
+
+impl Eye {
+    fn random(&self, below: usize) -> usize {
+        // An LCG of Knuth's.
+        let next = self.random.get();
+        let next = next.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        self.random.set(next);
+        (next >> 33) as usize % below
+    }
+
+    /// Lets slow programs end, or not.
+    fn wait(&self) -> bool {
+        let is_done = self.random(2) == 0;
+        if is_done {
+            self.slow.borrow_mut().clear();
+        }
+        is_done
     }
 }
 
@@ -240,17 +263,7 @@ impl Watched {
     }
 
     fn slow_step(&self, allowed: &BTreeMap<FrontendKey, BTreeSet<Sides>>) {
-        let random = |below: usize| {
-            // An LCG of Knuth's.
-            let next = self
-                .eye
-                .random
-                .get()
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            self.eye.random.set(next);
-            (next >> 33) as usize % below
-        };
+        let random = |below: usize| self.eye.random(below);
         let mut slow = self.eye.slow.borrow_mut();
         let may = |key: &FrontendKey, side: usize| -> BTreeSet<SocketAddr> {
             let fates = allowed.get(key).into_iter().flatten();

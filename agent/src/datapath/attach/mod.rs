@@ -16,6 +16,7 @@
 //! | `uplink_in` | ingress of an uplink | `host-<ifindex>-in` |
 //! | `uplink_out` | egress of the same | `host-<ifindex>-out` |
 //! | `overlay_in` | ingress of the VXLAN device | `sinabro_vxlan-in` |
+//! | `overlay_out` | egress of the same | `sinabro_vxlan-out` |
 //!
 //! Pins keep the names that the first version gave them: an agent of any version finds those of
 //! every other, and takes the link over in place, on the way up and on the way down. What the
@@ -42,8 +43,11 @@ use std::{
 
 /// Pins of uplinks begin with this, and no pod link's name does.
 const UPLINK_PIN: &str = "host-";
-/// The pin of the one program on the VXLAN device.
-const OVERLAY_PIN: &str = "sinabro_vxlan-in";
+/// Pins of the programs on the VXLAN device.
+const OVERLAY_PINS: [(&str, Hook); 2] = [
+    ("sinabro_vxlan-in", Hook::OverlayIn),
+    ("sinabro_vxlan-out", Hook::OverlayOut),
+];
 
 /// A place that a program is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +57,13 @@ pub enum Hook {
     UplinkOut,
     UplinkIn,
     OverlayIn,
+    OverlayOut,
 }
 
 impl Hook {
     pub const POD: [Self; 2] = [Self::PodOut, Self::PodIn];
     pub const UPLINK: [Self; 2] = [Self::UplinkOut, Self::UplinkIn];
+    pub const OVERLAY: [Self; 2] = [Self::OverlayIn, Self::OverlayOut];
     /// The order in which they take the place of others: first what waits for entries that are on
     /// their way (`FLAG_CARRYING`), then what makes new ones. Earlier programs do not wait.
     const SWAPPED: [Self; 2] = [Self::UplinkIn, Self::UplinkOut];
@@ -69,6 +75,7 @@ impl Hook {
             Self::UplinkOut => "uplink_out",
             Self::UplinkIn => "uplink_in",
             Self::OverlayIn => "overlay_in",
+            Self::OverlayOut => "overlay_out",
         }
     }
 
@@ -77,7 +84,7 @@ impl Hook {
         match self {
             Self::UplinkOut => Some("host_out"),
             Self::UplinkIn => Some("host_in"),
-            Self::PodOut | Self::PodIn | Self::OverlayIn => None,
+            Self::PodOut | Self::PodIn | Self::OverlayIn | Self::OverlayOut => None,
         }
     }
 
@@ -85,13 +92,13 @@ impl Hook {
     fn direction(self) -> Direction {
         match self {
             Self::PodOut | Self::UplinkIn | Self::OverlayIn => Direction::Ingress,
-            Self::PodIn | Self::UplinkOut => Direction::Egress,
+            Self::PodIn | Self::UplinkOut | Self::OverlayOut => Direction::Egress,
         }
     }
 
     fn suffix(self) -> &'static str {
         match self {
-            Self::PodOut | Self::UplinkOut => "-out",
+            Self::PodOut | Self::UplinkOut | Self::OverlayOut => "-out",
             Self::PodIn | Self::UplinkIn | Self::OverlayIn => "-in",
         }
     }
@@ -103,8 +110,8 @@ impl Hook {
 
     /// The hook that a pin's name is of, and the place; none if it is no interface's.
     pub fn of_pin(pin: &str) -> Option<(Self, &str)> {
-        if pin == OVERLAY_PIN {
-            return Some((Self::OverlayIn, names::VXLAN_LINK));
+        if let Some((_, hook)) = OVERLAY_PINS.into_iter().find(|(name, _)| *name == pin) {
+            return Some((hook, names::VXLAN_LINK));
         }
         let uplink = pin.starts_with(UPLINK_PIN);
         if let Some(place) = pin.strip_suffix("-out") {
@@ -169,7 +176,7 @@ impl Loaded {
     fn mode(&self, hook: Hook) -> Mode {
         match hook {
             Hook::PodOut | Hook::PodIn => self.pods,
-            Hook::UplinkOut | Hook::UplinkIn | Hook::OverlayIn => self.uplinks,
+            Hook::UplinkOut | Hook::UplinkIn | Hook::OverlayIn | Hook::OverlayOut => self.uplinks,
         }
     }
 
@@ -196,7 +203,9 @@ impl Classifiers {
         for hook in Hook::UPLINK {
             programs.push((hook, classifier(&mut uplink, hook)?));
         }
-        programs.push((Hook::OverlayIn, classifier(&mut overlay, Hook::OverlayIn)?));
+        for hook in Hook::OVERLAY {
+            programs.push((hook, classifier(&mut overlay, hook)?));
+        }
         let has_tcx = || probe::has_tcx(programs[0].1.fd.as_fd()).map_err(DatapathError::Probe);
         let (pods, uplinks) = match wanted {
             AttachMode::Clsact => (Mode::Clsact, Mode::Clsact),
@@ -295,7 +304,7 @@ impl Classifiers {
 
     /// Attaches to the VXLAN device.
     pub fn attach_overlay(&self, ifindex: u32) -> Result<(), DatapathError> {
-        self.attach(&[Hook::OverlayIn], ifindex, names::VXLAN_LINK)
+        self.attach(&Hook::OVERLAY, ifindex, names::VXLAN_LINK)
     }
 
     /// Updates every pinned link of an interface that still exists; whether one of an uplink was.
@@ -374,10 +383,7 @@ pub fn try_on_loopback(ebpf: &mut Ebpf, hook: Hook, mode: Mode) -> Result<(), Da
 
 /// Removes the filters of every interface; what there was, in words.
 pub fn detach_filters() -> Result<Vec<String>, DatapathError> {
-    clsact::detach_others(
-        &[&Hook::POD[..], &Hook::UPLINK, &[Hook::OverlayIn]].concat(),
-        &[],
-    )
+    clsact::detach_others(&[Hook::POD, Hook::UPLINK, Hook::OVERLAY].concat(), &[])
 }
 
 /// The names in a directory.
@@ -438,8 +444,10 @@ mod tests {
             assert_eq!(Hook::of_pin(&hook.pin(&uplink(7))), Some((hook, "host-7")));
         }
         let place = names::VXLAN_LINK;
-        assert_eq!(Hook::OverlayIn.pin(place), OVERLAY_PIN);
-        assert_eq!(Hook::of_pin(OVERLAY_PIN), Some((Hook::OverlayIn, place)));
+        for (pin, hook) in OVERLAY_PINS {
+            assert_eq!(hook.pin(place), pin);
+            assert_eq!(Hook::of_pin(pin), Some((hook, place)));
+        }
         assert_eq!(Hook::of_pin(sock::PIN), None);
         assert_eq!(Hook::of_pin(""), None);
     }

@@ -6,7 +6,10 @@ use aya::maps::{Array, LpmTrie, Map, MapData, lpm_trie::Key};
 use ipnet::IpNet;
 use sinabro_common::abi::{
     Addr,
-    config::{FLAG_CARRYING, FLAG_SERVICES, FLAG_STAMPED, FLAG_TUNNELS, NodeConfig},
+    config::{
+        FLAG_CARRYING, FLAG_DRAINING, FLAG_HANDOVER, FLAG_SERVICES, FLAG_STAMPED, FLAG_TUNNELS,
+        NodeConfig,
+    },
 };
 use std::{collections::HashSet, fs, path::Path, sync::Mutex, thread, time::Duration};
 
@@ -20,6 +23,51 @@ const PATH_MTU: &str = "PATH_MTU";
 const IN_FLIGHT: Duration = Duration::from_millis(20);
 
 pub struct Config(Mutex<Array<MapData, NodeConfig>>);
+
+/// What becomes of what is sent to Services.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Translation {
+    /// It is left to others.
+    #[default]
+    Off,
+    /// It is translated, but for what others translated before.
+    Handover,
+    On,
+    /// What is translated goes on, nothing begins.
+    Draining,
+}
+
+impl From<bool> for Translation {
+    fn from(is_on: bool) -> Self {
+        match is_on {
+            true => Self::On,
+            false => Self::Off,
+        }
+    }
+}
+
+impl Translation {
+    const FLAGS: u32 = FLAG_SERVICES | FLAG_HANDOVER | FLAG_DRAINING;
+
+    const fn flags(self) -> u32 {
+        match self {
+            Self::Off => 0,
+            Self::Handover => FLAG_SERVICES | FLAG_HANDOVER,
+            Self::On => FLAG_SERVICES,
+            Self::Draining => FLAG_SERVICES | FLAG_DRAINING,
+        }
+    }
+
+    /// What the programs were told.
+    pub const fn of(config: &NodeConfig) -> Self {
+        match config.flags & Self::FLAGS {
+            flags if flags & FLAG_SERVICES == 0 => Self::Off,
+            flags if flags & FLAG_DRAINING != 0 => Self::Draining,
+            flags if flags & FLAG_HANDOVER != 0 => Self::Handover,
+            _ => Self::On,
+        }
+    }
+}
 
 /// What is pinned, read before anything is loaded; none if there is no such map.
 pub fn pinned(directory: &Path) -> Option<Result<NodeConfig, DatapathError>> {
@@ -63,7 +111,7 @@ impl Config {
     pub fn set(&self, config: NodeConfig) -> Result<(), DatapathError> {
         self.change(|before| {
             let tunnels = config.flags & FLAG_TUNNELS != 0;
-            let kept = FLAG_CARRYING | FLAG_SERVICES | if tunnels { FLAG_STAMPED } else { 0 };
+            let kept = FLAG_CARRYING | Translation::FLAGS | if tunnels { FLAG_STAMPED } else { 0 };
             let flags = config.flags | before.flags & kept;
             NodeConfig { flags, ..config }.with_generation(before.generation())
         })
@@ -85,14 +133,11 @@ impl Config {
         })
     }
 
-    /// Whether what is sent to Services is translated.
-    pub fn services(&self, are: bool) -> Result<(), DatapathError> {
+    /// What becomes of what is sent to Services.
+    pub fn services(&self, translation: Translation) -> Result<(), DatapathError> {
         let mut map = lock(&self.0);
         let before = read(&map)?;
-        let flags = match are {
-            true => before.flags | FLAG_SERVICES,
-            false => before.flags & !FLAG_SERVICES,
-        };
+        let flags = before.flags & !Translation::FLAGS | translation.flags();
         match flags == before.flags {
             true => Ok(()),
             false => write(&mut map, NodeConfig { flags, ..before }),

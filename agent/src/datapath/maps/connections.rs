@@ -4,7 +4,7 @@ use super::{error, found, lock, raw, removed};
 use crate::datapath::{DatapathError, raw_map::RawMap};
 use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use sinabro_common::abi::connection::{
-    ALL_SHARES, Alias, Connection, ConnectionKey, HOST_SHARE, Limits, Share, Tuple,
+    ALL_SHARES, Alias, Connection, ConnectionKey, HOST_SHARE, Limits, OUTSIDE_SHARE, Share, Tuple,
 };
 use std::sync::Mutex;
 
@@ -35,8 +35,9 @@ impl Connections {
             shares: Mutex::new(shares.try_into().map_err(error(SHARES, "opening"))?),
             limits: Mutex::new(limits.try_into().map_err(error(LIMITS, "opening"))?),
         };
-        connections.start(HOST_SHARE)?;
-        connections.start(ALL_SHARES)?;
+        for payer in [HOST_SHARE, OUTSIDE_SHARE, ALL_SHARES] {
+            connections.start(payer)?;
+        }
         Ok(connections)
     }
 
@@ -78,7 +79,7 @@ impl Connections {
         found(lock(&self.shares).get(&payer, 0)).map_err(error(SHARES, "reading from"))
     }
 
-    /// All shares, by the index of the pod's link; [`HOST_SHARE`] and [`ALL_SHARES`] among them.
+    /// All shares, by the index of the pod's link; [`HOST_SHARE`], [`OUTSIDE_SHARE`] and [`ALL_SHARES`] among them.
     pub fn shares(&self) -> Result<Vec<(u32, Share)>, DatapathError> {
         let shares = lock(&self.shares);
         let all: Result<Vec<_>, MapError> = shares.iter().collect();
@@ -172,6 +173,34 @@ impl Connections {
             }
         }
         Ok(())
+    }
+
+    /// Writes a connection of a Service, unless either the alias or the record is somebody's or has no room; whether it was
+    /// written.
+    pub fn add_of_service(
+        &self,
+        key: &ConnectionKey,
+        connection: &Connection,
+    ) -> Result<bool, DatapathError> {
+        let Some(alias) = connection.service_alias(key) else {
+            return Ok(false);
+        };
+        let sent = connection.from_client(key);
+        let to = Alias {
+            addr: sent.dst,
+            takers: 0,
+            noted_ticks: 0,
+            port: sent.dst_port,
+            pad: [0; 6],
+            reusable_ns: 0,
+        };
+        if !self.aliases.add(&alias, &to)? {
+            return Ok(false);
+        }
+        match self.records.add(key, connection) {
+            Ok(true) => Ok(true),
+            other => self.aliases.remove(&alias).and(other),
+        }
     }
 
     pub fn remove_alias(&self, key: &Tuple) -> Result<(), DatapathError> {

@@ -20,10 +20,11 @@ mod prefix;
 mod queues;
 mod services;
 pub mod shape;
+mod socket_frontends;
 mod uplinks;
 
 pub use acceleration::{Acceleration, PodAcceleration};
-pub use config::{Config, NonMasquerade, PathMtu};
+pub use config::{Config, NonMasquerade, PathMtu, Translation};
 pub use connections::{Connections, Owner};
 pub use counters::Counters;
 pub use crowded::Crowded;
@@ -37,6 +38,7 @@ pub use nodes::{Nodes, Tunnels};
 pub use prefix::{Prefix, net as net_of_prefix, prefixes};
 pub use queues::{QueueLimits, QueueUsage};
 pub use services::Services;
+pub use socket_frontends::SocketFrontends;
 pub use uplinks::Uplinks;
 
 use super::{DatapathError, raw_map::RawMap};

@@ -3,6 +3,7 @@
 mod choice;
 mod endings;
 mod model;
+mod outside;
 mod refusals;
 mod traffic;
 mod ways;

@@ -59,7 +59,7 @@ pub fn world_with<T: Send>(config: &DatapathConfig, test: impl FnOnce(World) -> 
     })
 }
 
-fn open<K: aya::Pod, V: aya::Pod>(name: &str) -> HashMap<MapData, K, V> {
+pub fn open<K: aya::Pod, V: aya::Pod>(name: &str) -> HashMap<MapData, K, V> {
     let data = MapData::from_pin(format!("{}/v2/{name}", names::BPF_DIR)).unwrap();
     Map::HashMap(data).try_into().unwrap()
 }

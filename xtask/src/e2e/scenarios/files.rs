@@ -184,6 +184,7 @@ pub fn uninstall(world: &mut World) -> Result<String> {
         "-f",
         &manifest("sinabro.yaml"),
     ])?;
+    world.cluster.configure()?;
     world.kubectl(&["apply", "-f", &manifest("sinabro.yaml")])?;
     world.kubectl(&[
         "-n",

@@ -9,9 +9,11 @@ mod files;
 mod masquerade;
 mod nodes;
 mod pods;
+mod services;
 mod upgrade;
 
 use super::world::World;
+use crate::cluster::{Proxy, Variant};
 use anyhow::Result;
 
 pub struct Scenario {
@@ -21,6 +23,16 @@ pub struct Scenario {
     /// What was seen, or what went wrong.
     pub run: fn(&mut World) -> Result<String>,
 }
+
+impl Scenario {
+    /// Whether it can be played on such a cluster.
+    pub fn is_for(&self, variant: Variant) -> bool {
+        // The released state translates no Services, and knows no setting about that.
+        self.name != UPGRADE || variant.proxy != Proxy::None
+    }
+}
+
+pub const UPGRADE: &str = "upgrade";
 
 const fn scenario(
     name: &'static str,
@@ -59,12 +71,22 @@ pub const ALL: &[Scenario] = &[
         pods::host_port,
     ),
     scenario(
+        "services",
+        "pods and nodes reach names, the API server and themselves by Services",
+        services::reached,
+    ),
+    scenario(
+        "service-rolled",
+        "no request fails while a Deployment behind a Service is rolled out",
+        services::rolled_out,
+    ),
+    scenario(
         "masquerade-config",
         "the ConfigMap of ip-masq-agent says who sees pods' own addresses, without a restart",
         masquerade::config_map,
     ),
     scenario(
-        "upgrade",
+        UPGRADE,
         "agents go back to the last released state, and forth, under load",
         upgrade::upgrade,
     ),
@@ -112,6 +134,11 @@ pub const ALL: &[Scenario] = &[
         "api-away",
         "pods start and run while the API server is away",
         api::away,
+    ),
+    scenario(
+        "service-alone",
+        "Services go on without agents and without the API server",
+        services::alone,
     ),
     scenario(
         "node-reboot",

@@ -1,0 +1,113 @@
+//! Connections of clients outside that nobody has answered yet.
+//!
+//! Whoever begins connections from addresses that are not his needs no answers, and can begin as many as he likes. A pod
+//! that does so is refused, which harms nobody else; to refuse new clients outside would do what a flood is meant
+//! to. So each new connection takes a place, drawn by chance, and what had it goes, if it is still unanswered: of an honest
+//! client that takes a moment, and a flood drives out itself.
+
+use super::{find, remove};
+use crate::{
+    maps::{ALIASES, LIMITS},
+    scratch::Scratch,
+};
+use aya_ebpf::{helpers::bpf_get_prandom_u32, macros::map, maps::Array};
+use sinabro_common::abi::{
+    Addr,
+    connection::{ConnectionKey, FLAG_EMBRYONIC, FLAG_MASQUERADED, OUTSIDE_SHARE},
+};
+
+/// Places, at most.
+const MAX_PLACES: u32 = 16_384;
+/// One of so many records that there is room for may be a newcomer's.
+const PART: u32 = 8;
+
+/// Not pinned: a newcomer whose place is forgotten has the time that any unanswered connection has.
+#[map]
+static NEWCOMERS: Array<ConnectionKey> = Array::with_max_entries(MAX_PLACES, 0);
+
+/// Gives `scratch.key`'s connection a place, from which another one may have to go.
+#[inline(never)]
+pub fn settle(scratch: &mut Scratch) -> u32 {
+    let Some(limits) = LIMITS.get_ptr(0) else {
+        return 0;
+    };
+    // SAFETY: a value that the map just gave.
+    let places = unsafe { (*limits).capacity / PART }.clamp(1, MAX_PLACES);
+    // SAFETY: no arguments.
+    let random = u64::from(unsafe { bpf_get_prandom_u32() });
+    let Some(place) = NEWCOMERS.get_ptr_mut((random * u64::from(places) >> 32) as u32) else {
+        return 0;
+    };
+    let Scratch { key, other_key, .. } = &mut *scratch;
+    // SAFETY: a value that the map just gave. Of two processors that write to it at once both may leave a part: such a
+    // key leads to no connection, and the agent ends those that lost their place.
+    unsafe {
+        other_key.low = Addr::at(&raw const (*place).low);
+        other_key.high = Addr::at(&raw const (*place).high);
+        other_key.low_port = (*place).low_port;
+        other_key.high_port = (*place).high_port;
+        other_key.proto = (*place).proto;
+        (*place).low = key.low;
+        (*place).high = key.high;
+        (*place).low_port = key.low_port;
+        (*place).high_port = key.high_port;
+        (*place).proto = key.proto;
+    }
+    // Nobody has had the place, or the same ends have it again.
+    if scratch.other_key.proto == 0 || scratch.other_key == scratch.key {
+        return 0;
+    }
+    drive_out(scratch)
+}
+
+/// Removes `scratch.other_key`'s connection with its aliases, if nobody has answered it.
+#[inline(never)]
+fn drive_out(scratch: &mut Scratch) -> u32 {
+    let Some(found) = find(&scratch.other_key) else {
+        return 0;
+    };
+    let Scratch {
+        other_key,
+        real,
+        alias_key,
+        ..
+    } = &mut *scratch;
+    // SAFETY: a value that the map just gave.
+    let is_masqueraded = unsafe {
+        if (*found).payer != OUTSIDE_SHARE || !(*found).has(FLAG_EMBRYONIC) {
+            return 0;
+        }
+        // What the client sends, and what its endpoint answers it as.
+        let (client, port, server, server_port) = match (*found).client_is_high() {
+            true => (
+                &other_key.high,
+                other_key.high_port,
+                &other_key.low,
+                other_key.low_port,
+            ),
+            false => (
+                &other_key.low,
+                other_key.low_port,
+                &other_key.high,
+                other_key.high_port,
+            ),
+        };
+        real.src = *client;
+        real.src_port = port;
+        real.dst = Addr::at(&raw const (*found).frontend);
+        real.dst_port = (*found).frontend_port;
+        real.proto = other_key.proto;
+        alias_key.src = *server;
+        alias_key.src_port = server_port;
+        alias_key.dst = Addr::at(&raw const (*found).nat);
+        alias_key.dst_port = (*found).nat_port;
+        alias_key.proto = other_key.proto;
+        (*found).has(FLAG_MASQUERADED)
+    };
+    remove(&scratch.other_key);
+    let _ = ALIASES.remove(&scratch.real);
+    if is_masqueraded {
+        let _ = ALIASES.remove(&scratch.alias_key);
+    }
+    1
+}

@@ -1,0 +1,130 @@
+//! Clients outside of the cluster and pods of other nodes, through the tunnels.
+//!
+//! A pod of another node would answer such a client by its own node, which knows nothing of the Service. So it sees this
+//! node's address inside of the overlay, with a port that nobody else has towards it, as a host outside sees a pod: the
+//! same claims, the same table, by the record that the uplink made.
+//!
+//! Limits. What comes out of a tunnel in parts is followed only if the first part comes first.
+
+use super::{
+    arrive, error, is_error,
+    leave::{KNOWN, finish, of_service},
+    translate,
+};
+use crate::{
+    PASS,
+    connection::{self, fragment},
+    maps::{CONFIG, OVERLAY, UPLINKS},
+    nat::drop,
+    parse::Fragment,
+    rewrite::{self, End},
+    scratch::Scratch,
+    service,
+};
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use sinabro_common::abi::{Addr, connection::FLAG_SERVICE, drop::DropReason};
+
+/// Whether a packet on its way into a tunnel came in by an uplink, and may be a client's of a Service.
+#[inline(always)]
+pub fn is_from_outside(skb: *mut __sk_buff) -> bool {
+    // SAFETY: the context is valid for as long as the program runs.
+    let from = unsafe { (*skb).ingress_ifindex };
+    from != 0 && CONFIG.get(0).is_some_and(service::are_ours) && UPLINKS.get_ptr(from).is_some()
+}
+
+/// Gives what goes to a pod of another node for a client outside this node's address.
+#[inline(always)]
+pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let action = prepare(skb, scratch);
+    finish(skb, scratch, action)
+}
+
+#[inline(never)]
+fn prepare(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    if !scratch.well_formed || !find_gateway(scratch) {
+        return PASS;
+    }
+    if is_error(scratch) {
+        return error::cross(skb, scratch);
+    }
+    if scratch.ip.fragment == Fragment::Later {
+        return later(skb, scratch, End::Source);
+    }
+    if !service::has_ports(&scratch.ip) {
+        return PASS;
+    }
+    scratch.identify();
+    let Some(found) = connection::find(&scratch.key) else {
+        return PASS;
+    };
+    // SAFETY: a value that the map just gave.
+    unsafe {
+        match (*found).has(FLAG_SERVICE) {
+            true => of_service(found, scratch),
+            false => PASS,
+        }
+    }
+}
+
+/// Finds this node's address inside of the overlay, of the packet's family.
+#[inline(always)]
+fn find_gateway(scratch: &mut Scratch) -> bool {
+    let Some(overlay) = OVERLAY.get_ptr(0) else {
+        return false;
+    };
+    for at in 0..2 {
+        // SAFETY: a value that the map just gave.
+        let gateway = unsafe { Addr::at(&raw const (*overlay).gateways[at]) };
+        let is_v6 = gateway.as_v4().is_none();
+        if gateway != Addr::UNSPECIFIED && is_v6 == scratch.ip.v6 {
+            scratch.nat = gateway;
+            return true;
+        }
+    }
+    false
+}
+
+/// Gives what comes out of a tunnel for this node's address back to the client that it is for.
+#[inline(never)]
+pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let Some(config) = CONFIG.get(0) else {
+        return PASS;
+    };
+    if !scratch.well_formed {
+        return PASS;
+    }
+    if is_error(scratch) {
+        return error::arrive(skb, scratch);
+    }
+    if scratch.ip.fragment == Fragment::Later {
+        return later(skb, scratch, End::Destination);
+    }
+    if !service::has_ports(&scratch.ip) || arrive::known(config, scratch) != KNOWN {
+        return PASS;
+    }
+    let ctx = TcContext::new(skb);
+    if scratch.ip.fragment == Fragment::First {
+        let addr = scratch.alias.addr;
+        fragment::note(&ctx, scratch, &addr);
+    }
+    let to = (&scratch.alias.addr, scratch.alias.port);
+    translate(&ctx, scratch, End::Destination, to)
+}
+
+/// A fragment that names no ports: the first said where all go.
+#[inline(never)]
+fn later(skb: *mut __sk_buff, scratch: &mut Scratch, end: End) -> i32 {
+    let ctx = &TcContext::new(skb);
+    if !fragment::find(ctx, scratch) {
+        return PASS;
+    }
+    let (ip, to) = (&scratch.ip, &scratch.fragment.addr);
+    let from = match end {
+        End::Source => &ip.src,
+        End::Destination => &ip.dst,
+    };
+    match rewrite::address(ctx, ip, end, from, to) {
+        Ok(()) => PASS,
+        Err(rewrite::Failed) => drop(DropReason::RewriteFailed),
+    }
+}
