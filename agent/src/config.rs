@@ -31,7 +31,7 @@ use sinabro_common::names;
 use std::{ffi::OsString, fmt, io, net::SocketAddr, path::PathBuf};
 use value::{
     absolute_path, acceleration_mode, boolean, device, local_mtu, masquerade_ipv6, memory,
-    node_name, node_ports, number, port_range, service_proxy, udp_mapping,
+    node_name, node_ports, number, port_range, service_proxy, socket_address, udp_mapping,
 };
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
@@ -76,6 +76,8 @@ pub struct Settings {
     pub node_port_addresses: NodePortAddresses,
     /// Whether what is sent to Services is translated here.
     pub service_proxy: ServiceProxy,
+    /// Where load balancers ask whether Services are translated here.
+    pub service_health_address: Option<SocketAddr>,
     /// Where Services are, if not in the Kubernetes API.
     pub services_file: Option<PathBuf>,
     /// Connections that the node's table has room for; none if the node's memory says.
@@ -263,10 +265,8 @@ impl Settings {
                 "clsact" => Ok(AttachMode::Clsact),
                 _ => Err("expected auto, tcx or clsact".into()),
             })?,
-            metrics_address: layers.optional("metricsAddress", |text| {
-                text.parse()
-                    .map_err(|_| "expected ADDRESS:PORT, an IPv6 address in brackets".into())
-            })?,
+            metrics_address: layers.optional("metricsAddress", socket_address)?,
+            service_health_address: layers.optional("serviceHealthAddress", socket_address)?,
             log_level: layers.parse("logLevel", |text| {
                 // The parser counts bytes of the trimmed text in the whole one, and panics where
                 // that is inside a character. Names of modules are ASCII.

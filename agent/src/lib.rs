@@ -13,6 +13,7 @@
 //! - [`connections`]: the connections of this node's pods, for people;
 //! - [`troubles`]: what is wrong although the agent serves, and what to do;
 //! - [`telemetry`]: metrics and health;
+//! - [`service_health`]: what load balancers ask of a node;
 //! - [`uninstall`]: takes all of it away again;
 //! - [`ctl`]: `sinabroctl`, for people.
 //!
@@ -39,6 +40,7 @@ pub mod plan;
 pub mod prepare;
 pub mod probe;
 pub mod run;
+pub mod service_health;
 #[cfg(test)]
 mod stand_in;
 pub mod state_file;

@@ -32,6 +32,7 @@ use crate::{
     node::{self, NodeStatus},
     prepare::{self, Families},
     probe::{self, Probe},
+    service_health::{self, Eligibility, ProxyHealth, ports::HealthChecks},
     state_lock,
     telemetry::{
         drops::{self, RecentDrops},
@@ -174,7 +175,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tasks.spawn(drops::read(ring, recent_drops.clone(), pods));
     }
 
-    let services = match handover::is_ours(settings.service_proxy, &datapath)? {
+    let publisher = match handover::is_ours(settings.service_proxy, &datapath)? {
         true => {
             let datapath = datapath.clone();
             let publisher = spawn_blocking(move || Publisher::restore(datapath)).await?;
@@ -192,15 +193,17 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     });
     let metrics = Arc::new(Metrics::default());
     let (complete, is_complete) = watch::channel(false);
+    let (translating, translates) = watch::channel(false);
     let (proxy_sender, proxy) = watch::channel(String::new());
     tasks.spawn(handover::follow_handover(handover::HandoverTask {
         wish: settings.service_proxy,
         datapath: datapath.clone(),
         published: is_complete,
         status: proxy_sender,
+        translating,
     }));
     let source = match (settings.services_file.clone(), &own_node) {
-        _ if services.is_none() => None,
+        _ if publisher.is_none() => None,
         (Some(file), _) => Some(watch_services::spawn_file(file)),
         (None, Some((api, _))) => Some(watch_services::spawn_kubernetes(api.clone())),
         (None, None) if settings.service_proxy.may_be_on() => {
@@ -209,19 +212,43 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         // What is still translated leads where it led.
         (None, None) => None,
     };
-    if let (Some(publisher), Some(source)) = (&services, source) {
+    let mut services = publisher.map(|publisher| services::Services {
+        publisher,
+        facts: None,
+    });
+    if let (Some(services), Some(source)) = (&mut services, source) {
         tracing::info!(from = source.from, "following Services");
+        let health = Arc::new(ProxyHealth::default());
+        let (checks, wanted) = watch::channel(HealthChecks::default());
+        tasks.spawn(service_health::ports::serve(
+            wanted,
+            translates.clone(),
+            health.clone(),
+            standing.clone(),
+        ));
+        let own = own_node.as_ref().map(|(_, own)| own.clone());
+        if let Some(address) = settings.service_health_address {
+            let asked = service_health::node::Asked {
+                health: health.clone(),
+                eligibility: Eligibility::new(own.clone()),
+                translates,
+            };
+            let (standing, stopping) = (standing.clone(), stopping.clone());
+            let answers = service_health::node::serve(address, asked, standing, stopping);
+            tasks.spawn(answers);
+        }
+        let servers = own_node.as_ref().and_then(|(api, _)| api.servers.clone());
+        let facts = services::Facts::new(source.store.clone(), servers, checks);
+        let facts = Arc::new(facts);
+        services.facts = Some(facts.clone());
         tasks.spawn(services::follow_services(services::ServicesTask {
             source,
-            publisher: publisher.clone(),
+            publisher: services.publisher.clone(),
+            facts,
             complete,
-            servers: own_node.as_ref().and_then(|(api, _)| api.servers.clone()),
-            whereabouts: services::Whereabouts::new(
-                settings.node_name.clone(),
-                node.clone(),
-                own_node.as_ref().map(|(_, own)| own.clone()),
-            ),
+            whereabouts: services::Whereabouts::new(settings.node_name.clone(), node.clone(), own),
             metrics: metrics.clone(),
+            health,
             standing: standing.clone(),
         }));
     }

@@ -72,6 +72,9 @@ pub const VXLAN_VNI: u32 = 1;
 /// Where the agent serves /metrics, /healthz and /readyz.
 pub const METRICS_ADDR: &str = "127.0.0.1:9632";
 
+/// Where load balancers ask whether a node translates Services: kube-proxy's `--healthz-bind-address`.
+pub const SERVICE_HEALTH_ADDR: &str = "[::]:10256";
+
 /// `rtm_protocol` of the routes that Sinabro makes, so that it touches no others
 /// (linux/rtnetlink.h leaves values above RTPROT_STATIC to user space).
 pub const ROUTE_PROTOCOL: u8 = 0x5b;

@@ -89,6 +89,7 @@ fn the_archive_says_what_there_is_also_without_an_agent() {
     assert!(with["agent/metrics.json"].contains("drops"));
     assert!(with["agent/connections.json"].contains("capacity"));
     assert!(with["agent/drops.json"].contains("packets"));
+    assert!(with["agent/services.json"].contains("serviceProxy: off"));
     let log = &with["agent/log.txt"];
     assert!(
         log.contains("agent started") && log.contains("pod added"),

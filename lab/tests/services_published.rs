@@ -1,11 +1,18 @@
 //! What Services lead to follows a file that changes while the agent runs, and outlives the agent.
 #![allow(clippy::unwrap_used)]
 
+use anyhow::Context as _;
 use sinabro_common::api::{
     Request, Response, ServiceOutcome, ServiceReport, ServiceUsage, ServicesPage,
 };
 use sinabro_lab::{Binaries, Lab, Lifetime, Node, wait::wait_for};
-use std::{fs, net::SocketAddr, path::PathBuf};
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    path::PathBuf,
+    time::Duration,
+};
 
 const FLAGS: [&str; 2] = [
     "--service-proxy=on",
@@ -219,4 +226,75 @@ fn services_follow_their_file_and_outlive_the_agent() {
     assert_eq!(off.status.code(), Some(1));
     let why = String::from_utf8(off.stderr).unwrap();
     assert!(why.contains("serviceProxy: off"), "{why}");
+}
+
+/// Status and body of an answer that the node itself gets.
+fn get(node: &Node, at: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
+    let text = node.place().run(|| {
+        let mut stream = TcpStream::connect_timeout(&at, Duration::from_secs(2))?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes())?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    })?;
+    let (head, body) = text.split_once("\r\n\r\n").context("no HTTP")?;
+    let status = head.split(' ').nth(1).context("no status")?.parse()?;
+    Ok((status, body.to_owned()))
+}
+
+#[test]
+fn load_balancers_hear_whether_a_node_translates_and_has_endpoints() {
+    const PORT: u16 = 32_100;
+    let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
+    let node = lab.node(1);
+    node.start_agent_with(&FLAGS).unwrap();
+    node.wait_ready().unwrap();
+    let [healthz, livez] = ["/healthz", "/livez"];
+    for address in node.addresses() {
+        let at = SocketAddr::new(address, 10_256);
+        let says = |path, expected| {
+            wait_for(&format!("{expected} at {at}{path}"), || {
+                Ok((get(node, at, path)?.0 == expected).then_some(()))
+            })
+            .unwrap();
+        };
+        if address.is_ipv4() {
+            // Until Services are translated, somebody else may answer there.
+            assert!(get(node, at, livez).is_err());
+            write(node, &[]);
+        }
+        says(livez, 200);
+        says(healthz, 200);
+    }
+
+    let balanced = format!(
+        "{{kind: Service, metadata: {{namespace: lab, name: lb}}, spec: {{type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: {PORT}, clusterIP: 10.96.0.12, clusterIPs: [10.96.0.12], ports: [{{name: http, protocol: TCP, port: 80}}]}}}}"
+    );
+    let on = |name: &str| {
+        let endpoint = "conditions: {ready: true";
+        slice("lb", &[1]).replace(endpoint, &format!("nodeName: {name}, {endpoint}"))
+    };
+    let asked = SocketAddr::new(node.addresses()[0], PORT);
+    for (at, expected, count) in [("elsewhere", 503, 0), (node.name(), 200, 1)] {
+        write(node, &[balanced.clone(), on(at)]);
+        wait_for(&format!("{expected} with an endpoint on {at}"), || {
+            let (status, body) = get(node, asked, "/any")?;
+            Ok(
+                (status == expected && body.contains(&format!("\"localEndpoints\":{count}")))
+                    .then_some(()),
+            )
+        })
+        .unwrap();
+        let said = node.ctl(&["services", "lab/lb"]).unwrap();
+        let said = String::from_utf8(said.stdout).unwrap();
+        let why = "externalTrafficPolicy is Local, and it is on elsewhere";
+        assert_eq!(said.contains(why), count == 0, "{said}");
+    }
+    // Nobody asks for it any more.
+    write(node, &[]);
+    wait_for("the port to be let go", || {
+        Ok(get(node, asked, "/").is_err().then_some(()))
+    })
+    .unwrap();
 }

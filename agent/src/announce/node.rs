@@ -210,6 +210,7 @@ mod tests {
             taints: taints.iter().map(taint).collect(),
             network_unavailable: condition.map(|(s, r)| (s.into(), r.into())),
             zone: String::new(),
+            is_going: false,
         }
     }
 

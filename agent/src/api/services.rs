@@ -1,8 +1,14 @@
 //! What is asked about Services.
 
 use super::status::Core;
-use crate::{plan::services::ServiceName, run::services};
-use sinabro_common::api::{ApiError, ErrorCode, Request, Response, ServiceUsage};
+use crate::{
+    plan::services::{ServiceName, why::Unused},
+    run::services,
+};
+use sinabro_common::api::{
+    ApiError, ErrorCode, Request, Response, SERVICE_ENDPOINTS_OF_A_SET, ServiceUsage,
+    UnusedEndpoint,
+};
 
 /// Answers such a request; none if it is another.
 pub fn answer(core: &Core, request: &Request) -> Option<Result<Response, ApiError>> {
@@ -13,13 +19,21 @@ pub fn answer(core: &Core, request: &Request) -> Option<Result<Response, ApiErro
 }
 
 fn page(core: &Core, after: Option<&str>, only: Option<&str>) -> Result<Response, ApiError> {
-    let Some(publisher) = &core.services else {
+    let Some(known) = &core.services else {
         let text = "this node's Services are not translated by Sinabro (serviceProxy: off)";
         return Err(ApiError::new(ErrorCode::Invalid, text));
     };
     let after = after.map(name).transpose()?;
     let only = only.map(name).transpose()?;
-    let page = services::lock(publisher).page(after.as_ref(), only.as_ref());
+    let mut page = services::lock(&known.publisher).page(after.as_ref(), only.as_ref());
+    if let Some(only) = &only
+        && let Some(facts) = &known.facts
+        && let Some(report) = page.services.first_mut()
+    {
+        let unused = facts.unused(only).into_iter();
+        let unused = unused.take(SERVICE_ENDPOINTS_OF_A_SET);
+        report.unused = unused.map(reported).collect();
+    }
     match &only {
         Some(only) if page.services.is_empty() => {
             let text =
@@ -27,6 +41,14 @@ fn page(core: &Core, after: Option<&str>, only: Option<&str>) -> Result<Response
             Err(ApiError::new(ErrorCode::NotFound, text))
         }
         _ => Ok(Response::Services(page)),
+    }
+}
+
+fn reported(unused: Unused) -> UnusedEndpoint {
+    UnusedEndpoint {
+        port: unused.port,
+        endpoint: unused.at,
+        why: unused.why,
     }
 }
 
@@ -44,6 +66,6 @@ fn name(text: &str) -> Result<ServiceName, ApiError> {
 
 /// None where others translate.
 pub fn usage(core: &Core) -> Option<ServiceUsage> {
-    let publisher = core.services.as_ref()?;
-    Some(services::lock(publisher).usage_report())
+    let known = core.services.as_ref()?;
+    Some(services::lock(&known.publisher).usage_report())
 }

@@ -14,7 +14,6 @@ use crate::{
     node::{NodeState, NodeStatus},
     plan::overlay::node_reports,
     probe::Probe,
-    run::services::Shared,
     telemetry::{Provider, Reports, drops::RecentDrops, metrics::Metrics, recent_log::RECENT},
     watch::{Snapshot, masquerade_file},
 };
@@ -46,7 +45,7 @@ pub struct Core {
     pub reaper: Reaper,
     pub datapath: Arc<Datapath>,
     /// What is published of Services; none where others translate what is sent to them.
-    pub services: Option<Shared>,
+    pub services: Option<crate::run::services::Services>,
     /// Whether what is sent to Services is translated here, and why; for people.
     pub proxy: watch::Receiver<String>,
     /// For how many connections, and why so many.

@@ -252,6 +252,16 @@ pub struct Options {
     )]
     service_proxy: Option<String>,
 
+    /// Where load balancers ask whether this node translates Services, with --service-proxy=on: /healthz and
+    /// /livez, as kube-proxy has them; empty: nowhere.
+    #[arg(
+        long,
+        env = "SINABRO_SERVICE_HEALTH_ADDRESS",
+        value_name = "ADDRESS:PORT",
+        default_value = names::SERVICE_HEALTH_ADDR
+    )]
+    service_health_address: Option<String>,
+
     /// Services and EndpointSlices (YAML or JSON, as `kubectl get services,endpointslices -A -o yaml`
     /// prints them), read again whenever they change. For --service-proxy=on without Kubernetes, with
     /// which they are watched in its API.

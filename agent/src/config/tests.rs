@@ -68,6 +68,10 @@ fn defaults_need_only_the_nodes_file() {
         let why = of(wrong).unwrap_err().to_string();
         assert!(why.contains("primary or all, alone"), "{why}");
     }
+    let health = settings.service_health_address.unwrap();
+    assert_eq!(health.to_string(), names::SERVICE_HEALTH_ADDR);
+    let nowhere = load(&["--nodes=/n", "--service-health-address="]).unwrap();
+    assert_eq!(nowhere.service_health_address, None);
     assert_eq!(settings.connections, None);
     assert_eq!(settings.connection_limits, ConnectionLimits::default());
     assert!(settings.tcp_acceleration_pod_memory.is_none());
@@ -207,6 +211,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         nodePortAddresses: [all]
         serviceProxy: on
         servicesFile: /etc/services.yaml
+        serviceHealthAddress: 127.0.0.1:1
         connections: 500000
         connectionsPerPod: 20000
         connectionsPerPodUnanswered: 2000
@@ -271,6 +276,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         service_proxy: ServiceProxy::On,
         node_port_addresses: NodePortAddresses::All,
         services_file: Some("/etc/services.yaml".into()),
+        service_health_address: Some(([127, 0, 0, 1], 1).into()),
         connections: Some(500_000),
         connection_limits: ConnectionLimits {
             per_pod: 20_000,

@@ -8,7 +8,12 @@ use crate::{
     plan::{MasqueradeIpv6, UdpMapping},
 };
 use ipnet::IpNet;
-use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+};
 
 pub fn node_name(text: &str) -> Result<String, String> {
     // Kubernetes names nodes by RFC 1123 subdomains, in lower case; kubelet lowers host names.
@@ -182,6 +187,11 @@ pub fn node_ports(text: &str) -> Result<Option<(u16, u16)>, String> {
             .map(Some)
             .map_err(|reason| format!("{reason}, or none")),
     }
+}
+
+pub fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse()
+        .map_err(|_| "expected ADDRESS:PORT, an IPv6 address in brackets".into())
 }
 
 pub fn port_range(text: &str) -> Result<(u16, u16), String> {

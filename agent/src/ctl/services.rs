@@ -19,7 +19,7 @@ pub fn show(common: &Common, only: Option<&str>) -> Result<Exit, client::Error> 
 }
 
 /// All of them, asked for page by page, or one.
-fn all(common: &Common, only: Option<&str>) -> Result<Vec<ServiceReport>, client::Error> {
+pub fn all(common: &Common, only: Option<&str>) -> Result<Vec<ServiceReport>, client::Error> {
     let mut services: Vec<ServiceReport> = Vec::new();
     loop {
         let last = services.last();
@@ -76,7 +76,18 @@ fn table(services: &[ServiceReport], is_one: bool) -> String {
             table.row([name, none(), none(), none(), none(), none(), problem]);
         }
     }
-    table.render()
+    let mut text = table.render();
+    let mut table = Table::new(["PORT", "ENDPOINT", "NOT USED BECAUSE"]);
+    let unused = services.iter().flat_map(|service| &service.unused);
+    for unused in unused.clone() {
+        let endpoint = unused.endpoint.to_string();
+        table.row([unused.port.clone(), endpoint, unused.why.clone()]);
+    }
+    if unused.count() > 0 {
+        text.push('\n');
+        text.push_str(&table.render());
+    }
+    text
 }
 
 /// `http/tcp affinity 10800s`.
@@ -121,6 +132,7 @@ fn endpoints(set: &ServiceSetReport, many: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sinabro_common::api::UnusedEndpoint;
 
     #[test]
     fn a_row_for_each_set_and_a_service_without_any() {
@@ -149,6 +161,11 @@ mod tests {
                     set(ServiceClients::Outside, ServiceOutcome::Drop, 0..0),
                 ],
                 draining: vec![at(9)],
+            }],
+            unused: vec![UnusedEndpoint {
+                port: "http".into(),
+                endpoint: at(8),
+                why: "it is not ready".into(),
             }],
             problem: None,
         };
@@ -189,5 +206,6 @@ mod tests {
             lines[3],
             ["default/full", "-", "-", "-", "-", "-", "no room"]
         );
+        assert_eq!(lines[6], ["http", "10.244.0.8:8080", "it is not ready"]);
     }
 }

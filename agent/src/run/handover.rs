@@ -23,6 +23,8 @@ pub(super) struct HandoverTask {
     pub(super) published: watch::Receiver<bool>,
     /// For people.
     pub(super) status: watch::Sender<String>,
+    /// Whether what begins is translated here.
+    pub(super) translating: watch::Sender<bool>,
 }
 
 /// Whether there is anything to follow Services for.
@@ -40,7 +42,7 @@ pub(super) async fn follow_handover(mut task: HandoverTask) -> anyhow::Result<()
         let published = task.published.wait_for(|is| *is).await;
         published.context("what publishes Services ended")?;
     }
-    let mut turn = Turn::new(task.wish, task.datapath);
+    let mut turn = Turn::new(task.wish, task.datapath.clone());
     loop {
         let step = spawn_blocking(move || (turn.step(Instant::now()), turn));
         let outcome;
@@ -54,6 +56,13 @@ pub(super) async fn follow_handover(mut task: HandoverTask) -> anyhow::Result<()
             }
         });
         task.status.send_replace(text);
+        let state = task.datapath.translation();
+        let is_ours = matches!(state, Ok(Translation::Handover | Translation::On));
+        task.translating.send_if_modified(|known| {
+            let is_new = *known != is_ours;
+            *known = is_ours;
+            is_new
+        });
         match again {
             Some(later) => sleep(later).await,
             None => pending().await,

@@ -9,12 +9,14 @@ use crate::{
     chain::Chain,
     cluster_api::servers::Servers,
     datapath::{Datapath, DatapathError},
-    plan::services::{Here, ServiceName, ServicePlan, Slice, plan},
+    plan::services::{Here, ServiceName, ServicePlan, Slice, plan, unused, why::Unused},
+    service_health::{ProxyHealth, ports::HealthChecks},
     telemetry::metrics::Metrics,
     troubles,
     watch::services::{ServicesSource, Store},
 };
 use anyhow::{Context as _, bail};
+use k8s_openapi::jiff::Timestamp;
 use std::{
     collections::BTreeSet,
     future::pending,
@@ -31,6 +33,13 @@ const TOGETHER: usize = 256;
 const UNPUBLISHED: &str = "ServicesUnpublished";
 const STALE: &str = "ServicesStale";
 
+/// What is known of Services, and what of that is published.
+pub struct Services {
+    pub publisher: Shared,
+    /// None where nothing says what there is any more, and what was published goes on.
+    pub facts: Option<Arc<Facts>>,
+}
+
 /// The publisher, for the task and for who asks what is published.
 pub type Shared = Arc<Mutex<Publisher<Arc<Datapath>>>>;
 
@@ -41,9 +50,9 @@ pub(super) struct ServicesTask {
     /// To be told once everything is.
     pub(super) complete: watch::Sender<bool>,
     pub(super) whereabouts: Whereabouts,
-    /// To be told where the API servers are.
-    pub(super) servers: Option<Arc<Servers>>,
+    pub(super) facts: Arc<Facts>,
     pub(super) metrics: Arc<Metrics>,
+    pub(super) health: Arc<ProxyHealth>,
     pub(super) standing: troubles::Standing,
 }
 
@@ -59,24 +68,19 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         publisher,
         complete,
         mut whereabouts,
-        servers,
+        facts,
         metrics,
+        health,
         standing,
     } = task;
     let ServicesSource {
         mut changes,
-        store,
-        mut health,
+        health: mut source_health,
         task: mut reading,
         ..
     } = source;
     whereabouts.known(whereabouts::PATIENCE).await;
-    let facts = Facts {
-        store,
-        here: Mutex::new(Arc::new(whereabouts.here())),
-        servers,
-    };
-    let facts = Arc::new(facts);
+    facts.move_to(whereabouts.here());
     let mut is_begun = false;
     // When it is tried again; what is published by then goes on meanwhile.
     let mut again: Option<Instant> = None;
@@ -89,9 +93,9 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
                 facts.move_to(whereabouts.here());
                 continue;
             }
-            changed = health.changed() => {
+            changed = source_health.changed() => {
                 changed.context("the source of Services ended")?;
-                let problem = health.borrow_and_update().problem.clone();
+                let problem = source_health.borrow_and_update().problem.clone();
                 troubles::replace(&standing, STALE, problem);
                 continue;
             }
@@ -100,6 +104,8 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
                 bail!("the source of Services ended");
             }
         };
+        health.waits(Instant::now());
+        let triggers = facts.store.take_triggers();
         let is_due = again.is_some_and(|again| again <= Instant::now());
         let work = {
             let (publisher, facts) = (publisher.clone(), facts.clone());
@@ -117,6 +123,14 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         let problem = match published.context("publishing Services failed")? {
             Ok((took, begun, waiting)) => {
                 is_begun = begun;
+                health.published();
+                for trigger in triggers {
+                    let took = Timestamp::now().duration_since(trigger);
+                    // By the clock of another machine, which may be ahead.
+                    metrics.network_programmed(took.try_into().unwrap_or_default());
+                }
+                metrics.none_here(facts.count_none_here());
+                facts.open_checks();
                 complete.send_replace(begun);
                 if let Some(took) = took {
                     metrics.services_changed(took);
@@ -153,6 +167,8 @@ fn publish(publisher: &Shared, facts: &Facts, changed: &BTreeSet<ServiceName>) -
         }
         for (name, plan) in &plans {
             facts.tell_of_api_servers(name, plan.as_ref());
+            facts.tell_load_balancers(name, plan.as_ref());
+            facts.note_none_here(name, plan.as_ref());
         }
         let changes = plans.iter().map(|(name, plan)| (*name, plan.as_ref()));
         lock(publisher).apply_all(Instant::now(), changes);
@@ -186,13 +202,40 @@ fn waiting(publisher: &Shared) -> Option<String> {
 }
 
 /// What is known of Services, and who wants to know.
-struct Facts {
+pub struct Facts {
     store: Arc<Store>,
     here: Mutex<Arc<Here>>,
+    /// To be told where the API servers are.
     servers: Option<Arc<Servers>>,
+    checks: watch::Sender<HealthChecks>,
+    /// Services with endpoints, but none here: for clients inside and outside.
+    none_here: Mutex<[BTreeSet<ServiceName>; 2]>,
 }
 
 impl Facts {
+    pub(super) fn new(
+        store: Arc<Store>,
+        servers: Option<Arc<Servers>>,
+        checks: watch::Sender<HealthChecks>,
+    ) -> Self {
+        Self {
+            store,
+            here: Mutex::default(),
+            servers,
+            checks,
+            none_here: Mutex::default(),
+        }
+    }
+
+    /// Endpoints of a Service that some clients are not led to, and why.
+    pub fn unused(&self, name: &ServiceName) -> Vec<Unused> {
+        let Some((service, slices)) = self.store.get(name) else {
+            return Vec::new();
+        };
+        let slices: Vec<&Slice> = slices.iter().collect();
+        unused(&service, &slices, &self.here())
+    }
+
     /// What is to be published of a Service; none if nothing is.
     fn planned(&self, name: &ServiceName) -> Option<ServicePlan> {
         let (service, slices) = self.store.get(name)?;
@@ -220,6 +263,50 @@ impl Facts {
         *here = Arc::new(new);
         drop(here);
         self.store.tell_all();
+    }
+
+    fn note_none_here(&self, name: &ServiceName, plan: Option<&ServicePlan>) {
+        let none = plan.map_or([false; 2], ServicePlan::has_none_here);
+        let mut all = self
+            .none_here
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (all, is) in all.iter_mut().zip(none) {
+            match is {
+                true => drop(all.insert(name.clone())),
+                false => drop(all.remove(name)),
+            }
+        }
+    }
+
+    fn count_none_here(&self) -> [usize; 2] {
+        let all = self
+            .none_here
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        [all[0].len(), all[1].len()]
+    }
+
+    /// What is answered at the Service's healthCheckNodePort from now on.
+    fn tell_load_balancers(&self, name: &ServiceName, plan: Option<&ServicePlan>) {
+        let check = plan.and_then(|plan| plan.health_check);
+        self.checks.send_if_modified(|checks| {
+            let before = match check {
+                Some(check) => checks.services.insert(Arc::new(name.clone()), check),
+                None => checks.services.remove(name),
+            };
+            before != check
+        });
+    }
+
+    /// Where load balancers ask: at the node's own addresses, once Services are translated.
+    fn open_checks(&self) {
+        let here = self.here();
+        self.checks.send_if_modified(|checks| {
+            let is_new = checks.addresses != here.node_ports_at;
+            checks.addresses.clone_from(&here.node_ports_at);
+            is_new
+        });
     }
 
     /// The agent asks them itself, whatever becomes of the Service that leads to them.

@@ -29,6 +29,8 @@
 //! | `sinabro_services`, `sinabro_services_waiting`, `sinabro_service_endpoints` | | Services that are translated, that are not as they should be, and their endpoints |
 //! | `sinabro_service_map_entries`, `…_resting`, `…_limit` | map | entries taken, let go a moment ago, room for them |
 //! | `sinabro_service_change_duration_seconds` | | how long it took to publish what changed, a histogram |
+//! | `kubeproxy_network_programming_duration_seconds` | | from when a pod or Service changed until its endpoints were published here, a histogram |
+//! | `kubeproxy_sync_proxy_rules_no_local_endpoints_total` | traffic_policy | Services with endpoints, but none for clients of policy Local |
 //! | `sinabro_ipam_addresses_leased`, `…_limit` | cidr | leases, room for them |
 //! | `sinabro_nodes` | | known nodes |
 //! | `sinabro_peers_with_problems` | | nodes that are not reached as they should be |
@@ -43,6 +45,8 @@
 //! | `sinabro_api_requests_total` | call, result | requests on the socket |
 //! | `sinabro_api_request_duration_seconds` | call | how long they took, a histogram |
 //!
+//! Those of kube-proxy have its names, for dashboards look for them.
+//!
 //! Series of pods are left out with the setting `podMetrics: false`.
 //!
 //! A pod without a name (a runtime without Kubernetes) has its container id in `pod`.
@@ -50,7 +54,7 @@
 use super::Reports;
 use crate::datapath::Level;
 use prometheus_client::{
-    encoding::text::encode,
+    encoding::text::{encode_eof, encode_registry},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
@@ -81,6 +85,14 @@ const ROUND_TRIPS: [f64; 10] = [
     0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0,
 ];
 
+/// As kube-proxy has them: quarters of a second, seconds up to a minute, five of them up to two, half minutes up to five.
+fn network_programming() -> impl Iterator<Item = f64> {
+    let seconds = (1..60)
+        .chain((60..120).step_by(5))
+        .chain((120..=300).step_by(30));
+    [0.25, 0.5].into_iter().chain(seconds.map(f64::from))
+}
+
 /// Counters that are fed as things happen. Everything else is asked for on scrape.
 #[derive(Debug)]
 pub struct Metrics {
@@ -91,6 +103,8 @@ pub struct Metrics {
     probes_lost: Counter<u64, AtomicU64>,
     round_trips: Histogram,
     service_changes: Histogram,
+    network_programming: Histogram,
+    none_here: Gauges,
 }
 
 impl Default for Metrics {
@@ -104,6 +118,8 @@ impl Default for Metrics {
             probes_lost: Counter::default(),
             round_trips: Histogram::new(ROUND_TRIPS),
             service_changes: Histogram::new(ROUND_TRIPS),
+            network_programming: Histogram::new(network_programming()),
+            none_here: Gauges::default(),
         }
     }
 }
@@ -128,6 +144,19 @@ impl Metrics {
     /// Counts a change of Services that is published.
     pub fn services_changed(&self, took: Duration) {
         self.service_changes.observe(took.as_secs_f64());
+    }
+
+    /// Counts endpoints that are published so long after what they changed for.
+    pub fn network_programmed(&self, took: Duration) {
+        self.network_programming.observe(took.as_secs_f64());
+    }
+
+    /// How many Services have endpoints, but none for clients by the policies of internal and external traffic.
+    pub fn none_here(&self, [internal, external]: [usize; 2]) {
+        for (policy, count) in [("internal", internal), ("external", external)] {
+            let labels = vec![("traffic_policy", policy.into())];
+            self.none_here.get_or_create(&labels).set(count as f64);
+        }
     }
 
     /// Counts requests to peers that were not answered.
@@ -160,8 +189,27 @@ impl Metrics {
         overlay(&mut page, reports);
         self.peers(&mut page, reports);
         let mut text = String::new();
-        encode(&mut text, &page.0)?;
+        encode_registry(&mut text, &page.0)?;
+        if reports.metrics.services.is_some() {
+            encode_registry(&mut text, &self.of_kube_proxy())?;
+        }
+        encode_eof(&mut text)?;
         Ok(text)
+    }
+
+    fn of_kube_proxy(&self) -> Registry {
+        let mut registry = Registry::with_prefix("kubeproxy");
+        registry.register(
+            "network_programming_duration_seconds",
+            "Time from a change of a pod or Service until its endpoints were published on this node",
+            self.network_programming.clone(),
+        );
+        registry.register(
+            "sync_proxy_rules_no_local_endpoints_total",
+            "Services with a Local traffic policy and endpoints, but none on this node",
+            self.none_here.clone(),
+        );
+        registry
     }
 
     fn peers(&self, page: &mut Page, reports: &Reports) {

@@ -198,6 +198,9 @@ fn every_report_is_in_the_scrape() {
     let metrics = Metrics::default();
     metrics.api_request("allocate", "ok", Duration::from_millis(3));
     metrics.api_request("allocate", "rangeFull", Duration::from_millis(30));
+    metrics.network_programmed(Duration::from_millis(200));
+    metrics.network_programmed(Duration::from_secs(59));
+    metrics.none_here([3, 4]);
     metrics.peer_probe_answered(Duration::from_millis(3));
     metrics.peer_probe_answered(Duration::from_micros(300));
     metrics.peer_probes_lost(5);
@@ -235,6 +238,12 @@ fn every_report_is_in_the_scrape() {
         "sinabro_connection_sweeps_total 38",
         "sinabro_services 41.0",
         "sinabro_services_waiting 42.0",
+        "kubeproxy_network_programming_duration_seconds_bucket{le=\"0.25\"} 1",
+        "kubeproxy_network_programming_duration_seconds_bucket{le=\"59.0\"} 2",
+        "kubeproxy_network_programming_duration_seconds_bucket{le=\"115.0\"} 2",
+        "kubeproxy_network_programming_duration_seconds_bucket{le=\"300.0\"} 2",
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\"} 3.0",
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"external\"} 4.0",
         "sinabro_service_endpoints 43.0",
         r#"sinabro_service_map_entries{map="SLOTS"} 44.0"#,
         r#"sinabro_service_map_entries_resting{map="SLOTS"} 45.0"#,

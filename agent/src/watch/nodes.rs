@@ -25,6 +25,7 @@ pub struct Metadata {
     pub uid: String,
     pub resource_version: String,
     creation_timestamp: String,
+    deletion_timestamp: Option<String>,
     labels: Option<Labels>,
 }
 
@@ -105,6 +106,8 @@ pub struct OwnNode {
     pub network_unavailable: Option<(String, String)>,
     /// By which clients choose among a Service's endpoints; empty if the Node has none.
     pub zone: String,
+    /// Whether it is being deleted.
+    pub is_going: bool,
 }
 
 impl From<&ApiNode> for OwnNode {
@@ -119,6 +122,7 @@ impl From<&ApiNode> for OwnNode {
                 .map(|condition| (condition.status.clone(), condition.reason.clone())),
             zone: (node.metadata.labels.as_ref())
                 .map_or_else(String::new, |labels| labels.zone.clone()),
+            is_going: node.metadata.deletion_timestamp.is_some(),
         }
     }
 }
@@ -226,6 +230,18 @@ mod tests {
         assert_eq!(zone(both), "a");
         assert_eq!(zone(json!({"x": "y"})), "");
         assert_eq!(zone(Value::Null), "");
+    }
+
+    #[test]
+    fn a_node_that_is_being_deleted_says_so() {
+        let is_going = |metadata: Value| {
+            let node = serde_json::from_value::<ApiNode>(json!({"metadata": metadata}));
+            OwnNode::from(&node.unwrap()).is_going
+        };
+        assert!(!is_going(json!({"name": "n1"})));
+        assert!(is_going(
+            json!({"name": "n1", "deletionTimestamp": "2026-11-23T10:00:00Z"})
+        ));
     }
 
     #[test]

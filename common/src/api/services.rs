@@ -29,9 +29,24 @@ pub struct ServiceReport {
     /// Addresses that are its own: what is sent to other ports of them is refused.
     pub addresses: Vec<IpAddr>,
     pub ports: Vec<ServicePortReport>,
+    /// Endpoints that some clients, or all, are not led to; only if this Service was asked for by name, and the first
+    /// [`SERVICE_ENDPOINTS_OF_A_SET`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unused: Vec<UnusedEndpoint>,
     /// Why it is not as it should be; what it was before stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+}
+
+/// Why an endpoint gets no new connections.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UnusedEndpoint {
+    /// Name of the Service's port.
+    pub port: String,
+    pub endpoint: SocketAddr,
+    /// For people.
+    pub why: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -94,6 +94,7 @@ impl<T: Tables> Publisher<T> {
             ports: ports
                 .map(|port| self.port(port, &applied.frontends))
                 .collect(),
+            unused: Vec::new(),
             problem: self
                 .waiting
                 .get(name)

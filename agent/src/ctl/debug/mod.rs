@@ -9,10 +9,10 @@ mod kernel;
 mod network;
 mod runtime;
 
-use crate::ctl::{Common, Exit, client, drops, nodes, places::PlaceFlags};
+use crate::ctl::{Common, Exit, client, drops, nodes, places::PlaceFlags, services};
 use crate::{config::Places, datapath};
 use anyhow::{Context as _, bail};
-use sinabro_common::api::{Request, Response};
+use sinabro_common::api::{ErrorCode, Request, Response};
 use std::{
     ffi::OsStr,
     fs::{self, OpenOptions},
@@ -86,6 +86,7 @@ fn collect(common: &Common, places: &PlaceFlags) -> Vec<(String, Part)> {
     let drops = drops::kept(common).map_err(anyhow::Error::from);
     let drops = drops.and_then(|drops| Ok(serde_json::to_vec_pretty(&drops)?));
     parts.push(("agent/drops.json".into(), drops));
+    parts.push(("agent/services.json".into(), of_services(common)));
     parts.extend(kernel::parts());
     parts.extend(network::parts());
     match places.resolve() {
@@ -115,6 +116,17 @@ fn of_places(places: &Places) -> Vec<(String, Part)> {
     parts.extend(files::configurations(&places.cni_conf_dir));
     parts.extend(runtime::parts(places));
     parts
+}
+
+/// What is published of Services; that nothing is, where somebody else translates them.
+fn of_services(common: &Common) -> Part {
+    match services::all(common, None) {
+        Ok(services) => Ok(serde_json::to_vec_pretty(&services)?),
+        Err(client::Error::Refused(refused)) if refused.code == ErrorCode::Invalid => {
+            Ok(serde_json::to_vec_pretty(&refused)?)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn ask(common: &Common, request: Request) -> Part {

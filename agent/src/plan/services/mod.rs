@@ -2,11 +2,13 @@
 //!
 //! - [`facts`]: what is known of Services and their endpoints, small enough for very many;
 //! - [`node_ports`]: which of the node's addresses have node ports;
-//! - [`plan`]: what that comes to on this node.
+//! - [`plan`]: what that comes to on this node;
+//! - [`why`]: why an endpoint has no part in it.
 
 pub mod facts;
 pub mod node_ports;
 pub mod plan;
+pub mod why;
 
 #[cfg(test)]
 mod tests;
@@ -14,6 +16,7 @@ mod tests;
 pub use facts::{Endpoint, Service, Slice};
 pub use node_ports::NodePortAddresses;
 pub use plan::{Here, plan};
+pub use why::unused;
 
 use ipnet::IpNet;
 use std::{
@@ -64,9 +67,38 @@ pub struct ServicePlan {
     /// Who may use [`FrontendKind::LoadBalancer`] frontends, of either family: anybody, if there is no range of the
     /// frontend's family. All others are dropped, pods and nodes not excepted.
     pub source_ranges: BTreeSet<IpNet>,
+    /// What load balancers are told of this node, if they ask.
+    pub health_check: Option<HealthCheck>,
+}
+
+/// Whether a node has endpoints of a Service with externalTrafficPolicy Local.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// healthCheckNodePort.
+    pub port: u16,
+    /// Ready ones of this node, each once however many ports it has; of the family that has more of them.
+    pub local_endpoints: usize,
 }
 
 impl ServicePlan {
+    /// Whether there are endpoints, but none for those who send to its cluster addresses, and for those who send from
+    /// outside: traffic policies Local, and nobody here.
+    pub fn has_none_here(&self) -> [bool; 2] {
+        let reached = |port: &PortPlan| {
+            let mut frontends = port.frontends.iter();
+            frontends.any(|frontend| frontend.kind != FrontendKind::ClusterIp)
+        };
+        let drops = |which: fn(&Sets) -> &SetPlan, is_asked: &dyn Fn(&PortPlan) -> bool| {
+            let ports = self.ports.values().filter(|port| is_asked(port));
+            let mut sets = ports.flat_map(|port| &port.sets);
+            sets.any(|sets| *which(sets) == SetPlan::Drop)
+        };
+        [
+            drops(|sets| &sets.internal, &|_| true),
+            drops(|sets| &sets.external, &reached),
+        ]
+    }
+
     /// Every endpoint that takes new connections to the Service's cluster addresses.
     pub fn endpoints(&self) -> BTreeSet<SocketAddr> {
         let sets = self.ports.values().flat_map(|port| &port.sets);

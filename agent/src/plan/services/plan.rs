@@ -6,8 +6,8 @@
 //! of each other.
 
 use super::{
-    FrontendKind, FrontendPlan, PortPlan, ServicePlan, SetPlan, Sets,
-    facts::{Condition, Endpoint, Place, Service, ServicePort, Slice},
+    FrontendKind, FrontendPlan, HealthCheck, PortPlan, ServicePlan, SetPlan, Sets,
+    facts::{Condition, Endpoint, External, Place, Service, ServicePort, Slice},
 };
 use std::{
     cmp::Reverse,
@@ -57,8 +57,22 @@ pub fn plan(service: &Service, slices: &[&Slice], here: &Here) -> ServicePlan {
         source_ranges: external.map_or_else(BTreeSet::new, |external| {
             external.source_ranges.iter().copied().collect()
         }),
+        health_check: external.and_then(|external| health_check(external, slices, here)),
         addresses,
     }
+}
+
+fn health_check(external: &External, slices: &[&Slice], here: &Here) -> Option<HealthCheck> {
+    let port = external.health_check_node_port;
+    let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter());
+    let local = endpoints
+        .filter(|endpoint| endpoint.condition.is(Condition::READY) && is_here(endpoint, here));
+    let addresses: BTreeSet<IpAddr> = local.map(|endpoint| endpoint.address).collect();
+    let v4 = addresses.iter().filter(|address| address.is_ipv4()).count();
+    (port != 0).then_some(HealthCheck {
+        port,
+        local_endpoints: v4.max(addresses.len() - v4),
+    })
 }
 
 /// Where a port is reached. A Service without a cluster address of a family has nothing in that family.
@@ -106,7 +120,7 @@ fn frontends(
 }
 
 /// The endpoints of one port and family. Slices are matched by the port's name, not its number (KEP-752).
-fn endpoints<'a>(
+pub(super) fn endpoints<'a>(
     port: &ServicePort,
     slices: &[&'a Slice],
     v4: bool,
@@ -152,7 +166,7 @@ fn rank<'a>(endpoint: &'a Endpoint, here: &Here) -> (Reverse<bool>, bool, bool, 
     )
 }
 
-fn is_here(endpoint: &Endpoint, here: &Here) -> bool {
+pub(super) fn is_here(endpoint: &Endpoint, here: &Here) -> bool {
     !here.node.is_empty() && *endpoint.place.node == *here.node
 }
 
@@ -208,7 +222,7 @@ fn usable(
 
 /// The ready endpoints that are meant for this node, else those for its zone; none if hints do not say so, which
 /// they do only where every ready endpoint has some and one of them is meant for here (KEP-2433, KEP-4444).
-fn hinted(
+pub(super) fn hinted(
     endpoints: &BTreeMap<SocketAddr, &Endpoint>,
     here: &Here,
 ) -> Option<BTreeSet<SocketAddr>> {

@@ -442,6 +442,91 @@ fn frontends_of_every_kind() {
     }
 }
 
+#[test]
+fn load_balancers_hear_of_ready_endpoints_of_this_node() {
+    let mut service = service();
+    let all = [
+        endpoint("10.0.0.1", "n1", "rs"),
+        endpoint("10.0.0.2", "n1", "rs"),
+        endpoint("10.0.0.2", "n1", "rs"),
+        endpoint("10.0.0.3", "n1", "st"),
+        endpoint("10.0.0.4", "n2", "rs"),
+        endpoint("fd00::1", "n1", "rs"),
+    ];
+    let check = |service: &Service| plan(service, &[&slice(&all)], &here()).health_check;
+    assert_eq!(check(&service), None);
+    let external = External {
+        health_check_node_port: 32_000,
+        ..External::default()
+    };
+    service.external = Some(Box::new(external));
+    let expected = HealthCheck {
+        port: 32_000,
+        local_endpoints: 2,
+    };
+    assert_eq!(check(&service), Some(expected));
+}
+
+#[test]
+fn services_without_endpoints_here_are_told_by_policy() {
+    let mut service = service();
+    let away = slice(&[endpoint("10.0.0.1", "n2", "rs")]);
+    let none = |service: &Service| plan(service, &[&away], &here()).has_none_here();
+    assert_eq!(none(&service), [false, false]);
+    service.internal_local = true;
+    assert_eq!(none(&service), [true, false]);
+    service.external_local = true;
+    assert_eq!(none(&service), [true, true]);
+    service.ports[0].node_port = 0;
+    assert_eq!(none(&service), [true, false], "nobody outside can ask");
+    // Without any endpoint nobody is dropped.
+    let nobody = plan(&service, &[], &here()).has_none_here();
+    assert_eq!(nobody, [false, false]);
+}
+
+#[test]
+fn why_an_endpoint_is_not_used_is_said() {
+    let mut service = service();
+    let all = [
+        hinted("10.0.0.1", "n1", "rs", &["a"], &[]),
+        hinted("10.0.0.2", "n2", "rs", &["b"], &[]),
+        hinted("10.0.0.3", "n2", "rs", &["a"], &[]),
+        endpoint("10.0.0.4", "n1", "st"),
+        endpoint("10.0.0.5", "n1", "t"),
+        endpoint("10.0.0.6", "n1", "s"),
+    ];
+    let said = |service: &Service, all: &[Endpoint]| -> Vec<(u8, String)> {
+        let unused = unused(service, &[&slice(all)], &here());
+        let end = |of: &why::Unused| ends(&BTreeSet::from([of.at]))[0];
+        unused.iter().map(|of| (end(of), of.why.clone())).collect()
+    };
+    let of = |said: &[(u8, &str)]| -> Vec<(u8, String)> {
+        said.iter()
+            .map(|(end, why)| (*end, (*why).to_owned()))
+            .collect()
+    };
+    let gone = [
+        (4, "it terminates, and finishes what it has"),
+        (5, "it terminates"),
+        (6, "it is not ready"),
+    ];
+    let hints = (2, "it is meant for zones b");
+    assert_eq!(said(&service, &all), of(&[&[hints], &gone[..]].concat()));
+    service.external_local = true;
+    let local = [
+        (
+            2,
+            "it is meant for zones b; externalTrafficPolicy is Local, and it is on n2",
+        ),
+        (3, "externalTrafficPolicy is Local, and it is on n2"),
+    ];
+    assert_eq!(said(&service, &all), of(&[&local, &gone[..]].concat()));
+    // The last resort is used.
+    assert_eq!(said(&service, &all[3..]), of(&gone[1..]));
+    service.excluded = Some(Exclusion::Headless);
+    assert_eq!(said(&service, &all), []);
+}
+
 fn any_endpoint() -> impl Strategy<Value = Endpoint> {
     let names = |all: [&'static str; 3]| subsequence(all.to_vec(), 0..=2);
     let address = prop_oneof![

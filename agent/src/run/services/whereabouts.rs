@@ -108,6 +108,7 @@ mod tests {
             taints: Vec::new(),
             network_unavailable: None,
             zone: zone.into(),
+            is_going: false,
         }
     }
 

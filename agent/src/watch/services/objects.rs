@@ -3,6 +3,7 @@
 //! Whatever else they have is passed over while they are read and never held. A Go server writes an empty list as
 //! `null`, so every list may be that.
 
+use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 
@@ -19,6 +20,23 @@ pub struct Metadata {
     pub resource_version: String,
     #[serde(deserialize_with = "or_null")]
     pub labels: BTreeMap<String, String>,
+    #[serde(deserialize_with = "or_null")]
+    annotations: Annotations,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Annotations {
+    /// When the pod or Service changed for which the endpoints did.
+    #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
+    trigger_time: String,
+}
+
+impl Metadata {
+    /// What this change of endpoints came of, if whoever made them says so.
+    pub fn trigger_time(&self) -> Option<Timestamp> {
+        self.annotations.trigger_time.parse().ok()
+    }
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -9,6 +9,7 @@ use super::{
     parse::{self, Common},
 };
 use crate::plan::services::{Service, ServiceName, Slice};
+use k8s_openapi::jiff::Timestamp;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     mem,
@@ -16,6 +17,9 @@ use std::{
 };
 use tokio::sync::watch;
 use tracing::warn;
+
+/// More that wait to be asked for are not counted.
+const MAX_TRIGGERS: usize = 65_536;
 
 /// What is listed and watched by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,8 +54,10 @@ struct Known {
     /// How many lists were begun of each [`Kind`].
     lists: [u32; 2],
     is_listed: [bool; 2],
-    /// Whether it was told that everything is listed.
-    is_told: bool,
+    /// When it was told that everything is listed.
+    told: Option<Timestamp>,
+    /// Of endpoints that changed since: what for, and when.
+    triggers: Vec<Timestamp>,
     /// Of each [`Kind`], by the object: what is wrong, and the list it was seen in or after.
     faults: [BTreeMap<String, (String, u32)>; 2],
     common: Common,
@@ -85,7 +91,7 @@ impl Store {
     /// Tells of every Service again, because something else changed what they come to.
     pub fn tell_all(&self) {
         self.change(|known| {
-            if known.is_told {
+            if known.told.is_some() {
                 known.changed = known.names().collect();
             }
         });
@@ -141,10 +147,16 @@ impl Store {
         if !known.has_changed() {
             return None;
         }
-        if !mem::replace(&mut known.is_told, true) {
+        if known.told.is_none() {
+            known.told = Some(Timestamp::now());
             return Some(known.names().collect());
         }
         Some(mem::take(&mut known.changed).into_iter().collect())
+    }
+
+    /// What changes of endpoints came of, since this was asked last.
+    pub fn take_triggers(&self) -> Vec<Timestamp> {
+        mem::take(&mut self.lock().triggers)
     }
 
     /// Takes these objects for all that there are, at one blow.
@@ -211,7 +223,7 @@ impl Known {
     }
 
     fn has_changed(&self) -> bool {
-        self.is_complete() && (!self.is_told || !self.changed.is_empty())
+        self.is_complete() && (self.told.is_none() || !self.changed.is_empty())
     }
 
     fn names(&self) -> impl Iterator<Item = ServiceName> {
@@ -219,7 +231,7 @@ impl Known {
     }
 
     fn tell(&mut self, name: ServiceName) {
-        if self.is_told {
+        if self.told.is_some() {
             self.changed.insert(name);
         }
     }
@@ -323,6 +335,12 @@ impl Known {
             }
         }
         self.tell(owner);
+        // What came to be before this was begun says nothing of how quickly it follows.
+        let trigger = metadata.trigger_time();
+        let is_later = |time: &Timestamp| self.told.is_some_and(|told| *time > told);
+        if self.triggers.len() < MAX_TRIGGERS {
+            self.triggers.extend(trigger.filter(is_later));
+        }
     }
 
     fn put_unreadable(&mut self, kind: Kind, metadata: &Metadata, why: String) {

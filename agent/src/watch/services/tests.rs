@@ -281,3 +281,34 @@ async fn garbage_costs_the_object_that_it_is_in_and_is_named_as_long_as_it_lasts
     put(&store, &api_service("x/y", "10.96.0.9"));
     assert_eq!(store.faults().len(), 2);
 }
+
+#[tokio::test]
+async fn what_endpoints_changed_for_is_told_once_and_only_of_changes() {
+    const TRIGGER: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+    let store = Arc::new(Store::default());
+    let mut changes = Changes::of(&store);
+    let put_at = |store: &Store, addresses: &[&str], time: &str| {
+        let mut object = api_slice("web", "web-1", addresses);
+        object["metadata"]["annotations"] = json!({TRIGGER: time, "other": "x"});
+        put(store, &object);
+    };
+    for kind in [Kind::Services, Kind::Slices] {
+        store.begin_list(kind);
+    }
+    put(&store, &api_service("web", "10.96.0.1"));
+    put_at(&store, &["10.244.0.1"], "2099-01-01T00:00:00Z");
+    for kind in [Kind::Services, Kind::Slices] {
+        store.end_list(kind);
+    }
+    next(&mut changes).await;
+    assert_eq!(store.take_triggers(), [], "that was a list");
+    let late = "2099-01-01T00:00:00.5Z";
+    // Nothing changes; something does; it did so long ago; nobody says when.
+    put_at(&store, &["10.244.0.1"], late);
+    put_at(&store, &["10.244.0.2"], late);
+    put_at(&store, &["10.244.0.3"], "2001-01-01T00:00:00Z");
+    put_at(&store, &["10.244.0.4"], "yesterday");
+    assert_eq!(next(&mut changes).await, ["web"]);
+    assert_eq!(store.take_triggers(), [late.parse().unwrap()]);
+    assert_eq!(store.take_triggers(), []);
+}
