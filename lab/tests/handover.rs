@@ -441,12 +441,15 @@ fn exchange(socket: &UdpSocket, to: SocketAddr, number: u64) -> Result<(IpAddr, 
     Ok((server.unwrap().parse()?, port.unwrap().parse()?))
 }
 
+/// Who answered, and how long one took at most.
+type Answered = (BTreeSet<IpAddr>, Duration);
+
 /// Sockets that are not connected ask on and on: each must be answered every time, by the same server, which sees the
 /// same port.
 struct Exchanges {
     stop: Arc<AtomicBool>,
     asked: Arc<AtomicU64>,
-    threads: Vec<JoinHandle<Result<(BTreeSet<IpAddr>, Duration)>>>,
+    threads: Vec<JoinHandle<Result<Answered>>>,
 }
 
 impl Exchanges {
@@ -496,7 +499,7 @@ fn ask_on(
     to: SocketAddr,
     stop: &AtomicBool,
     asked: &AtomicU64,
-) -> Result<(BTreeSet<IpAddr>, Duration)> {
+) -> Result<Answered> {
     let (mut first, mut longest) = (None, Duration::ZERO);
     for number in 0.. {
         if stop.load(Ordering::Relaxed) {
