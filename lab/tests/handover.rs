@@ -2,11 +2,11 @@
 //! is reset, no answer is lost, no path stands still. With rules as kube-proxy makes them in nftables.
 #![allow(clippy::unwrap_used)]
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use sinabro_lab::{
-    Binaries, Lab, Lifetime, Node, Place, Pod,
+    Binaries, Lab, Lifetime, Node, Place, Pod, confinement,
     traffic::{
-        any,
+        PATIENCE, any,
         path::Path,
         readable,
         unbroken::{Pace, Traffic},
@@ -18,7 +18,7 @@ use std::{
     collections::BTreeSet,
     fmt::Write as _,
     fs,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -28,13 +28,18 @@ use std::{
 };
 
 const FILE: &str = "/run/lab/services.yaml";
-const SOURCE: &str = "--services-file=/run/lab/services.yaml";
+/// What is over is forgotten while the test lasts, by us and by netfilter.
+const FLAGS: [&str; 3] = [
+    "--services-file=/run/lab/services.yaml",
+    "--connection-udp-timeout=5s",
+    "--connection-udp-timeout-stream=5s",
+];
 const ON: &str = "--service-proxy=on";
 const OFF: &str = "--service-proxy=off";
 
 /// On no machine.
 const VIPS: [&str; 2] = ["10.96.0.10", "fd00:10:96::10"];
-/// Of the Service that leads to both servers: only datagrams.
+/// Of the Service that leads to both servers.
 const BOTH: u16 = 53;
 const TARGET: u16 = 5353;
 /// The first of those that lead to one each, and where.
@@ -63,7 +68,8 @@ impl World {
     fn new() -> Self {
         let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
         for node in lab.nodes() {
-            // So that what is over is forgotten while the test lasts.
+            let prepared = node.ctl(&["prepare"]).unwrap();
+            assert!(prepared.status.success(), "{prepared:?}");
             let forget = || -> Result<()> {
                 for name in [
                     "nf_conntrack_udp_timeout",
@@ -75,7 +81,7 @@ impl World {
             };
             node.place().run(forget).unwrap();
             fs::write(node.namespace().path(FILE), "{kind: List, items: []}\n").unwrap();
-            node.start_agent_with(&[OFF, SOURCE]).unwrap();
+            start_agent(node, OFF);
         }
         for node in lab.nodes() {
             node.wait_ready().unwrap();
@@ -219,9 +225,35 @@ spec: {{type: ClusterIP, clusterIP: '{ip}', clusterIPs: ['{ip}'], ports: [{ports
     fn restart(&self, setting: &str) {
         for node in self.lab.nodes() {
             node.stop_agent().unwrap();
-            node.start_agent_with(&[setting, SOURCE]).unwrap();
+            start_agent(node, setting);
             node.wait_ready().unwrap();
         }
+    }
+
+    /// Connections that sockets have with a server, under a Service's address.
+    fn held(&self) -> Vec<(TcpStream, SocketAddr)> {
+        let mut held = Vec::new();
+        for (_, place) in self.senders() {
+            for family in 0..2 {
+                let to = SocketAddr::new(vip(family), BOTH);
+                let stream = place.run(|| Ok(TcpStream::connect_timeout(&to, PATIENCE)?));
+                held.push((stream.unwrap(), to));
+            }
+        }
+        held
+    }
+
+    /// An error is told with what was dropped meanwhile.
+    fn told(&self, outcome: Result<String>) -> String {
+        outcome.unwrap_or_else(|error| {
+            let nodes = self.lab.nodes().iter();
+            let drops = nodes.map(|node| {
+                let said = node.ctl(&["drops"]).map(|said| said.stdout);
+                String::from_utf8_lossy(&said.unwrap_or_default()).into_owned()
+            });
+            let drops: Vec<_> = drops.collect();
+            panic!("{error:#}\n{}", drops.join("\n"))
+        })
     }
 
     /// Waits until every agent says a line that begins so.
@@ -323,6 +355,12 @@ fn table(family: &str, pods: &str, leads: &[(SocketAddr, Vec<SocketAddr>)]) -> S
     )
 }
 
+fn start_agent(node: &Node, setting: &str) {
+    let flags: Vec<&str> = [setting].into_iter().chain(FLAGS).collect();
+    node.start_confined_agent(&flags, &confinement::AGENT)
+        .unwrap();
+}
+
 fn says(node: &Node, beginning: &str) -> String {
     let mut last = String::new();
     let said = wait_within(Duration::from_secs(100), "the agent to say it", || {
@@ -347,11 +385,14 @@ fn says(node: &Node, beginning: &str) -> String {
 struct Echo {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    /// Nobody accepts what comes.
+    _listener: TcpListener,
 }
 
 impl Echo {
     fn start(place: &Place, at: SocketAddr) -> Self {
-        let socket = place.run(|| Ok(UdpSocket::bind(at)?)).unwrap();
+        let bind = || Ok((UdpSocket::bind(at)?, TcpListener::bind(at)?));
+        let (socket, listener) = place.run(bind).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = thread::spawn(move || {
@@ -368,6 +409,7 @@ impl Echo {
         Self {
             stop,
             thread: Some(thread),
+            _listener: listener,
         }
     }
 }
@@ -399,12 +441,15 @@ fn exchange(socket: &UdpSocket, to: SocketAddr, number: u64) -> Result<(IpAddr, 
     Ok((server.unwrap().parse()?, port.unwrap().parse()?))
 }
 
+/// Who answered, and how long one took at most.
+type Answered = (BTreeSet<IpAddr>, Duration);
+
 /// Sockets that are not connected ask on and on: each must be answered every time, by the same server, which sees the
 /// same port.
 struct Exchanges {
     stop: Arc<AtomicBool>,
     asked: Arc<AtomicU64>,
-    threads: Vec<JoinHandle<Result<(BTreeSet<IpAddr>, Duration)>>>,
+    threads: Vec<JoinHandle<Result<Answered>>>,
 }
 
 impl Exchanges {
@@ -449,19 +494,19 @@ impl Exchanges {
 }
 
 fn ask_on(
-    sender: &str,
+    sender: &'static str,
     socket: &UdpSocket,
     to: SocketAddr,
     stop: &AtomicBool,
     asked: &AtomicU64,
-) -> Result<(BTreeSet<IpAddr>, Duration)> {
+) -> Result<Answered> {
     let (mut first, mut longest) = (None, Duration::ZERO);
     for number in 0.. {
         if stop.load(Ordering::Relaxed) {
             break;
         }
         let began = Instant::now();
-        let answered = exchange(socket, to, number)?;
+        let answered = exchange(socket, to, number).context(sender)?;
         longest = longest.max(began.elapsed());
         asked.fetch_add(1, Ordering::Relaxed);
         let first = *first.get_or_insert(answered);
@@ -498,18 +543,19 @@ fn services_pass_from_kube_proxy_and_back_unnoticed() {
     traffic.event("the agents were killed").unwrap();
     for node in world.lab.nodes() {
         node.kill_agent().unwrap();
-        node.start_agent_with(&[ON, SOURCE]).unwrap();
+        start_agent(node, ON);
         node.wait_ready().unwrap();
     }
     says(world.node(), "on, kube-proxy has");
     must_flow(&traffic, "with another agent");
-    println!("{}", exchanges.finish().unwrap());
+    println!("{}", world.told(exchanges.finish()));
     println!("{}", traffic.finish().unwrap());
     println!("{:?}", world.says("on, nothing needs kube-proxy's rules"));
 
     world.remove_rules();
     world.says("on\n");
     let (traffic, exchanges) = start(&world);
+    let held = world.held();
     traffic.event("kube-proxy's rules came back").unwrap();
     world.add_rules();
     traffic.event("Services were turned off").unwrap();
@@ -521,8 +567,15 @@ fn services_pass_from_kube_proxy_and_back_unnoticed() {
             assert!(world.is_by_rules(place, family), "{sender}, new");
         }
     }
-    println!("{}", exchanges.finish().unwrap());
+    println!("{}", world.told(exchanges.finish()));
     println!("{}", traffic.finish().unwrap());
+    println!("{:?}", world.says("off\n"));
+    // Nothing of it is left but names, which stay over another agent.
+    world.restart(OFF);
+    world.says("off\n");
+    for (stream, to) in held {
+        assert_eq!(stream.peer_addr().unwrap(), to);
+    }
 }
 
 fn start(world: &World) -> (Traffic, Exchanges) {

@@ -3,7 +3,9 @@
 //! A pod's datagrams are left by a record whose server is the frontend itself (`sinabro_common::abi::service`); those of
 //! the node's own sockets by a mark beside the socket. TCP needs neither: a segment says whether it begins anything.
 
-use super::{Choice, Datapath, DatapathError, Level, Translation, maps, monotonic_ns};
+use super::{
+    Choice, Datapath, DatapathError, Level, Translation, attach::service_sock, maps, monotonic_ns,
+};
 use sinabro_common::{
     abi::{
         Addr,
@@ -11,6 +13,7 @@ use sinabro_common::{
         service::{BACKEND_SERVING, FrontendKey, SENT_TO, SocketKey},
     },
     algo::{ct_state::SEEN, lifetime::STREAM_NS},
+    names,
 };
 use std::{
     collections::{HashMap, HashSet},
@@ -70,6 +73,12 @@ impl Datapath {
             Some(Ok(config)) => Translation::of(&config),
             Some(Err(_)) | None => Translation::Off,
         }
+    }
+
+    /// Whether an earlier agent translated at sockets: while these are there, the programs tell under which name they were
+    /// connected.
+    pub fn has_service_sockets(bpf_dir: &Path) -> bool {
+        service_sock::are_pinned(&bpf_dir.join(names::BPF_LINKS_DIR))
     }
 
     /// What the programs were told.

@@ -44,7 +44,7 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
         bpf_dir: settings.bpf_dir.clone(),
         cgroup: settings.cgroup_dir.clone(),
         acceleration: verdict != Verdict::Refused,
-        service_sockets: has_services,
+        service_sockets: has_services || Datapath::has_service_sockets(&settings.bpf_dir),
         attach: match settings.attach {
             config::AttachMode::Auto => datapath::AttachMode::Auto,
             config::AttachMode::Tcx => datapath::AttachMode::Tcx,

@@ -37,6 +37,13 @@ pub fn is_pin(name: &str) -> bool {
         .is_some_and(|hook| PROGRAMS.iter().any(|(program, _)| *program == hook))
 }
 
+/// Whether an earlier agent attached any.
+pub fn are_pinned(links: &Path) -> bool {
+    PROGRAMS
+        .iter()
+        .any(|(program, _)| pin(links, program).exists())
+}
+
 fn pin(links: &Path, program: &str) -> PathBuf {
     links.join(format!("{PIN}{program}"))
 }
