@@ -1,19 +1,23 @@
 //! Fragments: only the first names ports, so it notes for the others what becomes of them.
 //!
+//! A packet passes several programs under the same addresses, each of which may write another end of it: a note is for
+//! one end.
+//!
 //! Bounded and short-lived: the least recently used are forgotten, and after [`LIFETIME_NS`] an id may be that of
 //! another packet.
 
 use super::now;
-use crate::{maps::FRAGMENTS, parse::Packet as _, scratch::Scratch};
+use crate::{maps::FRAGMENTS, parse::Packet as _, rewrite::End, scratch::Scratch};
 use aya_ebpf::programs::TcContext;
 use sinabro_common::abi::Addr;
 
 /// As long as hosts wait for the rest of a packet (net.ipv4.ipfrag_time).
 const LIFETIME_NS: u64 = 30_000_000_000;
 
-/// Which packet this is a fragment of, in `scratch.fragment_key`; false if that cannot be read.
+/// Which packet this is a fragment of, and which end of it is to be written, in `scratch.fragment_key`; false if that
+/// cannot be read.
 #[inline(always)]
-pub fn identify(ctx: &TcContext, scratch: &mut Scratch) -> bool {
+pub fn identify(ctx: &TcContext, scratch: &mut Scratch, end: End) -> bool {
     let Scratch {
         ip,
         fragment_key: key,
@@ -23,6 +27,7 @@ pub fn identify(ctx: &TcContext, scratch: &mut Scratch) -> bool {
     key.dst = ip.dst;
     key.proto = ip.proto;
     key.id = [0; 4];
+    key.pad[0] = u8::from(end == End::Source);
     // SAFETY: four bytes, which any bytes may be written to.
     unsafe {
         match ip.v6 {
@@ -32,10 +37,10 @@ pub fn identify(ctx: &TcContext, scratch: &mut Scratch) -> bool {
     }
 }
 
-/// Notes for the packet's other fragments which address to write; before this one is changed.
+/// Notes for the packet's other fragments which address to write at an end; before this one is changed.
 #[inline(always)]
-pub fn note(ctx: &TcContext, scratch: &mut Scratch, addr: &Addr) {
-    if !identify(ctx, scratch) {
+pub fn note(ctx: &TcContext, scratch: &mut Scratch, end: End, addr: &Addr) {
+    if !identify(ctx, scratch, end) {
         return;
     }
     scratch.fragment.addr = *addr;
@@ -46,8 +51,8 @@ pub fn note(ctx: &TcContext, scratch: &mut Scratch, addr: &Addr) {
 
 /// Whether the first of a later fragment was seen; the address to write is in `scratch.fragment` then.
 #[inline(always)]
-pub fn find(ctx: &TcContext, scratch: &mut Scratch) -> bool {
-    identify(ctx, scratch) && find_identified(scratch)
+pub fn find(ctx: &TcContext, scratch: &mut Scratch, end: End) -> bool {
+    identify(ctx, scratch, end) && find_identified(scratch)
 }
 
 /// The same of a fragment that is identified.

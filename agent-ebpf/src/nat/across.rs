@@ -105,7 +105,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let ctx = TcContext::new(skb);
     if scratch.ip.fragment == Fragment::First {
         let addr = scratch.alias.addr;
-        fragment::note(&ctx, scratch, &addr);
+        fragment::note(&ctx, scratch, End::Destination, &addr);
     }
     let to = (&scratch.alias.addr, scratch.alias.port);
     translate(&ctx, scratch, End::Destination, to)
@@ -115,7 +115,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 #[inline(never)]
 fn later(skb: *mut __sk_buff, scratch: &mut Scratch, end: End) -> i32 {
     let ctx = &TcContext::new(skb);
-    if !fragment::find(ctx, scratch) {
+    if !fragment::find(ctx, scratch, end) {
         return PASS;
     }
     let (ip, to) = (&scratch.ip, &scratch.fragment.addr);

@@ -80,7 +80,7 @@ fn translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     if scratch.ip.fragment == Fragment::First {
         let addr = scratch.alias.addr;
-        fragment::note(&ctx, scratch, &addr);
+        fragment::note(&ctx, scratch, End::Destination, &addr);
     }
     let to = (&scratch.alias.addr, scratch.alias.port);
     match translate(&ctx, scratch, End::Destination, to) {
@@ -227,7 +227,7 @@ fn inbound(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
 #[inline(always)]
 fn later(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let ctx = &TcContext::new(skb);
-    if !fragment::identify(ctx, scratch) {
+    if !fragment::identify(ctx, scratch, End::Destination) {
         return PASS;
     }
     if !fragment::find_identified(scratch) {

@@ -18,6 +18,7 @@ use crate::{
     connection::{fragment, now},
     maps::{EARLY_FRAGMENTS, FRAGMENTS},
     parse::Fragment,
+    rewrite::End,
     scratch::Scratch,
 };
 use aya_ebpf::{
@@ -88,7 +89,9 @@ fn may_be_masqueraded(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
 /// Notes that a packet whose first fragment was not translated is the node's own.
 #[inline(never)]
 pub fn stays(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    if !may_be_masqueraded(skb, scratch) || !fragment::identify(&TcContext::new(skb), scratch) {
+    if !may_be_masqueraded(skb, scratch)
+        || !fragment::identify(&TcContext::new(skb), scratch, End::Destination)
+    {
         return PASS;
     }
     // Of a pod's packet that had its id before.

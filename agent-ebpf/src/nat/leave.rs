@@ -97,7 +97,7 @@ fn translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let ctx = TcContext::new(skb);
     if scratch.ip.fragment == Fragment::First {
         let nat = scratch.connection.nat;
-        fragment::note(&ctx, scratch, &nat);
+        fragment::note(&ctx, scratch, End::Source, &nat);
     }
     let Connection { nat, nat_port, .. } = &scratch.connection;
     translate(&ctx, scratch, End::Source, (nat, *nat_port))
@@ -275,7 +275,7 @@ fn of_pod(scratch: &Scratch) -> bool {
 #[inline(always)]
 fn later(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let ctx = &TcContext::new(skb);
-    if !fragment::find(ctx, scratch) {
+    if !fragment::find(ctx, scratch, End::Source) {
         if !of_pod(scratch) || keeps_source(scratch.ip.dst) || !find_source(skb, scratch) {
             return PASS;
         }

@@ -49,14 +49,14 @@ pub fn answer(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 fn translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if scratch.ip.fragment == Fragment::First {
         let addr = scratch.alias.addr;
-        fragment::note(&TcContext::new(skb), scratch, &addr);
+        fragment::note(&TcContext::new(skb), scratch, End::Source, &addr);
     }
     translate(skb, scratch, End::Source)
 }
 
 #[inline(never)]
 fn later(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    match fragment::find(&TcContext::new(skb), scratch) {
+    match fragment::find(&TcContext::new(skb), scratch, End::Source) {
         true => translate_later(skb, scratch, End::Source),
         false => NONE,
     }

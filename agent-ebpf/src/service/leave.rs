@@ -77,7 +77,7 @@ fn to_endpoint(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 fn translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if scratch.ip.fragment == Fragment::First {
         let addr = scratch.alias.addr;
-        fragment::note(&TcContext::new(skb), scratch, &addr);
+        fragment::note(&TcContext::new(skb), scratch, End::Destination, &addr);
     }
     translate(skb, scratch, End::Destination)
 }
@@ -191,7 +191,7 @@ pub fn left(scratch: &mut Scratch) -> i32 {
 /// A fragment that names no ports: the first said where all go.
 #[inline(never)]
 fn later(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    if fragment::find(&TcContext::new(skb), scratch) {
+    if fragment::find(&TcContext::new(skb), scratch, End::Destination) {
         return translate_later(skb, scratch, End::Destination);
     }
     scratch.frontend_key = FrontendKey::address(scratch.ip.dst);

@@ -217,7 +217,7 @@ pub struct FragmentKey {
     pub id: [u8; 4],
     /// IP protocol number.
     pub proto: u8,
-    /// Zero.
+    /// The first is one if it is the source that is written, zero if the destination; the others are zero.
     pub pad: [u8; 3],
 }
 map_type!(FragmentKey, 40, 2, [src, dst, id, proto, pad]);
