@@ -1,4 +1,4 @@
-//! The program of the VXLAN device.
+//! The programs of the VXLAN device.
 
 use super::*;
 
@@ -15,51 +15,58 @@ fn device() -> u32 {
     conn.link_by_name(names::VXLAN_LINK).unwrap().index
 }
 
-/// Where a device's program is attached, and which program that is: of its link, or of its only
-/// filter.
-fn overlay_program(mode: AttachMode, device: u32) -> (u32, u32) {
+/// Where a device's programs are attached, what comes out of tunnels first, and which programs those are: of their links,
+/// or of its only filters.
+fn overlay_programs(mode: AttachMode, device: u32) -> [(u32, u32); 2] {
     if mode == AttachMode::Tcx {
-        return links()[OVERLAY_LINK];
+        return OVERLAY_LINKS.map(|link| links()[link]);
     }
     let filters = Conn::new().unwrap().filters(device).unwrap();
-    assert_eq!(filters.len(), 1, "{filters:?}");
-    let (_, program) = filters[0].program.clone().unwrap();
-    (filters[0].handle, program)
+    assert_eq!(filters.len(), 2, "{filters:?}");
+    ["overlay_in", "overlay_out"].map(|name| {
+        let of_name = filters.iter().find_map(|filter| {
+            let (found, program) = filter.program.clone()?;
+            (found == name).then_some((filter.handle, program))
+        });
+        of_name.unwrap_or_else(|| panic!("{filters:?}"))
+    })
 }
 
-const OVERLAY_LINK: &str = "sinabro_vxlan-in";
+const OVERLAY_LINKS: [&str; 2] = ["sinabro_vxlan-in", "sinabro_vxlan-out"];
 
 #[test]
-fn the_overlay_keeps_its_program() {
+fn the_overlay_keeps_its_programs() {
     for mode in kit::modes() {
         kit::fresh(|| {
             let first = device();
             let datapath = load(mode);
             datapath.attach_overlay(first).unwrap();
-            let (place, program) = overlay_program(mode, first);
+            let before = overlay_programs(mode, first);
             datapath.attach_overlay(first).unwrap();
-            assert_eq!(overlay_program(mode, first), (place, program));
+            assert_eq!(overlay_programs(mode, first), before);
             drop(datapath);
-            // Another agent has another program in the same place: in a link as soon as it is
-            // loaded.
+            // Another agent has other programs in the same places: in links as soon as they are loaded.
             let datapath = load(mode);
             if mode == AttachMode::Clsact {
                 datapath.attach_overlay(first).unwrap();
             }
-            let (again, next) = overlay_program(mode, first);
-            assert_eq!(again, place);
-            assert_ne!(next, program);
-            // It is no pod's: what is left of pods is cleared away without it.
+            let next = overlay_programs(mode, first);
+            assert_eq!(next.map(|(place, _)| place), before.map(|(place, _)| place));
+            for (next, before) in next.iter().zip(before) {
+                assert_ne!(next.1, before.1);
+            }
+            // They are no pod's: what is left of pods is cleared away without them.
             datapath.retain_pods(&HashSet::new()).unwrap();
-            assert_eq!(overlay_program(mode, first), (again, next));
-            // Another device has a link or a filter of its own.
+            assert_eq!(overlay_programs(mode, first), next);
+            // Another device has links or filters of its own.
             let mut conn = Conn::new().unwrap();
             conn.execute(link::delete(first)).unwrap();
             let second = device();
             datapath.attach_overlay(second).unwrap();
-            let (other, program) = overlay_program(mode, second);
-            assert_eq!(program, next);
-            assert_eq!(other == place, mode == AttachMode::Clsact);
+            for (of_second, of_first) in overlay_programs(mode, second).iter().zip(next) {
+                assert_eq!(of_second.1, of_first.1);
+                assert_eq!(of_second.0 == of_first.0, mode == AttachMode::Clsact);
+            }
         });
     }
 }
@@ -75,9 +82,11 @@ fn the_overlays_way_of_attaching_can_change() {
         ] {
             load(mode).attach_overlay(device).unwrap();
             // Never by both.
-            assert_eq!(links().contains_key(OVERLAY_LINK), pinned);
+            for link in OVERLAY_LINKS {
+                assert_eq!(links().contains_key(link), pinned, "{link}");
+            }
             let filters = Conn::new().unwrap().filters(device).unwrap();
-            assert_eq!(filters.len(), usize::from(!pinned), "{filters:?}");
+            assert_eq!(filters.len(), if pinned { 0 } else { 2 }, "{filters:?}");
         }
     });
 }
