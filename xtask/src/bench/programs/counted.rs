@@ -12,8 +12,9 @@ use std::{
 };
 
 /// Present names, in the order of a packet's way.
-pub const NAMES: [&str; 7] = [
+pub const NAMES: [&str; 8] = [
     "pod_out",
+    "overlay_out",
     "uplink_out",
     "uplink_in",
     "overlay_in",
