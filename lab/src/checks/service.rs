@@ -120,8 +120,9 @@ pub fn service_from_node(scene: &Scene) -> Result<String> {
         };
         let mode = status.modes.get("serviceSockets");
         let mode = mode.with_context(|| format!("{} translates no Services", node.name()))?;
-        if let Some(why) = mode.strip_prefix("off") {
-            return Ok(format!("not on this machine{why}"));
+        // Where it is only not wanted there is no reason.
+        if let Some(why) = mode.strip_prefix("off: ") {
+            return Ok(format!("not on this machine: {why}"));
         }
     }
     let nodes = scene.lab().nodes().iter();

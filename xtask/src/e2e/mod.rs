@@ -61,7 +61,8 @@ pub struct Options {
     #[command(flatten)]
     variant: Variant,
 
-    /// One cluster after the other: every containerd with every kube-proxy, and each family alone.
+    /// One cluster after the other: every containerd with every kube-proxy, without kube-proxy, and each
+    /// family alone.
     /// What an earlier cluster kept on its disks is forgotten
     #[arg(long, conflicts_with_all = ["proxy", "containerd", "families"])]
     all: bool,
@@ -74,11 +75,13 @@ impl Options {
 }
 
 /// What `--all` runs on, in this order.
-const ALL: [Variant; 6] = [
+const ALL: [Variant; 8] = [
     variant(Containerd::V2, Proxy::Nftables, Families::Dual),
     variant(Containerd::V2, Proxy::Iptables, Families::Dual),
     variant(Containerd::V1_6, Proxy::Nftables, Families::Dual),
     variant(Containerd::V1_6, Proxy::Iptables, Families::Dual),
+    variant(Containerd::V2, Proxy::None, Families::Dual),
+    variant(Containerd::V2, Proxy::None, Families::Ipv6),
     variant(Containerd::V2, Proxy::Nftables, Families::Ipv4),
     variant(Containerd::V2, Proxy::Nftables, Families::Ipv6),
 ];

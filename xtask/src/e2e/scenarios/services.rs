@@ -22,10 +22,11 @@ pub fn reached(world: &mut World) -> Result<String> {
     let families = world.cluster.variant().families;
     let (dns, api) = (families.dns(), families.api_service());
     let pods = world.run_pods(&[("served-a", &nodes[0]), ("served-b", &nodes[1])])?;
+    let record = if api.is_ipv4() { "A" } else { "AAAA" };
     let asks = [
         format!("curl -sSk --max-time 10 https://{API}/version"),
-        format!("dig +short +time=5 +tries=1 @{dns} {API}"),
-        format!("dig +short +tcp +time=5 +tries=1 @{dns} {API}"),
+        format!("dig +short +time=5 +tries=1 @{dns} {record} {API}"),
+        format!("dig +short +tcp +time=5 +tries=1 @{dns} {record} {API}"),
     ];
     let [name, by_udp, by_tcp] = &asks;
     for pod in &pods {
