@@ -110,7 +110,7 @@ fn where_there_is_no_cgroup_the_reason_is_told() {
             mode.starts_with("off: ") && mode.contains("/proc"),
             "{mode}"
         );
-        assert_eq!(datapath.programs().len(), 5);
+        assert_eq!(datapath.programs().len(), 6);
         let off = Datapath::load(&kit::config()).unwrap();
         assert_eq!(off.modes()["serviceSockets"], "off");
     });
