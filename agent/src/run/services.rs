@@ -25,8 +25,9 @@ use std::{
 };
 use tokio::{sync::watch, task::spawn_blocking, time::sleep_until};
 
-/// How soon it is tried again to publish what had no room, and to begin.
+/// How soon it is tried again to publish what had no room, and to begin; and how late, if that goes on not to help.
 const AGAIN: Duration = Duration::from_secs(1);
+const AT_LATEST: Duration = Duration::from_secs(30);
 /// Services that are planned before any of them is published: what a plan takes is many times what is kept of it.
 const TOGETHER: usize = 256;
 
@@ -84,6 +85,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
     let mut is_begun = false;
     // When it is tried again; what is published by then goes on meanwhile.
     let mut again: Option<Instant> = None;
+    let mut patience = AGAIN;
     loop {
         let changed = tokio::select! {
             changed = changes.next() => changed,
@@ -111,18 +113,18 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
             let (publisher, facts) = (publisher.clone(), facts.clone());
             move || {
                 let took = publish(&publisher, &facts, &changed);
-                if is_due {
-                    lock(&publisher).retry(Instant::now());
-                }
+                let helped = publish_waiting(&publisher, &facts, is_due);
                 // All are known by the first change: what the agent before had and none of them has is nobody's.
                 let begun = is_begun || complete_all(&publisher)?;
-                Ok::<_, DatapathError>((took, begun, waiting(&publisher)))
+                Ok::<_, DatapathError>((took, begun, waiting(&publisher), helped))
             }
         };
         let published = spawn_blocking(work).await;
+        let mut helped = false;
         let problem = match published.context("publishing Services failed")? {
-            Ok((took, begun, waiting)) => {
+            Ok((took, begun, waiting, is_less)) => {
                 is_begun = begun;
+                helped = is_less;
                 health.published();
                 for trigger in triggers {
                     let took = Timestamp::now().duration_since(trigger);
@@ -139,10 +141,15 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
             }
             Err(error) => Some(format!("Services are not translated: {}", Chain(&error))),
         };
+        patience = match is_due && !helped {
+            true => (2 * patience).min(AT_LATEST),
+            false if helped || problem.is_none() => AGAIN,
+            false => patience,
+        };
         again = match (&problem, again) {
             (None, _) => None,
-            (Some(_), Some(again)) if !is_due => Some(again),
-            (Some(_), _) => Some(Instant::now() + AGAIN),
+            (Some(_), Some(again)) if !is_due && !helped => Some(again),
+            (Some(_), _) => Some(Instant::now() + patience),
         };
         troubles::replace(&standing, UNPUBLISHED, problem);
     }
@@ -174,6 +181,20 @@ fn publish(publisher: &Shared, facts: &Facts, changed: &BTreeSet<ServiceName>) -
         lock(publisher).apply_all(Instant::now(), changes);
     }
     (!changed.is_empty()).then(|| began.elapsed())
+}
+
+/// Publishes what waits, if that is due or what it may wait for has gone. Whether less of it waits then.
+fn publish_waiting(publisher: &Shared, facts: &Facts, is_due: bool) -> bool {
+    let waiting = {
+        let mut publisher = lock(publisher);
+        let waiting = publisher.waiting_for_what_went();
+        match is_due {
+            true => publisher.waiting_names(),
+            false => waiting,
+        }
+    };
+    publish(publisher, facts, &waiting);
+    lock(publisher).waiting().count() < waiting.len()
 }
 
 /// All are known, and published as far as there is room.

@@ -42,7 +42,7 @@ use room::{Ids, Ranges};
 use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set};
 use sources::Sources;
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     hash::{BuildHasher as _, RandomState},
     net::SocketAddr,
     sync::Arc,
@@ -126,18 +126,15 @@ impl Family {
     }
 }
 
-/// What waits for room.
-struct Waiting {
-    plan: ServicePlan,
-    error: ServiceError,
-}
-
 pub struct Publisher<T> {
     tables: T,
     room: ServiceRoom,
     services: BTreeMap<Arc<ServiceName>, Applied>,
     owners: HashMap<FrontendKey, Arc<ServiceName>>,
-    waiting: BTreeMap<Arc<ServiceName>, Waiting>,
+    /// What is not as it was planned, and why. Plans are not kept: they take many times what is published.
+    waiting: BTreeMap<Arc<ServiceName>, ServiceError>,
+    /// Frontends went since somebody asked, which others may wait for.
+    has_gone: bool,
     sets: Ids,
     /// By index: frontends that name it, each side by itself, and whose it is.
     set_refs: Vec<u32>,
@@ -166,7 +163,7 @@ impl<T: Tables> Publisher<T> {
     /// Publishes a Service as it is planned, or takes it out.
     ///
     /// # Errors
-    /// If there is no room; then it stays as it was, and [`Self::retry`] tries again.
+    /// If there is no room; then it stays as it was until it is applied again.
     pub fn apply(
         &mut self,
         now: Instant,
@@ -174,8 +171,7 @@ impl<T: Tables> Publisher<T> {
         plan: Option<&ServicePlan>,
     ) -> Result<(), ServiceError> {
         self.apply_all(now, [(name, plan)]);
-        let waits = self.waiting.get(name);
-        waits.map_or(Ok(()), |waits| Err(waits.error.clone()))
+        self.waiting.get(name).cloned().map_or(Ok(()), Err)
     }
 
     /// The same with many, each named once. What could not be done is among [`Self::waiting`].
@@ -192,18 +188,20 @@ impl<T: Tables> Publisher<T> {
         self.pass(now, removals.into_iter().map(|(name, _)| (name, &empty)));
         let others = others.into_iter();
         self.pass(now, others.filter_map(|(name, plan)| Some((name, plan?))));
-        if !self.waiting.is_empty() && self.frontends() < before {
-            self.retry(now);
+        self.has_gone |= self.frontends() < before;
+    }
+
+    /// What waits, if frontends went since this was asked last: some of it may fit now.
+    pub fn waiting_for_what_went(&mut self) -> BTreeSet<ServiceName> {
+        match std::mem::take(&mut self.has_gone) {
+            true => self.waiting_names(),
+            false => BTreeSet::new(),
         }
     }
 
-    /// Tries again what did not fit.
-    pub fn retry(&mut self, now: Instant) {
-        let waiting = std::mem::take(&mut self.waiting);
-        self.pass(
-            now,
-            waiting.iter().map(|(name, waits)| (&**name, &waits.plan)),
-        );
+    pub fn waiting_names(&self) -> BTreeSet<ServiceName> {
+        let names = self.waiting.keys();
+        names.map(|name| ServiceName::clone(name)).collect()
     }
 
     fn pass<'p>(
@@ -215,9 +213,9 @@ impl<T: Tables> Publisher<T> {
         for (name, plan) in changes {
             self.waiting.remove(name);
             match self.stage(now, name, plan) {
-                Ok(Some(one)) => staged.push((one, plan)),
+                Ok(Some(one)) => staged.push(one),
                 Ok(None) => {}
-                Err(error) => self.wait(name, plan, error),
+                Err(error) => self.wait(name, error),
             }
             if staged.len() == TOGETHER {
                 self.finish(now, &mut staged);
@@ -241,7 +239,7 @@ impl<T: Tables> Publisher<T> {
     /// What waits for room, and why.
     pub fn waiting(&self) -> impl Iterator<Item = (&ServiceName, &ServiceError)> {
         let waiting = self.waiting.iter();
-        waiting.map(|(name, waits)| (&**name, &waits.error))
+        waiting.map(|(name, error)| (&**name, error))
     }
 
     pub fn usage(&self) -> Usage {
@@ -262,17 +260,15 @@ impl<T: Tables> Publisher<T> {
         }
     }
 
-    fn wait(&mut self, name: &ServiceName, plan: &ServicePlan, error: ServiceError) {
-        let plan = plan.clone();
-        let waits = Waiting { plan, error };
-        self.waiting.insert(Arc::new(name.clone()), waits);
+    fn wait(&mut self, name: &ServiceName, error: ServiceError) {
+        self.waiting.insert(Arc::new(name.clone()), error);
     }
 
     /// Puts frontends in, and lets go of what nobody needs any more.
-    fn finish(&mut self, now: Instant, staged: &mut Vec<(Staged, &ServicePlan)>) {
+    fn finish(&mut self, now: Instant, staged: &mut Vec<Staged>) {
         let mut failed = self.put_frontends(staged);
         let mut are_strays = false;
-        for (at, (mut one, plan)) in staged.drain(..).enumerate() {
+        for (at, mut one) in staged.drain(..).enumerate() {
             if let Some(error) = one.failed.take() {
                 failed.entry(at).or_insert(error);
             }
@@ -301,7 +297,7 @@ impl<T: Tables> Publisher<T> {
                 let service = ServiceName::clone(&one.name);
                 let source = Arc::new(source);
                 let error = ServiceError::Maps { service, source };
-                self.wait(&one.name, plan, error);
+                self.wait(&one.name, error);
             }
             if !one.after.ports.is_empty() || !one.after.frontends.is_empty() {
                 self.services.insert(one.name, one.after);
@@ -322,12 +318,9 @@ impl<T: Tables> Publisher<T> {
     }
 
     /// Puts the frontends of all of them, those of addresses by themselves last; what failed, by place in the list.
-    fn put_frontends(
-        &mut self,
-        staged: &mut [(Staged, &ServicePlan)],
-    ) -> HashMap<usize, DatapathError> {
+    fn put_frontends(&mut self, staged: &mut [Staged]) -> HashMap<usize, DatapathError> {
         let mut puts: Vec<(usize, FrontendKey, Frontend)> = Vec::new();
-        for (at, (one, _)) in staged.iter_mut().enumerate() {
+        for (at, one) in staged.iter_mut().enumerate() {
             let all = std::mem::take(&mut one.puts).into_iter();
             puts.extend(all.map(|(key, frontend)| (at, key, frontend)));
         }
@@ -340,12 +333,12 @@ impl<T: Tables> Publisher<T> {
             let (written, result) = self.tables.put_frontends(&keys[from..], &frontends[from..]);
             for (at, key, frontend) in &puts[from..from + written] {
                 self.refer(frontend);
-                staged[*at].0.put(*key, *frontend);
+                staged[*at].put(*key, *frontend);
             }
             from += written;
             if let Err(error) = result {
                 let (at, key, _) = puts[from];
-                let one = &staged[at].0;
+                let one = &staged[at];
                 if !one.had(&key) {
                     self.owners.remove(&key);
                 }

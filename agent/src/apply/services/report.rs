@@ -98,7 +98,7 @@ impl<T: Tables> Publisher<T> {
             problem: self
                 .waiting
                 .get(name)
-                .map(|waits| crate::chain::Chain(&waits.error).to_string()),
+                .map(|error| crate::chain::Chain(error).to_string()),
         }
     }
 

@@ -92,6 +92,7 @@ impl<T: Tables> Publisher<T> {
             services: BTreeMap::new(),
             owners: HashMap::new(),
             waiting: BTreeMap::new(),
+            has_gone: false,
             sets,
             set_refs,
             broken,

@@ -459,7 +459,19 @@ impl World {
         let now = self.now;
         let changes = changes.iter().map(|(name, plan)| (name, plan.as_ref()));
         self.publisher().apply_all(now, changes);
+        self.retry();
         self.settle();
+    }
+
+    /// Applies again what waits, as whoever has the plans does.
+    fn retry(&mut self) {
+        let (now, wanted) = (self.now, self.wanted.clone());
+        let publisher = self.publisher();
+        let waiting = publisher.waiting_names();
+        let again = waiting
+            .iter()
+            .map(|name| (name, wanted.get(name).and_then(Option::as_ref)));
+        publisher.apply_all(now, again);
     }
 
     fn settle(&mut self) {
@@ -566,7 +578,7 @@ impl World {
         let publisher = self.publisher.as_mut().unwrap();
         publisher.apply_all(now, known);
         publisher.complete(now).unwrap();
-        publisher.retry(now);
+        self.retry();
         if was_clean {
             assert_eq!(
                 self.eye.stores.get(),
@@ -787,8 +799,7 @@ proptest! {
                     world.now += Duration::from_secs(seconds);
                     // No program runs that long.
                     world.eye.slow.borrow_mut().clear();
-                    let now = world.now;
-                    world.publisher().retry(now);
+                    world.retry();
                     world.settle();
                 }
                 Step::Restart => world.restart(),
