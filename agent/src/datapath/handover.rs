@@ -1,6 +1,6 @@
 //! What somebody else translates when this node's Services become ours, and stays theirs.
 //!
-//! A pod's datagrams are left by a record whose server is the frontend itself (`sinabro_common::abi::service`); those of
+//! Datagrams of pods, and of clients outside, are left by a record whose server is the frontend itself (`sinabro_common::abi::service`); those of
 //! the node's own sockets by a mark beside the socket. TCP needs neither: a segment says whether it begins anything.
 
 use super::{
@@ -9,7 +9,9 @@ use super::{
 use sinabro_common::{
     abi::{
         Addr,
-        connection::{Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_SERVICE, Tuple},
+        connection::{
+            Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_SERVICE, OUTSIDE_SHARE, Tuple,
+        },
         service::{BACKEND_SERVING, FrontendKey, SENT_TO, SocketKey},
     },
     algo::{ct_state::SEEN, lifetime::STREAM_NS},
@@ -131,8 +133,8 @@ impl Datapath {
         Ok(all.into_iter().map(|(addr, _)| addr.into()).collect())
     }
 
-    /// Leaves to others what pods of this node send by these connections, while their endpoints serve. Those of others,
-    /// and those that we have already, are passed over.
+    /// Leaves to others what pods of this node, and clients outside by its uplinks, send by these connections, while their
+    /// endpoints serve. Those that we have already are passed over.
     ///
     /// # Errors
     /// If the maps cannot be read or written.
@@ -150,10 +152,11 @@ impl Datapath {
             let (server, port) = (theirs.endpoint.ip().into(), theirs.endpoint.port());
             let serving = (server, port.to_be_bytes(), theirs.proto);
             let payer = pods.get(&Addr::from(theirs.client.ip()));
-            let (Some(payer), Some(endpoint)) = (payer, backends.get(&serving)) else {
+            let Some(endpoint) = backends.get(&serving) else {
                 continue;
             };
-            let (key, connection) = record(&theirs.sent(), *payer, *endpoint, monotonic_ns());
+            let payer = payer.copied().unwrap_or(OUTSIDE_SHARE);
+            let (key, connection) = record(&theirs.sent(), payer, *endpoint, monotonic_ns());
             self.maps.connections.add_of_service(&key, &connection)?;
         }
         Ok(())
@@ -199,7 +202,7 @@ impl Datapath {
         over.try_for_each(|key| frontends.remove(key))
     }
 
-    /// Connections of pods that are translated here, without those that are left to others.
+    /// Connections of pods and clients outside that are translated here, without those that are left to others.
     ///
     /// # Errors
     /// If the map cannot be read.
@@ -232,7 +235,7 @@ fn is_left(key: &ConnectionKey, connection: &Connection) -> bool {
         && (sent.dst, sent.dst_port) == (connection.frontend, connection.frontend_port)
 }
 
-/// Of what a pod sends. It is one that both ends have sent for, so that it lives as long as netfilter's.
+/// Of what a client sends. It is one that both ends have sent for, so that it lives as long as netfilter's.
 fn record(sent: &Tuple, payer: u32, endpoint: (u32, u32), now: u64) -> (ConnectionKey, Connection) {
     let (key, from_high) = sent.key();
     let connection = Connection {

@@ -102,7 +102,7 @@ impl Service<'_> {
         };
         let services = self.datapath.services();
         services
-            .put_backend(self.number * IDS + id, backend)
+            .put_backend(self.number * IDS + id, backend.with_proto(self.proto))
             .unwrap();
     }
 

@@ -6,7 +6,7 @@ use crate::{
     uplink_hooks::open,
 };
 use aya::maps::{Array, Map, MapData, lpm_trie};
-use sinabro_agent::datapath::{ConnectionLimits, Tunnels};
+use sinabro_agent::datapath::{ConnectionLimits, Tunnels, handover::Theirs};
 use sinabro_common::{
     abi::{
         connection::{Connection, ConnectionKey, OUTSIDE_SHARE},
@@ -15,7 +15,7 @@ use sinabro_common::{
     },
     names::{self, VXLAN_PORT, VXLAN_VNI},
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// The router at the other end of the uplink.
 const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0xfe];
@@ -465,6 +465,37 @@ fn a_guarded_frontend_is_for_its_ranges_alone() {
             services.put_frontend(service.key(at), of_node).unwrap();
             let other = make(TCP, (client(like).0, 41_000), at, SYN);
             e.enters_as(&other, &other);
+        }
+    });
+}
+
+/// By kube-proxy, for one, when what is sent to Services becomes ours to translate.
+#[test]
+fn datagrams_that_others_translate_are_left_to_them() {
+    edge(|e| {
+        for (number, like) in (1..).zip(e.w.clients()) {
+            let (from, to) = (client(like), e.endpoint(like, Place::Pod));
+            let (_, at) = e.w.publish(number, UDP, &[to]);
+            let theirs = Theirs {
+                proto: UDP,
+                client: from.into(),
+                frontend: at.into(),
+                endpoint: to.into(),
+            };
+            e.w.datapath
+                .leave_connections([&theirs].into_iter())
+                .unwrap();
+            let (sent, answer) = (make(UDP, from, at, 0), make(UDP, at, from, 0));
+            for _ in 0..3 {
+                e.enters_as(&sent, &sent);
+                e.exits_as(e.w.a.ifindex, &answer, &answer);
+            }
+            // They have forgotten it.
+            let none = (HashSet::new(), HashSet::new());
+            e.w.datapath.take_back(&none.0, &none.1).unwrap();
+            assert!(table().is_empty() && aliases().is_empty());
+            e.round(Place::Pod, UDP, from, at, 0);
+            e.w.sweep_at(25 * 3600);
         }
     });
 }
