@@ -177,6 +177,7 @@ checks! {
     replies_only in outside: "outside cannot reach pods by itself",
     service_from_pod in service: "pod → Service, no kube-proxy",
     service_from_node in service: "node → Service, no kube-proxy",
+    service_from_outside in service: "outside → Service, no kube-proxy",
     spoofed_address in spoof: "spoofed source address dropped",
     spoofed_mac in spoof: "spoofed source MAC dropped",
     spoofed_arp in spoof: "spoofed ARP dropped",

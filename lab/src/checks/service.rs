@@ -29,7 +29,9 @@ pub const FLAGS: [&str; 2] = [
 /// Addresses of no machine.
 const ADDRESSES: [&str; 2] = ["10.96.0.10", "fd00:10:96::10"];
 /// Each check has a port of its own, of the Service and of the servers: they may run beside one another.
-const PORTS: [(u16, u16); 2] = [(80, 8080), (81, 8081)];
+const PORTS: [(u16, u16); 3] = [(80, 8080), (81, 8081), (82, 8082)];
+/// The last one's at each node's addresses, for both protocols.
+const NODE_PORT: u16 = 30_082;
 /// Of two endpoints one is missed by chance once in 2^39 times.
 const ATTEMPTS: usize = 40;
 const LOOK: Duration = Duration::from_millis(20);
@@ -60,12 +62,16 @@ pub(super) fn publish(lab: &Lab, pods: &[&Pod]) -> Result<()> {
     };
     let [v4, v6] = ADDRESSES;
     let mut text = format!(
-        "kind: Service\nmetadata: {{namespace: lab, name: web}}\nspec:\n  type: ClusterIP\n  \
+        "kind: Service\nmetadata: {{namespace: lab, name: web}}\nspec:\n  type: NodePort\n  \
          clusterIP: {v4}\n  clusterIPs: ['{v4}', '{v6}']\n  ports:\n"
     );
     text += &ports(&|name, (port, _)| {
         let protocol = name.to_uppercase();
-        format!("  - {{name: {name}{port}, protocol: {protocol}, port: {port}}}\n")
+        let node_port = match port == PORTS[2].0 {
+            true => format!(", nodePort: {NODE_PORT}"),
+            false => String::new(),
+        };
+        format!("  - {{name: {name}{port}, protocol: {protocol}, port: {port}{node_port}}}\n")
     });
     for (family, kind) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
         let endpoints: Vec<String> = pods
@@ -104,12 +110,13 @@ pub(super) fn endpoints(pods: &[Vec<Pod>]) -> Vec<&Pod> {
 
 /// Pods that are endpoints themselves are left out: they would hear of themselves by their gateway.
 pub fn service_from_pod(scene: &Scene) -> Result<String> {
-    let clients = [scene.pod(1, 1), scene.pod(2, 1)];
-    let asked = asked(
-        scene,
-        PORTS[0],
-        &clients.map(|pod| (pod.place(), Some(pod.addresses()))),
-    )?;
+    let (port, target) = PORTS[0];
+    let clients = [scene.pod(1, 1), scene.pod(2, 1)].map(|pod| Client {
+        place: pod.place(),
+        seen_as: Some(pod.addresses()),
+        services: at_cluster_addresses(port),
+    });
+    let asked = asked(scene, target, &clients)?;
     Ok(format!("{asked}, seen as the pod"))
 }
 
@@ -125,18 +132,52 @@ pub fn service_from_node(scene: &Scene) -> Result<String> {
             return Ok(format!("not on this machine: {why}"));
         }
     }
+    let (port, target) = PORTS[1];
     let nodes = scene.lab().nodes().iter();
-    let nodes: Vec<_> = nodes.map(|node| (node.place(), None)).collect();
-    asked(scene, PORTS[1], &nodes)
+    let nodes: Vec<_> = nodes
+        .map(|node| Client {
+            place: node.place(),
+            seen_as: None,
+            services: at_cluster_addresses(port),
+        })
+        .collect();
+    asked(scene, target, &nodes)
+}
+
+/// By each node's node port: an endpoint of another node sees the node by which the client came.
+pub fn service_from_outside(scene: &Scene) -> Result<String> {
+    let at_node_port = |address: &IpAddr| SocketAddr::new(*address, NODE_PORT);
+    let nodes = scene.lab().nodes().iter();
+    let clients: Vec<_> = nodes
+        .map(|node| Client {
+            place: scene.lab().outside().place(),
+            seen_as: None,
+            services: node.addresses().iter().map(at_node_port).collect(),
+        })
+        .collect();
+    let asked = asked(scene, PORTS[2].1, &clients)?;
+    Ok(format!("{asked}, by each node's port {NODE_PORT}"))
+}
+
+/// Who asks.
+struct Client<'a> {
+    place: &'a Place,
+    /// How each endpoint has to see it, if that is the same for all.
+    seen_as: Option<[IpAddr; 2]>,
+    /// Of either family, or of both.
+    services: Vec<SocketAddr>,
+}
+
+fn at_cluster_addresses(port: u16) -> Vec<SocketAddr> {
+    let parsed = ADDRESSES.iter().filter_map(|text| text.parse().ok());
+    parsed
+        .map(|address| SocketAddr::new(address, port))
+        .collect()
 }
 
 /// Has all of these ask until each endpoint has answered, by TCP and UDP, of both families; who asks must hear of no
 /// other address than the Service's, and the endpoints of no other than the client's.
-fn asked(
-    scene: &Scene,
-    (port, target): (u16, u16),
-    clients: &[(&Place, Option<[IpAddr; 2]>)],
-) -> Result<String> {
+fn asked(scene: &Scene, target: u16, clients: &[Client<'_>]) -> Result<String> {
     let pods = endpoints(&scene.pods);
     for node in scene.lab().nodes() {
         wait_for(&format!("{} to know the Service", node.name()), || {
@@ -158,11 +199,15 @@ fn asked(
             .iter()
             .map(|server| scope.spawn(|| server.serve(&done)))
             .collect();
-        let outcome = clients.iter().try_for_each(|(place, own)| -> Result<()> {
-            for (family, address) in Family::BOTH.into_iter().zip(ADDRESSES) {
-                let service = SocketAddr::new(address.parse()?, port);
+        let outcome = clients.iter().try_for_each(|client| -> Result<()> {
+            let place = client.place;
+            for &service in &client.services {
+                let family = match service {
+                    SocketAddr::V4(_) => Family::V4,
+                    SocketAddr::V6(_) => Family::V6,
+                };
                 let expected: BTreeSet<IpAddr> = pods.iter().map(|pod| family.of(pod)).collect();
-                let own = own.map(|own| family.pick(&own)).transpose()?;
+                let own = client.seen_as.map(|own| family.pick(&own)).transpose()?;
                 for ask in [by_tcp, by_udp] {
                     all_answer(place, ask, service, &expected, own)
                         .with_context(|| format!("{} asks {service}", place.name()))?;
