@@ -57,8 +57,9 @@ const ANSWER: Duration = Duration::from_secs(30);
 /// How long a watch lasts before the server ends it, in seconds: a time between these, so that
 /// agents that began together do not come back together.
 const WATCH: std::ops::Range<u32> = 240..480;
-/// How long a watch may be silent: the server sends bookmarks every minute, and ends it by itself.
-const SILENCE: Duration = Duration::from_secs(WATCH.end as u64 + 10);
+/// How long a watch may be silent: the server sends a bookmark every minute. One whose data were put back from a backup
+/// sends nothing at all to who watches from a point that it has not reached again.
+const SILENCE: Duration = Duration::from_secs(190);
 /// How long a list may be silent.
 const LIST_SILENCE: Duration = Duration::from_secs(30);
 /// Changes that follow one another this quickly are published as one,
@@ -119,6 +120,8 @@ pub(super) struct Watcher<K> {
     streams: bool,
     point: Point,
     lost: Option<Lost>,
+    /// How long a watch may be silent.
+    silence: Duration,
     /// Whether it was logged that the server answers.
     said_hello: bool,
 }
@@ -141,6 +144,7 @@ impl<K: Keep> Watcher<K> {
                 not_before: ANY.into(),
             },
             lost: None,
+            silence: SILENCE,
             said_hello: false,
         }
     }
@@ -194,6 +198,12 @@ impl<K: Keep> Watcher<K> {
                 );
                 self.streams = false;
                 continue;
+            }
+            if let Point::After(version) = &self.point
+                && matches!(error, WatchError::Silent)
+            {
+                let not_before = version.clone();
+                self.point = Point::Lost { not_before };
             }
             self.disconnected(&error.text());
             sleep(jitter(retry)).await;

@@ -1,7 +1,7 @@
 //! One watch from its beginning to its end: all objects, where they are asked for, and then changes.
 
 use super::{
-    Keep, LIST_SILENCE, LONGEST_PAUSE, PAUSE, Point, SILENCE, Watcher,
+    Keep, LIST_SILENCE, LONGEST_PAUSE, PAUSE, Point, Watcher,
     error::WatchError,
     events::{Event, Events},
 };
@@ -68,7 +68,7 @@ impl<K: Keep> Watcher<K> {
                 unpublished = None;
                 self.keeper.publish();
             }
-            let until = unpublished.map_or(now + SILENCE, |news| news.due());
+            let until = unpublished.map_or(now + self.silence, |news| news.due());
             let event = match events.next(until).await {
                 Err(WatchError::Silent) if unpublished.is_some() => continue,
                 Ok(Some(event)) => event,

@@ -244,6 +244,41 @@ async fn all_nodes_are_asked_of_the_servers_cache_and_never_older_than_before() 
         .await;
 }
 
+/// So is the watch of a server whose data were put back from a backup, until they have come as far as before.
+#[tokio::test]
+async fn after_a_silent_watch_all_nodes_are_asked_for_again() {
+    let mut server = StandIn::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (sender, mut updates) = watch::channel(Snapshot::default());
+    let (own, _) = watch::channel(None);
+    let nodes = Nodes::new("n1".into(), dir.path().join("nodes.json"), sender, own);
+    let mut watcher = Watcher::new(server.api().await, nodes);
+    watcher.silence = 2 * LONGEST_PAUSE;
+    tokio::spawn(watcher.run());
+
+    let lines = server.watch();
+    server.request().await;
+    lines.send(event("ADDED", &node("n1", 1, 3))).unwrap();
+    lines.send(bookmark(7, true)).unwrap();
+    updates.wait_for(|s| has(s, &["n1"])).await.unwrap();
+    // A bookmark is a sign of life.
+    for version in [8, 9, 10] {
+        sleep(LONGEST_PAUSE).await;
+        lines.send(bookmark(version, false)).unwrap();
+    }
+    let next = server.watch();
+    let (again, _) = server.request().await;
+    assert!(again.contains("sendInitialEvents=true"), "{again}");
+    assert_eq!(asked_for(&again), Some("10"), "{again}");
+    next.send(event("ADDED", &node("n2", 2, 2))).unwrap();
+    next.send(bookmark(12, true)).unwrap();
+    let listed = updates.wait_for(|s| has(s, &["n2"]) && s.problem.is_none());
+    timeout(Duration::from_secs(30), listed)
+        .await
+        .unwrap()
+        .unwrap();
+}
+
 #[tokio::test]
 async fn agents_do_not_come_back_together() {
     let mut seen = BTreeSet::new();
