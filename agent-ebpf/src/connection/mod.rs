@@ -32,6 +32,9 @@ const REFRESH_TICKS: u32 = 100;
 /// From when on the port of a closed connection may be another's: late segments have arrived by then.
 const REUSABLE_AFTER_NS: u64 = 1_000_000_000;
 
+/// How long datagrams are waited for, of whose end nothing says anything, if somebody else wants their ports.
+const MAKES_WAY_AFTER_NS: u64 = 3_000_000_000;
+
 #[inline(always)]
 pub fn now() -> u64 {
     // SAFETY: no arguments.
@@ -196,6 +199,24 @@ pub unsafe fn is_over(connection: *const Connection, proto: u8, idle_ns: u64) ->
             .read()
     };
     idle_ns > u64::from(seconds) * 1_000_000_000
+}
+
+/// Whether the ports of datagrams may be another's: of a question that has its answer, or of what has been idle for a while.
+/// Sockets draw their ports by chance, and who draws the same one again is the same client, or comes after it.
+///
+/// # Safety
+/// As in [`note`].
+#[inline(always)]
+pub unsafe fn makes_way(connection: *const Connection, proto: u8) -> bool {
+    if proto != proto::UDP {
+        return false;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let idle = now().wrapping_sub((*connection).last_seen_ns);
+        (idle > MAKES_WAY_AFTER_NS && idle < 1 << 63)
+            || stage(connection, proto) as u32 == Stage::Replied as u32
+    }
 }
 
 /// What follows from another stage of `scratch.key`'s connection: it is no longer among those that nobody

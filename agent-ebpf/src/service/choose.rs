@@ -6,7 +6,7 @@
 
 use super::{
     NONE, hairpin, is_draining, is_handover,
-    leave::{KNOWN, forget},
+    leave::{KNOWN, forget, make_way},
     refuse::refuse,
 };
 use crate::{
@@ -229,7 +229,9 @@ fn try_one(scratch: &mut Scratch, attempt: u32) -> i32 {
         Err(EEXIST) => return JOIN,
         Err(_) => return drop(DropReason::NatTableFull),
     }
-    let written = write(scratch);
+    // Those that nobody has come first.
+    let takes = attempt >= scratch.set.count() || attempt == ATTEMPTS - 1;
+    let written = write(scratch, takes);
     if written != KNOWN {
         // Nobody else touches a claim that no record leads to.
         let _ = ALIASES.remove(&scratch.tuple);
@@ -241,9 +243,10 @@ fn try_one(scratch: &mut Scratch, attempt: u32) -> i32 {
     written
 }
 
-/// Writes the record: [`KNOWN`], [`NEXT`] if the endpoint has one of these ends, or a drop.
+/// Writes the record: [`KNOWN`], [`NEXT`] if the endpoint has one of these ends, or a drop. `takes`: in the place of one
+/// that makes way.
 #[inline(never)]
-fn write(scratch: &mut Scratch) -> i32 {
+fn write(scratch: &mut Scratch, takes: bool) -> i32 {
     let flags = hairpin::claim(scratch);
     let Scratch {
         connection, tuple, ..
@@ -256,7 +259,7 @@ fn write(scratch: &mut Scratch) -> i32 {
     loop {
         match CONNECTIONS.insert(&scratch.key, &scratch.connection, BPF_NOEXIST.into()) {
             Ok(()) => break,
-            Err(EEXIST) if again && is_done(scratch, now) => again = false,
+            Err(EEXIST) if again && is_done(scratch, now, takes) => again = false,
             Err(EEXIST) => return NEXT,
             Err(_) => return drop(DropReason::NatTableFull),
         }
@@ -279,10 +282,10 @@ fn write(scratch: &mut Scratch) -> i32 {
     KNOWN
 }
 
-/// Whether the connection between the same ends is over, or closed and this one begins anew: its record is gone then.
+/// Whether the connection between the same ends is over, or done with and this one begins anew: its record is gone then.
 /// What leads to that is found to lead nowhere.
 #[inline(never)]
-fn is_done(scratch: &mut Scratch, now: u64) -> bool {
+fn is_done(scratch: &mut Scratch, now: u64, takes: bool) -> bool {
     let Some(found) = connection::find(&scratch.key) else {
         return true;
     };
@@ -296,7 +299,7 @@ fn is_done(scratch: &mut Scratch, now: u64) -> bool {
     if is_done {
         connection::remove(&scratch.key);
     }
-    is_done
+    is_done || (takes && make_way(scratch))
 }
 
 /// The endpoint that the client has had lately, if it is still chosen from: in `scratch.alias`, and in what is to be
@@ -329,7 +332,8 @@ fn by_affinity(scratch: &mut Scratch, attempt: u32) -> bool {
 #[inline(never)]
 fn by_slot(scratch: &mut Scratch, attempt: u32) -> bool {
     let count = scratch.set.count();
-    if count == 0 || attempt > count {
+    // Twice all of them: see `try_one`.
+    if count == 0 || attempt > 2 * count {
         return false;
     }
     let first = ((scratch.random * u64::from(count)) >> 32) as u32;

@@ -19,7 +19,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::{
     abi::{
         Addr,
-        connection::{Connection, FLAG_SERVICE},
+        connection::{Connection, FLAG_MASQUERADED, FLAG_SERVICE},
         drop::DropReason,
         service::{BACKEND_SERVING, FrontendKey},
     },
@@ -179,6 +179,35 @@ unsafe fn is_unanswered(connection: *const Connection, from_high: bool) -> bool 
 pub fn forget(scratch: &mut Scratch) -> i32 {
     connection::remove(&scratch.key);
     left(scratch)
+}
+
+/// Removes the record between `scratch.key`'s ends, and what leads to it, if the client's port may have another one: by the
+/// next packet at once, so that no answer is taken for another Service's.
+#[inline(never)]
+pub fn make_way(scratch: &mut Scratch) -> bool {
+    let Some(found) = connection::find(&scratch.key) else {
+        return true;
+    };
+    let (dst, port) = (scratch.tuple.dst, scratch.tuple.dst_port);
+    // SAFETY: a value that the map just gave.
+    unsafe {
+        if (*found).flags & (FLAG_SERVICE | FLAG_MASQUERADED) != FLAG_SERVICE
+            || (*found).client_is_high() != scratch.from_high
+            || !connection::makes_way(found, scratch.key.proto)
+        {
+            return false;
+        }
+        scratch.tuple.dst = Addr::at(&raw const (*found).frontend);
+        scratch.tuple.dst_port = (*found).frontend_port;
+    }
+    connection::remove(&scratch.key);
+    // What the packet itself sends to is claimed already.
+    if scratch.tuple.dst != dst || scratch.tuple.dst_port != port {
+        left(scratch);
+    }
+    scratch.tuple.dst = dst;
+    scratch.tuple.dst_port = port;
+    true
 }
 
 /// Removes an alias that leads to no record of its own.

@@ -9,7 +9,10 @@ use crate::{
     maps::ENDPOINTS,
     parse::{Fragment, Ip, proto},
     scratch::Scratch,
-    service::arrive::{is_answer, show_frontend},
+    service::{
+        arrive::{is_answer, show_frontend},
+        leave::make_way,
+    },
 };
 use sinabro_common::{
     abi::connection::{Connection, FLAG_SERVICE, FLAG_STACK},
@@ -98,7 +101,10 @@ pub fn known(scratch: &mut Scratch) -> u32 {
             }
             // Straight to the endpoint, by the same ports.
             FLAG_SERVICE if begins && !again => return CLASH,
-            FLAG_SERVICE if !begins => return DIRECT,
+            FLAG_SERVICE if !begins => {
+                make_way(scratch);
+                return DIRECT;
+            }
             _ => is = STACK,
         }
         match again {

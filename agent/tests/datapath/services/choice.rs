@@ -1,6 +1,7 @@
 //! Which endpoint a connection gets.
 
 use super::*;
+use crate::uplink_hooks::age;
 use aya::maps::{HashMap, Map, MapData};
 use sinabro_common::{
     abi::service::{Affinity, AffinityKey, BACKEND_DRAINING},
@@ -164,6 +165,61 @@ fn two_frontends_of_one_endpoint_do_not_mix_up_a_clients_port() {
             assert_ne!(w.goes_to(&make(TCP, (client, 2020), third, SYN)), third);
         }
         check_table();
+    });
+}
+
+/// A client's port is drawn again after a while, and a question that has its answer is done with.
+#[test]
+fn datagrams_make_way_for_those_that_the_same_port_sends_elsewhere() {
+    world(|w| {
+        for (number, client) in (0..).zip(w.clients()) {
+            let endpoint = endpoints(client, 1)[0];
+            let (service, at) = w.publish(1 + number, UDP, &[endpoint]);
+            let other = (at.0, 443);
+            service.frontend(other, 0);
+            let from = (client, 2000);
+            let ask = |to: At| make(UDP, from, to, ACK);
+            let answered_by = |from_there: At| {
+                let answer = |as_whom: At| make(UDP, as_whom, from, ACK);
+                w.arrives_as(&answer(endpoint), &answer(from_there));
+            };
+            assert_eq!(w.goes_to(&ask(at)), endpoint);
+            w.dropped(&ask(other), DropReason::ServiceClash);
+            answered_by(at);
+            for to in [other, at, other, other, at, at, other] {
+                assert_eq!(w.goes_to(&ask(to)), endpoint);
+                answered_by(to);
+                check_table();
+            }
+            // Nobody has answered, and nobody has asked again.
+            assert_eq!(w.goes_to(&ask(at)), endpoint);
+            age(2);
+            w.dropped(&ask(other), DropReason::ServiceClash);
+            age(2);
+            assert_eq!(w.goes_to(&ask(other)), endpoint);
+            answered_by(other);
+            check_table();
+        }
+    });
+}
+
+#[test]
+fn who_asks_the_endpoint_itself_after_the_service_is_answered_by_it() {
+    world(|w| {
+        for (number, (client, server)) in (1..).zip([(w.a.v4, w.b.v4), (w.a.v6, w.b.v6)]) {
+            let (from, endpoint) = ((client, 2000), (server, 8000));
+            let (_, at) = w.publish(number, UDP, &[endpoint]);
+            let answered_by = |who: At| {
+                let (verdict, out) = w.sent_by(&w.b, &make(UDP, endpoint, from, ACK));
+                assert_eq!((verdict, see(&out).src), (REDIRECT, who.0));
+            };
+            for to in [at, endpoint, at] {
+                let (verdict, out) = w.sent_by(&w.a, &make(UDP, from, to, ACK));
+                assert_eq!((verdict, see(&out).dst), (REDIRECT, server));
+                answered_by(to);
+            }
+            check_table();
+        }
     });
 }
 

@@ -226,22 +226,6 @@ fn a_port_that_becomes_somebodys_is_given_to_no_new_connection() {
     });
 }
 
-/// Sets every time in the table back.
-fn age(seconds: u64) {
-    let mut records = open::<ConnectionKey, Connection>("CONNECTIONS");
-    for (key, mut record) in table() {
-        record.last_seen_ns -= seconds * SECOND;
-        record.began_ns -= seconds * SECOND;
-        record.seen_ticks = record.seen_ticks.wrapping_sub(1000);
-        records.insert(key, record, 0).unwrap();
-    }
-    let mut all = open::<Tuple, Alias>("ALIASES");
-    for (key, mut alias) in aliases() {
-        alias.noted_ticks = alias.noted_ticks.wrapping_sub(1000);
-        all.insert(key, alias, 0).unwrap();
-    }
-}
-
 #[test]
 fn a_mapping_lives_as_long_as_one_of_its_connections() {
     mapped(|w| {

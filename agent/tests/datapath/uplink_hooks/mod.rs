@@ -75,6 +75,22 @@ pub fn aliases() -> std::collections::HashMap<Tuple, Alias> {
     map.iter().collect::<Result<_, _>>().unwrap()
 }
 
+/// Sets every time in the table back.
+pub fn age(seconds: u64) {
+    let mut records = open::<ConnectionKey, Connection>("CONNECTIONS");
+    for (key, mut record) in table() {
+        record.last_seen_ns -= seconds * SECOND;
+        record.began_ns -= seconds * SECOND;
+        record.seen_ticks = record.seen_ticks.wrapping_sub(1000);
+        records.insert(key, record, 0).unwrap();
+    }
+    let mut all = open::<Tuple, Alias>("ALIASES");
+    for (key, mut alias) in aliases() {
+        alias.noted_ticks = alias.noted_ticks.wrapping_sub(1000);
+        all.insert(key, alias, 0).unwrap();
+    }
+}
+
 /// Every alias leads to a record that has it, and every record that has one is led to.
 pub fn check_table() {
     let (table, aliases) = (table(), aliases());
