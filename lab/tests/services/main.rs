@@ -2,6 +2,8 @@
 //! of the nodes themselves.
 #![allow(clippy::unwrap_used)]
 
+mod faults;
+
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
     traffic::{PATIENCE, any, readable},
@@ -57,8 +59,10 @@ impl World {
         let serving = servers
             .iter()
             .flat_map(|pod| {
-                pod.addresses()
-                    .map(|address| Server::start(pod.place(), address))
+                let at = pod
+                    .addresses()
+                    .map(|address| SocketAddr::new(address, TARGET));
+                at.map(|at| Server::start(pod.place(), at))
             })
             .collect();
         let world = Self {
@@ -126,8 +130,13 @@ impl World {
     }
 }
 
-/// Writes the file of Services of all nodes, at one blow.
+/// Has all nodes' Service lead to these servers.
 fn publish(lab: &Lab, servers: &[&Pod]) {
+    write(lab, &web(servers));
+}
+
+/// The Service, and where it leads to.
+fn web(servers: &[&Pod]) -> String {
     let mut text = format!(
         "kind: Service
 metadata: {{namespace: lab, name: web}}
@@ -170,11 +179,16 @@ ports:
 {endpoints}"
         );
     }
+    text
+}
+
+/// Writes the file of Services of all nodes, at one blow.
+fn write(lab: &Lab, text: &str) {
     for node in lab.nodes() {
         let path = node.namespace().path(FILE);
         fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).unwrap();
         let beside = path.with_extension("new");
-        fs::write(&beside, &text).unwrap();
+        fs::write(&beside, text).unwrap();
         fs::rename(beside, path).unwrap();
     }
 }
@@ -186,8 +200,8 @@ struct Server {
 }
 
 impl Server {
-    fn start(place: &Place, address: IpAddr) -> Self {
-        let at = SocketAddr::new(address, TARGET);
+    fn start(place: &Place, at: SocketAddr) -> Self {
+        let address = at.ip();
         let sockets = place.run(|| Ok((TcpListener::bind(at)?, UdpSocket::bind(at)?)));
         let (listener, socket) = sockets.unwrap();
         let stop = Arc::new(AtomicBool::new(false));
