@@ -22,8 +22,8 @@ use sinabro_common::abi::{acceleration::NODE_ACCOUNT, connection::Share};
 use sinabro_common::api::{
     AccelerationReport, Adds, ApiError, Condition, DropReport, EndpointReport, ErrorCode,
     IpamReport, LocalMtu, LocalMtuWish, MasqueradeReport, MemoryReport, MetricsReport,
-    NODES_OF_A_PAGE, NodeReport, Request, Response, RoomReport, SelfTestReport, SourceReport,
-    StatusReport, Trouble,
+    NODES_OF_A_PAGE, NodeReport, Request, Response, RoomReport, SelfTestReport, ServiceTranslation,
+    SourceReport, StatusReport, Trouble,
 };
 use std::{
     collections::{BTreeMap, HashMap},
@@ -357,6 +357,11 @@ impl Core {
                     .map(|counters| acceleration::count(counters, memory)),
                 connections: shares.get(&record.ifindex).map(connections::share),
                 acceleration_wish: record.acceleration,
+                service_translation: Some(
+                    record
+                        .service_translation
+                        .unwrap_or(ServiceTranslation::Auto),
+                ),
             })
         };
         let reports = self.endpoints.all().into_iter().map(report);
