@@ -226,6 +226,12 @@ impl Core {
             ServiceProxy::Off | ServiceProxy::On => now.clone(),
         };
         modes.insert("serviceProxy".into(), text);
+        let facts = self.services.iter().flat_map(|services| &services.facts);
+        let ranges: Vec<_> = facts.flat_map(|facts| facts.dropped_ranges()).collect();
+        if !ranges.is_empty() {
+            let ranges: Vec<_> = ranges.iter().map(ToString::to_string).collect();
+            modes.insert("serviceCIDRs".into(), ranges.join(", "));
+        }
         modes
     }
 
