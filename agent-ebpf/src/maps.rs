@@ -24,7 +24,8 @@ use sinabro_common::abi::{
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
     service::{
         Affinity, AffinityKey, Backend, Frontend, FrontendKey, MAX_AFFINITIES, MAX_BACKENDS,
-        MAX_FRONTENDS, MAX_SETS, MAX_SLOTS, MAX_SOURCE_RANGES, Set, Slot, SourceKey,
+        MAX_FRONTENDS, MAX_SERVICE_RANGES, MAX_SETS, MAX_SLOTS, MAX_SOURCE_RANGES, RangeOf, Set,
+        Slot, SourceKey,
     },
     uplink::{MAX_UPLINKS, Uplink},
 };
@@ -118,6 +119,10 @@ pub static AFFINITY: LruHashMap<AffinityKey, Affinity> = LruHashMap::pinned(MAX_
 #[map]
 pub static SOURCE_RANGES: LpmTrie<SourceKey, u8> =
     LpmTrie::pinned(MAX_SOURCE_RANGES, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static SERVICE_RANGES: LpmTrie<Addr, RangeOf> =
+    LpmTrie::pinned(MAX_SERVICE_RANGES, BPF_F_NO_PREALLOC);
 
 #[map]
 pub static LAYOUTS: HashMap<u64, MapRecord> = HashMap::pinned(MAX_MAPS, BPF_F_NO_PREALLOC);

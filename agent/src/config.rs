@@ -25,13 +25,15 @@ use crate::{
         MasqueradeIpv6, Masquerading, UdpMapping, masquerade::distinct, services::NodePortAddresses,
     },
 };
+use ipnet::IpNet;
 use layers::Layers;
 pub use options::Options;
 use sinabro_common::names;
-use std::{ffi::OsString, fmt, io, net::SocketAddr, path::PathBuf};
+use std::{collections::BTreeSet, ffi::OsString, fmt, io, net::SocketAddr, path::PathBuf};
 use value::{
     absolute_path, acceleration_mode, boolean, device, local_mtu, masquerade_ipv6, memory,
-    node_name, node_ports, number, port_range, service_proxy, socket_address, udp_mapping,
+    node_name, node_ports, number, on_or_off, port_range, service_proxy, socket_address,
+    udp_mapping,
 };
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
@@ -78,6 +80,10 @@ pub struct Settings {
     pub service_proxy: ServiceProxy,
     /// Where load balancers ask whether Services are translated here.
     pub service_health_address: Option<SocketAddr>,
+    /// Whether Services have their externalIPs.
+    pub service_external_ips: bool,
+    /// Addresses that are Services' alone; none: as the cluster says.
+    pub service_cidrs: Option<BTreeSet<IpNet>>,
     /// Where Services are, if not in the Kubernetes API.
     pub services_file: Option<PathBuf>,
     /// Connections that the node's table has room for; none if the node's memory says.
@@ -249,6 +255,8 @@ impl Settings {
             node_ports: layers.parse("nodePorts", node_ports)?,
             node_port_addresses: node_port_addresses(layers)?,
             service_proxy,
+            service_external_ips: layers.parse("serviceExternalIPs", on_or_off)?,
+            service_cidrs: service_cidrs(layers)?,
             services_file: services_file(layers, service_proxy.may_be_on())?,
             connections: layers.parse("connections", connections::capacity)?,
             connection_limits: connections::limits(layers)?,
@@ -365,6 +373,18 @@ fn node_port_addresses(layers: &Layers) -> Result<NodePortAddresses, ConfigError
 }
 
 /// Where Services are read from a file, it has to be said which; where they are not, none may be.
+fn service_cidrs(layers: &Layers) -> Result<Option<BTreeSet<IpNet>>, ConfigError> {
+    const CIDRS: &str = "serviceCIDRs";
+    let none = |text: &str| (text == "none").then_some(()).ok_or_else(String::new);
+    if let Ok(list) = layers.list(CIDRS, none)
+        && list.len() == 1
+    {
+        return Ok(Some(BTreeSet::new()));
+    }
+    let ranges = layers.list(CIDRS, cidr)?;
+    Ok((!ranges.is_empty()).then(|| ranges.into_iter().collect()))
+}
+
 fn services_file(layers: &Layers, is_on: bool) -> Result<Option<PathBuf>, ConfigError> {
     const FILE: &str = "servicesFile";
     let file = layers.optional(FILE, absolute_path)?;

@@ -204,8 +204,14 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     }));
     let source = match (settings.services_file.clone(), &own_node) {
         _ if publisher.is_none() => None,
-        (Some(file), _) => Some(watch_services::spawn_file(file)),
-        (None, Some((api, _))) => Some(watch_services::spawn_kubernetes(api.clone())),
+        (Some(file), _) => Some(watch_services::spawn_file(
+            file,
+            settings.service_cidrs.clone(),
+        )),
+        (None, Some((api, _))) => Some(watch_services::spawn_kubernetes(
+            api.clone(),
+            settings.service_cidrs.clone(),
+        )),
         (None, None) if settings.service_proxy.may_be_on() => {
             bail!("nothing says where Services are: set servicesFile")
         }
@@ -244,9 +250,15 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tasks.spawn(services::follow_services(services::ServicesTask {
             source,
             publisher: services.publisher.clone(),
+            datapath: datapath.clone(),
             facts,
             complete,
-            whereabouts: services::Whereabouts::new(settings.node_name.clone(), node.clone(), own),
+            whereabouts: services::Whereabouts::new(
+                settings.node_name.clone(),
+                node.clone(),
+                own,
+                !settings.service_external_ips,
+            ),
             metrics: metrics.clone(),
             health,
             standing: standing.clone(),

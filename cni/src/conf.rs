@@ -5,6 +5,7 @@
 
 mod host_ports;
 mod key;
+mod sidecar;
 mod wish;
 mod wishes;
 

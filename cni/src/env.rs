@@ -5,7 +5,7 @@
 
 use crate::error::{Code, Error};
 use sinabro_common::{
-    api::{LocalMtuWish, Mac, Owner, PodRef, TcpAcceleration},
+    api::{LocalMtuWish, Mac, Owner, PodRef, ServiceTranslation, TcpAcceleration},
     names,
 };
 use std::{ffi::OsString, fmt, net::IpAddr, str::FromStr};
@@ -27,6 +27,8 @@ pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 const ACCELERATION: &str = "SINABRO_TCP_ACCELERATION";
 /// The argument of its wish about the MTU of its link.
 const LOCAL_MTU: &str = "SINABRO_LOCAL_MTU";
+/// The argument of its wish how what it sends to Services is translated.
+const SERVICE_TRANSLATION: &str = "SINABRO_SERVICE_TRANSLATION";
 
 /// What an ADD, DEL or CHECK is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +52,8 @@ pub struct Args {
     pub acceleration: Option<TcpAcceleration>,
     /// [`LOCAL_MTU`].
     pub local_mtu: Option<LocalMtuWish>,
+    /// [`SERVICE_TRANSLATION`].
+    pub service_translation: Option<ServiceTranslation>,
 }
 
 /// CNI_COMMAND.
@@ -180,7 +184,10 @@ fn parse_args(text: &str) -> Result<Args, Error> {
             LOCAL_MTU if !value.is_empty() => {
                 args.local_mtu = Some(wish(key, value).map_err(bad)?);
             }
-            "IP" | "MAC" | ACCELERATION | LOCAL_MTU => {}
+            SERVICE_TRANSLATION if !value.is_empty() => {
+                args.service_translation = Some(wish(key, value).map_err(bad)?);
+            }
+            "IP" | "MAC" | ACCELERATION | LOCAL_MTU | SERVICE_TRANSLATION => {}
             _ => unknown.push(excerpt(key)),
         }
     }
@@ -397,7 +404,7 @@ mod tests {
     #[test]
     fn arguments_of_kubernetes_are_understood() {
         let args = parse_args(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0;K8S_POD_INFRA_CONTAINER_ID=c1;K8S_POD_UID=77;IP=10.0.0.5/24;MAC=0a:58:0a:00:00:05;SINABRO_TCP_ACCELERATION=disabled;SINABRO_LOCAL_MTU=off;X=Y",
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0;K8S_POD_INFRA_CONTAINER_ID=c1;K8S_POD_UID=77;IP=10.0.0.5/24;MAC=0a:58:0a:00:00:05;SINABRO_TCP_ACCELERATION=disabled;SINABRO_LOCAL_MTU=off;SINABRO_SERVICE_TRANSLATION=packet;X=Y",
         )
         .unwrap();
         assert_eq!(args.pod.namespace, "shop");
@@ -407,6 +414,7 @@ mod tests {
         assert_eq!(args.mac, Some("0a:58:0a:00:00:05".parse().unwrap()));
         assert_eq!(args.acceleration, Some(TcpAcceleration::Disabled));
         assert_eq!(args.local_mtu, Some(LocalMtuWish::Off));
+        assert_eq!(args.service_translation, Some(ServiceTranslation::Packet));
         let empty = parse_args("SINABRO_TCP_ACCELERATION=;IP=;MAC=").unwrap();
         assert_eq!(empty, Args::default());
     }

@@ -8,6 +8,7 @@ use super::{
     NONE, hairpin, is_draining, is_handover,
     leave::{KNOWN, forget, make_way},
     refuse::refuse,
+    unallocated,
 };
 use crate::{
     connection::{self, newcomer, share},
@@ -107,7 +108,7 @@ fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
     key.port = [0; 2];
     key.proto = 0;
     match FRONTENDS.get_ptr(&scratch.frontend_key) {
-        None => NONE,
+        None => unallocated::check(&scratch.tuple.dst),
         Some(_)
             if CONFIG
                 .get(0)

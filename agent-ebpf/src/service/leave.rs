@@ -1,7 +1,8 @@
 //! What a pod sends.
 
 use super::{
-    NONE, TRANSLATED, choose, error, hairpin, has_ports, is_draining, translate, translate_later,
+    TRANSLATED, choose, error, hairpin, has_ports, is_draining, translate, translate_later,
+    unallocated,
 };
 use crate::{
     connection::{self, Noted, fragment},
@@ -53,7 +54,7 @@ fn to_endpoint(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if !has_ports(&scratch.ip) {
         return match is_error(scratch) {
             true => error::leave(skb, scratch),
-            false => NONE,
+            false => unallocated::check(&scratch.ip.dst),
         };
     }
     if scratch.ip.fragment == Fragment::Later {
@@ -226,6 +227,6 @@ fn later(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     scratch.frontend_key = FrontendKey::address(scratch.ip.dst);
     match FRONTENDS.get_ptr(&scratch.frontend_key) {
         Some(_) if !is_draining() => drop(DropReason::ServiceFragment),
-        _ => NONE,
+        _ => unallocated::check(&scratch.ip.dst),
     }
 }

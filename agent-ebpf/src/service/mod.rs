@@ -5,6 +5,7 @@
 //! - [`arrive`]: what comes to a pod: the address that the pod sent to becomes the source again;
 //! - [`hairpin`]: a pod that is its own endpoint;
 //! - [`outside`]: clients outside of the cluster, at uplinks;
+//! - [`unallocated`]: addresses that only Services have, and none of them;
 //! - [`error`]: ICMP errors, which quote packets, in both directions.
 //!
 //! Between a client's link and its endpoint the packet has their own addresses, so the stack routes and filters it like
@@ -20,6 +21,7 @@ pub mod hairpin;
 pub mod leave;
 pub mod outside;
 pub mod refuse;
+pub mod unallocated;
 
 use crate::{
     PASS,

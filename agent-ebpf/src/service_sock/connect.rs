@@ -3,6 +3,7 @@
 use super::{
     PROCEED, TCP, UDP,
     address::{self, Family},
+    bound,
     choose::{self, Endpoint},
     is_draining, is_on, owner, protocol, refuse, state,
 };
@@ -51,6 +52,9 @@ pub fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
         choose::CHOSEN => {}
         choose::REFUSED => return refuse(),
         _ => return PROCEED,
+    }
+    if bound::is_out_of_reach(ctx, &to.addr) {
+        return refuse();
     }
     // Without memory for it the socket tells its endpoint's address, and is connected all the same.
     if let Some(state) = state::keep(ctx) {

@@ -6,6 +6,7 @@
 use super::{
     PROCEED, SOCKET_FRONTENDS, UDP,
     address::{self, Family},
+    bound,
     choose::{self, Endpoint},
     is_draining, is_handover, is_on, owner, peer, protocol, refuse, state,
 };
@@ -53,6 +54,9 @@ pub fn send(ctx: &SockAddrContext, family: Family) -> i32 {
         choose::CHOSEN => {}
         choose::REFUSED => return refuse(),
         _ => return PROCEED,
+    }
+    if bound::is_out_of_reach(ctx, &to.addr) {
+        return refuse();
     }
     // Says that there may be answers to look for.
     let _ = state::keep(ctx);

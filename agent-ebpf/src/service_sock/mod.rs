@@ -2,6 +2,7 @@
 //!
 //! - [`connect`], [`datagram`], [`peer`]: the hooks;
 //! - [`choose`]: a frontend's endpoint;
+//! - [`bound`]: sockets that no endpoint can answer;
 //! - [`address`]: the address that a system call has;
 //! - [`state`]: what is kept with a socket;
 //! - [`tell`]: which network namespace a socket is in, before Linux 5.14.
@@ -14,6 +15,7 @@
 //! and one of 5.18 where there is it.
 
 pub mod address;
+pub mod bound;
 pub mod choose;
 pub mod connect;
 pub mod datagram;

@@ -8,12 +8,13 @@
 use super::{api_error, status::Core};
 use crate::{
     endpoint::{EndpointError, EndpointRecord, Guard, attachment, mac_of},
+    install::others,
     ipam::LeaseRequest,
 };
 use sinabro_common::{
     api::{
         ApiError, Attachment, ErrorCode, HostPort, LocalMtuWish, MAX_HOST_PORTS, Mac, Owner,
-        PodRef, Request, Response, TcpAcceleration,
+        PodRef, Request, Response, ServiceTranslation, TcpAcceleration,
     },
     fail_point::fail_point,
     names,
@@ -31,6 +32,8 @@ const TURN: Duration = Duration::from_secs(8);
 const MAX_NAME: usize = 256;
 /// Longest of the other texts of a request. They are kept in lease files, whose size is bounded.
 const MAX_TEXT: usize = 1024;
+/// The type of Istio's plugin, in configurations.
+const ISTIO: &str = "istio-cni";
 /// Most warnings of a request, more than the plugin has reasons for.
 const MAX_WARNINGS: usize = 8;
 
@@ -45,6 +48,7 @@ struct Add {
     guard: Guard,
     request: LeaseRequest,
     acceleration: Option<TcpAcceleration>,
+    service_translation: Option<ServiceTranslation>,
     host_ports: Vec<HostPort>,
     attachment: Attachment,
     /// Activated; only the reply is not known to be written.
@@ -55,6 +59,7 @@ struct Add {
 struct Wishes {
     acceleration: Option<TcpAcceleration>,
     local_mtu: Option<LocalMtuWish>,
+    service_translation: Option<ServiceTranslation>,
     host_ports: Vec<HostPort>,
 }
 
@@ -97,6 +102,7 @@ impl Session {
                 mac,
                 acceleration,
                 local_mtu,
+                service_translation,
                 host_ports,
                 warnings,
             } => {
@@ -112,6 +118,7 @@ impl Session {
                 let wishes = Wishes {
                     acceleration,
                     local_mtu,
+                    service_translation,
                     host_ports,
                 };
                 let allocated = self.allocate(request, wishes, &warnings).await;
@@ -225,15 +232,34 @@ impl Session {
             local,
             ..attachment(&request.owner, mac, mtu, addresses, clsact)
         };
+        let service_translation = self.service_translation(wishes.service_translation).await?;
         self.add = Some(Add {
             guard,
             request,
             acceleration: wishes.acceleration,
+            service_translation,
             host_ports: wishes.host_ports,
             attachment: attachment.clone(),
             active: false,
         });
         Ok(attachment)
+    }
+
+    /// How what a pod with this wish sends to Services is translated. Where Istio's plugin is chained a pod's traffic may be
+    /// led to its proxy at any time, and nothing on the pod says so when it is added.
+    async fn service_translation(
+        &self,
+        wish: Option<ServiceTranslation>,
+    ) -> Result<Option<ServiceTranslation>, ApiError> {
+        if !matches!(wish, None | Some(ServiceTranslation::Auto)) {
+            return Ok(wish);
+        }
+        let dir = self.core.settings.cni_conf_dir.clone();
+        let is_chained = blocking(move || Ok(others::is_chained(&dir, ISTIO))).await?;
+        Ok(match is_chained {
+            true => Some(ServiceTranslation::Packet),
+            false => wish,
+        })
     }
 
     /// Leases the addresses. A full range waits for the deletes under way: their pods are gone
@@ -282,6 +308,7 @@ impl Session {
             local: attachment.local.clone().filter(|_| made.local_mtu),
             acceleration: add.acceleration,
             host_ports: add.host_ports.clone(),
+            service_translation: add.service_translation,
             netns_cookie: made.netns_cookie,
         };
         let core = self.core.clone();

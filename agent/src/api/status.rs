@@ -22,8 +22,8 @@ use sinabro_common::abi::{acceleration::NODE_ACCOUNT, connection::Share};
 use sinabro_common::api::{
     AccelerationReport, Adds, ApiError, Condition, DropReport, EndpointReport, ErrorCode,
     IpamReport, LocalMtu, LocalMtuWish, MasqueradeReport, MemoryReport, MetricsReport,
-    NODES_OF_A_PAGE, NodeReport, Request, Response, RoomReport, SelfTestReport, SourceReport,
-    StatusReport, Trouble,
+    NODES_OF_A_PAGE, NodeReport, Request, Response, RoomReport, SelfTestReport, ServiceTranslation,
+    SourceReport, StatusReport, Trouble,
 };
 use std::{
     collections::{BTreeMap, HashMap},
@@ -226,6 +226,12 @@ impl Core {
             ServiceProxy::Off | ServiceProxy::On => now.clone(),
         };
         modes.insert("serviceProxy".into(), text);
+        let facts = self.services.iter().flat_map(|services| &services.facts);
+        let ranges: Vec<_> = facts.flat_map(|facts| facts.dropped_ranges()).collect();
+        if !ranges.is_empty() {
+            let ranges: Vec<_> = ranges.iter().map(ToString::to_string).collect();
+            modes.insert("serviceCIDRs".into(), ranges.join(", "));
+        }
         modes
     }
 
@@ -357,6 +363,11 @@ impl Core {
                     .map(|counters| acceleration::count(counters, memory)),
                 connections: shares.get(&record.ifindex).map(connections::share),
                 acceleration_wish: record.acceleration,
+                service_translation: Some(
+                    record
+                        .service_translation
+                        .unwrap_or(ServiceTranslation::Auto),
+                ),
             })
         };
         let reports = self.endpoints.all().into_iter().map(report);

@@ -192,6 +192,8 @@ pub fn file_key(id: &str) -> String {
         "masquerade_ipv6" => return "masqueradeIPv6".into(),
         "masquerade_link_local_ipv6" => return "masqueradeLinkLocalIPv6".into(),
         "masquerade_udp_mapping" => return "masqueradeUDPMapping".into(),
+        "service_cidrs" => return "serviceCIDRs".into(),
+        "service_external_ips" => return "serviceExternalIPs".into(),
         "non_masquerade_cidrs" => return "nonMasqueradeCIDRs".into(),
         _ => {}
     }

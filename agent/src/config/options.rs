@@ -262,6 +262,28 @@ pub struct Options {
     )]
     service_health_address: Option<String>,
 
+    /// Whether Services have their externalIPs, with --service-proxy=on: on, or off. Who may write a Service may
+    /// take any address by them (CVE-2020-8554).
+    #[arg(
+        long = "service-external-ips",
+        env = "SINABRO_SERVICE_EXTERNAL_IPS",
+        value_name = "on|off",
+        default_value = "on"
+    )]
+    #[serde(rename = "serviceExternalIPs")]
+    service_external_ips: Option<String>,
+
+    /// Ranges of addresses that nothing but Services has, with --service-proxy=on: what is sent to one of them that no
+    /// Service has is dropped [default: as the cluster's ServiceCIDR objects say]. none: nothing is.
+    #[arg(
+        long = "service-cidrs",
+        env = "SINABRO_SERVICE_CIDRS",
+        value_name = "CIDR",
+        value_delimiter = ','
+    )]
+    #[serde(rename = "serviceCIDRs")]
+    service_cidrs: Option<Vec<String>>,
+
     /// Services and EndpointSlices (YAML or JSON, as `kubectl get services,endpointslices -A -o yaml`
     /// prints them), read again whenever they change. For --service-proxy=on without Kubernetes, with
     /// which they are watched in its API.

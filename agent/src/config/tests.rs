@@ -53,6 +53,17 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(none.node_ports, None);
     assert_eq!(settings.service_proxy, ServiceProxy::Off);
     assert!(settings.services_file.is_none());
+    assert!(settings.service_external_ips);
+    assert_eq!(settings.service_cidrs, None);
+    let none = load(&["--nodes=/n", "--service-cidrs=none"]).unwrap();
+    assert_eq!(none.service_cidrs, Some(BTreeSet::new()));
+    for wrong in [
+        "--service-cidrs=none,10.0.0.0/8",
+        "--service-external-ips=maybe",
+    ] {
+        let error = load(&["--nodes=/n", wrong]).unwrap_err().to_string();
+        assert!(error.contains("service"), "{error}");
+    }
     assert_eq!(settings.node_port_addresses, NodePortAddresses::Primary);
     let of = |text: &str| load(&["--nodes=/n", &format!("--node-port-addresses={text}")]);
     assert_eq!(
@@ -212,6 +223,8 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         serviceProxy: on
         servicesFile: /etc/services.yaml
         serviceHealthAddress: 127.0.0.1:1
+        serviceExternalIPs: off
+        serviceCIDRs: [10.96.0.0/12, 'fd00:10:96::/112']
         connections: 500000
         connectionsPerPod: 20000
         connectionsPerPodUnanswered: 2000
@@ -277,6 +290,12 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         node_port_addresses: NodePortAddresses::All,
         services_file: Some("/etc/services.yaml".into()),
         service_health_address: Some(([127, 0, 0, 1], 1).into()),
+        service_external_ips: false,
+        service_cidrs: Some(
+            ["10.96.0.0/12", "fd00:10:96::/112"]
+                .map(|range| range.parse().unwrap())
+                .into(),
+        ),
         connections: Some(500_000),
         connection_limits: ConnectionLimits {
             per_pod: 20_000,

@@ -151,6 +151,14 @@ pub fn masquerade_ipv6(text: &str) -> Result<MasqueradeIpv6, String> {
     }
 }
 
+pub fn on_or_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" | "true" => Ok(true),
+        "off" | "false" => Ok(false),
+        _ => Err("expected on or off".into()),
+    }
+}
+
 pub fn udp_mapping(text: &str) -> Result<UdpMapping, String> {
     UdpMapping::EVERY
         .into_iter()

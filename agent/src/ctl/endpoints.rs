@@ -39,6 +39,7 @@ fn table(endpoints: &[EndpointReport]) -> String {
         "LINK",
         "MAC",
         "MTU",
+        "SERVICES",
         "SENT",
         "RECEIVED",
     ]);
@@ -50,6 +51,10 @@ fn table(endpoints: &[EndpointReport]) -> String {
             endpoint.link.clone(),
             endpoint.mac.to_string(),
             mtu(endpoint),
+            match endpoint.service_translation {
+                Some(translation) => translation.to_string(),
+                None => "?".into(),
+            },
             bytes(endpoint.tx_bytes),
             bytes(endpoint.rx_bytes),
         ]);

@@ -77,7 +77,7 @@ fn table(services: &[ServiceReport], is_one: bool) -> String {
         }
     }
     let mut text = table.render();
-    let mut table = Table::new(["PORT", "ENDPOINT", "NOT USED BECAUSE"]);
+    let mut table = Table::new(["PORT", "ADDRESS", "NOT USED BECAUSE"]);
     let unused = services.iter().flat_map(|service| &service.unused);
     for unused in unused.clone() {
         let endpoint = unused.endpoint.to_string();

@@ -379,7 +379,7 @@ impl Datapath {
     ///
     /// `link` is the name of the host-side interface; it names the pins. `acceleration` says which
     /// of its connections may go from socket to socket; `netns` is the cookie of its network namespace, if
-    /// the kernel tells it.
+    /// the kernel tells it and its sockets are to be connected to Services' endpoints.
     pub fn attach_pod(
         &self,
         ifindex: u32,

@@ -72,15 +72,18 @@ impl ServiceSockets {
         }
     }
 
-    /// Translates the sockets of a pod, if its namespace is known.
+    /// Translates the sockets of a pod, if its namespace is known; else leaves them alone from now on.
     pub fn attach_pod(
         &self,
         link: &str,
         pod: &PodLink,
         netns: Option<u64>,
     ) -> Result<(), DatapathError> {
-        let (Some(on), Some(cookie)) = (self.on(), netns.filter(|cookie| *cookie != 0)) else {
+        let Some(on) = self.on() else {
             return Ok(());
+        };
+        let Some(cookie) = netns.filter(|cookie| *cookie != 0) else {
+            return self.detach_pod(link);
         };
         // A pod of the node's own network is none of ours, and what a plugin says of one would make it one.
         if on.node.as_ref() == Ok(&cookie) {

@@ -72,5 +72,6 @@ pub(crate) fn record(
         acceleration: None,
         netns_cookie: None,
         host_ports: Vec::new(),
+        service_translation: None,
     }
 }

@@ -64,7 +64,7 @@ impl PodPrograms for Programs {
             &pod,
             &endpoints,
             acceleration,
-            record.netns_cookie,
+            record.translated_netns(),
         )
     }
 

@@ -7,7 +7,9 @@
 use crate::state_file::{self, FileError, read_small};
 use serde::{Deserialize, Serialize};
 use sinabro_common::{
-    api::{Attachment, HostPort, LocalMtu, Mac, Owner, PodRef, TcpAcceleration},
+    api::{
+        Attachment, HostPort, LocalMtu, Mac, Owner, PodRef, ServiceTranslation, TcpAcceleration,
+    },
     atomic_file::is_temporary,
     names,
 };
@@ -57,6 +59,9 @@ pub struct EndpointRecord {
     /// Ports of the node that another plugin has lead to the pod; none in what earlier releases wrote.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_ports: Vec<HostPort>,
+    /// How what the pod sends to Services is translated, if that was decided; none in what earlier releases wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_translation: Option<ServiceTranslation>,
 }
 
 impl EndpointRecord {
@@ -90,6 +95,12 @@ impl EndpointRecord {
             local: self.local.clone(),
             ..attachment(&self.owner, self.mac, self.mtu, addresses, clsact)
         }
+    }
+
+    /// The namespace whose sockets are translated: none if the pod's packets are.
+    pub fn translated_netns(&self) -> Option<u64> {
+        let by_packets = self.service_translation == Some(ServiceTranslation::Packet);
+        self.netns_cookie.filter(|_| !by_packets)
     }
 
     /// MTU of the pod's link.
@@ -247,6 +258,7 @@ mod tests {
             acceleration: Some(TcpAcceleration::Disabled),
             netns_cookie: Some(u64::MAX),
             host_ports: vec!["tcp/8080".parse().unwrap()],
+            service_translation: Some(ServiceTranslation::Packet),
         }
     }
 
@@ -256,7 +268,14 @@ mod tests {
         let records = Records::open(dir.path()).unwrap();
         let mut earlier = serde_json::to_value(record()).unwrap();
         let fields = earlier.as_object_mut().unwrap();
-        for field in ["acceleration", "netnsCookie", "local", "hostPorts"] {
+        let later = [
+            "acceleration",
+            "netnsCookie",
+            "local",
+            "hostPorts",
+            "serviceTranslation",
+        ];
+        for field in later {
             assert!(fields.remove(field).is_some());
         }
         fs::write(records.path(&record().link), earlier.to_string()).unwrap();
@@ -266,6 +285,7 @@ mod tests {
             netns_cookie: None,
             local: None,
             host_ports: Vec::new(),
+            service_translation: None,
             ..record()
         };
         assert_eq!((found, bad.len()), (vec![expected], 0));

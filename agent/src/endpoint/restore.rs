@@ -126,11 +126,12 @@ impl Endpoints {
             host_mac: Mac(link.mac?),
             addresses,
             mtu: link.mtu,
-            // Nothing else has them; the pod's connections go through the stack.
+            // Nothing else has them; the pod's connections go through the stack, and its packets are translated.
             local: None,
             acceleration: None,
             netns_cookie: None,
             host_ports: Vec::new(),
+            service_translation: None,
         })
     }
 

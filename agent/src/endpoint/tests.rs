@@ -143,6 +143,7 @@ impl Node {
             acceleration: None,
             netns_cookie: None,
             host_ports: host_ports(n),
+            service_translation: None,
         };
         self.endpoints.activate(record.clone()).unwrap();
         record

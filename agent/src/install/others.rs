@@ -43,6 +43,18 @@ pub fn naming_us(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// Whether a plugin of that type is chained to ours.
+pub fn is_chained(dir: &Path, kind: &str) -> bool {
+    let is_chained = |path: &PathBuf| {
+        let list = read(path);
+        let plugins = list["plugins"].as_array();
+        plugins.is_some_and(|plugins| {
+            plugins.iter().any(names_us) && plugins.iter().any(|plugin| plugin["type"] == kind)
+        })
+    };
+    all(dir).unwrap_or_default().iter().any(is_chained)
+}
+
 fn read(path: &Path) -> Value {
     let text = state_file::read_small(path).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()
@@ -115,6 +127,26 @@ mod tests {
             .map(|before| before.path.file_name().unwrap().to_str().unwrap())
             .collect();
         assert_eq!(names, ["0.json", "00-aaa.conflist", "00-sinabro.conf"]);
+    }
+
+    #[test]
+    fn a_plugin_is_chained_only_behind_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, types: &[&str]| {
+            let plugins: Vec<_> = types.iter().map(|kind| json!({"type": kind})).collect();
+            fs::write(
+                dir.path().join(name),
+                json!({"plugins": plugins}).to_string(),
+            )
+            .unwrap();
+        };
+        assert!(!is_chained(&dir.path().join("missing"), "istio-cni"));
+        write("00-sinabro.conflist", &["sinabro", "portmap"]);
+        write("10-other.conflist", &["bridge", "istio-cni"]);
+        fs::write(dir.path().join("20-istio.conf"), r#"{"type": "istio-cni"}"#).unwrap();
+        assert!(!is_chained(dir.path(), "istio-cni"));
+        write("00-sinabro.conflist", &["sinabro", "portmap", "istio-cni"]);
+        assert!(is_chained(dir.path(), "istio-cni"));
     }
 
     #[test]

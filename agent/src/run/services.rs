@@ -1,5 +1,6 @@
 //! The task that publishes what Services lead to.
 
+mod ranges;
 mod whereabouts;
 
 pub(super) use whereabouts::Whereabouts;
@@ -16,6 +17,7 @@ use crate::{
     watch::services::{ServicesSource, Store},
 };
 use anyhow::{Context as _, bail};
+use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 use std::{
     collections::BTreeSet,
@@ -48,6 +50,7 @@ pub type Shared = Arc<Mutex<Publisher<Arc<Datapath>>>>;
 pub(super) struct ServicesTask {
     pub(super) source: ServicesSource,
     pub(super) publisher: Shared,
+    pub(super) datapath: Arc<Datapath>,
     /// To be told once everything is.
     pub(super) complete: watch::Sender<bool>,
     pub(super) whereabouts: Whereabouts,
@@ -67,6 +70,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
     let ServicesTask {
         source,
         publisher,
+        datapath,
         complete,
         mut whereabouts,
         facts,
@@ -77,9 +81,12 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
     let ServicesSource {
         mut changes,
         health: mut source_health,
+        mut ranges,
         task: mut reading,
         ..
     } = source;
+    // Whose they are is not known yet.
+    facts.ranges.tell(&datapath, &BTreeSet::new(), false);
     whereabouts.known(whereabouts::PATIENCE).await;
     facts.move_to(whereabouts.here());
     let mut is_begun = false;
@@ -101,6 +108,8 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
                 troubles::replace(&standing, STALE, problem);
                 continue;
             }
+            // They are told with what is published, and not before all Services are.
+            Ok(()) = ranges.changed(), if is_begun => BTreeSet::new(),
             ended = &mut reading => {
                 ended.context("the source of Services failed")?;
                 bail!("the source of Services ended");
@@ -111,12 +120,16 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         let is_due = again.is_some_and(|again| again <= Instant::now());
         let work = {
             let (publisher, facts) = (publisher.clone(), facts.clone());
+            let (datapath, ranges) = (datapath.clone(), ranges.borrow_and_update().clone());
             move || {
                 let took = publish(&publisher, &facts, &changed);
                 let helped = publish_waiting(&publisher, &facts, is_due);
                 // All are known by the first change: what the agent before had and none of them has is nobody's.
                 let begun = is_begun || complete_all(&publisher)?;
-                Ok::<_, DatapathError>((took, begun, waiting(&publisher), helped))
+                let waiting = waiting(&publisher);
+                let is_certain = waiting.is_none() && facts.store.faults().is_empty();
+                facts.ranges.tell(&datapath, &ranges, is_certain);
+                Ok::<_, DatapathError>((took, begun, waiting, helped))
             }
         };
         let published = spawn_blocking(work).await;
@@ -231,6 +244,8 @@ pub struct Facts {
     checks: watch::Sender<HealthChecks>,
     /// Services with endpoints, but none here: for clients inside and outside.
     none_here: Mutex<[BTreeSet<ServiceName>; 2]>,
+    /// Which addresses are nobody's.
+    ranges: ranges::Ranges,
 }
 
 impl Facts {
@@ -245,6 +260,7 @@ impl Facts {
             servers,
             checks,
             none_here: Mutex::default(),
+            ranges: ranges::Ranges::default(),
         }
     }
 
@@ -259,10 +275,18 @@ impl Facts {
 
     /// What is to be published of a Service; none if nothing is.
     fn planned(&self, name: &ServiceName) -> Option<ServicePlan> {
-        let (service, slices) = self.store.get(name)?;
+        let known = self.store.get(name);
+        self.ranges
+            .note(name, known.as_ref().map(|(service, _)| service));
+        let (service, slices) = known?;
         let slices: Vec<&Slice> = slices.iter().collect();
         let plan = plan(&service, &slices, &self.here());
         (plan != ServicePlan::default()).then_some(plan)
+    }
+
+    /// Ranges of which what is for nobody is dropped.
+    pub fn dropped_ranges(&self) -> Vec<IpNet> {
+        self.ranges.told()
     }
 
     fn here(&self) -> Arc<Here> {

@@ -59,6 +59,7 @@ fn endpoint(name: &str, tx_bytes: u64) -> EndpointReport {
             refused: 23,
         }),
         acceleration_wish: None,
+        service_translation: None,
     }
 }
 

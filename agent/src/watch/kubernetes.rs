@@ -50,7 +50,7 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep},
 };
-use tracing::info;
+use tracing::{debug, info};
 
 /// How long the server may take to begin an answer.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -73,6 +73,8 @@ const LONGEST_RETRY: Duration = Duration::from_secs(15);
 /// Share of each node in the time over which agents list again when the server has forgotten
 /// their point, as it has after a restart: 500 lists a second from the whole cluster.
 const LIST_SHARE: Duration = Duration::from_millis(2);
+/// How soon a server is asked again for objects that it may be without.
+const ABSENT: Duration = Duration::from_secs(15 * 60);
 /// Any state that the server's cache has will do.
 const ANY: &str = "0";
 
@@ -171,6 +173,16 @@ impl<K: Keep> Watcher<K> {
                 Ok(()) => WatchError::TooShort,
                 Err(error) => error,
             };
+            if K::MAY_BE_ABSENT && error.is_absent() {
+                debug!(
+                    "the Kubernetes API at {} has no {}: {}",
+                    self.server,
+                    K::NAMES[1],
+                    error.text()
+                );
+                sleep(jitter(ABSENT)).await;
+                continue;
+            }
             let listing = matches!(self.point, Point::Lost { .. });
             if let Point::After(version) = &self.point
                 && error.is_gone()

@@ -124,6 +124,7 @@ fn texts_that_a_lease_file_cannot_hold_are_refused() {
         mac,
         acceleration,
         local_mtu: None,
+        service_translation: None,
         host_ports: Vec::new(),
         warnings: Vec::new(),
     };

@@ -316,6 +316,7 @@ pub fn allocate(id: &str) -> Request {
         mac: None,
         acceleration: None,
         local_mtu: None,
+        service_translation: None,
         host_ports: Vec::new(),
         warnings: Vec::new(),
     }

@@ -26,10 +26,12 @@ fn endpoints_are_aligned_rows() {
         acceleration: None,
         connections: None,
         acceleration_wish: None,
+        service_translation: Some(ServiceTranslation::Packet),
     };
     let nameless = EndpointReport {
         pod: PodRef::default(),
         local_mtu: None,
+        service_translation: None,
         ..endpoint.clone()
     };
     let response = Response::Endpoints(vec![endpoint, nameless]);
@@ -39,8 +41,13 @@ fn endpoints_are_aligned_rows() {
     assert_eq!(lines.len(), 3);
     assert!(lines[1].starts_with("default/web  eth0"), "{}", lines[1]);
     assert!(lines[1].contains("10.244.1.2, fd00::2") && lines[1].ends_with("1.5 KiB  10 B"));
-    assert!(lines[1].contains("  1450, local 65535  "), "{}", lines[1]);
+    assert!(
+        lines[1].contains("  1450, local 65535  packet    "),
+        "{}",
+        lines[1]
+    );
     assert!(lines[2].contains("  1450  "), "{}", lines[2]);
+    assert!(lines[2].contains("  ?  "), "{}", lines[2]);
     assert!(lines[2].starts_with("c0ffee "));
     let column = lines[0].find("LINK").unwrap();
     assert!(

@@ -3,7 +3,7 @@
 use super::{
     Conf, host_ports,
     key::{invalid, object, text},
-    wish,
+    sidecar, wish,
 };
 use crate::{
     env::{Args, parse_address},
@@ -12,7 +12,7 @@ use crate::{
 use serde::Deserialize as _;
 use serde_json::{Map, Value};
 use sinabro_common::{
-    api::{HostPort, LocalMtuWish, Mac, TcpAcceleration},
+    api::{HostPort, LocalMtuWish, Mac, ServiceTranslation, TcpAcceleration},
     names,
 };
 use std::{fmt, net::IpAddr, str::FromStr};
@@ -24,6 +24,7 @@ pub struct Wishes {
     pub mac: Option<Mac>,
     pub acceleration: Option<TcpAcceleration>,
     pub local_mtu: Option<LocalMtuWish>,
+    pub service_translation: Option<ServiceTranslation>,
     /// Ports of the node that lead to the pod: another plugin's doing, but ours to keep free.
     pub host_ports: Vec<HostPort>,
     /// What was passed over: reported, but no reason to refuse a pod.
@@ -32,8 +33,9 @@ pub struct Wishes {
 
 impl Conf {
     /// What is asked for. Addresses and MAC: `runtimeConfig` (capabilities `ips` and `mac`), else
-    /// `args.cni`, else CNI_ARGS, in the order of the CNI conventions. Acceleration and
-    /// local MTU: the pod's annotation, else CNI_ARGS, else the key `tcpAcceleration` or `localMTU`.
+    /// `args.cni`, else CNI_ARGS, in the order of the CNI conventions. Acceleration, local MTU and how Services are
+    /// translated: the pod's annotation, else CNI_ARGS, else the key `tcpAcceleration`, `localMTU` or
+    /// `serviceTranslation`.
     ///
     /// # Errors
     /// Code 7 naming the key.
@@ -64,6 +66,7 @@ impl Conf {
         // Wrong keys are refused even where they do not count, so that they are found.
         let acceleration = wish::of_network(&self.keys, "tcpAcceleration")?;
         let local_mtu = wish::of_network(&self.keys, "localMTU")?;
+        let service_translation = wish::of_network(&self.keys, "serviceTranslation")?;
         match host_ports::of(runtime) {
             Ok(ports) => wishes.host_ports = ports,
             Err(warning) => wishes.warnings.push(warning),
@@ -76,6 +79,13 @@ impl Conf {
         wishes.acceleration = of_pod.or(args.acceleration).or(acceleration);
         let of_pod = self::of_pod(&mut wishes, annotations, names::LOCAL_MTU_ANNOTATION);
         wishes.local_mtu = of_pod.or(args.local_mtu).or(local_mtu);
+        let of_pod = self::of_pod(
+            &mut wishes,
+            annotations,
+            names::SERVICE_TRANSLATION_ANNOTATION,
+        );
+        let wished = of_pod.or(args.service_translation).or(service_translation);
+        wishes.service_translation = sidecar::translation(wished, annotations);
         Ok(wishes)
     }
 }

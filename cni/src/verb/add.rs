@@ -181,6 +181,7 @@ fn allocate(conf: &Conf, target: &Target, args: Args, wishes: Wishes) -> Request
         mac: wishes.mac,
         acceleration: wishes.acceleration,
         local_mtu: wishes.local_mtu,
+        service_translation: wishes.service_translation,
         host_ports: wishes.host_ports,
         warnings: wishes.warnings,
     }

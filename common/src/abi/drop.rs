@@ -93,6 +93,8 @@ drop_reasons! {
     ServiceFragment = 25, "service_fragment", "a fragment to a Service's address came before the first of its packet";
     /// The client's address is in none of the Service's ranges.
     ServiceSourceRange = 26, "service_source_range", "a client sent to a load balancer's address that its Service's loadBalancerSourceRanges keep from it";
+    /// The address is of a range that only Services have, and no Service's.
+    ServiceUnallocated = 27, "service_unallocated", "a packet to an address of the Services' ranges that no Service has";
 }
 
 /// Bytes of a packet in its event: the longest headers that a program looks into, those of a packet within

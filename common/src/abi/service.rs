@@ -8,6 +8,7 @@
 //! - map `AFFINITY`, LRU hash: [`AffinityKey`] → [`Affinity`]: the endpoint that a client has of a Service with
 //!   session affinity.
 //! - map `SOURCE_RANGES`, LPM trie: prefix over [`SourceKey`] → u8: who may use a frontend with [`FRONTEND_GUARDED`].
+//! - map `SERVICE_RANGES`, LPM trie: prefix over [`Addr`] → [`RangeOf`]: addresses that nothing but Services may have.
 //! - map `NETNS`, hash: cookie of a network namespace (u64) → [`NetNs`]: whose sockets are translated. It and the next
 //!   two are those of the programs on sockets alone.
 //! - map `SERVICE_SOCKETS`, socket storage: [`ServiceSocket`]: what a socket was connected to, for getpeername.
@@ -22,7 +23,7 @@
 //! Handover. What somebody else translates when this begins stays theirs ([`super::config::FLAG_HANDOVER`]). A pod's
 //! datagrams, by a record whose server is the frontend itself: to translate to that changes nothing, and the packet goes
 //! on to who has the flow; it ends as any record does, or with its endpoint. A socket's of the node, by [`LEFT`].
-//! The agent alone writes `FRONTENDS`, `SETS`, `SLOTS`, `BACKENDS`, `SOURCE_RANGES` and `NETNS`.
+//! The agent alone writes `FRONTENDS`, `SETS`, `SLOTS`, `BACKENDS`, `SOURCE_RANGES`, `SERVICE_RANGES` and `NETNS`.
 
 use super::{Addr, map_type};
 
@@ -37,6 +38,8 @@ pub const MAX_SLOTS: u32 = 131_072;
 pub const MAX_BACKENDS: u32 = 65_536;
 /// Ranges of clients.
 pub const MAX_SOURCE_RANGES: u32 = 16_384;
+/// Ranges of Services' addresses, and addresses in them that are not ours.
+pub const MAX_SERVICE_RANGES: u32 = 4096;
 /// Clients with an endpoint of their own.
 pub const MAX_AFFINITIES: u32 = 16_384;
 /// Sockets whose frontend is known.
@@ -113,6 +116,19 @@ impl SourceKey {
     pub const fn bits_of(prefix: u32) -> u32 {
         u32::BITS + prefix
     }
+}
+
+/// Whose addresses of a range are.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RangeOf(pub u8);
+map_type!(RangeOf, 1, 2, [0]);
+
+impl RangeOf {
+    /// Somebody else translates them, although they are in a range of Services.
+    pub const OTHERS: Self = Self(0);
+    /// Services'. What is for one that no Service has is for nobody.
+    pub const SERVICES: Self = Self(1);
 }
 
 /// What becomes of a new connection; [`Set::new`] has the parts.

@@ -114,6 +114,7 @@ mod tests {
                 mac: Some("0a:58:0a:f4:00:09".parse().unwrap()),
                 acceleration: Some(TcpAcceleration::Enabled),
                 local_mtu: None,
+                service_translation: None,
                 host_ports: vec!["udp/53".parse().unwrap()],
                 warnings: vec!["passed over".into()],
             },

@@ -31,7 +31,10 @@ pub use report::*;
 pub use self_test::*;
 pub use services::*;
 pub use verify::*;
-pub use wish::{LocalMtuWish, ParseLocalMtuWishError, ParseTcpAccelerationError, TcpAcceleration};
+pub use wish::{
+    LocalMtuWish, ParseLocalMtuWishError, ParseServiceTranslationError, ParseTcpAccelerationError,
+    ServiceTranslation, TcpAcceleration,
+};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -136,6 +139,9 @@ pub enum Request {
         /// What it wishes about the MTU of its link.
         #[serde(default)]
         local_mtu: Option<LocalMtuWish>,
+        /// How it wishes what it sends to Services to be translated.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        service_translation: Option<ServiceTranslation>,
         /// Ports of the node that another plugin has lead to the pod (runtimeConfig.portMappings).
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         host_ports: Vec<HostPort>,

@@ -2,7 +2,7 @@
 
 use super::{
     AccelerationCount, LocalMtu, Mac, MemoryReport, Owner, PodRef, RoomReport, SelfTestReport,
-    TcpAcceleration,
+    ServiceTranslation, TcpAcceleration,
 };
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -150,6 +150,9 @@ pub struct EndpointReport {
     /// What the pod asked for; the node's setting and kernel may have it otherwise.
     #[serde(default)]
     pub acceleration_wish: Option<TcpAcceleration>,
+    /// How what it sends to Services is translated, where the node does so; unknown to earlier agents.
+    #[serde(default)]
+    pub service_translation: Option<ServiceTranslation>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -29,7 +29,7 @@ pub struct ServiceReport {
     /// Addresses that are its own: what is sent to other ports of them is refused.
     pub addresses: Vec<IpAddr>,
     pub ports: Vec<ServicePortReport>,
-    /// Endpoints that some clients, or all, are not led to; only if this Service was asked for by name, and the first
+    /// Endpoints that some clients, or all, are not led to, and addresses that it does not have here; only if this Service was asked for by name, and the first
     /// [`SERVICE_ENDPOINTS_OF_A_SET`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unused: Vec<UnusedEndpoint>,
@@ -38,7 +38,7 @@ pub struct ServiceReport {
     pub problem: Option<String>,
 }
 
-/// Why an endpoint gets no new connections.
+/// Why an endpoint gets no new connections, or an address none to pass on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnusedEndpoint {

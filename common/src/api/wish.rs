@@ -64,6 +64,19 @@ wish! {
     ParseLocalMtuWishError = "neither auto nor off"
 }
 
+wish! {
+    /// How a pod wishes what it sends to Services to be translated.
+    ServiceTranslation {
+        /// At its sockets where that can be, unless a proxy in the pod has to see Services' addresses.
+        Auto = "auto",
+        /// At its sockets where that can be, whatever is in the pod.
+        Socket = "socket",
+        /// As packets on its link: within the pod they have Services' addresses.
+        Packet = "packet",
+    }
+    ParseServiceTranslationError = "neither auto, socket nor packet"
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,6 +89,11 @@ mod tests {
             assert_eq!(serde_json::to_value(wish).unwrap(), wish.as_str());
         }
         for wish in [LocalMtuWish::Auto, LocalMtuWish::Off] {
+            assert_eq!(wish.to_string().parse(), Ok(wish));
+            assert_eq!(serde_json::to_value(wish).unwrap(), wish.as_str());
+        }
+        use ServiceTranslation::{Auto, Packet, Socket};
+        for wish in [Auto, Socket, Packet] {
             assert_eq!(wish.to_string().parse(), Ok(wish));
             assert_eq!(serde_json::to_value(wish).unwrap(), wish.as_str());
         }

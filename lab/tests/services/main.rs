@@ -9,6 +9,7 @@ use sinabro_lab::{
     traffic::{PATIENCE, any, readable},
     wait::wait_for,
 };
+use socket2::{Domain, Socket, Type};
 use std::{
     collections::BTreeSet,
     fs,
@@ -446,6 +447,22 @@ fn is_served(world: &World, name: &str, place: &Place, to: SocketAddr) {
     }
 }
 
+/// A socket that is bound so hears at once that it is led nowhere.
+fn is_refused_from(node: &Node, bound: SocketAddr, to: SocketAddr) {
+    let asked = node.place().run(|| {
+        let domain = Domain::for_address(to);
+        let stream = Socket::new(domain, Type::STREAM, None)?;
+        stream.bind(&bound.into())?;
+        let datagrams = UdpSocket::bind(bound)?;
+        let connected = stream.connect_timeout(&to.into(), PATIENCE);
+        Ok([connected, datagrams.send_to(b"x", to).map(drop)])
+    });
+    for outcome in asked.unwrap() {
+        let kind = outcome.expect_err("nobody can answer").kind();
+        assert_eq!(kind, ErrorKind::ConnectionRefused, "{bound} to {to}");
+    }
+}
+
 #[test]
 fn a_node_port_is_at_the_nodes_addresses_and_at_loopback_for_the_node_alone() {
     let world = World::new();
@@ -459,6 +476,10 @@ fn a_node_port_is_at_the_nodes_addresses_and_at_loopback_for_the_node_alone() {
         for address in ["127.0.0.1", "::1"] {
             let to = SocketAddr::new(address.parse().unwrap(), NODE_PORT);
             is_served(&world, node.name(), node.place(), to);
+            // From there alone no endpoint could answer.
+            for to in [to, vip(usize::from(to.is_ipv6()))] {
+                is_refused_from(node, SocketAddr::new(address.parse().unwrap(), 0), to);
+            }
             // A pod has an address of its own by that name.
             let pod = world.clients[at].place();
             match open(pod, to) {

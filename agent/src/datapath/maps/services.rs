@@ -1,4 +1,4 @@
-//! `FRONTENDS`, `SETS`, `SLOTS`, `BACKENDS` and `SOURCE_RANGES`: entries, in whatever order the caller writes them. The order that no
+//! `FRONTENDS`, `SETS`, `SLOTS`, `BACKENDS`, `SOURCE_RANGES` and `SERVICE_RANGES`: entries, in whatever order the caller writes them. The order that no
 //! packet falls into is in `sinabro_common::abi::service`. The arrays are in the agent's memory: what is written there
 //! costs no system call.
 
@@ -7,9 +7,10 @@ use crate::datapath::{DatapathError, ServiceRoom, mapped::Mapped, raw_map::RawMa
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, lpm_trie::Key};
 use sinabro_common::abi::{
     Addr,
-    service::{Backend, Frontend, FrontendKey, Set, Slot, SourceKey},
+    service::{Backend, Frontend, FrontendKey, RangeOf, Set, Slot, SourceKey},
 };
 use std::{
+    collections::{BTreeMap, BTreeSet},
     mem,
     sync::{Mutex, MutexGuard},
 };
@@ -19,6 +20,7 @@ const SETS: &str = "SETS";
 const SLOTS: &str = "SLOTS";
 const BACKENDS: &str = "BACKENDS";
 const SOURCE_RANGES: &str = "SOURCE_RANGES";
+const SERVICE_RANGES: &str = "SERVICE_RANGES";
 
 /// What Services lead to.
 pub struct Services {
@@ -29,6 +31,7 @@ pub struct Services {
     backends: Mapped,
     sources: Mutex<LpmTrie<MapData, SourceKey, u8>>,
     source_room: u32,
+    ranges: Mutex<LpmTrie<MapData, Addr, RangeOf>>,
 }
 
 impl Services {
@@ -59,6 +62,11 @@ impl Services {
             sets: mapped::<Set>(take(SETS)?, SETS)?,
             slots: mapped::<Slot>(take(SLOTS)?, SLOTS)?,
             backends: mapped::<Backend>(take(BACKENDS)?, BACKENDS)?,
+            ranges: Mutex::new(
+                take(SERVICE_RANGES)?
+                    .try_into()
+                    .map_err(error(SERVICE_RANGES, "opening"))?,
+            ),
         })
     }
 
@@ -156,6 +164,50 @@ impl Services {
     pub fn remove_source(&self, service: u32, clients: &Prefix) -> Result<(), DatapathError> {
         let removal = lock(&self.sources).remove(&source(service, clients));
         removed(removal).map_err(error(SOURCE_RANGES, "removing from"))
+    }
+
+    /// Has nobody be at these addresses unless a Service is, but for those that somebody else translates.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or there is no room; then nothing more is taken for nobody's than was before or is wanted.
+    pub fn set_ranges(
+        &self,
+        ranges: &BTreeSet<Prefix>,
+        of_others: &BTreeSet<Prefix>,
+    ) -> Result<(), DatapathError> {
+        let mut map = lock(&self.ranges);
+        let all: Result<Vec<_>, _> = map.iter().collect();
+        let before: BTreeMap<Prefix, RangeOf> = all
+            .map_err(error(SERVICE_RANGES, "reading from"))?
+            .into_iter()
+            .map(|(key, kind)| ((key.prefix_len(), key.data().0), kind))
+            .collect();
+        let key = |(len, addr): &Prefix| Key::new(*len, Addr(*addr));
+        let wanted = |prefix: &Prefix| match of_others.contains(prefix) {
+            true => Some(RangeOf::OTHERS),
+            false => ranges.contains(prefix).then_some(RangeOf::SERVICES),
+        };
+        // First what says that nobody is there, last what says it anew: in between that is said of less.
+        let gone = |kind: RangeOf| {
+            let old = before.iter().filter(move |(_, found)| **found == kind);
+            old.filter(|(prefix, _)| wanted(prefix).is_none())
+        };
+        let mut remove = |prefix: &Prefix| {
+            removed(map.remove(&key(prefix))).map_err(error(SERVICE_RANGES, "removing from"))
+        };
+        gone(RangeOf::SERVICES).try_for_each(|(prefix, _)| remove(prefix))?;
+        for prefix in of_others.iter().chain(ranges) {
+            if let Some(kind) = wanted(prefix)
+                && before.get(prefix) != Some(&kind)
+            {
+                map.insert(&key(prefix), kind, 0)
+                    .map_err(error(SERVICE_RANGES, "writing to"))?;
+            }
+        }
+        let mut remove = |prefix: &Prefix| {
+            removed(map.remove(&key(prefix))).map_err(error(SERVICE_RANGES, "removing from"))
+        };
+        gone(RangeOf::OTHERS).try_for_each(|(prefix, _)| remove(prefix))
     }
 
     fn locked(&self) -> MutexGuard<'_, HashMap<MapData, FrontendKey, Frontend>> {

@@ -18,7 +18,8 @@ use std::{
 /// A Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Service {
-    /// Why it is not this proxy's to implement, if it is not.
+    /// Why it is not this proxy's to implement, if it is not. Then nothing else is known of it, but for the cluster
+    /// addresses of what another proxy implements.
     pub excluded: Option<Exclusion>,
     pub cluster_v4: Option<Ipv4Addr>,
     pub cluster_v6: Option<Ipv6Addr>,

@@ -24,6 +24,8 @@ pub struct Here {
     pub zone: String,
     /// Its addresses that have node ports, besides loopback.
     pub node_ports_at: BTreeSet<IpAddr>,
+    /// Whether Services go without their externalIPs here.
+    pub without_external_ips: bool,
 }
 
 /// One Service's plan, in which neither the order of slices and endpoints shows nor what is there twice.
@@ -109,6 +111,9 @@ fn frontends(
         (FrontendKind::LoadBalancer, &external.load_balancer),
     ];
     for (kind, at) in kinds {
+        if kind == FrontendKind::ExternalIp && here.without_external_ips {
+            continue;
+        }
         for address in at {
             let of_family = |own: &IpAddr| own.is_ipv4() == address.is_ipv4();
             if addresses.iter().any(of_family) {

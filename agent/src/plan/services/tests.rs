@@ -16,6 +16,7 @@ fn here() -> Here {
         node_ports_at: ["192.0.2.9", "192.0.2.10", "2001:db8::9"]
             .map(|text| text.parse().unwrap())
             .into(),
+        without_external_ips: false,
     }
 }
 
@@ -432,6 +433,18 @@ fn frontends_of_every_kind() {
     };
     let frontends = &super::plan(&service, &[], &nowhere).ports["http"].frontends;
     assert_eq!(frontends.len(), all.len() - 3);
+    let without = Here {
+        without_external_ips: true,
+        ..here()
+    };
+    let left = &super::plan(&service, &[], &without).ports["http"].frontends;
+    let is_external = |of: &&FrontendPlan| of.kind == FrontendKind::ExternalIp;
+    assert_eq!(left.iter().filter(is_external).count(), 0);
+    assert_eq!(left.len(), all.len() - 1);
+    let whys = unused(&service, &[], &without);
+    let why = whys.iter().find(|why| why.at.to_string() == "192.0.2.1:80");
+    assert!(why.unwrap().why.contains("serviceExternalIPs"), "{whys:?}");
+    assert_eq!(unused(&service, &[], &here()), []);
     // What a frontend leads to is by its kind.
     let mut sets = Sets::refusing();
     sets.internal = SetPlan::Drop;

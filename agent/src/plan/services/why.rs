@@ -1,4 +1,4 @@
-//! Why an endpoint gets no new connections, for people.
+//! Why an endpoint gets no new connections, or an address none to pass on, for people.
 
 use super::{
     Here, Service, Slice,
@@ -7,7 +7,7 @@ use super::{
 };
 use std::net::SocketAddr;
 
-/// An endpoint that some clients, or all, are not led to.
+/// An endpoint that some clients, or all, are not led to; or an address that the Service does not have here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unused {
     /// Name of the Service's port.
@@ -22,6 +22,15 @@ pub fn unused(service: &Service, slices: &[&Slice], here: &Here) -> Vec<Unused> 
         return Vec::new();
     }
     let mut unused = Vec::new();
+    let external = service.external.iter();
+    let without = external.filter(|_| here.without_external_ips);
+    for ip in without.flat_map(|external| external.ips.iter()) {
+        unused.extend(service.ports.iter().map(|port| Unused {
+            port: port.name.to_string(),
+            at: SocketAddr::new(*ip, port.port),
+            why: "externalIPs are turned off on this node (serviceExternalIPs)".into(),
+        }));
+    }
     let families = [
         service.cluster_v4.map(|_| true),
         service.cluster_v6.map(|_| false),

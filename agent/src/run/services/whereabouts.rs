@@ -16,6 +16,7 @@ pub struct Whereabouts {
     own: Option<watch::Receiver<Option<OwnNode>>>,
     /// As it was last known.
     zone: String,
+    without_external_ips: bool,
 }
 
 impl Whereabouts {
@@ -23,6 +24,7 @@ impl Whereabouts {
         name: String,
         node: watch::Receiver<NodeStatus>,
         own: Option<watch::Receiver<Option<OwnNode>>>,
+        without_external_ips: bool,
     ) -> Self {
         let zone = String::new();
         Self {
@@ -30,6 +32,7 @@ impl Whereabouts {
             node,
             own,
             zone,
+            without_external_ips,
         }
     }
 
@@ -47,6 +50,7 @@ impl Whereabouts {
             node: self.name.clone(),
             zone: self.zone.clone(),
             node_ports_at: addresses.unwrap_or_default(),
+            without_external_ips: self.without_external_ips,
         }
     }
 
@@ -116,7 +120,7 @@ mod tests {
     async fn zone_and_addresses_are_waited_for_and_followed() {
         let (states, node_status) = watch::channel(NodeStatus::default());
         let (nodes, own) = watch::channel(None);
-        let mut whereabouts = Whereabouts::new("n1".into(), node_status, Some(own));
+        let mut whereabouts = Whereabouts::new("n1".into(), node_status, Some(own), false);
         let begun = Instant::now();
         let short = Duration::from_millis(20);
         whereabouts.known(short).await;

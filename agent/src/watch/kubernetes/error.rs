@@ -51,6 +51,12 @@ impl WatchError {
         matches!(code, Some(400 | 405 | 406 | 415 | 422))
     }
 
+    /// The server has no objects of the kind, or does not show them.
+    pub(super) fn is_absent(&self) -> bool {
+        let code = self.status().map(|status| status.code);
+        matches!(code, Some(403 | 404))
+    }
+
     /// For people, without what kube wraps around it.
     pub(super) fn text(&self) -> String {
         match self {

@@ -15,6 +15,8 @@ pub(in crate::watch) trait Keep: Send + 'static {
     const SELECTOR: Option<&str>;
     /// For people: one of them and several.
     const NAMES: [&str; 2];
+    /// Whether a server may be without them, or keep them to itself.
+    const MAY_BE_ABSENT: bool = false;
 
     /// An object's resourceVersion.
     fn version(object: &Self::Object) -> &str;

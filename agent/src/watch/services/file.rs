@@ -1,22 +1,24 @@
 //! Facts about Services from a file, followed live ([`crate::watch::followed_file`]).
 //!
 //! It is what `kubectl get services,endpointslices -o yaml` prints, or any YAML documents of such objects one after
-//! the other. A file that is broken or gone changes nothing: the last good facts stay, the problem is published and
+//! the other; and of ServiceCIDR objects, for what addresses are Services' alone. A file that is broken or gone changes nothing: the last good facts stay, the problem is published and
 //! logged once. An object that cannot be read costs that object alone, and what it said before stays.
 
 use super::{
     Changes, Health, ServicesSource, Store,
-    objects::{ApiService, ApiSlice, Metadata},
+    objects::{ApiRange, ApiService, ApiSlice, Metadata},
+    ranges,
     store::{Kind, Object},
 };
 use crate::watch::{
     followed_file::{FollowedFile, read},
     nodes_parse::{cut, short},
 };
+use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::Value;
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
@@ -30,19 +32,29 @@ pub const MAX_LEN: usize = 128 << 20;
 const NAMESPACE: &str = "default";
 
 /// Follows the file as long as somebody waits for changes. It need not exist yet.
-pub fn spawn(path: PathBuf) -> ServicesSource {
+/// `ranges`: as of [`super::kubernetes::spawn`].
+pub fn spawn(path: PathBuf, ranges: Option<BTreeSet<IpNet>>) -> ServicesSource {
     let store = Arc::new(Store::default());
     let (sender, health) = watch::channel(Health::default());
+    let is_read = ranges.is_none();
+    let (told, ranges) = watch::channel(ranges.unwrap_or_default());
+    let told = is_read.then_some(told);
     ServicesSource {
         from: format!("services file {}", path.display()),
         changes: Changes::of(&store),
         health,
-        task: tokio::spawn(follow(path, store.clone(), sender)),
+        ranges,
+        task: tokio::spawn(follow(path, store.clone(), sender, told)),
         store,
     }
 }
 
-async fn follow(path: PathBuf, store: Arc<Store>, health: watch::Sender<Health>) {
+async fn follow(
+    path: PathBuf,
+    store: Arc<Store>,
+    health: watch::Sender<Health>,
+    ranges: Option<watch::Sender<BTreeSet<IpNet>>>,
+) {
     let mut file = FollowedFile::new(path);
     loop {
         tokio::select! {
@@ -52,10 +64,20 @@ async fn follow(path: PathBuf, store: Arc<Store>, health: watch::Sender<Health>)
         let (from, into) = (file.path().to_owned(), store.clone());
         let taken = spawn_blocking(move || {
             let bytes = read(&from, MAX_LEN).map_err(|error| error.to_string())?;
-            into.replace(parse(&bytes)?);
-            Ok(())
+            let objects = parse(&bytes)?;
+            into.replace(objects.all);
+            Ok(objects.ranges)
         });
         let taken = taken.await.map_err(|error| error.to_string()).flatten();
+        let taken = taken.map(|read| {
+            if let Some(ranges) = &ranges {
+                ranges.send_if_modified(|told| {
+                    let is_new = *told != read;
+                    *told = read;
+                    is_new
+                });
+            }
+        });
         file.again(taken.is_err());
         publish(file.path(), &store, &health, taken);
     }
@@ -94,7 +116,7 @@ fn publish(path: &Path, store: &Store, health: &watch::Sender<Health>, taken: Re
 ///
 /// # Errors
 /// If the text as a whole is none.
-pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Object>, String> {
+pub(super) fn parse(bytes: &[u8]) -> Result<Objects, String> {
     let text = str::from_utf8(bytes).map_err(|_| "it is not UTF-8 text")?;
     // Far above what fits in the longest file: only what a few bytes unfold into is to be bounded.
     let options = serde_saphyr::options! {
@@ -112,16 +134,18 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Object>, String> {
         objects.take(document, None);
     }
     match objects.any {
-        true => Ok(objects.all),
+        true => Ok(objects),
         false => Err(
             "it is empty; that there are no Services is written `{kind: List, items: []}`".into(),
         ),
     }
 }
 
-#[derive(Default)]
-struct Objects {
-    all: Vec<Object>,
+#[derive(Debug, Default)]
+pub(super) struct Objects {
+    pub(super) all: Vec<Object>,
+    /// Of all ServiceCIDRs.
+    pub(super) ranges: BTreeSet<IpNet>,
     names: HashSet<(Kind, String, String)>,
     /// Whether there is any document, be it an empty list.
     any: bool,
@@ -148,8 +172,12 @@ impl Objects {
         match kind.as_str() {
             "Service" => self.add::<ApiService>(Kind::Services, document, Object::Service),
             "EndpointSlice" => self.add::<ApiSlice>(Kind::Slices, document, Object::Slice),
+            "ServiceCIDR" => match serde_json::from_value::<ApiRange>(document) {
+                Ok(range) => self.ranges.extend(ranges::of(&range)),
+                Err(error) => warn!("passing over a ServiceCIDR that cannot be read: {error}"),
+            },
             _ => warn!(
-                "passing over an object that is neither Service nor EndpointSlice but `{}`",
+                "passing over an object that is neither Service, EndpointSlice nor ServiceCIDR but `{}`",
                 cut(&kind)
             ),
         }

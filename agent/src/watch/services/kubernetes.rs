@@ -1,30 +1,36 @@
 //! Facts about Services from the Kubernetes API, by a watch on Services and one on EndpointSlices
 //! ([`crate::watch::kubernetes`]).
 //!
-//! What another proxy implements and what has no address is not asked for, as kube-proxy does not: the control plane
-//! marks the slices as it finds their Services marked.
+//! What has no address is not asked for, nor are the endpoints of what another proxy implements, as kube-proxy does not: the
+//! control plane marks the slices as it finds their Services marked.
 
 use super::{
     Changes, Health, ServicesSource, Store,
     objects::{ApiService, ApiSlice, Metadata},
+    ranges,
     store::Kind,
 };
 use crate::{
     cluster_api::ClusterApi,
     watch::kubernetes::{Keep, Watcher},
 };
+use ipnet::IpNet;
 use std::{
+    collections::BTreeSet,
     marker::PhantomData,
     sync::{Arc, Mutex, PoisonError},
     time::SystemTime,
 };
 use tokio::sync::watch;
 
-/// Both labels are marks by being there. [`super::objects::PROXY`] is looked at again for sources without selectors.
-const SELECTOR: &str = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
+/// The label is a mark by being there.
+const SERVICES: &str = "!service.kubernetes.io/headless";
+/// As is [`super::objects::PROXY`]. Services that have it are wanted for their addresses, which are somebody's.
+const SLICES: &str = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
 
-/// Watches as long as somebody waits for changes.
-pub fn spawn(api: ClusterApi) -> ServicesSource {
+/// Watches as long as somebody waits for changes. `ranges`: what is known of the ranges of Services' addresses; else they
+/// are watched, too.
+pub fn spawn(api: ClusterApi, ranges: Option<BTreeSet<IpNet>>) -> ServicesSource {
     let store = Arc::new(Store::default());
     let (sender, health) = watch::channel(Health::default());
     let reports = Arc::new(Reports {
@@ -33,14 +39,23 @@ pub fn spawn(api: ClusterApi) -> ServicesSource {
     });
     let from = format!("Kubernetes API at {}", api.server);
     let services = Watcher::new(api.clone(), Kept::<ApiService>::new(&store, &reports));
-    let slices = Watcher::new(api, Kept::<ApiSlice>::new(&store, &reports));
+    let slices = Watcher::new(api.clone(), Kept::<ApiSlice>::new(&store, &reports));
+    let is_watched = ranges.is_none();
+    let (told, ranges) = watch::channel(ranges.unwrap_or_default());
+    let watched = is_watched.then(|| Watcher::new(api, ranges::Kept::new(told, &store)));
+    let watch_ranges = async {
+        if let Some(watched) = watched {
+            watched.run().await;
+        }
+    };
     ServicesSource {
         from,
         changes: Changes::of(&store),
         store,
         health,
+        ranges,
         task: tokio::spawn(async move {
-            tokio::join!(services.run(), slices.run());
+            tokio::join!(services.run(), slices.run(), watch_ranges);
         }),
     }
 }
@@ -69,6 +84,7 @@ impl Reports {
 trait Part: Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static {
     const KIND: Kind;
     const PATH: &str;
+    const SELECTOR: &str;
     const NAMES: [&str; 2];
 
     fn metadata(&self) -> &Metadata;
@@ -78,6 +94,7 @@ trait Part: Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'stat
 impl Part for ApiService {
     const KIND: Kind = Kind::Services;
     const PATH: &str = "/api/v1/services";
+    const SELECTOR: &str = SERVICES;
     const NAMES: [&str; 2] = ["a Service", "services"];
 
     fn metadata(&self) -> &Metadata {
@@ -92,6 +109,7 @@ impl Part for ApiService {
 impl Part for ApiSlice {
     const KIND: Kind = Kind::Slices;
     const PATH: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+    const SELECTOR: &str = SLICES;
     const NAMES: [&str; 2] = ["an EndpointSlice", "endpoint slices"];
 
     fn metadata(&self) -> &Metadata {
@@ -124,7 +142,7 @@ impl<T: Part> Keep for Kept<T> {
     type Object = T;
     type List = Arc<Store>;
     const PATH: &str = T::PATH;
-    const SELECTOR: Option<&str> = Some(SELECTOR);
+    const SELECTOR: Option<&str> = Some(T::SELECTOR);
     const NAMES: [&str; 2] = T::NAMES;
 
     fn version(object: &T) -> &str {

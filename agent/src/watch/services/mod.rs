@@ -3,6 +3,7 @@
 //! - [`file`](self::file): a file of Services and EndpointSlices;
 //! - [`kubernetes`]: the Kubernetes API;
 //! - [`store`]: what is known, by name;
+//! - [`ranges`]: which addresses are Services' alone;
 //! - [`objects`], [`parse`]: what the API's objects say of it.
 //!
 //! As of nodes, a source decides nothing and keeps the last good facts while it cannot be read.
@@ -11,6 +12,7 @@ pub mod file;
 pub mod kubernetes;
 pub mod objects;
 pub mod parse;
+pub mod ranges;
 pub mod store;
 
 #[cfg(test)]
@@ -21,6 +23,7 @@ pub use kubernetes::spawn as spawn_kubernetes;
 pub use store::Store;
 
 use crate::plan::services::ServiceName;
+use ipnet::IpNet;
 use std::{
     collections::BTreeSet,
     sync::Arc,
@@ -40,6 +43,8 @@ pub struct ServicesSource {
     pub changes: Changes,
     pub store: Arc<Store>,
     pub health: watch::Receiver<Health>,
+    /// Addresses that are Services' alone, as far as that is known.
+    pub ranges: watch::Receiver<BTreeSet<IpNet>>,
     pub task: JoinHandle<()>,
 }
 

@@ -68,6 +68,21 @@ pub struct Spec {
     pub session_affinity_config: Option<AffinityConfig>,
 }
 
+/// A ServiceCIDR: addresses that Services get (KEP-1880).
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ApiRange {
+    pub metadata: Metadata,
+    pub spec: RangeSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RangeSpec {
+    #[serde(deserialize_with = "or_null")]
+    pub cidrs: Vec<String>,
+}
+
 /// Of a Service or, without `nodePort`, of a slice.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]

@@ -78,10 +78,20 @@ pub fn service(object: &ApiService, common: &mut Common) -> Result<Service, Stri
         None
     };
     if excluded.is_some() {
-        return Ok(Service {
+        let mut service = Service {
             excluded,
             ..Service::default()
-        });
+        };
+        // What another proxy translates is its business, but for its address not to be taken for nobody's.
+        let is_anothers = excluded == Some(Exclusion::OtherProxy);
+        for address in cluster_ips.iter().filter_map(|ip| lenient(ip)) {
+            match address {
+                IpAddr::V4(ip) if is_anothers => service.cluster_v4 = Some(ip),
+                IpAddr::V6(ip) if is_anothers => service.cluster_v6 = Some(ip),
+                _ => {}
+            }
+        }
+        return Ok(service);
     }
     let mut service = Service {
         affinity_seconds: affinity(object)?,

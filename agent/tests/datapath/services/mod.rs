@@ -6,6 +6,7 @@ mod model;
 mod outside;
 mod refusals;
 mod traffic;
+mod unallocated;
 mod ways;
 
 use crate::{

@@ -1,6 +1,9 @@
 //! Clients outside of the cluster, from an uplink to an endpoint and back, wherever that is.
 
-use super::*;
+use super::{
+    unallocated::{RANGES, nobody, set},
+    *,
+};
 use crate::{
     packet::{IcmpError, icmp_error, see_error},
     uplink_hooks::open,
@@ -465,6 +468,33 @@ fn a_guarded_frontend_is_for_its_ranges_alone() {
             services.put_frontend(service.key(at), of_node).unwrap();
             let other = make(TCP, (client(like).0, 41_000), at, SYN);
             e.enters_as(&other, &other);
+        }
+    });
+}
+
+/// Of a node's own address, and of a pod's, it is not said, whatever somebody has set.
+#[test]
+fn what_comes_in_for_an_address_of_nobody_is_not_sent_back() {
+    edge(|e| {
+        for like in e.w.clients() {
+            let sent =
+                [TCP, UDP, SCTP].map(|proto| make(proto, client(like), (nobody(like), 80), SYN));
+            sent.iter().for_each(|ip| e.enters_as(ip, ip));
+            set(&e.w, &RANGES, &[]);
+            for ip in &sent {
+                e.dropped_at_uplink(ip, DropReason::ServiceUnallocated);
+            }
+            set(&e.w, &["0.0.0.0/0", "::/0"], &[]);
+            // Of the node's addresses this one is known here.
+            let to_node = like.is_ipv4().then(|| node(like));
+            for to in to_node.into_iter().chain([far(like, 1)]) {
+                let ip = make(TCP, client(like), (to, 80), SYN);
+                e.enters_as(&ip, &ip);
+                let from = if like.is_ipv4() { e.w.a.v4 } else { e.w.a.v6 };
+                let ip = make(TCP, (from, 2000), (to, 80), SYN);
+                e.w.leaves_as(&ip, &ip);
+            }
+            set(&e.w, &[], &[]);
         }
     });
 }

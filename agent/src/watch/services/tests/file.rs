@@ -19,7 +19,7 @@ async fn problem(source: &mut ServicesSource, is: impl Fn(Option<&str>) -> bool)
 async fn every_change_of_the_file_is_told_by_the_services_it_is_about() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("services.yaml");
-    let mut source = spawn_file(path.clone());
+    let mut source = spawn_file(path.clone(), None);
     let missing = problem(&mut source, |problem| problem.is_some()).await;
     assert!(missing.problem.unwrap().contains("services.yaml"));
     assert!(missing.stale_since.is_some() && !source.store.is_complete());
@@ -60,7 +60,7 @@ async fn every_change_of_the_file_is_told_by_the_services_it_is_about() {
 #[tokio::test]
 async fn the_task_ends_when_nobody_waits_for_changes() {
     let dir = tempfile::tempdir().unwrap();
-    let source = spawn_file(dir.path().join("services.yaml"));
+    let source = spawn_file(dir.path().join("services.yaml"), None);
     drop(source.changes);
     timeout(Duration::from_secs(20), source.task)
         .await
@@ -109,7 +109,7 @@ metadata: {name: other}
 ";
     let told = |text: &str| {
         let store = Store::default();
-        store.replace(super::super::file::parse(text.as_bytes()).unwrap());
+        store.replace(super::super::file::parse(text.as_bytes()).unwrap().all);
         assert!(store.faults().is_empty(), "{:?}", store.faults());
         store.get(&name("a")).unwrap()
     };
@@ -124,7 +124,7 @@ fn an_object_of_a_wrong_form_costs_itself_and_one_that_is_there_twice_is_taken_o
     let store = Store::default();
     let [a, b] = [api_service("a", "10.96.0.1"), api_service("b", "10.96.0.2")];
     let good = yaml(&[a.clone(), b.clone()]);
-    store.replace(super::super::file::parse(good.as_bytes()).unwrap());
+    store.replace(super::super::file::parse(good.as_bytes()).unwrap().all);
     let mut bad = a.clone();
     bad["spec"]["ports"][0]["port"] = "eighty".into();
     let text = yaml(&[
@@ -133,7 +133,7 @@ fn an_object_of_a_wrong_form_costs_itself_and_one_that_is_there_twice_is_taken_o
         b,
         api_service("c", "10.96.0.4"),
     ]);
-    store.replace(super::super::file::parse(text.as_bytes()).unwrap());
+    store.replace(super::super::file::parse(text.as_bytes()).unwrap().all);
     let faults = store.faults();
     assert!(faults["Service default/a"].contains("eighty"), "{faults:?}");
     assert!(faults["Service default/b"].contains("twice"), "{faults:?}");
@@ -167,17 +167,46 @@ fn a_text_that_says_nothing_is_not_an_empty_list() {
         "{kind: List, items: []}",
         "{kind: ServiceList, items: null}",
     ] {
-        assert!(parse(empty.as_bytes()).unwrap().is_empty(), "{empty}");
+        assert!(parse(empty.as_bytes()).unwrap().all.is_empty(), "{empty}");
     }
     // Thousands of documents are no attack.
     let many: Vec<_> = (0..3000)
         .map(|n| api_service(&format!("s{n}"), "10.96.0.1"))
         .collect();
-    let objects = parse(yaml(&many).as_bytes()).unwrap();
+    let objects = parse(yaml(&many).as_bytes()).unwrap().all;
     assert_eq!(objects.len(), 3000);
     assert!(
         objects
             .iter()
             .all(|object| matches!(object, Object::Service(_)))
     );
+}
+
+#[tokio::test]
+async fn ranges_of_addresses_are_those_of_the_file_unless_they_are_set() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("services.yaml");
+    let set: BTreeSet<ipnet::IpNet> = ["10.0.0.0/8".parse().unwrap()].into();
+    let mut source = spawn_file(path.clone(), None);
+    let fixed = spawn_file(path.clone(), Some(set.clone()));
+    for (cidrs, wanted) in [
+        (json!(["10.96.0.1/16"]), vec!["10.96.0.0/16"]),
+        (
+            json!(["10.96.0.0/16", "fd00::/112", "x"]),
+            vec!["10.96.0.0/16", "fd00::/112"],
+        ),
+        (json!(null), vec![]),
+    ] {
+        let range =
+            json!({"kind": "ServiceCIDR", "metadata": {"name": "a"}, "spec": {"cidrs": cidrs}});
+        fs::write(&path, yaml(&[range])).unwrap();
+        let wanted: BTreeSet<ipnet::IpNet> =
+            wanted.iter().map(|text| text.parse().unwrap()).collect();
+        let told = source.ranges.wait_for(|ranges| *ranges == wanted);
+        timeout(Duration::from_secs(20), told)
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!(*fixed.ranges.borrow(), set);
+    }
 }

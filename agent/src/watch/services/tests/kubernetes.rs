@@ -3,7 +3,10 @@ use crate::stand_in::{Answer, Lines, StandIn};
 
 const SERVICES: &str = "/api/v1/services?";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices?";
-const SELECTOR: &str = "labelSelector=%21service.kubernetes.io%2Fheadless%2C%21service.kubernetes.io%2Fservice-proxy-name";
+const SELECTOR: &str = "labelSelector=%21service.kubernetes.io%2Fheadless";
+/// Of what else another proxy has.
+const OTHERS: &str = "%2C%21service.kubernetes.io%2Fservice-proxy-name";
+const RANGES: &str = "/apis/networking.k8s.io/v1/servicecidrs?";
 
 fn event(kind: &str, object: &Value) -> String {
     json!({"type": kind, "object": object}).to_string()
@@ -33,7 +36,7 @@ impl Test {
     /// With both watches begun, and one Service with one endpoint listed.
     async fn new() -> Self {
         let mut server = StandIn::start().await;
-        let mut source = spawn_kubernetes(server.api().await);
+        let mut source = spawn_kubernetes(server.api().await, Some(BTreeSet::new()));
         let [services, slices] = [SERVICES, SLICES].map(|part| server.watch_of(part));
         let mut asked = BTreeSet::new();
         for _ in 0..2 {
@@ -41,6 +44,7 @@ impl Test {
             for part in ["sendInitialEvents=true", "resourceVersion=0", SELECTOR] {
                 assert!(request.contains(part), "{request}");
             }
+            assert_eq!(request.contains(OTHERS), request.contains(SLICES));
             asked.insert(request.split('?').next().unwrap().to_owned());
         }
         let paths = [SERVICES, SLICES].map(|path| format!("GET {}", path.trim_end_matches('?')));
@@ -138,7 +142,7 @@ async fn what_vanished_while_nobody_watched_is_gone_after_the_next_list() {
 #[tokio::test]
 async fn a_server_without_streamed_lists_and_one_that_goes_away() {
     let server = StandIn::start().await;
-    let mut source = spawn_kubernetes(server.api().await);
+    let mut source = spawn_kubernetes(server.api().await, Some(BTreeSet::new()));
     let list = |kind: &str, object: Value| {
         json!({"kind": kind, "metadata": {"resourceVersion": "50"}, "items": [object]}).to_string()
     };
@@ -196,4 +200,59 @@ async fn the_task_ends_when_nobody_waits_for_changes() {
         .await
         .unwrap()
         .unwrap();
+}
+
+#[tokio::test]
+async fn ranges_of_addresses_are_watched_where_the_server_has_them() {
+    let mut server = StandIn::start().await;
+    let ranges = server.watch_of(RANGES);
+    let mut source = spawn_kubernetes(server.api().await, None);
+    while !server.request().await.0.contains(RANGES) {}
+    let range = |name: &str, cidrs: &[&str]| {
+        let metadata = json!({"name": name, "resourceVersion": "1"});
+        json!({"metadata": metadata, "spec": {"cidrs": cidrs}})
+    };
+    let both = ["10.96.0.0/16", "fd00:96::/112"];
+    send(&ranges, "ADDED", &range("kubernetes", &both));
+    ranges.send(bookmark(7)).unwrap();
+    let mut told = async |wanted: &[&str]| {
+        let wanted: BTreeSet<IpNet> = wanted.iter().map(|text| text.parse().unwrap()).collect();
+        let told = source.ranges.wait_for(|ranges| *ranges == wanted);
+        timeout(Duration::from_secs(30), told)
+            .await
+            .unwrap()
+            .unwrap();
+    };
+    told(&both).await;
+    // What is none costs itself alone.
+    send(
+        &ranges,
+        "ADDED",
+        &range("more", &["10.97.0.0/16", "nonsense"]),
+    );
+    told(&["10.96.0.0/16", "10.97.0.0/16", "fd00:96::/112"]).await;
+    send(&ranges, "DELETED", &range("kubernetes", &both));
+    told(&["10.97.0.0/16"]).await;
+}
+
+#[tokio::test]
+async fn a_server_without_ranges_of_addresses_is_no_trouble() {
+    for code in [403, 404] {
+        let mut server = StandIn::start().await;
+        let refused = crate::stand_in::status(code, "no such thing");
+        server.answer_to(RANGES, Answer::Whole(code, refused));
+        let [services, slices] = [SERVICES, SLICES].map(|part| server.watch_of(part));
+        let mut source = spawn_kubernetes(server.api().await, None);
+        services.send(bookmark(7)).unwrap();
+        slices.send(bookmark(7)).unwrap();
+        assert!(next(&mut source.changes).await.is_empty());
+        for _ in 0..3 {
+            server.request().await;
+        }
+        // Nor is it asked again soon.
+        let again = timeout(Duration::from_secs(3), server.request()).await;
+        assert!(again.is_err(), "{again:?}");
+        assert_eq!(*source.health.borrow(), Health::default());
+        assert!(source.ranges.borrow().is_empty());
+    }
 }

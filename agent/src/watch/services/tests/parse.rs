@@ -122,7 +122,12 @@ fn what_is_not_this_proxys() {
         (external_name, Exclusion::ExternalName),
         (other_proxy, Exclusion::OtherProxy),
     ] {
-        assert_eq!(parsed(&object).unwrap().excluded, Some(why), "{object}");
+        let service = parsed(&object).unwrap();
+        assert_eq!(service.excluded, Some(why), "{object}");
+        // Nobody else's address is anybody's business.
+        let is_others = why == Exclusion::OtherProxy;
+        assert_eq!(service.cluster_v4.is_some(), is_others, "{object}");
+        assert!(service.ports.is_empty());
     }
 }
 
@@ -327,7 +332,7 @@ proptest! {
             object[at.get(&fields)] = change.clone();
         }
         let stream = format!("{value}\n---\n{service}\n---\n{slice}\n---\n{}", api_service("b", "10.96.0.2"));
-        if let Ok(objects) = super::super::file::parse(stream.as_bytes()) {
+        if let Ok(super::super::file::Objects { all: objects, .. }) = super::super::file::parse(stream.as_bytes()) {
             store.replace(objects);
             prop_assert!(store.get(&name("b")).is_some(), "others stand");
         }
