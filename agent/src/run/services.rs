@@ -116,6 +116,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
                 let helped = publish_waiting(&publisher, &facts, is_due);
                 // All are known by the first change: what the agent before had and none of them has is nobody's.
                 let begun = is_begun || complete_all(&publisher)?;
+                lock(&publisher).release_memory();
                 Ok::<_, DatapathError>((took, begun, waiting(&publisher), helped))
             }
         };
@@ -123,6 +124,10 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         let mut helped = false;
         let problem = match published.context("publishing Services failed")? {
             Ok((took, begun, waiting, is_less)) => {
+                if !is_begun && begun {
+                    // All there is was read and planned.
+                    crate::datapath::release_memory();
+                }
                 is_begun = begun;
                 helped = is_less;
                 health.published();

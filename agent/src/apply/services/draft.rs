@@ -229,7 +229,7 @@ impl<T: Tables> Publisher<T> {
                 }
             }
             ports.push(AppliedPort {
-                name: name.as_str().into(),
+                name: self.names.get(name.as_str()),
                 protocol: port.protocol,
                 number,
                 families,
@@ -293,7 +293,10 @@ impl<T: Tables> Publisher<T> {
         // Of what is not known there are no connections.
         let draining = draining.into_iter();
         family.draining = draining
-            .filter_map(|at| self.backends.drain(Endpoint::new(port.protocol, *at)))
+            .filter_map(|at| {
+                let endpoint = Endpoint::new(port.protocol, *at);
+                self.backends.drain(&self.tables, endpoint)
+            })
             .collect();
         draft.drained.extend_from_slice(&family.draining);
         Ok(family)
@@ -340,7 +343,7 @@ impl<T: Tables> Publisher<T> {
         let mut ids = Vec::with_capacity(endpoints.len());
         for at in endpoints {
             let endpoint = Endpoint::new(protocol, *at);
-            let taken = self.backends.into_set(now, endpoint);
+            let taken = self.backends.into_set(&self.tables, now, endpoint);
             let (id, is_new) = taken.ok_or(Full("BACKENDS"))?;
             if is_new {
                 draft.introduced.push((id, endpoint));
@@ -361,7 +364,8 @@ impl<T: Tables> Publisher<T> {
             (Kind::Refuse, SetPlan::Refuse) | (Kind::Drop, SetPlan::Drop) => true,
             (Kind::Balance, SetPlan::Balance(endpoints)) => {
                 let is = |(slot, at): (u32, &SocketAddr)| {
-                    let id = self.backends.get(Endpoint::new(protocol, *at));
+                    let endpoint = Endpoint::new(protocol, *at);
+                    let id = self.backends.get(&self.tables, endpoint);
                     let wanted = id.map(|id| self.backends.slot(&self.tables, id));
                     wanted == Some(self.tables.slot(slot))
                 };

@@ -2,7 +2,7 @@
 //!
 //! - [`Publisher`]: one Service's plan at a time, or many; what has no room waits for it;
 //! - `draft`: what a plan takes, before anything is written;
-//! - [`room`], [`backends`]: which entries are free, and whose the others are;
+//! - [`room`], [`backends`], `index`: which entries are free, and whose the others are;
 //! - [`sources`]: who may use frontends that not everybody may;
 //! - `restore`: what an earlier agent left;
 //! - `report`: what is published, for people.
@@ -19,6 +19,7 @@ pub mod backends;
 #[cfg(test)]
 mod busy;
 mod draft;
+mod index;
 mod report;
 mod restore;
 mod roles;
@@ -32,7 +33,7 @@ mod tests;
 
 use crate::{
     datapath::{ClientPrefix, DatapathError, ServiceRoom},
-    plan::services::{Protocol, ServiceName, ServicePlan},
+    plan::services::{Protocol, ServiceName, ServicePlan, facts::Shared as Names},
 };
 use backends::Backends;
 use draft::Staged;
@@ -59,7 +60,7 @@ const TOGETHER: usize = 256;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ServiceError {
     #[error(
-        "service {service} does not fit into the map {map}, which has room for {room}: it is published once others are gone"
+        "service {service} does not fit into the map {map}, which has room for {room}: it is published once others are gone, or by an agent that starts with more serviceEndpoints"
     )]
     Full {
         service: ServiceName,
@@ -99,7 +100,7 @@ impl Applied {
 
 #[derive(Clone, Debug)]
 struct AppliedPort {
-    name: Box<str>,
+    name: Arc<str>,
     protocol: Protocol,
     /// [`Frontend::service`].
     number: u32,
@@ -145,6 +146,8 @@ pub struct Publisher<T> {
     sources: Sources,
     numbers: HashSet<u32>,
     next_number: u32,
+    /// Of ports.
+    names: Names<str>,
     /// None once all of it is somebody's, or gone.
     found: Option<Found>,
 }
@@ -236,6 +239,11 @@ impl<T: Tables> Publisher<T> {
         true
     }
 
+    /// To be called where nothing changes for a while.
+    pub fn release_memory(&self) {
+        self.tables.maps().release_memory();
+    }
+
     /// What waits for room, and why.
     pub fn waiting(&self) -> impl Iterator<Item = (&ServiceName, &ServiceError)> {
         let waiting = self.waiting.iter();
@@ -273,6 +281,8 @@ impl<T: Tables> Publisher<T> {
                 failed.entry(at).or_insert(error);
             }
             one.after.frontends.sort_unstable_by_key(|(key, _)| *key);
+            // It stays as it is, and there are many.
+            one.after.frontends.shrink_to_fit();
             for frontend in &one.replaced {
                 self.let_go(now, frontend);
             }

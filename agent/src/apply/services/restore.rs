@@ -12,11 +12,12 @@ use super::{
 };
 use crate::{
     datapath::DatapathError,
-    plan::services::{FrontendKind, PortPlan, ServiceName, ServicePlan},
+    plan::services::{FrontendKind, PortPlan, ServiceName, ServicePlan, facts::Shared as Names},
 };
 use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    mem,
     net::SocketAddr,
     sync::Arc,
     time::Instant,
@@ -81,7 +82,7 @@ impl<T: Tables> Publisher<T> {
             }
         }
         let sets = Ids::without(REFUSES + 1, room.sets, in_use);
-        let (backends, draining) = Backends::restore(&tables, room.backends, &in_sets);
+        let (backends, draining) = Backends::restore(&tables, room.backends, &in_sets)?;
         found.draining = draining;
         let sources = Sources::restore(&tables)?;
         let numbers = found.numbers.keys().copied().chain(sources.numbers());
@@ -101,6 +102,7 @@ impl<T: Tables> Publisher<T> {
             sources,
             numbers,
             next_number: anywhere(),
+            names: Names::default(),
             found: Some(found),
         })
     }
@@ -125,6 +127,8 @@ impl<T: Tables> Publisher<T> {
         self.sweep_sources()?;
         let ports = self.services.values().flat_map(|applied| &applied.ports);
         self.numbers = ports.map(|port| port.number).collect();
+        // One after the other fills a tree by half.
+        self.services = mem::take(&mut self.services).into_iter().collect();
         let found = self.found.take().unwrap_or_default();
         for id in found.draining {
             self.backends.drained(id);
@@ -194,7 +198,7 @@ impl<T: Tables> Publisher<T> {
         };
         let families = of_family.map(|frontends| self.adopted_family(&frontends));
         let port = AppliedPort {
-            name: name.into(),
+            name: self.names.get(name),
             protocol: port.protocol,
             number,
             families,

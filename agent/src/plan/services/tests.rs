@@ -477,7 +477,7 @@ fn services_without_endpoints_here_are_told_by_policy() {
     assert_eq!(none(&service), [true, false]);
     service.external_local = true;
     assert_eq!(none(&service), [true, true]);
-    service.ports[0].node_port = 0;
+    std::sync::Arc::make_mut(&mut service.ports)[0].node_port = 0;
     assert_eq!(none(&service), [true, false], "nobody outside can ask");
     // Without any endpoint nobody is dropped.
     let nobody = plan(&service, &[], &here()).has_none_here();
@@ -585,7 +585,7 @@ proptest! {
             .into_iter()
             .map(|mut slice| {
                 slice.endpoints.reverse();
-                slice.ports.reverse();
+                std::sync::Arc::make_mut(&mut slice.ports).reverse();
                 slice
             })
             .collect();

@@ -24,6 +24,8 @@ const MAX_AFFINITY_SECONDS: i64 = 86_400;
 pub struct Common {
     names: Shared<str>,
     places: Shared<Place>,
+    ports: Shared<[ServicePort]>,
+    slice_ports: Shared<[SlicePort]>,
 }
 
 impl Common {
@@ -115,7 +117,7 @@ pub fn service(object: &ApiService, common: &mut Common) -> Result<Service, Stri
         }
         ports.push(port);
     }
-    service.ports = ports.into();
+    service.ports = common.ports.get(ports);
     let balances = spec.r#type == "LoadBalancer";
     let is_reached = balances || spec.r#type == "NodePort" || !spec.external_ips.is_empty();
     service.external_local = is_reached && spec.external_traffic_policy == "Local";
@@ -222,7 +224,7 @@ pub fn slice(object: &ApiSlice, common: &mut Common) -> Result<Slice, String> {
         });
     }
     Ok(Slice {
-        ports: ports.into(),
+        ports: common.slice_ports.get(ports),
         endpoints: endpoints.into(),
     })
 }

@@ -28,11 +28,11 @@ pub enum Kind {
     Slices = 1,
 }
 
-/// What a source read.
+/// What a source read: whose it is, and the facts or why there are none.
 #[derive(Debug)]
 pub(super) enum Object {
-    Service(Box<ApiService>),
-    Slice(Box<ApiSlice>),
+    Service(Metadata, Result<Service, String>),
+    Slice(Metadata, Result<Slice, String>),
     /// Whose it is can be read, and no more.
     Unreadable(Kind, Metadata, String),
 }
@@ -167,8 +167,12 @@ impl Store {
             }
             for object in objects {
                 match object {
-                    Object::Service(service) => known.put_service(&service),
-                    Object::Slice(slice) => known.put_slice(&slice, false),
+                    Object::Service(metadata, facts) => {
+                        known.put_service(&metadata, |_| facts);
+                    }
+                    Object::Slice(metadata, facts) => {
+                        known.put_slice(&metadata, false, |_| facts);
+                    }
                     Object::Unreadable(kind, metadata, why) => {
                         known.put_unreadable(kind, &metadata, why)
                     }
@@ -178,6 +182,15 @@ impl Store {
                 known.end_list(kind);
             }
         });
+    }
+
+    /// Has facts read without holding up who asks for others; what these have in common is there once. By one reader at
+    /// a time.
+    pub(super) fn read<T>(&self, read: impl FnOnce(&mut Common) -> T) -> T {
+        let mut common = mem::take(&mut self.lock().common);
+        let done = read(&mut common);
+        self.lock().common = common;
+        done
     }
 
     /// All objects of a kind are about to be told.
@@ -191,12 +204,18 @@ impl Store {
     }
 
     pub(super) fn put_service(&self, object: &ApiService) {
-        self.change(|known| known.put_service(object));
+        self.change(|known| {
+            known.put_service(&object.metadata, |common| parse::service(object, common));
+        });
     }
 
     /// Whether `moved`: whether the slice may have been another Service's before.
     pub(super) fn put_slice(&self, object: &ApiSlice, moved: bool) {
-        self.change(|known| known.put_slice(object, moved));
+        self.change(|known| {
+            known.put_slice(&object.metadata, moved, |common| {
+                parse::slice(object, common)
+            });
+        });
     }
 
     pub(super) fn remove(&self, kind: Kind, metadata: &Metadata) {
@@ -265,13 +284,17 @@ impl Known {
         self.is_listed[kind as usize] = true;
     }
 
-    fn put_service(&mut self, object: &ApiService) {
-        let Some(name) = self.named(Kind::Services, &object.metadata) else {
+    fn put_service(
+        &mut self,
+        metadata: &Metadata,
+        facts: impl FnOnce(&mut Common) -> Result<Service, String>,
+    ) {
+        let Some(name) = self.named(Kind::Services, metadata) else {
             return;
         };
-        match parse::service(object, &mut self.common) {
+        match facts(&mut self.common) {
             Ok(service) => {
-                self.good(Kind::Services, &object.metadata);
+                self.good(Kind::Services, metadata);
                 let list = self.lists[Kind::Services as usize];
                 let entry = self.entry(&name);
                 entry.listed = list;
@@ -280,12 +303,16 @@ impl Known {
                     self.tell(name);
                 }
             }
-            Err(why) => self.put_unreadable(Kind::Services, &object.metadata, why),
+            Err(why) => self.put_unreadable(Kind::Services, metadata, why),
         }
     }
 
-    fn put_slice(&mut self, object: &ApiSlice, moved: bool) {
-        let metadata = &object.metadata;
+    fn put_slice(
+        &mut self,
+        metadata: &Metadata,
+        moved: bool,
+        facts: impl FnOnce(&mut Common) -> Result<Slice, String>,
+    ) {
         if self.named(Kind::Slices, metadata).is_none() {
             return;
         }
@@ -306,7 +333,7 @@ impl Known {
         let Some(owner) = owner else {
             return;
         };
-        let slice = match parse::slice(object, &mut self.common) {
+        let slice = match facts(&mut self.common) {
             Ok(slice) => slice,
             Err(why) => return self.put_unreadable(Kind::Slices, metadata, why),
         };
