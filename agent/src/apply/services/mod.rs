@@ -1,7 +1,7 @@
 //! Writes what Services lead to into the maps that the programs read (`sinabro_common::abi::service`).
 //!
 //! - [`Publisher`]: one Service's plan at a time, or many; what has no room waits for it;
-//! - `draft`: what a plan takes, before anything is written;
+//! - `draft`, `keys`: what a plan takes, before anything is written; `staged`: how it is written;
 //! - [`room`], [`backends`], `index`: which entries are free, and whose the others are;
 //! - [`sources`]: who may use frontends that not everybody may;
 //! - `restore`: what an earlier agent left;
@@ -20,6 +20,7 @@ pub mod backends;
 mod busy;
 mod draft;
 mod index;
+mod keys;
 mod report;
 mod restore;
 mod roles;
@@ -27,6 +28,7 @@ pub mod room;
 #[cfg(test)]
 mod scale;
 pub mod sources;
+mod staged;
 pub mod tables;
 #[cfg(test)]
 mod tests;
@@ -36,12 +38,12 @@ use crate::{
     plan::services::{Protocol, ServiceName, ServicePlan, facts::Shared as Names},
 };
 use backends::Backends;
-use draft::Staged;
 use restore::Found;
 use roles::ROLES;
 use room::{Ids, Ranges};
 use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set};
 use sources::Sources;
+use staged::Staged;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     hash::{BuildHasher as _, RandomState},

@@ -4,7 +4,7 @@
 use super::{
     Applied, AppliedPort, Family, Publisher, REFUSES, anywhere,
     backends::Backends,
-    draft::{family_of, key},
+    keys::{family_of, key},
     roles::{self, ROLES},
     room::{Ids, Ranges},
     sources::Sources,

@@ -2,7 +2,7 @@
 
 use super::{
     backends::at,
-    draft::{flags, key},
+    keys::{flags, key},
     roles,
     room::REST,
     *,

@@ -10,6 +10,7 @@
 use super::{
     Changes, Health, ServicesSource, Store,
     objects::{ApiService, ApiSlice, Metadata},
+    packed::Packed,
     parse::{self, Common},
     store::{Kind, Object},
 };
@@ -217,7 +218,7 @@ impl<'c> Objects<'c> {
         let (kind, read) = (Kind::Slices, ApiSlice::deserialize(document));
         let object = read.map(|mut object| match self.is_new(kind, &mut object.metadata) {
             true => {
-                let facts = parse::slice(&object, self.common);
+                let facts = parse::slice(&object, self.common).map(Packed::from);
                 Object::Slice(object.metadata, facts)
             }
             false => twice(kind, object.metadata),

@@ -2,7 +2,7 @@
 //!
 //! - [`file`](self::file): a file of Services and EndpointSlices;
 //! - [`kubernetes`]: the Kubernetes API;
-//! - [`store`]: what is known, by name;
+//! - [`store`], `packed`: what is known, by name;
 //! - [`objects`], [`parse`]: what the API's objects say of it.
 //!
 //! As of nodes, a source decides nothing and keeps the last good facts while it cannot be read.
@@ -10,6 +10,7 @@
 pub mod file;
 pub mod kubernetes;
 pub mod objects;
+mod packed;
 pub mod parse;
 pub mod store;
 

@@ -6,6 +6,7 @@
 
 use super::{
     objects::{ApiService, ApiSlice, Metadata},
+    packed::Packed,
     parse::{self, Common},
 };
 use crate::plan::services::{Service, ServiceName, Slice};
@@ -32,7 +33,7 @@ pub enum Kind {
 #[derive(Debug)]
 pub(super) enum Object {
     Service(Metadata, Result<Service, String>),
-    Slice(Metadata, Result<Slice, String>),
+    Slice(Metadata, Result<Packed, String>),
     /// Whose it is can be read, and no more.
     Unreadable(Kind, Metadata, String),
 }
@@ -74,7 +75,7 @@ struct Entry {
 #[derive(Debug)]
 struct NamedSlice {
     name: Box<str>,
-    slice: Slice,
+    slice: Packed,
     listed: u32,
 }
 
@@ -84,7 +85,7 @@ impl Store {
         let known = self.lock();
         let entry = known.services.get(name.to_string().as_str())?;
         let service = Service::clone(entry.service.as_deref()?);
-        let slices = entry.slices.iter().map(|named| named.slice.clone());
+        let slices = entry.slices.iter().map(|named| named.slice.open());
         Some((service, slices.collect()))
     }
 
@@ -213,7 +214,7 @@ impl Store {
     pub(super) fn put_slice(&self, object: &ApiSlice, moved: bool) {
         self.change(|known| {
             known.put_slice(&object.metadata, moved, |common| {
-                parse::slice(object, common)
+                parse::slice(object, common).map(Packed::from)
             });
         });
     }
@@ -311,7 +312,7 @@ impl Known {
         &mut self,
         metadata: &Metadata,
         moved: bool,
-        facts: impl FnOnce(&mut Common) -> Result<Slice, String>,
+        facts: impl FnOnce(&mut Common) -> Result<Packed, String>,
     ) {
         if self.named(Kind::Slices, metadata).is_none() {
             return;
