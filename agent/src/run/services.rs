@@ -318,7 +318,7 @@ impl Facts {
         let check = plan.and_then(|plan| plan.health_check);
         self.checks.send_if_modified(|checks| {
             let before = match check {
-                Some(check) => checks.services.insert(Arc::new(name.clone()), check),
+                Some(check) => checks.services.insert(name.clone(), check),
                 None => checks.services.remove(name),
             };
             before != check
@@ -338,8 +338,7 @@ impl Facts {
     /// The agent asks them itself, whatever becomes of the Service that leads to them.
     fn tell_of_api_servers(&self, name: &ServiceName, plan: Option<&ServicePlan>) {
         if let (Some(servers), Some(plan)) = (&self.servers, plan)
-            && name.namespace == "default"
-            && name.name == "kubernetes"
+            && (name.namespace(), name.name()) == ("default", "kubernetes")
         {
             servers.learn(plan.endpoints());
         }

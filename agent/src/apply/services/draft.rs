@@ -18,7 +18,6 @@ use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set};
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
-    sync::Arc,
     time::Instant,
 };
 
@@ -64,7 +63,7 @@ impl<T: Tables> Publisher<T> {
         let keys = keys(plan);
         let others = keys.iter().find_map(|(key, at)| {
             let holder = self.owners.get(key)?;
-            (**holder != *name).then(|| ServiceError::Taken {
+            (holder != name).then(|| ServiceError::Taken {
                 service: name.clone(),
                 at: *at,
                 holder: holder.clone(),
@@ -74,8 +73,7 @@ impl<T: Tables> Publisher<T> {
             return Err(error);
         }
         let known = self.services.remove_entry(name);
-        let (name, mut before) =
-            known.unwrap_or_else(|| (Arc::new(name.clone()), Applied::default()));
+        let (name, mut before) = known.unwrap_or_else(|| (name.clone(), Applied::default()));
         self.adopt(&name, &mut before, plan, &keys);
         let had = |key: &FrontendKey| before.frontends.iter().any(|(other, _)| other == key);
         let more = keys.keys().filter(|key| !had(key)).count();
@@ -89,7 +87,7 @@ impl<T: Tables> Publisher<T> {
         let (ports, wanted, draft) = match drawn {
             Ok(drawn) => drawn,
             Err(Full(map)) => {
-                let service = ServiceName::clone(&name);
+                let service = name.clone();
                 if !before.ports.is_empty() || !before.frontends.is_empty() {
                     self.services.insert(name, before);
                 }

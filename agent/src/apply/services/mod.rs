@@ -75,7 +75,7 @@ pub enum ServiceError {
     Taken {
         service: ServiceName,
         at: SocketAddr,
-        holder: Arc<ServiceName>,
+        holder: ServiceName,
     },
     #[error("service {service} cannot be published")]
     Maps {
@@ -132,10 +132,10 @@ impl Family {
 pub struct Publisher<T> {
     tables: T,
     room: ServiceRoom,
-    services: BTreeMap<Arc<ServiceName>, Applied>,
-    owners: HashMap<FrontendKey, Arc<ServiceName>>,
+    services: BTreeMap<ServiceName, Applied>,
+    owners: HashMap<FrontendKey, ServiceName>,
     /// What is not as it was planned, and why. Plans are not kept: they take many times what is published.
-    waiting: BTreeMap<Arc<ServiceName>, ServiceError>,
+    waiting: BTreeMap<ServiceName, ServiceError>,
     /// Frontends went since somebody asked, which others may wait for.
     has_gone: bool,
     sets: Ids,
@@ -206,7 +206,7 @@ impl<T: Tables> Publisher<T> {
 
     pub fn waiting_names(&self) -> BTreeSet<ServiceName> {
         let names = self.waiting.keys();
-        names.map(|name| ServiceName::clone(name)).collect()
+        names.cloned().collect()
     }
 
     fn pass<'p>(
@@ -248,8 +248,7 @@ impl<T: Tables> Publisher<T> {
 
     /// What waits for room, and why.
     pub fn waiting(&self) -> impl Iterator<Item = (&ServiceName, &ServiceError)> {
-        let waiting = self.waiting.iter();
-        waiting.map(|(name, error)| (&**name, error))
+        self.waiting.iter()
     }
 
     pub fn usage(&self) -> Usage {
@@ -271,7 +270,7 @@ impl<T: Tables> Publisher<T> {
     }
 
     fn wait(&mut self, name: &ServiceName, error: ServiceError) {
-        self.waiting.insert(Arc::new(name.clone()), error);
+        self.waiting.insert(name.clone(), error);
     }
 
     /// Puts frontends in, and lets go of what nobody needs any more.
@@ -306,7 +305,7 @@ impl<T: Tables> Publisher<T> {
                 failed = self.let_go_of_sources(&one).err();
             }
             if let Some(source) = failed {
-                let service = ServiceName::clone(&one.name);
+                let service = one.name.clone();
                 let source = Arc::new(source);
                 let error = ServiceError::Maps { service, source };
                 self.wait(&one.name, error);

@@ -19,7 +19,6 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     mem,
     net::SocketAddr,
-    sync::Arc,
     time::Instant,
 };
 
@@ -148,7 +147,7 @@ impl<T: Tables> Publisher<T> {
     /// Has a Service have what an earlier agent published of it.
     pub(super) fn adopt(
         &mut self,
-        name: &Arc<ServiceName>,
+        name: &ServiceName,
         before: &mut Applied,
         plan: &ServicePlan,
         keys: &BTreeMap<FrontendKey, SocketAddr>,

@@ -11,11 +11,11 @@ use crate::{
     plan::services::ServiceName,
 };
 use sinabro_common::abi::service::{Frontend, FrontendKey, Set, Slot};
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 /// A Service whose endpoints are published, and whose frontends are still those of before.
 pub struct Staged {
-    pub name: Arc<ServiceName>,
+    pub name: ServiceName,
     /// As it will be; the frontends, as they are.
     pub after: Applied,
     pub puts: Vec<(FrontendKey, Frontend)>,
@@ -57,7 +57,7 @@ impl<T: Tables> Publisher<T> {
     /// Writes all but frontends; none if there is nothing to write.
     pub(super) fn write(
         &mut self,
-        name: Arc<ServiceName>,
+        name: ServiceName,
         mut before: Applied,
         ports: Vec<AppliedPort>,
         wanted: Wanted,

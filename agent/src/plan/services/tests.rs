@@ -573,6 +573,14 @@ fn any_service() -> impl Strategy<Value = Service> {
     })
 }
 
+#[test]
+fn names_are_in_the_order_of_their_namespaces() {
+    let [one, other] = [("a", "z"), ("a-b", "x")].map(|(of, name)| ServiceName::new(of, name));
+    assert!(one < other, "{one} comes before {other}");
+    assert_eq!((other.namespace(), other.name()), ("a-b", "x"));
+    assert_eq!(other.to_string(), "a-b/x");
+}
+
 proptest! {
     #[test]
     fn neither_order_nor_repetition_shows(

@@ -46,19 +46,13 @@ pub fn name(metadata: &Metadata) -> Result<ServiceName, String> {
             return Err(format!("metadata.{field} `{}` is not a name", cut(text)));
         }
     }
-    Ok(ServiceName {
-        namespace: metadata.namespace.clone(),
-        name: metadata.name.clone(),
-    })
+    Ok(ServiceName::new(&metadata.namespace, &metadata.name))
 }
 
 /// Whose endpoints a slice has; none if it belongs to no Service.
 pub fn owner(metadata: &Metadata) -> Option<ServiceName> {
     let name = metadata.labels.get(OWNER)?;
-    (!name.is_empty() && !name.contains('/')).then(|| ServiceName {
-        namespace: metadata.namespace.clone(),
-        name: name.clone(),
-    })
+    (!name.is_empty() && !name.contains('/')).then(|| ServiceName::new(&metadata.namespace, name))
 }
 
 /// # Errors

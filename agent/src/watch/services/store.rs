@@ -48,8 +48,7 @@ pub struct Store {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// By `namespace/name`: one short allocation each instead of two.
-    services: HashMap<Box<str>, Entry>,
+    services: HashMap<ServiceName, Entry>,
     /// Since all were told, which begins with everything.
     changed: HashSet<ServiceName>,
     /// How many lists were begun of each [`Kind`].
@@ -83,7 +82,7 @@ impl Store {
     /// A Service's facts; none if there is no such Service.
     pub fn get(&self, name: &ServiceName) -> Option<(Service, Vec<Slice>)> {
         let known = self.lock();
-        let entry = known.services.get(name.to_string().as_str())?;
+        let entry = known.services.get(name)?;
         let service = Service::clone(entry.service.as_deref()?);
         let slices = entry.slices.iter().map(|named| named.slice.open());
         Some((service, slices.collect()))
@@ -247,7 +246,7 @@ impl Known {
     }
 
     fn names(&self) -> impl Iterator<Item = ServiceName> {
-        self.services.keys().filter_map(|key| name_of(key))
+        self.services.keys().cloned()
     }
 
     fn tell(&mut self, name: ServiceName) {
@@ -273,13 +272,10 @@ impl Known {
                 }
             };
             if gone {
-                changed.push(name_of(key));
+                changed.push(key.clone());
             }
         }
-        changed
-            .into_iter()
-            .flatten()
-            .for_each(|name| self.tell(name));
+        changed.into_iter().for_each(|name| self.tell(name));
         self.services.retain(|_, entry| !entry.is_empty());
         self.faults[kind as usize].retain(|_, (_, listed)| *listed == list);
         self.is_listed[kind as usize] = true;
@@ -325,7 +321,7 @@ impl Known {
                 .any(|slice| *slice.name == *metadata.name)
         };
         let is_known = owner.as_ref().is_some_and(|owner| {
-            let entry = self.services.get(owner.to_string().as_str());
+            let entry = self.services.get(owner);
             entry.is_some_and(has)
         });
         if moved && !is_known {
@@ -378,7 +374,7 @@ impl Known {
             Kind::Services => parse::name(metadata).ok(),
             Kind::Slices => parse::owner(metadata),
         };
-        let entry = owner.and_then(|owner| self.services.get_mut(owner.to_string().as_str()));
+        let entry = owner.and_then(|owner| self.services.get_mut(&owner));
         if let Some(entry) = entry {
             match kind {
                 Kind::Services => entry.listed = list,
@@ -405,10 +401,9 @@ impl Known {
                 let Ok(name) = parse::name(metadata) else {
                     return;
                 };
-                let key = name.to_string();
-                let entry = self.services.get_mut(key.as_str());
+                let entry = self.services.get_mut(&name);
                 if entry.is_some_and(|entry| entry.service.take().is_some()) {
-                    self.forget_if_empty(&key);
+                    self.forget_if_empty(&name);
                     self.tell(name);
                 }
             }
@@ -416,8 +411,7 @@ impl Known {
                 let Some(owner) = parse::owner(metadata) else {
                     return;
                 };
-                let key = owner.to_string();
-                if self.remove_slice(&key, &metadata.name) {
+                if self.remove_slice(&owner, &metadata.name) {
                     self.tell(owner);
                 }
             }
@@ -425,14 +419,14 @@ impl Known {
     }
 
     /// Whether the slice was there.
-    fn remove_slice(&mut self, key: &str, name: &str) -> bool {
-        let Some(entry) = self.services.get_mut(key) else {
+    fn remove_slice(&mut self, owner: &ServiceName, name: &str) -> bool {
+        let Some(entry) = self.services.get_mut(owner) else {
             return false;
         };
         let before = entry.slices.len();
         entry.slices.retain(|slice| *slice.name != *name);
         let removed = entry.slices.len() != before;
-        self.forget_if_empty(key);
+        self.forget_if_empty(owner);
         removed
     }
 
@@ -445,22 +439,22 @@ impl Known {
                 .any(|slice| *slice.name == *metadata.name)
         };
         let owners = self.services.iter().filter(|(_, entry)| has(entry));
-        let owners: Vec<_> = owners.filter_map(|(key, _)| name_of(key)).collect();
+        let owners: Vec<_> = owners.map(|(owner, _)| owner.clone()).collect();
         for owner in owners {
-            if owner.namespace == metadata.namespace {
-                self.remove_slice(&owner.to_string(), &metadata.name);
+            if owner.namespace() == metadata.namespace {
+                self.remove_slice(&owner, &metadata.name);
                 self.tell(owner);
             }
         }
     }
 
     fn entry(&mut self, name: &ServiceName) -> &mut Entry {
-        self.services.entry(name.to_string().into()).or_default()
+        self.services.entry(name.clone()).or_default()
     }
 
-    fn forget_if_empty(&mut self, key: &str) {
-        if self.services.get(key).is_some_and(Entry::is_empty) {
-            self.services.remove(key);
+    fn forget_if_empty(&mut self, name: &ServiceName) {
+        if self.services.get(name).is_some_and(Entry::is_empty) {
+            self.services.remove(name);
         }
     }
 
@@ -488,14 +482,6 @@ impl Entry {
     fn is_empty(&self) -> bool {
         self.service.is_none() && self.slices.is_empty()
     }
-}
-
-fn name_of(key: &str) -> Option<ServiceName> {
-    let (namespace, name) = key.split_once('/')?;
-    Some(ServiceName {
-        namespace: namespace.into(),
-        name: name.into(),
-    })
 }
 
 fn describe(kind: Kind, metadata: &Metadata) -> String {

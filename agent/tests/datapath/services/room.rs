@@ -30,10 +30,7 @@ fn room_of(endpoints: u32) -> DatapathConfig {
 }
 
 fn name(number: u32) -> ServiceName {
-    ServiceName {
-        namespace: "lab".into(),
-        name: format!("s{number}"),
-    }
+    ServiceName::new("lab", &format!("s{number}"))
 }
 
 /// A Service that leads to these.
@@ -74,8 +71,11 @@ fn plans(server: &Pod) -> Vec<(ServiceName, ServicePlan)> {
     (0..).map(name).zip(all).collect()
 }
 
+/// A frontend, its set, and the endpoints of that by id.
+type Content = (FrontendKey, Frontend, Set, Vec<(u32, Backend)>);
+
 /// Everything that is in the maps.
-fn published(datapath: &Datapath) -> Vec<(FrontendKey, Frontend, Set, Vec<(u32, Backend)>)> {
+fn published(datapath: &Datapath) -> Vec<Content> {
     let services = datapath.services();
     let mut frontends = services.frontends().unwrap();
     frontends.sort_by_key(|(key, _)| *key);
