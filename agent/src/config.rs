@@ -86,6 +86,8 @@ pub struct Settings {
     pub service_cidrs: Option<BTreeSet<IpNet>>,
     /// Where Services are, if not in the Kubernetes API.
     pub services_file: Option<PathBuf>,
+    /// Endpoints of Services that there is room for; none if the node's memory says.
+    pub service_endpoints: Option<u32>,
     /// Connections that the node's table has room for; none if the node's memory says.
     pub connections: Option<u32>,
     pub connection_limits: ConnectionLimits,
@@ -258,6 +260,7 @@ impl Settings {
             service_external_ips: layers.parse("serviceExternalIPs", on_or_off)?,
             service_cidrs: service_cidrs(layers)?,
             services_file: services_file(layers, service_proxy.may_be_on())?,
+            service_endpoints: layers.parse("serviceEndpoints", service_endpoints)?,
             connections: layers.parse("connections", connections::capacity)?,
             connection_limits: connections::limits(layers)?,
             tcp_acceleration: layers.parse("tcpAcceleration", acceleration_mode)?,
@@ -369,6 +372,16 @@ fn node_port_addresses(layers: &Layers) -> Result<NodePortAddresses, ConfigError
             let ranges = layers.list(KEY, |text| cidr(text).map_err(expected))?;
             Ok(NodePortAddresses::Within(ranges))
         }
+    }
+}
+
+/// How many there is room for; none if the node's memory says.
+fn service_endpoints(text: &str) -> Result<Option<u32>, String> {
+    match text {
+        "auto" => Ok(None),
+        _ => number(text, 1 << 10, 1 << 22)
+            .map(Some)
+            .map_err(|reason| format!("{reason}, or auto")),
     }
 }
 

@@ -14,6 +14,7 @@ mod follow_node;
 mod handover;
 mod periodic;
 mod restore;
+mod service_room;
 pub mod services;
 
 use crate::{

@@ -108,7 +108,8 @@ fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
     key.port = [0; 2];
     key.proto = 0;
     match FRONTENDS.get_ptr(&scratch.frontend_key) {
-        None => unallocated::check(&scratch.tuple.dst),
+        None if begins => unallocated::check(&scratch.tuple.dst),
+        None => NONE,
         Some(_)
             if CONFIG
                 .get(0)

@@ -1,8 +1,7 @@
 //! Addresses that only Services have, and of which no Service has this one (KEP-1880). By the default route such a packet
 //! would go to a router, which may have learnt that these addresses are at the nodes, and be back at once.
 //!
-//! Limits. Asked of what a pod sends, whatever its protocol, and of what comes in by an uplink and begins a connection. The
-//! node's own sockets are not asked.
+//! Limits. Asked of what begins a connection, and of what has no ports from a pod. The node's own sockets are not asked.
 
 use super::{NONE, is_draining, is_handover};
 use crate::{

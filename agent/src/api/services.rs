@@ -54,10 +54,7 @@ fn reported(unused: Unused) -> UnusedEndpoint {
 
 fn name(text: &str) -> Result<ServiceName, ApiError> {
     let parts = text.split_once('/');
-    let parts = parts.map(|(namespace, name)| ServiceName {
-        namespace: namespace.into(),
-        name: name.into(),
-    });
+    let parts = parts.map(|(namespace, name)| ServiceName::new(namespace, name));
     parts.ok_or_else(|| {
         let text = format!("`{text}` is not NAMESPACE/NAME of a service");
         ApiError::new(ErrorCode::Invalid, text)

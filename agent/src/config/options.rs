@@ -290,6 +290,18 @@ pub struct Options {
     #[arg(long, env = "SINABRO_SERVICES_FILE", value_name = "FILE")]
     services_file: Option<String>,
 
+    /// Endpoints of Services that there is room for, a port of a pod each, with --service-proxy=on. Each takes about 64
+    /// bytes of kernel memory, used or not. auto (65536 to 262144, one for each 16 KiB of the machine's
+    /// memory, within a sixteenth of the memory limit of the agent's container) or a number from 1024 to 4194304.
+    /// The agent takes it when it starts; a smaller one while Services are published waits until none are.
+    #[arg(
+        long,
+        env = "SINABRO_SERVICE_ENDPOINTS",
+        value_name = "NUMBER",
+        default_value = "auto"
+    )]
+    service_endpoints: Option<String>,
+
     /// Connections that there is room for: those that are masqueraded, those that come in to pods' own
     /// addresses, and those between pods of the node that the host translates. Each takes about 336
     /// bytes of kernel memory, used or not. auto (131072 to 1048576, one for each 64 KiB of the

@@ -83,7 +83,10 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(health.to_string(), names::SERVICE_HEALTH_ADDR);
     let nowhere = load(&["--nodes=/n", "--service-health-address="]).unwrap();
     assert_eq!(nowhere.service_health_address, None);
-    assert_eq!(settings.connections, None);
+    assert_eq!(
+        (settings.connections, settings.service_endpoints),
+        (None, None)
+    );
     assert_eq!(settings.connection_limits, ConnectionLimits::default());
     assert!(settings.tcp_acceleration_pod_memory.is_none());
     assert_eq!(settings.tcp_acceleration, Mode::Auto);
@@ -222,6 +225,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         nodePortAddresses: [all]
         serviceProxy: on
         servicesFile: /etc/services.yaml
+        serviceEndpoints: 300000
         serviceHealthAddress: 127.0.0.1:1
         serviceExternalIPs: off
         serviceCIDRs: [10.96.0.0/12, 'fd00:10:96::/112']
@@ -289,6 +293,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         service_proxy: ServiceProxy::On,
         node_port_addresses: NodePortAddresses::All,
         services_file: Some("/etc/services.yaml".into()),
+        service_endpoints: Some(300_000),
         service_health_address: Some(([127, 0, 0, 1], 1).into()),
         service_external_ips: false,
         service_cidrs: Some(
@@ -397,6 +402,9 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("serviceProxy", "ipvs"),
         ("serviceProxy", "yes"),
         ("servicesFile", "services.yaml"),
+        ("serviceEndpoints", "1023"),
+        ("serviceEndpoints", "4194305"),
+        ("serviceEndpoints", "all"),
         ("connections", "1023"),
         ("connections", "16777217"),
         ("connections", "-1"),

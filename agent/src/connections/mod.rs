@@ -19,7 +19,7 @@ use crate::{
     endpoint::PodNames,
 };
 use filter::Filter;
-pub use room::Room;
+pub use room::{Room, nearest_power, power_below};
 use sinabro_common::{
     abi::connection::{Connection, ConnectionKey, Limits, Share},
     api::{CONNECTIONS_OF_A_PAGE, ConnectionFilter, ConnectionStats, ConnectionsPage, FlushReport},

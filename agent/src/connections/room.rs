@@ -88,12 +88,13 @@ impl Room {
     }
 }
 
-fn power_below(number: u64) -> u64 {
+/// The largest power of two that is no larger; zero if there is none.
+pub fn power_below(number: u64) -> u64 {
     number.checked_ilog2().map_or(0, |power| 1 << power)
 }
 
-/// The larger of two that are as near.
-fn nearest_power(number: u64) -> u64 {
+/// The nearest power of two, the larger of two that are as near.
+pub fn nearest_power(number: u64) -> u64 {
     let below = power_below(number);
     match number - below < below.div_ceil(2) {
         true => below,

@@ -32,6 +32,7 @@ pub mod pins;
 mod probe;
 mod raw_map;
 mod remove;
+mod service_room;
 mod service_sockets;
 mod statistics;
 mod sweep;
@@ -44,6 +45,7 @@ pub use error::DatapathError;
 pub use level::{Choice, Level};
 pub use object::{fingerprint, make_directory, trim as release_memory};
 pub use remove::{Removed, remove};
+pub use service_room::ServiceRoom;
 pub use verify::verify;
 
 use crate::chain::Chain;
@@ -67,7 +69,6 @@ use sinabro_common::{
         counters::PodCounters,
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
-        service,
         uplink::Uplink,
     },
     algo::{acceleration, lifetime},
@@ -155,36 +156,6 @@ impl Default for ConnectionLimits {
             per_pod: u32::MAX,
             embryonic_per_pod: u32::MAX,
             lifetimes: lifetime::LIFETIMES,
-        }
-    }
-}
-
-/// Entries of the maps of Services.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServiceRoom {
-    pub frontends: u32,
-    pub sets: u32,
-    pub slots: u32,
-    pub backends: u32,
-}
-
-impl ServiceRoom {
-    /// For a node whose Services somebody else translates.
-    pub const NONE: Self = Self {
-        frontends: 1,
-        sets: 1,
-        slots: 1,
-        backends: 1,
-    };
-}
-
-impl Default for ServiceRoom {
-    fn default() -> Self {
-        Self {
-            frontends: service::MAX_FRONTENDS,
-            sets: service::MAX_SETS,
-            slots: service::MAX_SLOTS,
-            backends: service::MAX_BACKENDS,
         }
     }
 }

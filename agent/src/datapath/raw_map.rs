@@ -15,10 +15,14 @@ const MAP_UPDATE_BATCH: libc::c_int = 26;
 
 /// `enum bpf_map_type`.
 const HASH: u32 = 1;
+const ARRAY: u32 = 2;
 const PERCPU_HASH: u32 = 5;
 const PERCPU_ARRAY: u32 = 6;
 const LRU_HASH: u32 = 9;
 const LRU_PERCPU_HASH: u32 = 10;
+
+/// `BPF_F_MMAPABLE`.
+const MMAPABLE: u32 = 1 << 10;
 
 /// Entries read at once: more than any hash bucket holds, else the kernel refuses.
 const BATCH: usize = 4096;
@@ -112,6 +116,11 @@ impl RawMap {
     /// its values stand for the kernel's own objects.
     pub fn is_table(&self) -> bool {
         matches!(self.info.map_type, HASH | PERCPU_HASH | LRU_HASH)
+    }
+
+    /// Whether it is an array that can be mapped into memory.
+    pub fn is_mapped_array(&self) -> bool {
+        self.info.map_type == ARRAY && self.info.map_flags & MMAPABLE != 0
     }
 
     /// A key's value.

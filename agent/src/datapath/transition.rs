@@ -17,6 +17,7 @@ use super::{
     DatapathConfig, DatapathError,
     attach::list,
     carry::{Carry, Convert},
+    mapped::Mapped,
     maps::{
         self, Layouts,
         layouts::Recorded,
@@ -60,7 +61,7 @@ impl Transition {
             if !object::exists(&successor.pin) {
                 continue;
             }
-            let before = carries.len();
+            let (before, mut is_copied) = (carries.len(), false);
             let Successor {
                 map,
                 pin,
@@ -77,8 +78,15 @@ impl Transition {
                 Before::Misfit(misfit) => {
                     if misfit.is_other_size {
                         carries.extend(carry(name, &path, &pin, Box::new(same)));
+                        is_copied = copy(name, &path, &pin);
                     }
-                    let by = match carries.len() > before {
+                    // Whoever is killed from here on leaves a map that has what was in the one before.
+                    for begun in &mut carries[before..] {
+                        if let Err(error) = begun.pass() {
+                            tracing::debug!(map = name, "to be carried again: {error}");
+                        }
+                    }
+                    let by = match is_copied || carries.len() > before {
                         true => "another that takes over what is in it",
                         false => "an empty one",
                     };
@@ -90,7 +98,7 @@ impl Transition {
                     replace(&pin, &path)?;
                 }
             }
-            whole &= carries.len() > before;
+            whole &= is_copied || carries.len() > before;
         }
         // Left by one that was killed before it had carried everything, or by one that ended in order,
         // for an agent of before.
@@ -242,6 +250,22 @@ fn from_earlier(directory: &Path, map: &Expected, recorded: &Recorded) -> Vec<Ca
 fn carry(name: &'static str, from: &Path, to: &Path, convert: Box<Convert>) -> Option<Carry> {
     let (from, to) = (RawMap::open(from).ok()?, RawMap::open(to).ok()?);
     (from.is_table() && to.is_table()).then(|| Carry::new(name, from, to, convert))
+}
+
+/// Copies an array of Services, if it is one: the agent alone writes these, and the one before has ended. False if it is
+/// none, or has more than there is room for.
+fn copy(name: &str, from: &Path, to: &Path) -> bool {
+    let copied = || -> std::io::Result<bool> {
+        let (from, to) = (RawMap::open(from)?, RawMap::open(to)?);
+        match from.is_mapped_array() && to.is_mapped_array() {
+            true => Mapped::new(to)?.copy(&Mapped::new(from)?),
+            false => Ok(false),
+        }
+    };
+    copied().unwrap_or_else(|error| {
+        tracing::warn!(map = name, "its content cannot be carried over: {error}");
+        false
+    })
 }
 
 fn earlier_maps(maps: &[Expected]) -> Vec<Expected> {

@@ -1,5 +1,6 @@
 //! What an earlier agent left is brought back: data path, leases, endpoint records.
 
+use super::service_room::service_room;
 use crate::{
     acceleration::{
         choice::{Mode, Policy},
@@ -53,7 +54,7 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
         connections: Some(room.connections),
         connection_limits: settings.connection_limits.clone(),
         services: match has_services {
-            true => datapath::ServiceRoom::default(),
+            true => service_room(settings.service_endpoints, &settings.bpf_dir),
             false => datapath::ServiceRoom::NONE,
         },
         queue_limits: Some(queue_limits(settings)),

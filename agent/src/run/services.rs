@@ -129,6 +129,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
                 let waiting = waiting(&publisher);
                 let is_certain = waiting.is_none() && facts.store.faults().is_empty();
                 facts.ranges.tell(&datapath, &ranges, is_certain);
+                lock(&publisher).release_memory();
                 Ok::<_, DatapathError>((took, begun, waiting, helped))
             }
         };
@@ -136,6 +137,10 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
         let mut helped = false;
         let problem = match published.context("publishing Services failed")? {
             Ok((took, begun, waiting, is_less)) => {
+                if !is_begun && begun {
+                    // All there is was read and planned.
+                    crate::datapath::release_memory();
+                }
                 is_begun = begun;
                 helped = is_less;
                 health.published();
@@ -337,7 +342,7 @@ impl Facts {
         let check = plan.and_then(|plan| plan.health_check);
         self.checks.send_if_modified(|checks| {
             let before = match check {
-                Some(check) => checks.services.insert(Arc::new(name.clone()), check),
+                Some(check) => checks.services.insert(name.clone(), check),
                 None => checks.services.remove(name),
             };
             before != check
@@ -357,8 +362,7 @@ impl Facts {
     /// The agent asks them itself, whatever becomes of the Service that leads to them.
     fn tell_of_api_servers(&self, name: &ServiceName, plan: Option<&ServicePlan>) {
         if let (Some(servers), Some(plan)) = (&self.servers, plan)
-            && name.namespace == "default"
-            && name.name == "kubernetes"
+            && (name.namespace(), name.name()) == ("default", "kubernetes")
         {
             servers.learn(plan.endpoints());
         }

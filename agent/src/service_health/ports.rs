@@ -38,12 +38,12 @@ const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-we
 pub struct HealthChecks {
     /// The node's own.
     pub addresses: BTreeSet<IpAddr>,
-    pub services: BTreeMap<Arc<ServiceName>, HealthCheck>,
+    pub services: BTreeMap<ServiceName, HealthCheck>,
 }
 
 /// One Service's port at one address.
 struct Server {
-    service: Arc<ServiceName>,
+    service: ServiceName,
     endpoints: Arc<AtomicUsize>,
     /// Ends the server when it is gone.
     _stop: oneshot::Sender<()>,
@@ -77,8 +77,8 @@ async fn follow(
     servers: &mut BTreeMap<SocketAddr, Server>,
     checks: &HealthChecks,
     health: &Arc<ProxyHealth>,
-) -> Vec<(SocketAddr, Arc<ServiceName>, io::Error)> {
-    let mut wanted: BTreeMap<SocketAddr, (&Arc<ServiceName>, usize)> = BTreeMap::new();
+) -> Vec<(SocketAddr, ServiceName, io::Error)> {
+    let mut wanted: BTreeMap<SocketAddr, (&ServiceName, usize)> = BTreeMap::new();
     let mut failed = Vec::new();
     for (service, check) in &checks.services {
         for address in &checks.addresses {
@@ -113,7 +113,7 @@ async fn follow(
 
 async fn start(
     at: SocketAddr,
-    service: Arc<ServiceName>,
+    service: ServiceName,
     endpoints: usize,
     health: Arc<ProxyHealth>,
 ) -> io::Result<Server> {
@@ -138,11 +138,7 @@ async fn start(
 }
 
 /// Whatever the path: load balancers have one of their own.
-fn router(
-    service: Arc<ServiceName>,
-    endpoints: Arc<AtomicUsize>,
-    health: Arc<ProxyHealth>,
-) -> Router {
+fn router(service: ServiceName, endpoints: Arc<AtomicUsize>, health: Arc<ProxyHealth>) -> Router {
     Router::new().fallback(async move || {
         let endpoints = endpoints.load(Ordering::Relaxed);
         state(&service, endpoints, health.is_serving(Instant::now()))
@@ -151,7 +147,7 @@ fn router(
 
 fn state(service: &ServiceName, endpoints: usize, is_healthy: bool) -> Response {
     let json = serde_json::json!({
-        "service": {"namespace": service.namespace, "name": service.name},
+        "service": {"namespace": service.namespace(), "name": service.name()},
         "localEndpoints": endpoints,
         "serviceProxyHealthy": is_healthy,
     });
@@ -162,7 +158,7 @@ fn state(service: &ServiceName, endpoints: usize, is_healthy: bool) -> Response 
 }
 
 /// What is wrong, if anything is.
-fn problem(failed: &[(SocketAddr, Arc<ServiceName>, io::Error)]) -> Option<String> {
+fn problem(failed: &[(SocketAddr, ServiceName, io::Error)]) -> Option<String> {
     let (at, service, error) = failed.first()?;
     let others = match failed.len() - 1 {
         0 => String::new(),

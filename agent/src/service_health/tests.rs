@@ -97,12 +97,7 @@ async fn a_services_port_says_whether_there_are_endpoints_here() {
     let (one, taken) = (free(), free());
     let port = one.local_addr().unwrap().port();
     drop(one);
-    let name = |name: &str| {
-        Arc::new(ServiceName {
-            namespace: "lab".into(),
-            name: name.into(),
-        })
-    };
+    let name = |name: &str| ServiceName::new("lab", name);
     let checks = |services: &[(&str, u16, usize)]| HealthChecks {
         addresses: BTreeSet::from([Ipv4Addr::LOCALHOST.into()]),
         services: services

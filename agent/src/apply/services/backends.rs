@@ -1,13 +1,13 @@
 //! Endpoints: one id for each, whichever Services have it.
 
-use super::{room::Ids, tables::Tables};
-use crate::plan::services::Protocol;
+use super::{index::Index, room::Ids, tables::Tables};
+use crate::{datapath::DatapathError, plan::services::Protocol};
 use sinabro_common::abi::{
     Addr,
     service::{BACKEND_DRAINING, BACKEND_SERVING, Backend, Slot},
 };
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     net::{IpAddr, SocketAddr},
     time::Instant,
 };
@@ -54,7 +54,10 @@ struct Uses {
 }
 
 pub struct Backends {
-    by_endpoint: HashMap<Endpoint, u32>,
+    /// What is in the map.
+    index: Index,
+    /// What is about to be.
+    taken: HashMap<Endpoint, u32>,
     uses: Vec<Uses>,
     ids: Ids,
 }
@@ -62,19 +65,25 @@ pub struct Backends {
 impl Backends {
     /// Of what is in the maps: `in_sets` says how many sets have each id. Those that serve and are in none are held
     /// like draining ones, and returned.
-    pub fn restore(tables: &impl Tables, end: u32, in_sets: &[u32]) -> (Self, Vec<u32>) {
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn restore(
+        tables: &impl Tables,
+        end: u32,
+        in_sets: &[u32],
+    ) -> Result<(Self, Vec<u32>), DatapathError> {
         let mut backends = Self {
-            by_endpoint: HashMap::new(),
+            index: Index::default(),
+            taken: HashMap::new(),
             uses: Vec::new(),
             ids: Ids::without(0, 0, |_| false),
         };
         let mut held = Vec::new();
-        for (id, &sets) in (0..end).zip(in_sets) {
-            let Some(backend) = tables.backend(id) else {
-                break;
-            };
+        tables.for_each_backend(|id, backend| {
+            let sets = in_sets.get(id as usize).copied().unwrap_or_default();
             if sets == 0 && backend.flags & BACKEND_SERVING == 0 {
-                continue;
+                return;
             }
             let uses = backends.uses_of(id);
             uses.sets = sets;
@@ -82,13 +91,17 @@ impl Backends {
                 uses.draining = 1;
                 held.push(id);
             }
-            match backends.by_endpoint.entry(Endpoint::of(&backend)) {
+            let endpoint = Endpoint::of(&backend);
+            match backends.get(tables, endpoint) {
+                None => backends.index.put(id, endpoint, by_id(tables)),
                 // Both are there until one of them has no use any more.
-                Entry::Occupied(mut other) if sets > 0 => drop(other.insert(id)),
-                Entry::Occupied(_) => {}
-                Entry::Vacant(entry) => drop(entry.insert(id)),
+                Some(other) if sets > 0 => {
+                    backends.index.remove(other, endpoint, by_id(tables));
+                    backends.index.put(id, endpoint, by_id(tables));
+                }
+                Some(_) => {}
             }
-        }
+        })?;
         for id in 0..backends.uses.len() as u32 {
             if !backends.uses_of(id).none() {
                 backends.serves(tables, id);
@@ -97,35 +110,44 @@ impl Backends {
         let uses = &backends.uses;
         let in_use = |id: u32| uses.get(id as usize).is_some_and(|uses| !uses.none());
         backends.ids = Ids::without(0, end, in_use);
-        (backends, held)
+        Ok((backends, held))
     }
 
     /// The id of one that sets lead to, and whether nobody had it.
-    pub fn into_set(&mut self, now: Instant, endpoint: Endpoint) -> Option<(u32, bool)> {
-        let known = self.by_endpoint.get(&endpoint).copied();
+    pub fn into_set(
+        &mut self,
+        tables: &impl Tables,
+        now: Instant,
+        endpoint: Endpoint,
+    ) -> Option<(u32, bool)> {
+        let known = self.get(tables, endpoint);
         let id = match known {
             Some(id) => id,
-            None => self.ids.take(now)?,
+            None => {
+                let id = self.ids.take(now)?;
+                self.taken.insert(endpoint, id);
+                id
+            }
         };
-        self.by_endpoint.insert(endpoint, id);
         self.uses_of(id).sets += 1;
         Some((id, known.is_none()))
     }
 
     /// The id of one that finishes its connections, if it can have any.
-    pub fn drain(&mut self, endpoint: Endpoint) -> Option<u32> {
-        let id = self.by_endpoint.get(&endpoint).copied()?;
+    pub fn drain(&mut self, tables: &impl Tables, endpoint: Endpoint) -> Option<u32> {
+        let id = self.get(tables, endpoint)?;
         self.uses_of(id).draining += 1;
         Some(id)
     }
 
-    pub fn get(&self, endpoint: Endpoint) -> Option<u32> {
-        self.by_endpoint.get(&endpoint).copied()
+    pub fn get(&self, tables: &impl Tables, endpoint: Endpoint) -> Option<u32> {
+        let taken = self.taken.get(&endpoint).copied();
+        taken.or_else(|| self.index.get(endpoint, by_id(tables)))
     }
 
     /// Takes back what came to nothing: nobody has seen it.
     pub fn forget(&mut self, endpoint: Endpoint, id: u32) {
-        self.by_endpoint.remove(&endpoint);
+        self.taken.remove(&endpoint);
         self.uses[id as usize] = Uses::default();
         self.ids.give_back(id);
     }
@@ -150,6 +172,8 @@ impl Backends {
             generation: generation.wrapping_add(1),
         };
         tables.put_backend(id, backend.with_proto(endpoint.proto));
+        self.taken.remove(&endpoint);
+        self.index.put(id, endpoint, by_id(tables));
     }
 
     /// Writes down what it does from now on.
@@ -172,9 +196,7 @@ impl Backends {
         self.serves(tables, id);
         // Let go once, when it loses its last use.
         if self.uses_of(id).none() && before.flags & BACKEND_SERVING != 0 {
-            if self.by_endpoint.get(&endpoint) == Some(&id) {
-                self.by_endpoint.remove(&endpoint);
-            }
+            self.index.remove(id, endpoint, by_id(tables));
             self.ids.rest(now, id);
         }
     }
@@ -188,7 +210,7 @@ impl Backends {
     }
 
     pub fn count(&self) -> usize {
-        self.by_endpoint.len()
+        self.index.len() + self.taken.len()
     }
 
     /// As [`Ids::end_rest`].
@@ -208,6 +230,11 @@ impl Backends {
         }
         &mut self.uses[index]
     }
+}
+
+/// What an id of the map stands for.
+fn by_id(tables: &impl Tables) -> impl Fn(u32) -> Option<Endpoint> {
+    |id| tables.backend(id).map(|backend| Endpoint::of(&backend))
 }
 
 impl Uses {

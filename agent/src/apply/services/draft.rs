@@ -1,93 +1,47 @@
-//! What a Service's plan takes. All of it is taken before anything is written, so that a plan without room changes
-//! nothing; then everything is written that no program can see yet, and sets that are in use are changed.
+//! What a Service's plan takes. All of it is taken before anything is written (`staged`), so that a plan without room changes
+//! nothing.
 
 use super::{
     Applied, AppliedPort, Family, Publisher, REFUSES, ServiceError,
     backends::Endpoint,
+    keys::{family_of, flags, key, keys, used_roles},
     roles::{self, ROLES},
     sources,
+    staged::Staged,
     tables::Tables,
 };
 use crate::{
-    datapath::{ClientPrefix, DatapathError},
-    plan::services::{
-        FrontendKind, FrontendPlan, PortPlan, Protocol, ServiceName, ServicePlan, SetPlan,
-    },
+    datapath::ClientPrefix,
+    plan::services::{PortPlan, Protocol, ServiceName, ServicePlan, SetPlan},
 };
-use sinabro_common::abi::{
-    Addr,
-    service::{
-        FRONTEND_GUARDED, FRONTEND_NODE_PORT, FRONTEND_OF_NODE, Frontend, FrontendKey, Kind, Set,
-        Slot,
-    },
-};
+use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set};
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
-    sync::Arc,
     time::Instant,
 };
 
-/// A Service whose endpoints are published, and whose frontends are still those of before.
-pub(super) struct Staged {
-    pub name: Arc<ServiceName>,
-    /// As it will be; the frontends, as they are.
-    pub after: Applied,
-    pub puts: Vec<(FrontendKey, Frontend)>,
-    /// By number, who may use guarded frontends.
-    pub sources: Vec<(u32, BTreeSet<ClientPrefix>)>,
-    /// Why a frontend could not be removed, or its clients not be let in.
-    pub failed: Option<DatapathError>,
-    /// Frontends that are gone, or that others came in the place of.
-    pub replaced: Vec<Frontend>,
-    /// What sets led to that lead elsewhere now.
-    pub contents: Vec<Set>,
-    /// Ports as they were.
-    pub before: Vec<AppliedPort>,
-    /// Of ports that are gone.
-    pub numbers: Vec<u32>,
-    /// Whether frontends had numbers of no port, which others may have, too.
-    pub are_strays: bool,
-}
-
-impl Staged {
-    pub fn had(&self, wanted: &FrontendKey) -> bool {
-        self.after.frontends.iter().any(|(key, _)| key == wanted)
-    }
-
-    /// Notes that a frontend is in the map.
-    pub fn put(&mut self, key: FrontendKey, frontend: Frontend) {
-        let frontends = &mut self.after.frontends;
-        match frontends.iter_mut().find(|(other, _)| *other == key) {
-            Some((_, before)) => {
-                self.replaced.push(*before);
-                *before = frontend;
-            }
-            None => frontends.push((key, frontend)),
-        }
-    }
-}
-
 /// What was taken for a plan.
 #[derive(Default)]
-struct Draft {
+pub struct Draft {
     /// Once for each time that a set leads there.
-    members: Vec<u32>,
-    introduced: Vec<(u32, Endpoint)>,
-    drained: Vec<u32>,
+    pub members: Vec<u32>,
+    pub introduced: Vec<(u32, Endpoint)>,
+    pub drained: Vec<u32>,
     /// Base and endpoints.
-    ranges: Vec<(u32, Vec<u32>)>,
-    fresh: Vec<(u32, Set)>,
-    changed: Vec<(u32, Set)>,
-    numbers: Vec<u32>,
+    pub ranges: Vec<(u32, Vec<u32>)>,
+    pub fresh: Vec<(u32, Set)>,
+    pub changed: Vec<(u32, Set)>,
+    pub numbers: Vec<u32>,
     /// By number, who may use guarded frontends.
-    sources: Vec<(u32, BTreeSet<ClientPrefix>)>,
+    pub sources: Vec<(u32, BTreeSet<ClientPrefix>)>,
 }
 
 /// Which map has no room.
 struct Full(&'static str);
 
-type Wanted = BTreeMap<FrontendKey, Frontend>;
+/// Frontends as they are to be.
+pub type Wanted = BTreeMap<FrontendKey, Frontend>;
 
 /// One family of one port.
 struct Wants<'a> {
@@ -109,7 +63,7 @@ impl<T: Tables> Publisher<T> {
         let keys = keys(plan);
         let others = keys.iter().find_map(|(key, at)| {
             let holder = self.owners.get(key)?;
-            (**holder != *name).then(|| ServiceError::Taken {
+            (holder != name).then(|| ServiceError::Taken {
                 service: name.clone(),
                 at: *at,
                 holder: holder.clone(),
@@ -119,8 +73,7 @@ impl<T: Tables> Publisher<T> {
             return Err(error);
         }
         let known = self.services.remove_entry(name);
-        let (name, mut before) =
-            known.unwrap_or_else(|| (Arc::new(name.clone()), Applied::default()));
+        let (name, mut before) = known.unwrap_or_else(|| (name.clone(), Applied::default()));
         self.adopt(&name, &mut before, plan, &keys);
         let had = |key: &FrontendKey| before.frontends.iter().any(|(other, _)| other == key);
         let more = keys.keys().filter(|key| !had(key)).count();
@@ -134,7 +87,7 @@ impl<T: Tables> Publisher<T> {
         let (ports, wanted, draft) = match drawn {
             Ok(drawn) => drawn,
             Err(Full(map)) => {
-                let service = ServiceName::clone(&name);
+                let service = name.clone();
                 if !before.ports.is_empty() || !before.frontends.is_empty() {
                     self.services.insert(name, before);
                 }
@@ -229,7 +182,7 @@ impl<T: Tables> Publisher<T> {
                 }
             }
             ports.push(AppliedPort {
-                name: name.as_str().into(),
+                name: self.names.get(name.as_str()),
                 protocol: port.protocol,
                 number,
                 families,
@@ -284,16 +237,23 @@ impl<T: Tables> Publisher<T> {
             };
         }
         // What is in no set that is used takes no new connections, either.
-        let unused = (0..ROLES).filter(|&role| !is_used[role]);
-        let unused = unused.filter_map(|role| match plans[role] {
-            SetPlan::Balance(endpoints) => Some(endpoints),
-            SetPlan::Refuse | SetPlan::Drop => None,
-        });
-        let draining: BTreeSet<_> = unused.flatten().chain(&plan.draining).collect();
+        let sets = |wanted: bool| {
+            let roles = (0..ROLES).filter(move |&role| is_used[role] == wanted);
+            roles.filter_map(|role| match plans[role] {
+                SetPlan::Balance(endpoints) => Some(endpoints),
+                SetPlan::Refuse | SetPlan::Drop => None,
+            })
+        };
+        let is_in_none = |at: &&SocketAddr| !sets(true).any(|set| set.contains(*at));
+        let unused = sets(false).flatten().filter(is_in_none);
+        let draining: BTreeSet<_> = unused.chain(&plan.draining).collect();
         // Of what is not known there are no connections.
         let draining = draining.into_iter();
         family.draining = draining
-            .filter_map(|at| self.backends.drain(Endpoint::new(port.protocol, *at)))
+            .filter_map(|at| {
+                let endpoint = Endpoint::new(port.protocol, *at);
+                self.backends.drain(&self.tables, endpoint)
+            })
             .collect();
         draft.drained.extend_from_slice(&family.draining);
         Ok(family)
@@ -340,7 +300,7 @@ impl<T: Tables> Publisher<T> {
         let mut ids = Vec::with_capacity(endpoints.len());
         for at in endpoints {
             let endpoint = Endpoint::new(protocol, *at);
-            let taken = self.backends.into_set(now, endpoint);
+            let taken = self.backends.into_set(&self.tables, now, endpoint);
             let (id, is_new) = taken.ok_or(Full("BACKENDS"))?;
             if is_new {
                 draft.introduced.push((id, endpoint));
@@ -361,7 +321,8 @@ impl<T: Tables> Publisher<T> {
             (Kind::Refuse, SetPlan::Refuse) | (Kind::Drop, SetPlan::Drop) => true,
             (Kind::Balance, SetPlan::Balance(endpoints)) => {
                 let is = |(slot, at): (u32, &SocketAddr)| {
-                    let id = self.backends.get(Endpoint::new(protocol, *at));
+                    let endpoint = Endpoint::new(protocol, *at);
+                    let id = self.backends.get(&self.tables, endpoint);
                     let wanted = id.map(|id| self.backends.slot(&self.tables, id));
                     wanted == Some(self.tables.slot(slot))
                 };
@@ -393,107 +354,6 @@ impl<T: Tables> Publisher<T> {
             self.numbers.remove(&number);
         }
     }
-
-    /// Writes all but frontends; none if there is nothing to write.
-    fn write(
-        &mut self,
-        name: Arc<ServiceName>,
-        mut before: Applied,
-        ports: Vec<AppliedPort>,
-        wanted: Wanted,
-        draft: Draft,
-    ) -> Option<Staged> {
-        for (id, endpoint) in draft.introduced {
-            self.backends.introduce(&self.tables, id, endpoint);
-        }
-        // Those that only finished their connections.
-        for id in draft.members.into_iter().chain(draft.drained) {
-            self.backends.serves(&self.tables, id);
-        }
-        for (base, ids) in draft.ranges {
-            let slot = |id: &u32| self.backends.slot(&self.tables, *id);
-            let slots: Vec<Slot> = ids.iter().map(slot).collect();
-            self.tables.put_slots(base, &slots);
-        }
-        for (index, set) in draft.fresh {
-            self.tables.put_set(index, set);
-        }
-        let is_stray = |number| before.ports.iter().all(|port| port.number != number);
-        let are_strays = before.numbers().filter(|number| *number != 0).any(is_stray);
-        let mut failed = None;
-        let (mut kept, mut removes): (Vec<_>, Vec<_>) = before
-            .frontends
-            .drain(..)
-            .partition(|(key, _)| wanted.contains_key(key));
-        // Addresses by themselves go first, and come last. All go before sets change, which are not for them any more.
-        removes.sort_by_key(|(key, _)| key.proto != 0);
-        let mut replaced = Vec::new();
-        for (key, frontend) in removes {
-            match self.tables.remove_frontend(&key) {
-                Ok(()) => {
-                    self.owners.remove(&key);
-                    replaced.push(frontend);
-                }
-                Err(error) => {
-                    kept.push((key, frontend));
-                    failed = Some(error);
-                }
-            }
-        }
-        // Frontends that are gone are nothing to those who are let in from now on, nor are those to come to who was.
-        for (number, wanted) in &draft.sources {
-            // Without them the frontend lets in fewer than it should, until it is tried again.
-            let changed = self.sources.change(&self.tables, *number, wanted);
-            failed = failed.or(changed.err());
-        }
-        let mut contents = Vec::with_capacity(draft.changed.len());
-        for (index, set) in draft.changed {
-            if !self.broken.remove(&index) {
-                contents.push(self.tables.set(index));
-            }
-            self.tables.put_set(index, set);
-        }
-        for set in ports.iter().flat_map(AppliedPort::sets) {
-            if let Some(refs) = self.set_refs.get_mut(set as usize) {
-                *refs += 1;
-            }
-        }
-        let is_new = |(key, frontend): &(FrontendKey, Frontend)| {
-            let found = kept.iter().find(|(other, _)| other == key);
-            found.is_none_or(|(_, before)| before != frontend)
-        };
-        let puts: Vec<_> = wanted.into_iter().filter(is_new).collect();
-        for (key, _) in &puts {
-            self.owners.entry(*key).or_insert_with(|| name.clone());
-        }
-        let gone = |old: &&AppliedPort| ports.iter().all(|port| port.number != old.number);
-        let numbers = before
-            .ports
-            .iter()
-            .filter(gone)
-            .map(|old| old.number)
-            .collect();
-        let is_something = !before.ports.is_empty()
-            || !ports.is_empty()
-            || !puts.is_empty()
-            || !kept.is_empty()
-            || !replaced.is_empty();
-        is_something.then(|| Staged {
-            name,
-            after: Applied {
-                ports,
-                frontends: kept,
-            },
-            puts,
-            sources: draft.sources,
-            failed,
-            replaced,
-            contents,
-            before: before.ports,
-            numbers,
-            are_strays,
-        })
-    }
 }
 
 impl AppliedPort {
@@ -504,55 +364,4 @@ impl AppliedPort {
     pub(super) fn sets(&self) -> impl Iterator<Item = u32> + '_ {
         self.families.iter().flatten().flat_map(Family::sets)
     }
-}
-
-/// What the plan's frontends are in the map, and for people.
-pub(super) fn keys(plan: &ServicePlan) -> BTreeMap<FrontendKey, SocketAddr> {
-    let addresses = plan.addresses.iter().map(|address| {
-        let at = SocketAddr::new(*address, 0);
-        (FrontendKey::address((*address).into()), at)
-    });
-    let ports = plan.ports.values().flat_map(|port| {
-        let at = |frontend: &FrontendPlan| (key(port.protocol, frontend.at), frontend.at);
-        port.frontends.iter().map(at)
-    });
-    ports.chain(addresses).collect()
-}
-
-pub(super) fn key(protocol: Protocol, at: SocketAddr) -> FrontendKey {
-    FrontendKey {
-        addr: Addr::from(at.ip()),
-        port: at.port().to_be_bytes(),
-        proto: protocol.number(),
-        pad: 0,
-    }
-}
-
-/// How programs take a frontend.
-pub(super) fn flags(plan: &ServicePlan, frontend: &FrontendPlan) -> u32 {
-    match frontend.kind {
-        FrontendKind::NodePort if frontend.is_of_node() => FRONTEND_OF_NODE,
-        FrontendKind::NodePort => FRONTEND_NODE_PORT,
-        FrontendKind::LoadBalancer if sources::is_guarded(plan, frontend.at.is_ipv4()) => {
-            FRONTEND_GUARDED
-        }
-        FrontendKind::ClusterIp | FrontendKind::ExternalIp | FrontendKind::LoadBalancer => 0,
-    }
-}
-
-/// Which sets the frontends of a family have.
-fn used_roles(port: &PortPlan, family: usize) -> [bool; ROLES] {
-    let mut used = [false; ROLES];
-    let of_family = |frontend: &&FrontendPlan| family_of(&frontend.at) == family;
-    for frontend in port.frontends.iter().filter(of_family) {
-        for role in roles::of_kind(frontend.kind) {
-            used[role] = true;
-        }
-    }
-    used
-}
-
-/// Index in [`PortPlan::sets`].
-pub(super) fn family_of(at: &SocketAddr) -> usize {
-    usize::from(at.is_ipv6())
 }

@@ -1,8 +1,8 @@
 //! Writes what Services lead to into the maps that the programs read (`sinabro_common::abi::service`).
 //!
 //! - [`Publisher`]: one Service's plan at a time, or many; what has no room waits for it;
-//! - `draft`: what a plan takes, before anything is written;
-//! - [`room`], [`backends`]: which entries are free, and whose the others are;
+//! - `draft`, `keys`: what a plan takes, before anything is written; `staged`: how it is written;
+//! - [`room`], [`backends`], `index`: which entries are free, and whose the others are;
 //! - [`sources`]: who may use frontends that not everybody may;
 //! - `restore`: what an earlier agent left;
 //! - `report`: what is published, for people.
@@ -19,6 +19,8 @@ pub mod backends;
 #[cfg(test)]
 mod busy;
 mod draft;
+mod index;
+mod keys;
 mod report;
 mod restore;
 mod roles;
@@ -26,21 +28,22 @@ pub mod room;
 #[cfg(test)]
 mod scale;
 pub mod sources;
+mod staged;
 pub mod tables;
 #[cfg(test)]
 mod tests;
 
 use crate::{
     datapath::{ClientPrefix, DatapathError, ServiceRoom},
-    plan::services::{Protocol, ServiceName, ServicePlan},
+    plan::services::{Protocol, ServiceName, ServicePlan, facts::Shared as Names},
 };
 use backends::Backends;
-use draft::Staged;
 use restore::Found;
 use roles::ROLES;
 use room::{Ids, Ranges};
 use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set};
 use sources::Sources;
+use staged::Staged;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     hash::{BuildHasher as _, RandomState},
@@ -59,7 +62,7 @@ const TOGETHER: usize = 256;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ServiceError {
     #[error(
-        "service {service} does not fit into the map {map}, which has room for {room}: it is published once others are gone"
+        "service {service} does not fit into the map {map}, which has room for {room}: it is published once others are gone, or by an agent that starts with more serviceEndpoints"
     )]
     Full {
         service: ServiceName,
@@ -72,7 +75,7 @@ pub enum ServiceError {
     Taken {
         service: ServiceName,
         at: SocketAddr,
-        holder: Arc<ServiceName>,
+        holder: ServiceName,
     },
     #[error("service {service} cannot be published")]
     Maps {
@@ -99,7 +102,7 @@ impl Applied {
 
 #[derive(Clone, Debug)]
 struct AppliedPort {
-    name: Box<str>,
+    name: Arc<str>,
     protocol: Protocol,
     /// [`Frontend::service`].
     number: u32,
@@ -129,10 +132,10 @@ impl Family {
 pub struct Publisher<T> {
     tables: T,
     room: ServiceRoom,
-    services: BTreeMap<Arc<ServiceName>, Applied>,
-    owners: HashMap<FrontendKey, Arc<ServiceName>>,
+    services: BTreeMap<ServiceName, Applied>,
+    owners: HashMap<FrontendKey, ServiceName>,
     /// What is not as it was planned, and why. Plans are not kept: they take many times what is published.
-    waiting: BTreeMap<Arc<ServiceName>, ServiceError>,
+    waiting: BTreeMap<ServiceName, ServiceError>,
     /// Frontends went since somebody asked, which others may wait for.
     has_gone: bool,
     sets: Ids,
@@ -145,6 +148,8 @@ pub struct Publisher<T> {
     sources: Sources,
     numbers: HashSet<u32>,
     next_number: u32,
+    /// Of ports.
+    names: Names<str>,
     /// None once all of it is somebody's, or gone.
     found: Option<Found>,
 }
@@ -201,7 +206,7 @@ impl<T: Tables> Publisher<T> {
 
     pub fn waiting_names(&self) -> BTreeSet<ServiceName> {
         let names = self.waiting.keys();
-        names.map(|name| ServiceName::clone(name)).collect()
+        names.cloned().collect()
     }
 
     fn pass<'p>(
@@ -236,10 +241,14 @@ impl<T: Tables> Publisher<T> {
         true
     }
 
+    /// To be called where nothing changes for a while.
+    pub fn release_memory(&self) {
+        self.tables.maps().release_memory();
+    }
+
     /// What waits for room, and why.
     pub fn waiting(&self) -> impl Iterator<Item = (&ServiceName, &ServiceError)> {
-        let waiting = self.waiting.iter();
-        waiting.map(|(name, error)| (&**name, error))
+        self.waiting.iter()
     }
 
     pub fn usage(&self) -> Usage {
@@ -261,7 +270,7 @@ impl<T: Tables> Publisher<T> {
     }
 
     fn wait(&mut self, name: &ServiceName, error: ServiceError) {
-        self.waiting.insert(Arc::new(name.clone()), error);
+        self.waiting.insert(name.clone(), error);
     }
 
     /// Puts frontends in, and lets go of what nobody needs any more.
@@ -273,6 +282,8 @@ impl<T: Tables> Publisher<T> {
                 failed.entry(at).or_insert(error);
             }
             one.after.frontends.sort_unstable_by_key(|(key, _)| *key);
+            // It stays as it is, and there are many.
+            one.after.frontends.shrink_to_fit();
             for frontend in &one.replaced {
                 self.let_go(now, frontend);
             }
@@ -294,7 +305,7 @@ impl<T: Tables> Publisher<T> {
                 failed = self.let_go_of_sources(&one).err();
             }
             if let Some(source) = failed {
-                let service = ServiceName::clone(&one.name);
+                let service = one.name.clone();
                 let source = Arc::new(source);
                 let error = ServiceError::Maps { service, source };
                 self.wait(&one.name, error);

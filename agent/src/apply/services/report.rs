@@ -38,10 +38,10 @@ impl<T: Tables> Publisher<T> {
         all.extend(
             waiting
                 .take(SERVICES_OF_A_PAGE + 1)
-                .map(|(name, _)| (&**name, None)),
+                .map(|(name, _)| (name, None)),
         );
         let published = published.take(SERVICES_OF_A_PAGE + 1);
-        all.extend(published.map(|(name, applied)| (&**name, Some(applied))));
+        all.extend(published.map(|(name, applied)| (name, Some(applied))));
         for (name, applied) in all {
             if !names(name) {
                 break;
@@ -88,8 +88,8 @@ impl<T: Tables> Publisher<T> {
         let own = applied.frontends.iter().filter(|(key, _)| key.proto == 0);
         let ports = applied.ports.iter();
         ServiceReport {
-            namespace: name.namespace.clone(),
-            name: name.name.clone(),
+            namespace: name.namespace().into(),
+            name: name.name().into(),
             addresses: own.map(|(key, _)| address(key)).collect(),
             ports: ports
                 .map(|port| self.port(port, &applied.frontends))

@@ -4,7 +4,7 @@
 use super::{
     Applied, AppliedPort, Family, Publisher, REFUSES, anywhere,
     backends::Backends,
-    draft::{family_of, key},
+    keys::{family_of, key},
     roles::{self, ROLES},
     room::{Ids, Ranges},
     sources::Sources,
@@ -12,13 +12,13 @@ use super::{
 };
 use crate::{
     datapath::DatapathError,
-    plan::services::{FrontendKind, PortPlan, ServiceName, ServicePlan},
+    plan::services::{FrontendKind, PortPlan, ServiceName, ServicePlan, facts::Shared as Names},
 };
 use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    mem,
     net::SocketAddr,
-    sync::Arc,
     time::Instant,
 };
 
@@ -81,7 +81,7 @@ impl<T: Tables> Publisher<T> {
             }
         }
         let sets = Ids::without(REFUSES + 1, room.sets, in_use);
-        let (backends, draining) = Backends::restore(&tables, room.backends, &in_sets);
+        let (backends, draining) = Backends::restore(&tables, room.backends, &in_sets)?;
         found.draining = draining;
         let sources = Sources::restore(&tables)?;
         let numbers = found.numbers.keys().copied().chain(sources.numbers());
@@ -101,6 +101,7 @@ impl<T: Tables> Publisher<T> {
             sources,
             numbers,
             next_number: anywhere(),
+            names: Names::default(),
             found: Some(found),
         })
     }
@@ -125,6 +126,8 @@ impl<T: Tables> Publisher<T> {
         self.sweep_sources()?;
         let ports = self.services.values().flat_map(|applied| &applied.ports);
         self.numbers = ports.map(|port| port.number).collect();
+        // One after the other fills a tree by half.
+        self.services = mem::take(&mut self.services).into_iter().collect();
         let found = self.found.take().unwrap_or_default();
         for id in found.draining {
             self.backends.drained(id);
@@ -144,7 +147,7 @@ impl<T: Tables> Publisher<T> {
     /// Has a Service have what an earlier agent published of it.
     pub(super) fn adopt(
         &mut self,
-        name: &Arc<ServiceName>,
+        name: &ServiceName,
         before: &mut Applied,
         plan: &ServicePlan,
         keys: &BTreeMap<FrontendKey, SocketAddr>,
@@ -194,7 +197,7 @@ impl<T: Tables> Publisher<T> {
         };
         let families = of_family.map(|frontends| self.adopted_family(&frontends));
         let port = AppliedPort {
-            name: name.into(),
+            name: self.names.get(name),
             protocol: port.protocol,
             number,
             families,

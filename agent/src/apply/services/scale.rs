@@ -23,10 +23,8 @@ impl Tables for Services {
 }
 
 pub(super) fn name(at: u32) -> ServiceName {
-    ServiceName {
-        namespace: format!("namespace-{}", at % 100),
-        name: format!("service-{at}"),
-    }
+    let namespace = format!("namespace-{}", at % 100);
+    ServiceName::new(&namespace, &format!("service-{at}"))
 }
 
 pub(super) fn plan(at: u32, endpoints: impl Iterator<Item = u32>) -> ServicePlan {

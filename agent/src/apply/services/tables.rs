@@ -74,6 +74,10 @@ pub trait Tables {
         self.maps().backend(id).ok()
     }
 
+    fn for_each_backend(&self, each: impl FnMut(u32, Backend)) -> Result<(), DatapathError> {
+        self.maps().for_each_backend(each)
+    }
+
     fn put_backend(&self, id: u32, backend: Backend) {
         written(self.maps().put_backend(id, backend));
     }

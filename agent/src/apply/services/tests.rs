@@ -2,7 +2,7 @@
 
 use super::{
     backends::at,
-    draft::{flags, key},
+    keys::{flags, key},
     roles,
     room::REST,
     *,
@@ -614,10 +614,7 @@ impl World {
 }
 
 fn name(at: usize) -> ServiceName {
-    ServiceName {
-        namespace: "test".into(),
-        name: format!("s{at}"),
-    }
+    ServiceName::new("test", &format!("s{at}"))
 }
 
 fn endpoint() -> impl Strategy<Value = SocketAddr> {

@@ -1,6 +1,6 @@
-//! `FRONTENDS`, `SETS`, `SLOTS`, `BACKENDS`, `SOURCE_RANGES` and `SERVICE_RANGES`: entries, in whatever order the caller writes them. The order that no
-//! packet falls into is in `sinabro_common::abi::service`. The arrays are in the agent's memory: what is written there
-//! costs no system call.
+//! `FRONTENDS`, `SETS`, `SLOTS`, `BACKENDS`, `SOURCE_RANGES` and `SERVICE_RANGES`: entries, in whatever order the caller writes
+//! them. The order that no packet falls into is in `sinabro_common::abi::service`. The arrays are in the agent's memory while it
+//! changes them: what is written there costs no system call.
 
 use super::{Prefix, error, lock, raw, removed};
 use crate::datapath::{DatapathError, ServiceRoom, mapped::Mapped, raw_map::RawMap};
@@ -97,6 +97,13 @@ impl Services {
             sets: self.sets.entries(),
             slots: self.slots.entries(),
             backends: self.backends.entries(),
+        }
+    }
+
+    /// Has no more of the arrays in this process's memory than is looked at from now on.
+    pub fn release_memory(&self) {
+        for array in [&self.sets, &self.slots, &self.backends] {
+            array.release();
         }
     }
 
@@ -275,6 +282,26 @@ impl Services {
         let backend = words().map(|words| unsafe { mem::transmute::<[u64; 3], Backend>(words) });
         inside(backend, BACKENDS, id, "reading from")
     }
+
+    /// Calls `each` with all that were ever written, by their ids in order.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn for_each_backend(
+        &self,
+        mut each: impl FnMut(u32, Backend),
+    ) -> Result<(), DatapathError> {
+        let each = |id, words: &[u64]| {
+            if let [one, two, three] = *words {
+                // SAFETY: as many bytes, any of which are an endpoint.
+                each(id, unsafe {
+                    mem::transmute::<[u64; 3], Backend>([one, two, three])
+                });
+            }
+        };
+        let read = self.backends.for_each(each);
+        read.map_err(|source| error(BACKENDS, "reading from")(source.into()))
+    }
 }
 
 fn source(service: u32, (len, addr): &Prefix) -> Key<SourceKey> {
@@ -294,7 +321,7 @@ fn mapped<T: aya::Pod>(map: Map, name: &'static str) -> Result<Mapped, DatapathE
     let Map::Array(data) = map else {
         return Err(wrong(name));
     };
-    Mapped::new(&raw(&data, name)?)
+    Mapped::new(raw(&data, name)?)
         .map_err(|source| error(name, "mapping into memory")(source.into()))
 }
 

@@ -23,8 +23,8 @@ pub struct Service {
     pub excluded: Option<Exclusion>,
     pub cluster_v4: Option<Ipv4Addr>,
     pub cluster_v6: Option<Ipv6Addr>,
-    /// No two have one name.
-    pub ports: Box<[ServicePort]>,
+    /// No two have one name. Most Services have ports as others do.
+    pub ports: Arc<[ServicePort]>,
     /// Seconds that a client keeps its endpoint; zero without sessionAffinity.
     pub affinity_seconds: u32,
     /// internalTrafficPolicy: whether cluster addresses lead to this node's endpoints alone.
@@ -46,7 +46,7 @@ pub enum Exclusion {
     OtherProxy,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServicePort {
     /// Empty where there is one port alone.
     pub name: Arc<str>,
@@ -71,12 +71,13 @@ pub struct External {
 /// A part of a Service's endpoints, an EndpointSlice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Slice {
-    pub ports: Box<[SlicePort]>,
+    /// As those of many others.
+    pub ports: Arc<[SlicePort]>,
     pub endpoints: Box<[Endpoint]>,
 }
 
 /// Each of a slice's endpoints has each of its ports.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SlicePort {
     /// Of the Service's port, which may have another number.
     pub name: Arc<str>,

@@ -20,21 +20,52 @@ pub use why::unused;
 
 use ipnet::IpNet;
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
-/// Of a Service or any other object that has a namespace.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ServiceName {
-    pub namespace: String,
-    pub name: String,
+/// Of a Service or any other object that has a namespace. All that were cloned of one are one in memory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ServiceName(Arc<str>);
+
+impl ServiceName {
+    /// Neither has a slash: with one in the namespace it would be another name.
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self(format!("{namespace}/{name}").into())
+    }
+
+    pub fn namespace(&self) -> &str {
+        self.parts().0
+    }
+
+    pub fn name(&self) -> &str {
+        self.parts().1
+    }
+
+    fn parts(&self) -> (&str, &str) {
+        self.0.split_once('/').unwrap_or(("", &self.0))
+    }
+}
+
+/// By namespace first, as lists are.
+impl Ord for ServiceName {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.parts().cmp(&other.parts())
+    }
+}
+
+impl PartialOrd for ServiceName {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 impl fmt::Display for ServiceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
+        f.write_str(&self.0)
     }
 }
 

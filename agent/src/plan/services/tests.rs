@@ -490,7 +490,7 @@ fn services_without_endpoints_here_are_told_by_policy() {
     assert_eq!(none(&service), [true, false]);
     service.external_local = true;
     assert_eq!(none(&service), [true, true]);
-    service.ports[0].node_port = 0;
+    std::sync::Arc::make_mut(&mut service.ports)[0].node_port = 0;
     assert_eq!(none(&service), [true, false], "nobody outside can ask");
     // Without any endpoint nobody is dropped.
     let nobody = plan(&service, &[], &here()).has_none_here();
@@ -586,6 +586,14 @@ fn any_service() -> impl Strategy<Value = Service> {
     })
 }
 
+#[test]
+fn names_are_in_the_order_of_their_namespaces() {
+    let [one, other] = [("a", "z"), ("a-b", "x")].map(|(of, name)| ServiceName::new(of, name));
+    assert!(one < other, "{one} comes before {other}");
+    assert_eq!((other.namespace(), other.name()), ("a-b", "x"));
+    assert_eq!(other.to_string(), "a-b/x");
+}
+
 proptest! {
     #[test]
     fn neither_order_nor_repetition_shows(
@@ -598,7 +606,7 @@ proptest! {
             .into_iter()
             .map(|mut slice| {
                 slice.endpoints.reverse();
-                slice.ports.reverse();
+                std::sync::Arc::make_mut(&mut slice.ports).reverse();
                 slice
             })
             .collect();

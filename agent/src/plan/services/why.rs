@@ -35,7 +35,7 @@ pub fn unused(service: &Service, slices: &[&Slice], here: &Here) -> Vec<Unused> 
         service.cluster_v4.map(|_| true),
         service.cluster_v6.map(|_| false),
     ];
-    for port in &service.ports {
+    for port in service.ports.iter() {
         for is_ipv4 in families.into_iter().flatten() {
             let all = endpoints(port, slices, is_ipv4, here);
             let meant = hinted(&all, here);

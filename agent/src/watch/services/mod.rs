@@ -2,7 +2,7 @@
 //!
 //! - [`file`](self::file): a file of Services and EndpointSlices;
 //! - [`kubernetes`]: the Kubernetes API;
-//! - [`store`]: what is known, by name;
+//! - [`store`], `packed`: what is known, by name;
 //! - [`ranges`]: which addresses are Services' alone;
 //! - [`objects`], [`parse`]: what the API's objects say of it.
 //!
@@ -11,6 +11,7 @@
 pub mod file;
 pub mod kubernetes;
 pub mod objects;
+mod packed;
 pub mod parse;
 pub mod ranges;
 pub mod store;

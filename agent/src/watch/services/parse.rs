@@ -24,6 +24,8 @@ const MAX_AFFINITY_SECONDS: i64 = 86_400;
 pub struct Common {
     names: Shared<str>,
     places: Shared<Place>,
+    ports: Shared<[ServicePort]>,
+    slice_ports: Shared<[SlicePort]>,
 }
 
 impl Common {
@@ -44,19 +46,13 @@ pub fn name(metadata: &Metadata) -> Result<ServiceName, String> {
             return Err(format!("metadata.{field} `{}` is not a name", cut(text)));
         }
     }
-    Ok(ServiceName {
-        namespace: metadata.namespace.clone(),
-        name: metadata.name.clone(),
-    })
+    Ok(ServiceName::new(&metadata.namespace, &metadata.name))
 }
 
 /// Whose endpoints a slice has; none if it belongs to no Service.
 pub fn owner(metadata: &Metadata) -> Option<ServiceName> {
     let name = metadata.labels.get(OWNER)?;
-    (!name.is_empty() && !name.contains('/')).then(|| ServiceName {
-        namespace: metadata.namespace.clone(),
-        name: name.clone(),
-    })
+    (!name.is_empty() && !name.contains('/')).then(|| ServiceName::new(&metadata.namespace, name))
 }
 
 /// # Errors
@@ -125,7 +121,7 @@ pub fn service(object: &ApiService, common: &mut Common) -> Result<Service, Stri
         }
         ports.push(port);
     }
-    service.ports = ports.into();
+    service.ports = common.ports.get(ports);
     let balances = spec.r#type == "LoadBalancer";
     let is_reached = balances || spec.r#type == "NodePort" || !spec.external_ips.is_empty();
     service.external_local = is_reached && spec.external_traffic_policy == "Local";
@@ -232,7 +228,7 @@ pub fn slice(object: &ApiSlice, common: &mut Common) -> Result<Slice, String> {
         });
     }
     Ok(Slice {
-        ports: ports.into(),
+        ports: common.slice_ports.get(ports),
         endpoints: endpoints.into(),
     })
 }

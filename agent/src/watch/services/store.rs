@@ -6,6 +6,7 @@
 
 use super::{
     objects::{ApiService, ApiSlice, Metadata},
+    packed::Packed,
     parse::{self, Common},
 };
 use crate::plan::services::{Service, ServiceName, Slice};
@@ -28,11 +29,11 @@ pub enum Kind {
     Slices = 1,
 }
 
-/// What a source read.
+/// What a source read: whose it is, and the facts or why there are none.
 #[derive(Debug)]
 pub(super) enum Object {
-    Service(Box<ApiService>),
-    Slice(Box<ApiSlice>),
+    Service(Metadata, Result<Service, String>),
+    Slice(Metadata, Result<Packed, String>),
     /// Whose it is can be read, and no more.
     Unreadable(Kind, Metadata, String),
 }
@@ -47,8 +48,7 @@ pub struct Store {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// By `namespace/name`: one short allocation each instead of two.
-    services: HashMap<Box<str>, Entry>,
+    services: HashMap<ServiceName, Entry>,
     /// Since all were told, which begins with everything.
     changed: HashSet<ServiceName>,
     /// How many lists were begun of each [`Kind`].
@@ -74,7 +74,7 @@ struct Entry {
 #[derive(Debug)]
 struct NamedSlice {
     name: Box<str>,
-    slice: Slice,
+    slice: Packed,
     listed: u32,
 }
 
@@ -82,9 +82,9 @@ impl Store {
     /// A Service's facts; none if there is no such Service.
     pub fn get(&self, name: &ServiceName) -> Option<(Service, Vec<Slice>)> {
         let known = self.lock();
-        let entry = known.services.get(name.to_string().as_str())?;
+        let entry = known.services.get(name)?;
         let service = Service::clone(entry.service.as_deref()?);
-        let slices = entry.slices.iter().map(|named| named.slice.clone());
+        let slices = entry.slices.iter().map(|named| named.slice.open());
         Some((service, slices.collect()))
     }
 
@@ -167,8 +167,12 @@ impl Store {
             }
             for object in objects {
                 match object {
-                    Object::Service(service) => known.put_service(&service),
-                    Object::Slice(slice) => known.put_slice(&slice, false),
+                    Object::Service(metadata, facts) => {
+                        known.put_service(&metadata, |_| facts);
+                    }
+                    Object::Slice(metadata, facts) => {
+                        known.put_slice(&metadata, false, |_| facts);
+                    }
                     Object::Unreadable(kind, metadata, why) => {
                         known.put_unreadable(kind, &metadata, why)
                     }
@@ -178,6 +182,15 @@ impl Store {
                 known.end_list(kind);
             }
         });
+    }
+
+    /// Has facts read without holding up who asks for others; what these have in common is there once. By one reader at
+    /// a time.
+    pub(super) fn read<T>(&self, read: impl FnOnce(&mut Common) -> T) -> T {
+        let mut common = mem::take(&mut self.lock().common);
+        let done = read(&mut common);
+        self.lock().common = common;
+        done
     }
 
     /// All objects of a kind are about to be told.
@@ -191,12 +204,18 @@ impl Store {
     }
 
     pub(super) fn put_service(&self, object: &ApiService) {
-        self.change(|known| known.put_service(object));
+        self.change(|known| {
+            known.put_service(&object.metadata, |common| parse::service(object, common));
+        });
     }
 
     /// Whether `moved`: whether the slice may have been another Service's before.
     pub(super) fn put_slice(&self, object: &ApiSlice, moved: bool) {
-        self.change(|known| known.put_slice(object, moved));
+        self.change(|known| {
+            known.put_slice(&object.metadata, moved, |common| {
+                parse::slice(object, common).map(Packed::from)
+            });
+        });
     }
 
     pub(super) fn remove(&self, kind: Kind, metadata: &Metadata) {
@@ -227,7 +246,7 @@ impl Known {
     }
 
     fn names(&self) -> impl Iterator<Item = ServiceName> {
-        self.services.keys().filter_map(|key| name_of(key))
+        self.services.keys().cloned()
     }
 
     fn tell(&mut self, name: ServiceName) {
@@ -253,25 +272,26 @@ impl Known {
                 }
             };
             if gone {
-                changed.push(name_of(key));
+                changed.push(key.clone());
             }
         }
-        changed
-            .into_iter()
-            .flatten()
-            .for_each(|name| self.tell(name));
+        changed.into_iter().for_each(|name| self.tell(name));
         self.services.retain(|_, entry| !entry.is_empty());
         self.faults[kind as usize].retain(|_, (_, listed)| *listed == list);
         self.is_listed[kind as usize] = true;
     }
 
-    fn put_service(&mut self, object: &ApiService) {
-        let Some(name) = self.named(Kind::Services, &object.metadata) else {
+    fn put_service(
+        &mut self,
+        metadata: &Metadata,
+        facts: impl FnOnce(&mut Common) -> Result<Service, String>,
+    ) {
+        let Some(name) = self.named(Kind::Services, metadata) else {
             return;
         };
-        match parse::service(object, &mut self.common) {
+        match facts(&mut self.common) {
             Ok(service) => {
-                self.good(Kind::Services, &object.metadata);
+                self.good(Kind::Services, metadata);
                 let list = self.lists[Kind::Services as usize];
                 let entry = self.entry(&name);
                 entry.listed = list;
@@ -280,12 +300,16 @@ impl Known {
                     self.tell(name);
                 }
             }
-            Err(why) => self.put_unreadable(Kind::Services, &object.metadata, why),
+            Err(why) => self.put_unreadable(Kind::Services, metadata, why),
         }
     }
 
-    fn put_slice(&mut self, object: &ApiSlice, moved: bool) {
-        let metadata = &object.metadata;
+    fn put_slice(
+        &mut self,
+        metadata: &Metadata,
+        moved: bool,
+        facts: impl FnOnce(&mut Common) -> Result<Packed, String>,
+    ) {
         if self.named(Kind::Slices, metadata).is_none() {
             return;
         }
@@ -297,7 +321,7 @@ impl Known {
                 .any(|slice| *slice.name == *metadata.name)
         };
         let is_known = owner.as_ref().is_some_and(|owner| {
-            let entry = self.services.get(owner.to_string().as_str());
+            let entry = self.services.get(owner);
             entry.is_some_and(has)
         });
         if moved && !is_known {
@@ -306,7 +330,7 @@ impl Known {
         let Some(owner) = owner else {
             return;
         };
-        let slice = match parse::slice(object, &mut self.common) {
+        let slice = match facts(&mut self.common) {
             Ok(slice) => slice,
             Err(why) => return self.put_unreadable(Kind::Slices, metadata, why),
         };
@@ -350,7 +374,7 @@ impl Known {
             Kind::Services => parse::name(metadata).ok(),
             Kind::Slices => parse::owner(metadata),
         };
-        let entry = owner.and_then(|owner| self.services.get_mut(owner.to_string().as_str()));
+        let entry = owner.and_then(|owner| self.services.get_mut(&owner));
         if let Some(entry) = entry {
             match kind {
                 Kind::Services => entry.listed = list,
@@ -377,10 +401,9 @@ impl Known {
                 let Ok(name) = parse::name(metadata) else {
                     return;
                 };
-                let key = name.to_string();
-                let entry = self.services.get_mut(key.as_str());
+                let entry = self.services.get_mut(&name);
                 if entry.is_some_and(|entry| entry.service.take().is_some()) {
-                    self.forget_if_empty(&key);
+                    self.forget_if_empty(&name);
                     self.tell(name);
                 }
             }
@@ -388,8 +411,7 @@ impl Known {
                 let Some(owner) = parse::owner(metadata) else {
                     return;
                 };
-                let key = owner.to_string();
-                if self.remove_slice(&key, &metadata.name) {
+                if self.remove_slice(&owner, &metadata.name) {
                     self.tell(owner);
                 }
             }
@@ -397,14 +419,14 @@ impl Known {
     }
 
     /// Whether the slice was there.
-    fn remove_slice(&mut self, key: &str, name: &str) -> bool {
-        let Some(entry) = self.services.get_mut(key) else {
+    fn remove_slice(&mut self, owner: &ServiceName, name: &str) -> bool {
+        let Some(entry) = self.services.get_mut(owner) else {
             return false;
         };
         let before = entry.slices.len();
         entry.slices.retain(|slice| *slice.name != *name);
         let removed = entry.slices.len() != before;
-        self.forget_if_empty(key);
+        self.forget_if_empty(owner);
         removed
     }
 
@@ -417,22 +439,22 @@ impl Known {
                 .any(|slice| *slice.name == *metadata.name)
         };
         let owners = self.services.iter().filter(|(_, entry)| has(entry));
-        let owners: Vec<_> = owners.filter_map(|(key, _)| name_of(key)).collect();
+        let owners: Vec<_> = owners.map(|(owner, _)| owner.clone()).collect();
         for owner in owners {
-            if owner.namespace == metadata.namespace {
-                self.remove_slice(&owner.to_string(), &metadata.name);
+            if owner.namespace() == metadata.namespace {
+                self.remove_slice(&owner, &metadata.name);
                 self.tell(owner);
             }
         }
     }
 
     fn entry(&mut self, name: &ServiceName) -> &mut Entry {
-        self.services.entry(name.to_string().into()).or_default()
+        self.services.entry(name.clone()).or_default()
     }
 
-    fn forget_if_empty(&mut self, key: &str) {
-        if self.services.get(key).is_some_and(Entry::is_empty) {
-            self.services.remove(key);
+    fn forget_if_empty(&mut self, name: &ServiceName) {
+        if self.services.get(name).is_some_and(Entry::is_empty) {
+            self.services.remove(name);
         }
     }
 
@@ -460,14 +482,6 @@ impl Entry {
     fn is_empty(&self) -> bool {
         self.service.is_none() && self.slices.is_empty()
     }
-}
-
-fn name_of(key: &str) -> Option<ServiceName> {
-    let (namespace, name) = key.split_once('/')?;
-    Some(ServiceName {
-        namespace: namespace.into(),
-        name: name.into(),
-    })
 }
 
 fn describe(kind: Kind, metadata: &Metadata) -> String {

@@ -51,10 +51,7 @@ fn api_slice(owner: &str, name: &str, addresses: &[&str]) -> Value {
 }
 
 fn name(name: &str) -> ServiceName {
-    ServiceName {
-        namespace: "default".into(),
-        name: name.into(),
-    }
+    ServiceName::new("default", name)
 }
 
 /// The last numbers of a Service's endpoints.
@@ -71,7 +68,9 @@ fn endpoints(store: &Store, of: &str) -> Option<Vec<u8>> {
 async fn next(changes: &mut Changes) -> Vec<String> {
     let next = timeout(Duration::from_secs(20), changes.next()).await;
     let next = next.expect("there should be changes");
-    next.into_iter().map(|service| service.name).collect()
+    next.into_iter()
+        .map(|service| service.name().to_owned())
+        .collect()
 }
 
 async fn is_quiet(changes: &mut Changes) -> bool {

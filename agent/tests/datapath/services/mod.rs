@@ -5,6 +5,7 @@ mod endings;
 mod model;
 mod outside;
 mod refusals;
+mod room;
 mod traffic;
 mod unallocated;
 mod ways;

@@ -1,10 +1,19 @@
 use super::*;
-use crate::watch::services::store::Object;
+use crate::watch::services::{file, parse::Common, store::Object};
 use std::fs;
 
 fn yaml(objects: &[Value]) -> String {
     let texts = objects.iter().map(ToString::to_string);
     texts.collect::<Vec<_>>().join("\n---\n")
+}
+
+fn parsed(bytes: &[u8]) -> Result<Vec<Object>, String> {
+    Ok(file::parse(bytes, &mut Common::default())?.all)
+}
+
+/// JSON is read in another way than the same with something that JSON has not.
+fn both(json: &str) -> [String; 2] {
+    [json.to_owned(), format!("# Not JSON.\n{json}")]
 }
 
 async fn problem(source: &mut ServicesSource, is: impl Fn(Option<&str>) -> bool) -> Health {
@@ -109,52 +118,57 @@ metadata: {name: other}
 ";
     let told = |text: &str| {
         let store = Store::default();
-        store.replace(super::super::file::parse(text.as_bytes()).unwrap().all);
+        store.replace(parsed(text.as_bytes()).unwrap());
         assert!(store.faults().is_empty(), "{:?}", store.faults());
         store.get(&name("a")).unwrap()
     };
     let one = told(&yaml(&[service, slice]));
-    for text in [list.as_str(), &lists, by_hand] {
+    let [list, lists] = [list, lists].map(|text| both(&text));
+    let texts = list.iter().chain(&lists).map(String::as_str);
+    for text in texts.chain([by_hand]) {
         assert_eq!(told(text), one, "{text}");
     }
 }
 
 #[test]
 fn an_object_of_a_wrong_form_costs_itself_and_one_that_is_there_twice_is_taken_once() {
-    let store = Store::default();
-    let [a, b] = [api_service("a", "10.96.0.1"), api_service("b", "10.96.0.2")];
-    let good = yaml(&[a.clone(), b.clone()]);
-    store.replace(super::super::file::parse(good.as_bytes()).unwrap().all);
-    let mut bad = a.clone();
-    bad["spec"]["ports"][0]["port"] = "eighty".into();
-    let text = yaml(&[
-        bad,
-        api_service("b", "10.96.0.3"),
-        b,
-        api_service("c", "10.96.0.4"),
-    ]);
-    store.replace(super::super::file::parse(text.as_bytes()).unwrap().all);
-    let faults = store.faults();
-    assert!(faults["Service default/a"].contains("eighty"), "{faults:?}");
-    assert!(faults["Service default/b"].contains("twice"), "{faults:?}");
-    let vip = |of| {
-        store
-            .get(&name(of))
-            .unwrap()
-            .0
-            .cluster_v4
-            .unwrap()
-            .to_string()
-    };
-    assert_eq!(
-        ["a", "b", "c"].map(vip),
-        ["10.96.0.1", "10.96.0.3", "10.96.0.4"]
-    );
+    for form in 0..2 {
+        let read = |json: &str| parsed(both(json)[form].as_bytes()).unwrap();
+        let store = Store::default();
+        let [a, b] = [api_service("a", "10.96.0.1"), api_service("b", "10.96.0.2")];
+        let good = yaml(&[a.clone(), b.clone()]);
+        store.replace(read(&good));
+        let mut bad = a.clone();
+        bad["spec"]["ports"][0]["port"] = "eighty".into();
+        let text = yaml(&[
+            bad,
+            api_service("b", "10.96.0.3"),
+            b,
+            api_service("c", "10.96.0.4"),
+        ]);
+        store.replace(read(&text));
+        let faults = store.faults();
+        assert!(faults["Service default/a"].contains("eighty"), "{faults:?}");
+        assert!(faults["Service default/b"].contains("twice"), "{faults:?}");
+        let vip = |of| {
+            store
+                .get(&name(of))
+                .unwrap()
+                .0
+                .cluster_v4
+                .unwrap()
+                .to_string()
+        };
+        assert_eq!(
+            ["a", "b", "c"].map(vip),
+            ["10.96.0.1", "10.96.0.3", "10.96.0.4"]
+        );
+    }
 }
 
 #[test]
 fn a_text_that_says_nothing_is_not_an_empty_list() {
-    let parse = super::super::file::parse;
+    let parse = parsed;
     for nothing in ["", "\n", "# nothing\n", "---\n---\n"] {
         assert!(
             parse(nothing.as_bytes()).unwrap_err().contains("empty"),
@@ -167,18 +181,18 @@ fn a_text_that_says_nothing_is_not_an_empty_list() {
         "{kind: List, items: []}",
         "{kind: ServiceList, items: null}",
     ] {
-        assert!(parse(empty.as_bytes()).unwrap().all.is_empty(), "{empty}");
+        assert!(parse(empty.as_bytes()).unwrap().is_empty(), "{empty}");
     }
     // Thousands of documents are no attack.
     let many: Vec<_> = (0..3000)
         .map(|n| api_service(&format!("s{n}"), "10.96.0.1"))
         .collect();
-    let objects = parse(yaml(&many).as_bytes()).unwrap().all;
+    let objects = parse(yaml(&many).as_bytes()).unwrap();
     assert_eq!(objects.len(), 3000);
     assert!(
         objects
             .iter()
-            .all(|object| matches!(object, Object::Service(_)))
+            .all(|object| matches!(object, Object::Service(..)))
     );
 }
 

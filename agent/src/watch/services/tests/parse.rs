@@ -324,7 +324,7 @@ proptest! {
     #[test]
     fn garbage_never_panics(value in any_json(), text in "\\PC{0,200}", change in any_json(), at in any::<proptest::sample::Index>()) {
         let store = Store::default();
-        let _ = super::super::file::parse(text.as_bytes());
+        let _ = super::super::file::parse(text.as_bytes(), &mut Common::default());
         let mut service = api_service("a", "10.96.0.1");
         let mut slice = api_slice("a", "a-1", &["10.0.0.1"]);
         for object in [&mut service, &mut slice] {
@@ -332,7 +332,7 @@ proptest! {
             object[at.get(&fields)] = change.clone();
         }
         let stream = format!("{value}\n---\n{service}\n---\n{slice}\n---\n{}", api_service("b", "10.96.0.2"));
-        if let Ok(super::super::file::Objects { all: objects, .. }) = super::super::file::parse(stream.as_bytes()) {
+        if let Ok(super::super::file::Read { all: objects, .. }) = super::super::file::parse(stream.as_bytes(), &mut Common::default()) {
             store.replace(objects);
             prop_assert!(store.get(&name("b")).is_some(), "others stand");
         }
