@@ -7,8 +7,9 @@
 //! - [`layout`]: files and addresses; [`components`], [`images`], [`pki`]: made once;
 //! - [`machine`], [`cgroup`], [`init`]: a machine out of namespaces;
 //! - [`control`], [`worker`]: what runs on them; [`network`]: the cluster's pod network;
-//! - [`conformance`]: Kubernetes' own tests.
+//! - [`conformance`]: Kubernetes' own tests; [`balancer`]: a load balancer for those that need one.
 
+mod balancer;
 mod cgroup;
 pub mod components;
 pub mod conformance;
@@ -99,6 +100,11 @@ pub struct Options {
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=20))]
     pub nodes: u8,
 
+    /// Zones that nodes are in, by turns; 0 is none
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=20))]
+    #[serde(default)]
+    pub zones: u8,
+
     #[command(flatten)]
     #[serde(flatten)]
     pub variant: Variant,
@@ -113,6 +119,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             nodes: 2,
+            zones: 0,
             variant: Variant::default(),
             cni: Cni::Sinabro,
         }
@@ -670,6 +677,26 @@ impl Cluster {
     /// Gives agents the settings that this cluster needs, as after an installation from nothing.
     pub fn configure(&self) -> Result<()> {
         network::configure(self)
+    }
+
+    /// Who translates Services, as the setting `serviceProxy` says it, from the agents' next start on.
+    pub fn set_service_proxy(&self, who: &str) -> Result<()> {
+        network::set_service_proxy(self, who)
+    }
+
+    /// Ends a node's kube-proxy; its rules stay.
+    pub fn proxy_stop(&self, node: &str) -> Result<()> {
+        Machine::new(node).kill("kube-proxy")
+    }
+
+    /// Takes away the rules that an ended kube-proxy has left, by its own means.
+    pub fn proxy_clean(&self, node: &str) -> Result<()> {
+        let proxy = components::path("kube-proxy")?;
+        output(Machine::new(node).command(proxy)?.arg("--cleanup")).map(drop)
+    }
+
+    pub fn proxy_start(&self, node: &str) -> Result<()> {
+        worker::start_proxy(&Machine::new(node), &self.options)
     }
 
     /// Takes a node out of the cluster, with its disk.

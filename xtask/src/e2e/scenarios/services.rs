@@ -121,19 +121,26 @@ fn without_proxy(world: &World, node: &str) -> Result<()> {
         sockets.is_some_and(|mode| mode.starts_with("on")),
         "{node}: the mode of Services at sockets is {sockets:?}"
     );
-    for list in ["nft list ruleset", "iptables-save", "ip6tables-save"] {
-        let rules = world.on_node(node, "sh", &["-c", &format!("{list} 2>/dev/null; true")])?;
-        let theirs = rules.lines().find(|line| {
-            line.contains("KUBE-SVC")
-                || line.contains("KUBE-SERVICES")
-                || line.contains("kube-proxy")
-        });
-        ensure!(
-            theirs.is_none(),
-            "{node} has rules of kube-proxy: {theirs:?}"
-        );
-    }
+    let rules = rules(world, node)?;
+    let theirs = rules.lines().find(|line| is_theirs(line));
+    ensure!(
+        theirs.is_none(),
+        "{node} has rules of kube-proxy: {theirs:?}"
+    );
     Ok(())
+}
+
+/// All of netfilter's rules on a node, of every kind.
+pub fn rules(world: &World, node: &str) -> Result<String> {
+    let lists = "for list in 'nft list ruleset' iptables-save ip6tables-save; do $list; done 2>/dev/null; true";
+    world.on_node(node, "sh", &["-c", lists])
+}
+
+/// Whether a rule leads to Services' endpoints in kube-proxy's way.
+pub fn is_theirs(rule: &str) -> bool {
+    ["KUBE-SVC", "KUBE-SERVICES", "kube-proxy"]
+        .iter()
+        .any(|name| rule.contains(name))
 }
 
 /// A port that the Service has not is refused at once, and nothing waits for it.
