@@ -7,7 +7,8 @@
 //! session affinity all go to the same, since each node knows its own clients only.
 
 use super::{
-    Cluster, control,
+    Cluster,
+    control::{self, BRIDGE},
     layout::{self, Families},
     machine::Machine,
 };
@@ -40,6 +41,14 @@ const CLIENT: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 1)),
 ];
 
+/// Number of a node that there is never, where an address leads that has no nodes: what is sent to it is lost.
+const NOBODY: u8 = 244;
+const NOWHERE: &str = "02:00:00:00:00:01";
+
+fn client(ipv6: bool) -> IpAddr {
+    CLIENT[usize::from(ipv6)]
+}
+
 /// The load balancer's address with this number.
 fn address(ipv6: bool, number: u8) -> IpAddr {
     match ipv6 {
@@ -62,21 +71,26 @@ impl Balancer {
             let policy = format!("net.{setting}.fib_multipath_hash_policy=1");
             output(control.command("sysctl")?.args(["-qw", &policy]))?;
         }
-        let variant = cluster.variant();
-        for client in CLIENT.iter().filter(|client| {
-            variant
-                .families
-                .list()
-                .iter()
-                .any(|family| family.has(**client))
-        }) {
-            // There from an earlier run.
-            let _ = control.ip(&format!("addr add {client} dev lo"));
+        let families = cluster.variant().families;
+        for nobody in families.node(NOBODY) {
+            let client = client(nobody.is_ipv6());
+            let all = match nobody.is_ipv6() {
+                false => format!("{}/24", address(false, 0)),
+                true => format!("{}/64", address(true, 0)),
+            };
+            // `replace`: there from an earlier run.
+            control.ip(&format!("addr replace {client} dev lo"))?;
+            control.ip(&format!(
+                "neigh replace {nobody} lladdr {NOWHERE} nud permanent dev {BRIDGE}"
+            ))?;
+            control.ip(&format!(
+                "route replace {all} via {nobody} dev {BRIDGE} src {client}"
+            ))?;
         }
         let mut balancing = Balancing {
             place: control.place()?,
             control,
-            families: variant.families,
+            families,
             nodes: cluster.nodes(),
             given: BTreeMap::new(),
             last: 0,
@@ -213,8 +227,7 @@ impl Balancing {
             let _ = self.control.ip(&format!("route del {address}"));
             return Ok(());
         }
-        let client = CLIENT.iter().find(|c| c.is_ipv6() == address.is_ipv6());
-        let client = client.context("no client of that family")?;
+        let client = client(address.is_ipv6());
         let mut route = format!("route replace {address} src {client}");
         for number in nodes {
             route += &format!(" nexthop via {}", way(self.families, *number, address)?);

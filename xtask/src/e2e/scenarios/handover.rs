@@ -35,21 +35,25 @@ fn there_and_back(world: &World) -> Result<String> {
     set(world, "on")?;
     mode(world, |mode| mode.starts_with("on, "))?;
     thread::sleep(SETTLED);
-    proxy_away(world)?;
+    stop_proxy(world)?;
+    clean_proxy(world)?;
     mode(world, |mode| mode == "on")?;
     thread::sleep(SETTLED);
 
-    proxy_back(world)?;
+    start_proxy(world)?;
     set(world, "off")?;
     mode(world, |mode| mode.starts_with("off"))?;
     thread::sleep(SETTLED);
 
     set(world, "auto")?;
     mode(world, |mode| mode.starts_with("off, kube-proxy serves"))?;
-    proxy_away(world)?;
+    stop_proxy(world)?;
+    // Its rules translate until it is sure that it does not come back.
+    mode(world, |mode| mode.starts_with("on, "))?;
+    clean_proxy(world)?;
     mode(world, |mode| mode == "on")?;
     thread::sleep(SETTLED);
-    proxy_back(world)?;
+    start_proxy(world)?;
     set(world, "off")?;
     mode(world, |mode| mode.starts_with("off"))?;
     let (requests, _) = asking.finish()?;
@@ -75,6 +79,7 @@ fn mode(world: &World, is_wanted: fn(&str) -> bool) -> Result<()> {
             || {
                 let status = world.status(&node)?;
                 let mode = status.modes.get("serviceProxy").map_or("", String::as_str);
+                let mode = mode.trim_start_matches("auto: ");
                 ensure!(is_wanted(mode), "serviceProxy is `{mode}`");
                 Ok(Some(()))
             },
@@ -83,10 +88,16 @@ fn mode(world: &World, is_wanted: fn(&str) -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Ends kube-proxy on every node, then its rules.
-fn proxy_away(world: &World) -> Result<()> {
+fn stop_proxy(world: &World) -> Result<()> {
+    let nodes = world.nodes();
+    nodes
+        .iter()
+        .try_for_each(|node| world.cluster.proxy_stop(node))
+}
+
+/// Takes its rules away on every node.
+fn clean_proxy(world: &World) -> Result<()> {
     for node in world.nodes() {
-        world.cluster.proxy_stop(&node)?;
         world.cluster.proxy_clean(&node)?;
         let rules = rules(world, &node)?;
         let left = rules.lines().find(|line| is_theirs(line));
@@ -95,7 +106,8 @@ fn proxy_away(world: &World) -> Result<()> {
     Ok(())
 }
 
-fn proxy_back(world: &World) -> Result<()> {
+/// Starts it on every node, and waits until it has written its rules.
+fn start_proxy(world: &World) -> Result<()> {
     for node in world.nodes() {
         world.cluster.proxy_start(&node)?;
         world.wait(&format!("kube-proxy's rules on {node}"), || {

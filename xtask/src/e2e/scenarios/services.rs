@@ -87,17 +87,12 @@ fn itself(world: &World, pod: &KubePod) -> Result<String> {
     service(world, pod)?;
     let all = addresses(world, &pod.name)?;
     for address in &all {
-        let mut asks = vec![format!(
-            "curl -gsS --max-time 2 http://{}/hostname",
-            host(*address)
-        )];
-        // An IPv6 server that is bound to no address answers the gateway, which has but a link-local address,
-        // from its own link-local one: netexec is such a server.
-        if address.is_ipv4() {
-            asks.push(format!(
+        let asks = [
+            format!("curl -gsS --max-time 2 http://{}/hostname", host(*address)),
+            format!(
                 "exec 3<>/dev/udp/{address}/81; echo -n hostname >&3; timeout 2 dd bs=512 count=1 <&3"
-            ));
-        }
+            ),
+        ];
         for ask in &asks {
             // Who translates hears of the endpoint a moment later.
             world.wait(&format!("{} to reach itself: {ask}", pod.name), || {
