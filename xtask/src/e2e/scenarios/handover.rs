@@ -9,8 +9,10 @@ use crate::e2e::{
 use anyhow::{Result, ensure};
 use std::{thread, time::Duration};
 
-/// Longest time until a connection that is being made has ended, one that nobody has asked for any more.
-const SETTLED: Duration = Duration::from_secs(5);
+/// How long there are requests before the next step.
+const BETWEEN: Duration = Duration::from_secs(5);
+/// Connections that kube-proxy may have yet when it is taken away: what never ends, as DNS' watches on the API.
+const ENDLESS: u32 = 5;
 
 pub fn handover(world: &mut World) -> Result<String> {
     let world = &*world;
@@ -33,26 +35,25 @@ fn there_and_back(world: &World) -> Result<String> {
     let asking = Asking::start(world, [&pods[0], &pods[1]], &nodes[1], &addresses)?;
 
     set(world, "on")?;
-    mode(world, |mode| mode.starts_with("on, "))?;
-    thread::sleep(SETTLED);
+    mode(world, is_drained)?;
     stop_proxy(world)?;
     clean_proxy(world)?;
     mode(world, |mode| mode == "on")?;
-    thread::sleep(SETTLED);
+    thread::sleep(BETWEEN);
 
     start_proxy(world)?;
     set(world, "off")?;
     mode(world, |mode| mode.starts_with("off"))?;
-    thread::sleep(SETTLED);
+    thread::sleep(BETWEEN);
 
     set(world, "auto")?;
     mode(world, |mode| mode.starts_with("off, kube-proxy serves"))?;
     stop_proxy(world)?;
     // Its rules translate until it is sure that it does not come back.
-    mode(world, |mode| mode.starts_with("on, "))?;
+    mode(world, is_drained)?;
     clean_proxy(world)?;
     mode(world, |mode| mode == "on")?;
-    thread::sleep(SETTLED);
+    thread::sleep(BETWEEN);
     start_proxy(world)?;
     set(world, "off")?;
     mode(world, |mode| mode.starts_with("off"))?;
@@ -69,6 +70,13 @@ fn set(world: &World, who: &str) -> Result<()> {
         world.kubectl(&["-n", SYSTEM, "rollout", verb, DAEMON_SET])?;
     }
     world.healthy()
+}
+
+/// Whether the agents translate, and what kube-proxy has translated has ended: datagrams are forgotten 30 s after the last.
+fn is_drained(mode: &str) -> bool {
+    let left = mode.strip_prefix("on, kube-proxy has ");
+    let left = left.and_then(|rest| rest.split(' ').next()?.parse::<u32>().ok());
+    mode.starts_with("on, nothing needs kube-proxy") || left.is_some_and(|left| left <= ENDLESS)
 }
 
 /// Waits until every agent says so of who translates.
