@@ -679,26 +679,6 @@ impl Cluster {
         network::configure(self)
     }
 
-    /// Who translates Services, as the setting `serviceProxy` says it, from the agents' next start on.
-    pub fn set_service_proxy(&self, who: &str) -> Result<()> {
-        network::set_service_proxy(self, who)
-    }
-
-    /// Ends a node's kube-proxy; its rules stay.
-    pub fn proxy_stop(&self, node: &str) -> Result<()> {
-        Machine::new(node).kill("kube-proxy")
-    }
-
-    /// Takes away the rules that an ended kube-proxy has left, by its own means.
-    pub fn proxy_clean(&self, node: &str) -> Result<()> {
-        let proxy = components::path("kube-proxy")?;
-        output(Machine::new(node).command(proxy)?.arg("--cleanup")).map(drop)
-    }
-
-    pub fn proxy_start(&self, node: &str) -> Result<()> {
-        worker::start_proxy(&Machine::new(node), &self.options)
-    }
-
     /// Takes a node out of the cluster, with its disk.
     pub fn node_remove(&mut self, node: &str) -> Result<()> {
         let machine = Machine::new(node);

@@ -63,15 +63,11 @@ fn sinabro(cluster: &Cluster) -> Result<()> {
 /// The agents' settings, in the ConfigMap that the manifest leaves alone: without kube-proxy they
 /// translate Services, and nobody but they could lead them to the API server.
 pub fn configure(cluster: &Cluster) -> Result<()> {
-    match cluster.options.variant.proxy {
-        Proxy::None => set_service_proxy(cluster, "on"),
-        Proxy::Nftables | Proxy::Iptables => Ok(()),
+    if cluster.options.variant.proxy != Proxy::None {
+        return Ok(());
     }
-}
-
-pub fn set_service_proxy(cluster: &Cluster, who: &str) -> Result<()> {
     let api = cluster.options.variant.families.api();
-    let settings = format!("serviceProxy: {who}\napiServers: ['{api}']\n");
+    let settings = format!("serviceProxy: on\napiServers: ['{api}']\n");
     let map = ["-n", "kube-system", "configmap", "sinabro"];
     let verb = |verb, more: &[&str]| cluster.ask(&[&[verb], &map[..], more].concat());
     match verb("get", &["-o", "name"]) {

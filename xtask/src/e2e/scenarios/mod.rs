@@ -6,7 +6,6 @@ mod agents;
 mod api;
 mod confined;
 mod files;
-mod handover;
 mod masquerade;
 mod nodes;
 mod pods;
@@ -28,18 +27,12 @@ pub struct Scenario {
 impl Scenario {
     /// Whether it can be played on such a cluster.
     pub fn is_for(&self, variant: Variant) -> bool {
-        match self.name {
-            // The released state translates no Services, and knows no setting about that.
-            UPGRADE => variant.proxy != Proxy::None,
-            // It waits for minutes; `lab/tests/handover` does it with nftables.
-            HANDOVER => variant.proxy == Proxy::Iptables,
-            _ => true,
-        }
+        // The released state translates no Services, and knows no setting about that.
+        self.name != UPGRADE || variant.proxy != Proxy::None
     }
 }
 
 pub const UPGRADE: &str = "upgrade";
-const HANDOVER: &str = "handover";
 
 const fn scenario(
     name: &'static str,
@@ -96,11 +89,6 @@ pub const ALL: &[Scenario] = &[
         UPGRADE,
         "agents go back to the last released state, and forth, under load",
         upgrade::upgrade,
-    ),
-    scenario(
-        HANDOVER,
-        "Services pass from kube-proxy to the agents and back under load, by hand and by themselves",
-        handover::handover,
     ),
     scenario(
         "agents-replaced",

@@ -87,12 +87,17 @@ fn itself(world: &World, pod: &KubePod) -> Result<String> {
     service(world, pod)?;
     let all = addresses(world, &pod.name)?;
     for address in &all {
-        let asks = [
-            format!("curl -gsS --max-time 2 http://{}/hostname", host(*address)),
-            format!(
+        let mut asks = vec![format!(
+            "curl -gsS --max-time 2 http://{}/hostname",
+            host(*address)
+        )];
+        // A server that is bound to no address, as netexec is, answers a link-local one from its own link-local one:
+        // as whom kube-proxy has the pod ask is not ours.
+        if address.is_ipv4() || world.cluster.variant().proxy == Proxy::None {
+            asks.push(format!(
                 "exec 3<>/dev/udp/{address}/81; echo -n hostname >&3; timeout 2 dd bs=512 count=1 <&3"
-            ),
-        ];
+            ));
+        }
         for ask in &asks {
             // Who translates hears of the endpoint a moment later.
             world.wait(&format!("{} to reach itself: {ask}", pod.name), || {
@@ -116,26 +121,19 @@ fn without_proxy(world: &World, node: &str) -> Result<()> {
         sockets.is_some_and(|mode| mode.starts_with("on")),
         "{node}: the mode of Services at sockets is {sockets:?}"
     );
-    let rules = rules(world, node)?;
-    let theirs = rules.lines().find(|line| is_theirs(line));
-    ensure!(
-        theirs.is_none(),
-        "{node} has rules of kube-proxy: {theirs:?}"
-    );
+    for list in ["nft list ruleset", "iptables-save", "ip6tables-save"] {
+        let rules = world.on_node(node, "sh", &["-c", &format!("{list} 2>/dev/null; true")])?;
+        let theirs = rules.lines().find(|line| {
+            line.contains("KUBE-SVC")
+                || line.contains("KUBE-SERVICES")
+                || line.contains("kube-proxy")
+        });
+        ensure!(
+            theirs.is_none(),
+            "{node} has rules of kube-proxy: {theirs:?}"
+        );
+    }
     Ok(())
-}
-
-/// All of netfilter's rules on a node, of every kind.
-pub fn rules(world: &World, node: &str) -> Result<String> {
-    let lists = "for list in 'nft list ruleset' iptables-save ip6tables-save; do $list; done 2>/dev/null; true";
-    world.on_node(node, "sh", &["-c", lists])
-}
-
-/// Whether a rule leads to Services' endpoints in kube-proxy's way.
-pub fn is_theirs(rule: &str) -> bool {
-    ["KUBE-SVC", "KUBE-SERVICES", "kube-proxy"]
-        .iter()
-        .any(|name| rule.contains(name))
 }
 
 /// A port that the Service has not is refused at once, and nothing waits for it.
