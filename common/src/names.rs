@@ -93,6 +93,12 @@ pub const GATEWAY_V4: [u8; 4] = [169, 254, 1, 1];
 /// The pods' IPv6 gateway, `fe80::5342:1`.
 pub const GATEWAY_V6: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x53, 0x42, 0, 1];
 
+/// Who asks a pod that is its own Service's endpoint, as it sees it.
+pub const ITSELF_V4: [u8; 4] = GATEWAY_V4;
+/// The same with IPv6, `100::5342:1`: not the gateway, for a socket that is bound to no address answers a link-local one from
+/// its own link-local address (RFC 6724, section 5, rule 2). Nobody has it: the prefix is discarded everywhere (RFC 6666).
+pub const ITSELF_V6: [u8; 16] = [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x53, 0x42, 0, 1];
+
 #[cfg(feature = "std")]
 pub use derived::*;
 

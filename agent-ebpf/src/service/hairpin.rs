@@ -1,11 +1,10 @@
 //! A pod that is its own endpoint.
 //!
-//! No stack takes a packet from its own address, so it comes from the gateway's, to which the pod answers. For the
-//! record that is a masquerade like any other: the gateway's address and the client's port are those that the client has
-//! where the endpoint sees it, and an alias leads from there to the client. Nothing of it passes the node's stack.
+//! No stack takes a packet from its own address, so it comes from one that is nobody's and is behind the gateway, to which
+//! the pod answers. For the record that is a masquerade like any other: that address and the client's port are those that the
+//! client has where the endpoint sees it, and an alias leads from there to the client. Nothing of it passes the node's stack.
 //!
-//! Limits: of an answer in parts all but the first are lost; and an IPv6 datagram socket that is bound to no address
-//! answers the gateway from its link-local address, which is nobody's here.
+//! Limits: of an answer in parts all but the first are lost.
 
 use super::{NONE, TRANSLATED, arrive, translate};
 use crate::{
@@ -23,22 +22,22 @@ use sinabro_common::{
         connection::{FLAG_MASQUERADED, FLAG_SERVICE},
         drop::DropReason,
     },
-    names::{GATEWAY_V4, GATEWAY_V6},
+    names::{ITSELF_V4, ITSELF_V6},
 };
 
-/// The pod's gateway, of the packet's family.
+/// As whom a pod asks itself, of the packet's family.
 #[inline(always)]
-fn gateway(v6: bool) -> Addr {
+fn itself(v6: bool) -> Addr {
     match v6 {
-        false => Addr::v4(GATEWAY_V4),
-        true => Addr::v6(GATEWAY_V6),
+        false => Addr::v4(ITSELF_V4),
+        true => Addr::v6(ITSELF_V6),
     }
 }
 
 /// Whether the packet may be what a pod answers itself.
 #[inline(always)]
 pub fn is_answer(scratch: &Scratch) -> bool {
-    scratch.ip.dst == gateway(scratch.ip.v6)
+    scratch.ip.dst == itself(scratch.ip.v6)
 }
 
 /// Flags of a connection from the packet's client to `scratch.alias`; where that is the client itself its answers are led
@@ -60,7 +59,7 @@ pub fn claim(scratch: &mut Scratch) -> u16 {
         connection.nat_port = [0; 2];
         return FLAG_SERVICE;
     }
-    connection.nat = gateway(ip.v6);
+    connection.nat = itself(ip.v6);
     connection.nat_port = tuple.src_port;
     alias_key.src = tuple.src;
     alias_key.src_port = alias.port;
@@ -78,7 +77,7 @@ pub fn claim(scratch: &mut Scratch) -> u16 {
 /// Gives a packet whose destination has become its own pod a source that the pod answers to, and sends it back.
 #[inline(never)]
 pub fn turn(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    scratch.alias.addr = gateway(scratch.ip.v6);
+    scratch.alias.addr = itself(scratch.ip.v6);
     scratch.alias.port = scratch.l4.src_port;
     give_back(skb, scratch)
 }
@@ -102,7 +101,7 @@ fn give_back(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     unsafe { bpf_redirect((*skb).ifindex, 0) as i32 }
 }
 
-/// What a pod answers itself by way of the gateway.
+/// What a pod answers itself.
 #[inline(never)]
 pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if scratch.ip.fragment != Fragment::No || !known(scratch) {

@@ -320,11 +320,11 @@ impl<'a> Known<'a> {
     }
 }
 
-/// Whether its packets leave the node under the node's address; a pod that is its own Service's endpoint has the gateway's,
+/// Whether its packets leave the node under the node's address; a pod that is its own Service's endpoint has another,
 /// within its link.
 fn leaves(connection: &Connection) -> bool {
-    let gateways = [Addr::v4(names::GATEWAY_V4), Addr::v6(names::GATEWAY_V6)];
-    connection.has(FLAG_MASQUERADED) && !gateways.contains(&connection.nat)
+    let itself = [Addr::v4(names::ITSELF_V4), Addr::v6(names::ITSELF_V6)];
+    connection.has(FLAG_MASQUERADED) && !itself.contains(&connection.nat)
 }
 
 /// Removes every connection of these addresses.

@@ -173,7 +173,7 @@ const PROXIED: Program = program(
     "kube-proxy's decisions, under a minute",
 );
 
-const PROGRAMS: [Program; 7] = [
+const PROGRAMS: [Program; 8] = [
     program(
         "kubernetes",
         "components",
@@ -185,6 +185,12 @@ const PROGRAMS: [Program; 7] = [
         "components",
         &["k8s.io/kubernetes/test/images/agnhost"],
         "the test image's program",
+    ),
+    program(
+        "boom-server",
+        "components",
+        &["k8s.io/kubernetes/test/images/regression-issue-74839"],
+        "a server whose segments are out of order",
     ),
     program(
         "ginkgo",

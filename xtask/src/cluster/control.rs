@@ -14,7 +14,7 @@ use std::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(180);
-const BRIDGE: &str = "br0";
+pub const BRIDGE: &str = "br0";
 
 pub fn machine() -> Machine {
     Machine::new(CONTROL)

@@ -22,6 +22,8 @@ const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1";
 /// The DNS tests ask for it; agnhost has all they use.
 pub const DNS_UTILS: &str = "registry.k8s.io/e2e-test-images/jessie-dnsutils:1.7";
 
+const BOOM_SERVER: &str = "registry.k8s.io/e2e-test-images/regression-issue-74839:1.2";
+
 /// Programs of this machine that agnhost's image has besides busybox.
 const TOOLS: [&str; 16] = [
     "bash", "curl", "dash", "dig", "ethtool", "getent", "ip", "iperf", "iperf3", "nc", "ping",
@@ -30,11 +32,12 @@ const TOOLS: [&str; 16] = [
 
 /// Each with the program whose change makes it again.
 type Make = fn() -> Result<(Image, Tree)>;
-const ALL: [(&str, &str, Make); 4] = [
+const ALL: [(&str, &str, Make); 5] = [
     ("pause", "pause", pause),
     ("busybox", "pause", busybox),
     ("agnhost", "agnhost", agnhost),
     ("coredns", "coredns", coredns),
+    ("boom-server", "boom-server", boom_server),
 ];
 
 fn path(name: &str) -> Result<PathBuf> {
@@ -100,6 +103,13 @@ fn coredns() -> Result<(Image, Tree)> {
     );
     put(&mut tree, "tmp", Entry::Directory(0o1777));
     Ok((image(COREDNS, &["/coredns"], &[], ""), tree))
+}
+
+fn boom_server() -> Result<(Image, Tree)> {
+    let mut tree = Tree::new();
+    let program = components::path("boom-server")?;
+    put(&mut tree, "boom-server", Entry::File(program, Some(0o755)));
+    Ok((image(BOOM_SERVER, &["/boom-server"], &[], ""), tree))
 }
 
 fn agnhost() -> Result<(Image, Tree)> {

@@ -7,8 +7,9 @@
 //! - [`layout`]: files and addresses; [`components`], [`images`], [`pki`]: made once;
 //! - [`machine`], [`cgroup`], [`init`]: a machine out of namespaces;
 //! - [`control`], [`worker`]: what runs on them; [`network`]: the cluster's pod network;
-//! - [`conformance`]: Kubernetes' own tests.
+//! - [`conformance`]: Kubernetes' own tests; [`balancer`]: a load balancer for those that need one.
 
+mod balancer;
 mod cgroup;
 pub mod components;
 pub mod conformance;
@@ -99,6 +100,11 @@ pub struct Options {
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=20))]
     pub nodes: u8,
 
+    /// Zones that nodes are in, by turns; 0 is none
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=20))]
+    #[serde(default)]
+    pub zones: u8,
+
     #[command(flatten)]
     #[serde(flatten)]
     pub variant: Variant,
@@ -113,6 +119,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             nodes: 2,
+            zones: 0,
             variant: Variant::default(),
             cni: Cni::Sinabro,
         }

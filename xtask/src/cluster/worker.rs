@@ -150,19 +150,22 @@ pub fn start_kubelet(node: &Machine, options: &Options) -> Result<()> {
     let number = layout::node_number(&node.name).context("not a node")?;
     let addresses = families.node(number);
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    node.daemon(
-        "kubelet",
-        &components::path("kubelet")?,
-        &[
-            format!("--config={}", config.display()),
-            format!(
-                "--kubeconfig={}",
-                pki.join(format!("{}.kubeconfig", node.name)).display()
-            ),
-            format!("--hostname-override={}", node.name),
-            format!("--node-ip={}", addresses.join(",")),
-        ],
-    )
+    let mut arguments = vec![
+        format!("--config={}", config.display()),
+        format!(
+            "--kubeconfig={}",
+            pki.join(format!("{}.kubeconfig", node.name)).display()
+        ),
+        format!("--hostname-override={}", node.name),
+        format!("--node-ip={}", addresses.join(",")),
+    ];
+    if let Some(zone) = (number - 1).checked_rem(options.zones) {
+        arguments.push(format!(
+            "--node-labels=topology.kubernetes.io/zone=z{}",
+            zone + 1
+        ));
+    }
+    node.daemon("kubelet", &components::path("kubelet")?, &arguments)
 }
 
 pub fn start_proxy(node: &Machine, options: &Options) -> Result<()> {

@@ -14,7 +14,10 @@ mod scenarios;
 mod world;
 
 use crate::{
-    cluster::{self, Cluster, Containerd, Families, Proxy, Variant, conformance},
+    cluster::{
+        self, Cluster, Containerd, Families, Proxy, Variant,
+        conformance::{self, Tests},
+    },
     earlier::Earlier,
     interrupt, report, residue, ui,
 };
@@ -50,6 +53,11 @@ pub struct Options {
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
 
+    /// Kubernetes' own tests that are run. Others than conformance are run alone, without the scenarios, on a
+    /// cluster of the size that they need
+    #[arg(long, value_name = "NAME", default_value = "conformance")]
+    tests: Tests,
+
     /// List the scenarios and what each shows
     #[arg(long)]
     list: bool,
@@ -71,6 +79,11 @@ pub struct Options {
 impl Options {
     fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|text| name.contains(text.as_str()))
+    }
+
+    /// The same of a scenario.
+    fn plays(&self, name: &str) -> bool {
+        self.tests == Tests::Conformance && self.wants(name)
     }
 }
 
@@ -167,14 +180,17 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         false => vec![options.variant],
     };
     let is_played = |s: &scenarios::Scenario| {
-        options.wants(s.name) && variants.iter().any(|variant| s.is_for(*variant))
+        options.plays(s.name) && variants.iter().any(|variant| s.is_for(*variant))
     };
     if (scenarios::ALL.iter()).any(|s| s.name == scenarios::UPGRADE && is_played(s)) {
         Earlier::released()?.ensure()?;
     }
+    let (nodes, zones) = options.tests.nodes_and_zones();
     let clusters: Vec<cluster::Options> = variants
         .iter()
         .map(|variant| cluster::Options {
+            nodes,
+            zones,
             variant: *variant,
             ..cluster::Options::default()
         })
@@ -227,14 +243,15 @@ fn on_cluster(options: &Options, cluster: &cluster::Options) -> Result<Report> {
 }
 
 fn play(options: &Options, cluster: &cluster::Options, report: &mut Report) -> Result<()> {
+    let nodes = cluster.nodes;
     println!(
         "{}",
-        ui::bold("A cluster of one control plane and two nodes")
+        ui::bold(&format!("A cluster of one control plane and {nodes} nodes"))
     );
     let cluster = Cluster::up(cluster)?;
     if options.wants("conformance") {
         println!("\n{}", ui::bold("Kubernetes' own tests of the network"));
-        let (options, start) = (conformance::Options::default(), Instant::now());
+        let (options, start) = (conformance::Options::of(options.tests), Instant::now());
         let outcome = conformance::run(&cluster, &options)?;
         report.conformance = Conformance {
             faults: outcome.faults(&options),
@@ -243,6 +260,9 @@ fn play(options: &Options, cluster: &cluster::Options, report: &mut Report) -> R
             seconds: start.elapsed().as_secs_f64(),
         };
     }
+    if options.tests != Tests::Conformance {
+        return Ok(());
+    }
     println!("\n{}", ui::bold("What happens to a cluster"));
     let (outage, before) = match options.short {
         true => (SHORT_OUTAGE, SHORT_BEFORE),
@@ -250,7 +270,7 @@ fn play(options: &Options, cluster: &cluster::Options, report: &mut Report) -> R
     };
     let mut world = World::new(cluster, outage, before)?;
     for scenario in scenarios::ALL {
-        if !options.wants(scenario.name) || !scenario.is_for(world.cluster.variant()) {
+        if !options.plays(scenario.name) || !scenario.is_for(world.cluster.variant()) {
             continue;
         }
         let start = Instant::now();

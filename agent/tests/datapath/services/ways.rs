@@ -41,8 +41,8 @@ fn a_pod_reaches_itself() {
             for client in w.clients() {
                 let number = number * 2 + u32::from(client.is_ipv6());
                 let (_, at) = w.publish(number, proto, &[(client, 8000)]);
-                let gateway = address(client, "169.254.1.1", "fe80::5342:1");
-                let (from, to, near) = ((client, 2000), (client, 8000), (gateway, 2000));
+                let itself = address(client, "169.254.1.1", "100::5342:1");
+                let (from, to, near) = ((client, 2000), (client, 8000), (itself, 2000));
                 for flags in [SYN, ACK, ACK] {
                     let there = w.sent_by(&w.a, &make(proto, from, at, flags));
                     let expected = make(proto, near, to, flags);
@@ -56,8 +56,8 @@ fn a_pod_reaches_itself() {
                 // From the endpoint's own port nobody could tell which end it is.
                 let same = make(proto, to, at, SYN);
                 w.dropped(&same, DropReason::ServiceClash);
-                // What else is for the gateway is its own.
-                let other = make(proto, (client, 1), (gateway, 2000), SYN);
+                // What else is for that address is its own.
+                let other = make(proto, (client, 1), (itself, 2000), SYN);
                 w.leaves_as(&other, &other);
             }
         }

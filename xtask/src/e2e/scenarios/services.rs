@@ -91,9 +91,9 @@ fn itself(world: &World, pod: &KubePod) -> Result<String> {
             "curl -gsS --max-time 2 http://{}/hostname",
             host(*address)
         )];
-        // An IPv6 server that is bound to no address answers the gateway, which has but a link-local address,
-        // from its own link-local one: netexec is such a server.
-        if address.is_ipv4() {
+        // A server that is bound to no address, as netexec is, answers a link-local one from its own link-local one:
+        // as whom kube-proxy has the pod ask is not ours.
+        if address.is_ipv4() || world.cluster.variant().proxy == Proxy::None {
             asks.push(format!(
                 "exec 3<>/dev/udp/{address}/81; echo -n hostname >&3; timeout 2 dd bs=512 count=1 <&3"
             ));
