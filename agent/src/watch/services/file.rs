@@ -62,6 +62,9 @@ async fn follow(path: PathBuf, store: Arc<Store>, health: watch::Sender<Health>)
         let taken = spawn_blocking(move || {
             let bytes = read(&from, MAX_LEN).map_err(|error| error.to_string())?;
             into.replace(into.read(|common| parse(&bytes, common))?);
+            drop(bytes);
+            // Nobody else reads a hundred megabytes at once.
+            crate::datapath::release_memory();
             Ok(())
         });
         let taken = taken.await.map_err(|error| error.to_string()).flatten();
