@@ -113,6 +113,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
         /// Against a map.
         #[test]
         fn what_is_put_in_is_found_until_it_is_taken_out(steps in vec((any::<bool>(), 0..120u32), 1..800)) {

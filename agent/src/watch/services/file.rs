@@ -75,6 +75,9 @@ async fn follow(
             let bytes = read(&from, MAX_LEN).map_err(|error| error.to_string())?;
             let objects = into.read(|common| parse(&bytes, common))?;
             into.replace(objects.all);
+            drop(bytes);
+            // Nobody else reads a hundred megabytes at once.
+            crate::datapath::release_memory();
             Ok(objects.ranges)
         });
         let taken = taken.await.map_err(|error| error.to_string()).flatten();
