@@ -60,6 +60,10 @@ pub const CNI_CONFLIST: &str = "00-sinabro.conflist";
 pub const ACCELERATION_ANNOTATION: &str = "sinabro.io/tcp-acceleration";
 /// A pod's annotation: its wish about the MTU of its link.
 pub const LOCAL_MTU_ANNOTATION: &str = "sinabro.io/local-mtu";
+/// A Service's annotation: [`MAGLEV`] for clients outside of the cluster to have their endpoints by Maglev.
+pub const SERVICE_BALANCING_ANNOTATION: &str = "sinabro.io/service-balancing";
+/// Its one value.
+pub const MAGLEV: &str = "maglev";
 /// The capability of network configurations by which containerd and CRI-O hand a pod's
 /// annotations to a plugin, and the key in `runtimeConfig` under which they come.
 pub const ANNOTATIONS_CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";

@@ -4,6 +4,7 @@
 use super::{
     Applied, AppliedPort, Family, Publisher, REFUSES, ServiceError,
     backends::Endpoint,
+    consistent,
     roles::{self, ROLES},
     sources,
     tables::Tables,
@@ -17,8 +18,8 @@ use crate::{
 use sinabro_common::abi::{
     Addr,
     service::{
-        FRONTEND_GUARDED, FRONTEND_NODE_PORT, FRONTEND_OF_NODE, Frontend, FrontendKey, Kind, Set,
-        Slot,
+        FRONTEND_CONSISTENT, FRONTEND_GUARDED, FRONTEND_NODE_PORT, FRONTEND_OF_NODE, Frontend,
+        FrontendKey, Kind, Set, Slot,
     },
 };
 use std::{
@@ -129,7 +130,8 @@ impl<T: Tables> Publisher<T> {
             false => match self.drawn(now, &before, plan) {
                 Err(_) if self.end_rest() => self.drawn(now, &before, plan),
                 drawn => drawn,
-            },
+            }
+            .or_else(|full| self.drawn_by_chance(now, &name, &before, plan, full)),
         };
         let (ports, wanted, draft) = match drawn {
             Ok(drawn) => drawn,
@@ -138,16 +140,33 @@ impl<T: Tables> Publisher<T> {
                 if !before.ports.is_empty() || !before.frontends.is_empty() {
                     self.services.insert(name, before);
                 }
-                let room = self
-                    .usage()
-                    .maps
-                    .iter()
-                    .find(|of| of.0 == map)
-                    .map_or(0, |of| of.3);
+                let room = self.room_of(map);
                 return Err(ServiceError::Full { service, map, room });
             }
         };
         Ok(self.write(name, before, ports, wanted, draft))
+    }
+
+    /// What a plan takes without tables, for which there is no room; if it has any. They need sets of their own, too.
+    fn drawn_by_chance(
+        &mut self,
+        now: Instant,
+        name: &ServiceName,
+        before: &Applied,
+        plan: &ServicePlan,
+        Full(map): Full,
+    ) -> Result<(Vec<AppliedPort>, Wanted, Draft), Full> {
+        let without = plan.by_chance().ok_or(Full(map))?;
+        let drawn = self.drawn(now, before, &without)?;
+        let (service, room) = (name.clone(), self.room_of(map));
+        self.wait(name, ServiceError::NoTable { service, map, room });
+        Ok(drawn)
+    }
+
+    fn room_of(&self, map: &str) -> u32 {
+        let usage = self.usage();
+        let of = usage.maps.iter().find(|of| of.0 == map);
+        of.map_or(0, |of| of.3)
     }
 
     /// What a plan takes. A set that a frontend leaves, for another one or for good, is not changed in its place: who has
@@ -223,7 +242,7 @@ impl<T: Tables> Publisher<T> {
                         outside,
                         service: number,
                         affinity_seconds: port.affinity_seconds,
-                        flags: flags(plan, frontend),
+                        flags: flags(plan, port, frontend),
                     };
                     wanted.insert(key(port.protocol, frontend.at), value);
                 }
@@ -285,10 +304,7 @@ impl<T: Tables> Publisher<T> {
         }
         // What is in no set that is used takes no new connections, either.
         let unused = (0..ROLES).filter(|&role| !is_used[role]);
-        let unused = unused.filter_map(|role| match plans[role] {
-            SetPlan::Balance(endpoints) => Some(endpoints),
-            SetPlan::Refuse | SetPlan::Drop => None,
-        });
+        let unused = unused.filter_map(|role| plans[role].endpoints());
         let draining: BTreeSet<_> = unused.flatten().chain(&plan.draining).collect();
         // Of what is not known there are no connections.
         let draining = draining.into_iter();
@@ -317,7 +333,21 @@ impl<T: Tables> Publisher<T> {
         let set = match plan {
             SetPlan::Refuse => Set::new(Kind::Refuse, 0, 0),
             SetPlan::Drop => Set::new(Kind::Drop, 0, 0),
-            SetPlan::Balance(endpoints) => self.balance(now, endpoints, protocol, draft)?,
+            SetPlan::Balance(endpoints) => {
+                let ids = self.members(now, endpoints, protocol, draft)?;
+                self.balance(now, ids.len() as u32, |_| ids, draft)?
+            }
+            SetPlan::Consistent(endpoints) => {
+                let ids = self.members(now, endpoints, protocol, draft)?;
+                let length = self.tables.table_length(ids.len());
+                let length = length.ok_or(Full("SLOTS"))?;
+                self.balance(
+                    now,
+                    length,
+                    |length| consistent::ids(endpoints, &ids, length),
+                    draft,
+                )?
+            }
         };
         if let Some(old) = old
             && !left.contains(&old)
@@ -330,13 +360,14 @@ impl<T: Tables> Publisher<T> {
         Ok(index)
     }
 
-    fn balance(
+    /// Ids of a set's endpoints, in their order.
+    fn members(
         &mut self,
         now: Instant,
         endpoints: &BTreeSet<SocketAddr>,
         protocol: Protocol,
         draft: &mut Draft,
-    ) -> Result<Set, Full> {
+    ) -> Result<Vec<u32>, Full> {
         let mut ids = Vec::with_capacity(endpoints.len());
         for at in endpoints {
             let endpoint = Endpoint::new(protocol, *at);
@@ -348,28 +379,50 @@ impl<T: Tables> Publisher<T> {
             draft.members.push(id);
             ids.push(id);
         }
-        let count = ids.len() as u32;
+        Ok(ids)
+    }
+
+    /// A set of so many slots, in which are these once there is room for them.
+    fn balance(
+        &mut self,
+        now: Instant,
+        count: u32,
+        ids: impl FnOnce(u32) -> Vec<u32>,
+        draft: &mut Draft,
+    ) -> Result<Set, Full> {
         let base = self.slots.take(now, count).ok_or(Full("SLOTS"))?;
-        draft.ranges.push((base, ids));
+        draft.ranges.push((base, ids(count)));
         Ok(Set::new(Kind::Balance, base, count))
     }
 
     /// Whether a set is as planned already.
     fn holds(&self, index: u32, plan: &SetPlan, protocol: Protocol) -> bool {
         let set = self.tables.set(index);
-        match (set.kind(), plan) {
-            (Kind::Refuse, SetPlan::Refuse) | (Kind::Drop, SetPlan::Drop) => true,
-            (Kind::Balance, SetPlan::Balance(endpoints)) => {
-                let is = |(slot, at): (u32, &SocketAddr)| {
-                    let id = self.backends.get(Endpoint::new(protocol, *at));
-                    let wanted = id.map(|id| self.backends.slot(&self.tables, id));
-                    wanted == Some(self.tables.slot(slot))
-                };
-                set.count() as usize == endpoints.len()
-                    && !self.broken.contains(&index)
-                    && (set.base()..).zip(endpoints).all(is)
+        let endpoints = match (set.kind(), plan) {
+            (Kind::Refuse, SetPlan::Refuse) | (Kind::Drop, SetPlan::Drop) => return true,
+            (Kind::Balance, SetPlan::Balance(endpoints) | SetPlan::Consistent(endpoints)) => {
+                endpoints
             }
-            _ => false,
+            _ => return false,
+        };
+        if self.broken.contains(&index) {
+            return false;
+        }
+        let slot = |at: &SocketAddr| {
+            let id = self.backends.get(Endpoint::new(protocol, *at))?;
+            Some(self.backends.slot(&self.tables, id))
+        };
+        match plan {
+            SetPlan::Consistent(_) => {
+                let wanted: Option<Vec<Slot>> = endpoints.iter().map(slot).collect();
+                wanted.is_some_and(|wanted| {
+                    consistent::is_table(&self.tables, set, endpoints, &wanted)
+                })
+            }
+            _ => {
+                let is = |(index, at)| slot(at) == Some(self.tables.slot(index));
+                set.count() as usize == endpoints.len() && (set.base()..).zip(endpoints).all(is)
+            }
         }
     }
 
@@ -529,15 +582,21 @@ pub(super) fn key(protocol: Protocol, at: SocketAddr) -> FrontendKey {
 }
 
 /// How programs take a frontend.
-pub(super) fn flags(plan: &ServicePlan, frontend: &FrontendPlan) -> u32 {
-    match frontend.kind {
+pub(super) fn flags(plan: &ServicePlan, port: &PortPlan, frontend: &FrontendPlan) -> u32 {
+    let [_, outside] = port.sets[family_of(&frontend.at)].of(frontend.kind);
+    let how = match outside {
+        SetPlan::Consistent(_) if !frontend.is_of_node() => FRONTEND_CONSISTENT,
+        _ => 0,
+    };
+    let who = match frontend.kind {
         FrontendKind::NodePort if frontend.is_of_node() => FRONTEND_OF_NODE,
         FrontendKind::NodePort => FRONTEND_NODE_PORT,
         FrontendKind::LoadBalancer if sources::is_guarded(plan, frontend.at.is_ipv4()) => {
             FRONTEND_GUARDED
         }
         FrontendKind::ClusterIp | FrontendKind::ExternalIp | FrontendKind::LoadBalancer => 0,
-    }
+    };
+    who | how
 }
 
 /// Which sets the frontends of a family have.

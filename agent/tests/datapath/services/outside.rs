@@ -1,5 +1,7 @@
 //! Clients outside of the cluster, from an uplink to an endpoint and back, wherever that is.
 
+mod consistent;
+
 use super::*;
 use crate::{
     packet::{IcmpError, icmp_error, see_error},
