@@ -34,7 +34,7 @@ const fn mixed(mut hash: u64) -> u64 {
     hash = hash.wrapping_mul(0xff51_afd7_ed55_8ccd);
     hash ^= hash >> 33;
     hash = hash.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    hash ^ hash >> 33
+    hash ^ (hash >> 33)
 }
 
 #[cfg(test)]
@@ -60,7 +60,7 @@ mod tests {
         const EACH: usize = 1000;
         let slot = |addr: &Addr, port: usize| {
             let place = place(addr, (port as u16).to_be_bytes());
-            (u64::from(place) * SLOTS as u64 >> 32) as usize
+            ((u64::from(place) * SLOTS as u64) >> 32) as usize
         };
         let one = Addr::v4([203, 0, 113, 77]);
         let neighbour = |n: usize| Addr::v4([10, 0, (n >> 8) as u8, n as u8]);
