@@ -81,6 +81,8 @@ pub struct Scratch {
     pub frontend_key: FrontendKey,
     /// of which one endpoint is chosen,
     pub set: Set,
+    /// by who the client is, or else by chance,
+    pub is_consistent: bool,
     /// and which one its client has had before, for how many seconds.
     pub service: u32,
     pub affinity_seconds: u32,

@@ -62,6 +62,10 @@ pub const ACCELERATION_ANNOTATION: &str = "sinabro.io/tcp-acceleration";
 pub const LOCAL_MTU_ANNOTATION: &str = "sinabro.io/local-mtu";
 /// A pod's annotation: how it wishes what it sends to Services to be translated.
 pub const SERVICE_TRANSLATION_ANNOTATION: &str = "sinabro.io/service-translation";
+/// A Service's annotation: [`MAGLEV`] for clients outside of the cluster to have their endpoints by Maglev.
+pub const SERVICE_BALANCING_ANNOTATION: &str = "sinabro.io/service-balancing";
+/// Its one value.
+pub const MAGLEV: &str = "maglev";
 /// The capability of network configurations by which containerd and CRI-O hand a pod's
 /// annotations to a plugin, and the key in `runtimeConfig` under which they come.
 pub const ANNOTATIONS_CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";

@@ -30,10 +30,11 @@ use sinabro_common::{
         connection::OUTSIDE_SHARE,
         drop::DropReason,
         service::{
-            BACKEND_DRAINING, BACKEND_SERVING, FRONTEND_GUARDED, FRONTEND_OF_NODE, Kind, SourceKey,
+            BACKEND_DRAINING, BACKEND_SERVING, FRONTEND_CONSISTENT, FRONTEND_GUARDED,
+            FRONTEND_OF_NODE, Kind, SourceKey,
         },
     },
-    algo::ct_state,
+    algo::{client_hash, ct_state},
 };
 
 /// The frontend's set is in the scratch, and has endpoints.
@@ -85,6 +86,7 @@ fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
         if flags & FRONTEND_GUARDED != 0 && !may_use(scratch) {
             return drop(DropReason::ServiceSourceRange);
         }
+        scratch.is_consistent = is_outside && flags & FRONTEND_CONSISTENT != 0;
         let Some(set) = SETS.get_ptr(index) else {
             return drop(DropReason::ServiceNoEndpoint);
         };
@@ -170,8 +172,7 @@ fn begin(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if !share::take(scratch.payer) {
         return drop(DropReason::ConnectionShare);
     }
-    // SAFETY: no arguments.
-    scratch.random = unsafe { bpf_get_prandom_u32() }.into();
+    scratch.random = where_from(scratch).into();
     // Unless one is found.
     scratch.reason = DropReason::ServiceNoEndpoint as i32;
     let mut attempt = 0;
@@ -190,6 +191,21 @@ fn begin(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     share::give(scratch.payer, true);
     DROPPED + scratch.reason
+}
+
+/// Where in its set the search for an endpoint begins, as a part of 2^32.
+#[inline(never)]
+fn where_from(scratch: &mut Scratch) -> u32 {
+    if !scratch.is_consistent {
+        // SAFETY: no arguments.
+        return unsafe { bpf_get_prandom_u32() };
+    }
+    // With affinity all of a client's connections have one endpoint, by whichever node they come.
+    let port = match scratch.affinity_seconds {
+        0 => scratch.tuple.src_port,
+        _ => [0; 2],
+    };
+    client_hash::place(&scratch.tuple.src, port)
 }
 
 /// Another processor has claimed the packet's alias.

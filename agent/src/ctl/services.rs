@@ -5,8 +5,8 @@ use crate::ctl::{
     table::{Table, join},
 };
 use sinabro_common::api::{
-    Request, Response, ServiceClients, ServiceOutcome, ServicePortReport, ServiceReport,
-    ServiceSetReport, ServicesPage,
+    Request, Response, ServiceBalancing, ServiceClients, ServiceOutcome, ServicePortReport,
+    ServiceReport, ServiceSetReport, ServicesPage,
 };
 
 /// Endpoints that are named in a row, unless one Service alone is asked for.
@@ -102,17 +102,22 @@ fn words(port: &ServicePortReport) -> String {
     text
 }
 
-/// `inside, of 10.0.0.0/8`.
+/// `outside, of 10.0.0.0/8 (balancing: maglev)`.
 fn clients(set: &ServiceSetReport) -> String {
     let clients = match set.clients {
         ServiceClients::All => "all",
         ServiceClients::Inside => "inside",
         ServiceClients::Outside => "outside",
     };
-    match set.source_ranges[..] {
-        [] => clients.into(),
+    let mut text = match set.source_ranges[..] {
+        [] => clients.to_string(),
         _ => format!("{clients}, of {}", join(&set.source_ranges)),
+    };
+    match set.balancing {
+        None => {}
+        Some(ServiceBalancing::Maglev) => text.push_str(" (balancing: maglev)"),
     }
+    text
 }
 
 fn endpoints(set: &ServiceSetReport, many: usize) -> String {
@@ -141,6 +146,10 @@ mod tests {
             frontends: vec![([10, 96, 0, 1], 80).into()],
             clients,
             outcome,
+            balancing: match clients {
+                ServiceClients::Outside => Some(ServiceBalancing::Maglev),
+                _ => None,
+            },
             count: hosts.len() as u32,
             endpoints: hosts.map(at).collect(),
             source_ranges: match clients {
@@ -200,7 +209,12 @@ mod tests {
         );
         assert_eq!(
             lines[2][3..],
-            ["outside, of 192.0.2.0/24", "none here, dropped", "-", "-"]
+            [
+                "outside, of 192.0.2.0/24 (balancing: maglev)",
+                "none here, dropped",
+                "-",
+                "-"
+            ]
         );
         assert_eq!(
             lines[3],

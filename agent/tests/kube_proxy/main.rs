@@ -215,7 +215,7 @@ fn outcome(what: &str, is: &SetPlan, want: &Outcome) -> TestCaseResult {
     let is = match is {
         SetPlan::Refuse => (Some("refuse"), BTreeSet::new()),
         SetPlan::Drop => (Some("drop"), BTreeSet::new()),
-        SetPlan::Balance(endpoints) => (None, endpoints.clone()),
+        SetPlan::Balance(endpoints) | SetPlan::Consistent(endpoints) => (None, endpoints.clone()),
     };
     equal(
         what,

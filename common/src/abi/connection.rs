@@ -473,7 +473,7 @@ impl Tuple {
 
 /// Both halves as numbers: their order is that of the bytes.
 #[inline(always)]
-fn halves(addr: &Addr) -> (u64, u64) {
+pub(crate) fn halves(addr: &Addr) -> (u64, u64) {
     // By words, which the programs read at once; they know no more of an address's alignment.
     let word = |at: usize| {
         let a = &addr.0;

@@ -100,6 +100,9 @@ pub const FRONTEND_OF_NODE: u32 = 1 << 0;
 pub const FRONTEND_GUARDED: u32 = 1 << 1;
 /// One of the node's own addresses: what is for another port of it is the node's.
 pub const FRONTEND_NODE_PORT: u32 = 1 << 2;
+/// A client outside gets the slot that [`crate::algo::client_hash`] says, not one by chance. Its set is [`Kind::Balance`] like
+/// any other, with a Maglev table for slots: programs that do not know the flag choose from it by chance.
+pub const FRONTEND_CONSISTENT: u32 = 1 << 3;
 
 /// Who may use a Service's port; a prefix has [`Self::bits_of`] bits.
 #[repr(C)]

@@ -4,6 +4,7 @@
 
 pub mod acceleration;
 pub mod checksum;
+pub mod client_hash;
 pub mod crc32c;
 pub mod ct_state;
 pub mod hash;

@@ -71,6 +71,9 @@ pub struct ServiceSetReport {
     pub frontends: Vec<SocketAddr>,
     pub clients: ServiceClients,
     pub outcome: ServiceOutcome,
+    /// How an endpoint is chosen; by chance, if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balancing: Option<ServiceBalancing>,
     /// The first ones, [`SERVICE_ENDPOINTS_OF_A_SET`] at most.
     pub endpoints: Vec<SocketAddr>,
     /// How many there are.
@@ -98,6 +101,13 @@ pub enum ServiceOutcome {
     Refuse,
     /// Nobody that this client may have.
     Drop,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ServiceBalancing {
+    /// By who the client is, the same on all nodes.
+    Maglev,
 }
 
 /// How much there is of Services.

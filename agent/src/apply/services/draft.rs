@@ -4,6 +4,7 @@
 use super::{
     Applied, AppliedPort, Family, Publisher, REFUSES, ServiceError,
     backends::Endpoint,
+    consistent,
     keys::{family_of, flags, key, keys, used_roles},
     roles::{self, ROLES},
     sources,
@@ -14,7 +15,7 @@ use crate::{
     datapath::ClientPrefix,
     plan::services::{PortPlan, Protocol, ServiceName, ServicePlan, SetPlan},
 };
-use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set};
+use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set, Slot};
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
@@ -82,7 +83,8 @@ impl<T: Tables> Publisher<T> {
             false => match self.drawn(now, &before, plan) {
                 Err(_) if self.end_rest() => self.drawn(now, &before, plan),
                 drawn => drawn,
-            },
+            }
+            .or_else(|full| self.drawn_by_chance(now, &name, &before, plan, full)),
         };
         let (ports, wanted, draft) = match drawn {
             Ok(drawn) => drawn,
@@ -91,16 +93,33 @@ impl<T: Tables> Publisher<T> {
                 if !before.ports.is_empty() || !before.frontends.is_empty() {
                     self.services.insert(name, before);
                 }
-                let room = self
-                    .usage()
-                    .maps
-                    .iter()
-                    .find(|of| of.0 == map)
-                    .map_or(0, |of| of.3);
+                let room = self.room_of(map);
                 return Err(ServiceError::Full { service, map, room });
             }
         };
         Ok(self.write(name, before, ports, wanted, draft))
+    }
+
+    /// What a plan takes without tables, for which there is no room; if it has any. They need sets of their own, too.
+    fn drawn_by_chance(
+        &mut self,
+        now: Instant,
+        name: &ServiceName,
+        before: &Applied,
+        plan: &ServicePlan,
+        Full(map): Full,
+    ) -> Result<(Vec<AppliedPort>, Wanted, Draft), Full> {
+        let without = plan.by_chance().ok_or(Full(map))?;
+        let drawn = self.drawn(now, before, &without)?;
+        let (service, room) = (name.clone(), self.room_of(map));
+        self.wait(name, ServiceError::NoTable { service, map, room });
+        Ok(drawn)
+    }
+
+    fn room_of(&self, map: &str) -> u32 {
+        let usage = self.usage();
+        let of = usage.maps.iter().find(|of| of.0 == map);
+        of.map_or(0, |of| of.3)
     }
 
     /// What a plan takes. A set that a frontend leaves, for another one or for good, is not changed in its place: who has
@@ -176,7 +195,7 @@ impl<T: Tables> Publisher<T> {
                         outside,
                         service: number,
                         affinity_seconds: port.affinity_seconds,
-                        flags: flags(plan, frontend),
+                        flags: flags(plan, port, frontend),
                     };
                     wanted.insert(key(port.protocol, frontend.at), value);
                 }
@@ -239,10 +258,7 @@ impl<T: Tables> Publisher<T> {
         // What is in no set that is used takes no new connections, either.
         let sets = |wanted: bool| {
             let roles = (0..ROLES).filter(move |&role| is_used[role] == wanted);
-            roles.filter_map(|role| match plans[role] {
-                SetPlan::Balance(endpoints) => Some(endpoints),
-                SetPlan::Refuse | SetPlan::Drop => None,
-            })
+            roles.filter_map(|role| plans[role].endpoints())
         };
         let is_in_none = |at: &&SocketAddr| !sets(true).any(|set| set.contains(*at));
         let unused = sets(false).flatten().filter(is_in_none);
@@ -277,7 +293,21 @@ impl<T: Tables> Publisher<T> {
         let set = match plan {
             SetPlan::Refuse => Set::new(Kind::Refuse, 0, 0),
             SetPlan::Drop => Set::new(Kind::Drop, 0, 0),
-            SetPlan::Balance(endpoints) => self.balance(now, endpoints, protocol, draft)?,
+            SetPlan::Balance(endpoints) => {
+                let ids = self.members(now, endpoints, protocol, draft)?;
+                self.balance(now, ids.len() as u32, |_| ids, draft)?
+            }
+            SetPlan::Consistent(endpoints) => {
+                let ids = self.members(now, endpoints, protocol, draft)?;
+                let length = self.tables.table_length(ids.len());
+                let length = length.ok_or(Full("SLOTS"))?;
+                self.balance(
+                    now,
+                    length,
+                    |length| consistent::ids(endpoints, &ids, length),
+                    draft,
+                )?
+            }
         };
         if let Some(old) = old
             && !left.contains(&old)
@@ -290,13 +320,14 @@ impl<T: Tables> Publisher<T> {
         Ok(index)
     }
 
-    fn balance(
+    /// Ids of a set's endpoints, in their order.
+    fn members(
         &mut self,
         now: Instant,
         endpoints: &BTreeSet<SocketAddr>,
         protocol: Protocol,
         draft: &mut Draft,
-    ) -> Result<Set, Full> {
+    ) -> Result<Vec<u32>, Full> {
         let mut ids = Vec::with_capacity(endpoints.len());
         for at in endpoints {
             let endpoint = Endpoint::new(protocol, *at);
@@ -308,29 +339,52 @@ impl<T: Tables> Publisher<T> {
             draft.members.push(id);
             ids.push(id);
         }
-        let count = ids.len() as u32;
+        Ok(ids)
+    }
+
+    /// A set of so many slots, in which are these once there is room for them.
+    fn balance(
+        &mut self,
+        now: Instant,
+        count: u32,
+        ids: impl FnOnce(u32) -> Vec<u32>,
+        draft: &mut Draft,
+    ) -> Result<Set, Full> {
         let base = self.slots.take(now, count).ok_or(Full("SLOTS"))?;
-        draft.ranges.push((base, ids));
+        draft.ranges.push((base, ids(count)));
         Ok(Set::new(Kind::Balance, base, count))
     }
 
     /// Whether a set is as planned already.
     fn holds(&self, index: u32, plan: &SetPlan, protocol: Protocol) -> bool {
         let set = self.tables.set(index);
-        match (set.kind(), plan) {
-            (Kind::Refuse, SetPlan::Refuse) | (Kind::Drop, SetPlan::Drop) => true,
-            (Kind::Balance, SetPlan::Balance(endpoints)) => {
-                let is = |(slot, at): (u32, &SocketAddr)| {
-                    let endpoint = Endpoint::new(protocol, *at);
-                    let id = self.backends.get(&self.tables, endpoint);
-                    let wanted = id.map(|id| self.backends.slot(&self.tables, id));
-                    wanted == Some(self.tables.slot(slot))
-                };
-                set.count() as usize == endpoints.len()
-                    && !self.broken.contains(&index)
-                    && (set.base()..).zip(endpoints).all(is)
+        let endpoints = match (set.kind(), plan) {
+            (Kind::Refuse, SetPlan::Refuse) | (Kind::Drop, SetPlan::Drop) => return true,
+            (Kind::Balance, SetPlan::Balance(endpoints) | SetPlan::Consistent(endpoints)) => {
+                endpoints
             }
-            _ => false,
+            _ => return false,
+        };
+        if self.broken.contains(&index) {
+            return false;
+        }
+        let slot = |at: &SocketAddr| {
+            let id = self
+                .backends
+                .get(&self.tables, Endpoint::new(protocol, *at))?;
+            Some(self.backends.slot(&self.tables, id))
+        };
+        match plan {
+            SetPlan::Consistent(_) => {
+                let wanted: Option<Vec<Slot>> = endpoints.iter().map(slot).collect();
+                wanted.is_some_and(|wanted| {
+                    consistent::is_table(&self.tables, set, endpoints, &wanted)
+                })
+            }
+            _ => {
+                let is = |(index, at)| slot(at) == Some(self.tables.slot(index));
+                set.count() as usize == endpoints.len() && (set.base()..).zip(endpoints).all(is)
+            }
         }
     }
 

@@ -4,10 +4,12 @@ use super::{
     roles::{self, ROLES},
     sources,
 };
-use crate::plan::services::{FrontendKind, FrontendPlan, PortPlan, Protocol, ServicePlan};
+use crate::plan::services::{FrontendKind, FrontendPlan, PortPlan, Protocol, ServicePlan, SetPlan};
 use sinabro_common::abi::{
     Addr,
-    service::{FRONTEND_GUARDED, FRONTEND_NODE_PORT, FRONTEND_OF_NODE, FrontendKey},
+    service::{
+        FRONTEND_CONSISTENT, FRONTEND_GUARDED, FRONTEND_NODE_PORT, FRONTEND_OF_NODE, FrontendKey,
+    },
 };
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -34,15 +36,21 @@ pub fn key(protocol: Protocol, at: SocketAddr) -> FrontendKey {
 }
 
 /// How programs take a frontend.
-pub fn flags(plan: &ServicePlan, frontend: &FrontendPlan) -> u32 {
-    match frontend.kind {
+pub fn flags(plan: &ServicePlan, port: &PortPlan, frontend: &FrontendPlan) -> u32 {
+    let [_, outside] = port.sets[family_of(&frontend.at)].of(frontend.kind);
+    let how = match outside {
+        SetPlan::Consistent(_) if !frontend.is_of_node() => FRONTEND_CONSISTENT,
+        _ => 0,
+    };
+    let who = match frontend.kind {
         FrontendKind::NodePort if frontend.is_of_node() => FRONTEND_OF_NODE,
         FrontendKind::NodePort => FRONTEND_NODE_PORT,
         FrontendKind::LoadBalancer if sources::is_guarded(plan, frontend.at.is_ipv4()) => {
             FRONTEND_GUARDED
         }
         FrontendKind::ClusterIp | FrontendKind::ExternalIp | FrontendKind::LoadBalancer => 0,
-    }
+    };
+    who | how
 }
 
 /// Which sets the frontends of a family have.

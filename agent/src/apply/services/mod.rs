@@ -3,6 +3,7 @@
 //! - [`Publisher`]: one Service's plan at a time, or many; what has no room waits for it;
 //! - `draft`, `keys`: what a plan takes, before anything is written; `staged`: how it is written;
 //! - [`room`], [`backends`], `index`: which entries are free, and whose the others are;
+//! - `consistent`: tables by which all nodes say the same of a client;
 //! - [`sources`]: who may use frontends that not everybody may;
 //! - `restore`: what an earlier agent left;
 //! - `report`: what is published, for people.
@@ -18,6 +19,7 @@
 pub mod backends;
 #[cfg(test)]
 mod busy;
+mod consistent;
 mod draft;
 mod index;
 mod keys;
@@ -58,7 +60,7 @@ const REFUSES: u32 = 0;
 /// Services that are published together, for one system call's worth of frontends.
 const TOGETHER: usize = 256;
 
-/// Why a Service is not as it should be. What it was before stays.
+/// Why a Service is not as it should be. What it was before stays, but for [`ServiceError::NoTable`].
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ServiceError {
     #[error(
@@ -76,6 +78,15 @@ pub enum ServiceError {
         service: ServiceName,
         at: SocketAddr,
         holder: ServiceName,
+    },
+    /// But it is published.
+    #[error(
+        "service {service} is balanced by chance: its table of clients does not fit into the map {map}, which has room for {room}, and needs it twice while endpoints change; it gets one once others are gone"
+    )]
+    NoTable {
+        service: ServiceName,
+        map: &'static str,
+        room: u32,
     },
     #[error("service {service} cannot be published")]
     Maps {
@@ -407,12 +418,14 @@ impl<T: Tables> Publisher<T> {
         if set.kind() != Kind::Balance {
             return;
         }
-        for slot in set.base()..set.base() + set.count() {
-            let id = self.tables.slot(slot).backend;
+        for id in consistent::members(&self.tables, set) {
             self.backends.out_of_set(id);
             self.backends.tell(&self.tables, now, id);
         }
         self.slots.rest(now, set.base(), set.count());
+        let mut waiting = self.waiting.values();
+        // Which may fit now.
+        self.has_gone |= waiting.any(|error| matches!(error, ServiceError::NoTable { .. }));
     }
 
     /// One that no affinity is of: those that were are forgotten by programs, if at all, long after.

@@ -1,18 +1,20 @@
 //! What is published, for people: read from the maps.
 
-use super::{Applied, AppliedPort, Publisher, Usage, backends::at, tables::Tables};
+use super::{Applied, AppliedPort, Publisher, Usage, backends::at, consistent, tables::Tables};
 use crate::{datapath::net_of_prefix, plan::services::ServiceName};
 use ipnet::IpNet;
 use sinabro_common::{
-    abi::service::{BACKEND_DRAINING, FRONTEND_GUARDED, Frontend, FrontendKey, Kind},
+    abi::service::{
+        BACKEND_DRAINING, FRONTEND_CONSISTENT, FRONTEND_GUARDED, Frontend, FrontendKey, Kind,
+    },
     api::{
         SERVICE_ENDPOINTS_OF_A_PAGE, SERVICE_ENDPOINTS_OF_A_SET, SERVICES_OF_A_PAGE,
-        ServiceClients, ServiceMapUsage, ServiceOutcome, ServicePortReport, ServiceReport,
-        ServiceSetReport, ServiceUsage, ServicesPage, protocol_name,
+        ServiceBalancing, ServiceClients, ServiceMapUsage, ServiceOutcome, ServicePortReport,
+        ServiceReport, ServiceSetReport, ServiceUsage, ServicesPage, protocol_name,
     },
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     ops::Bound,
 };
@@ -108,7 +110,8 @@ impl<T: Tables> Publisher<T> {
             key.proto == proto && frontend.service == port.number
         };
         let mut affinity_seconds = 0;
-        let mut sets: BTreeMap<(u32, ServiceClients, bool), Vec<SocketAddr>> = BTreeMap::new();
+        let mut sets: BTreeMap<(u32, ServiceClients, bool, bool), Vec<SocketAddr>> =
+            BTreeMap::new();
         for (key, frontend) in frontends.iter().filter(own) {
             affinity_seconds = frontend.affinity_seconds;
             let at = SocketAddr::new(address(key), u16::from_be_bytes(key.port));
@@ -120,15 +123,17 @@ impl<T: Tables> Publisher<T> {
                     (frontend.outside, ServiceClients::Outside),
                 ],
             };
+            let is_consistent = frontend.flags & FRONTEND_CONSISTENT != 0;
             for (set, clients) in clients {
-                let of = (set, clients, is_guarded);
+                let is_consistent = is_consistent && clients == ServiceClients::Outside;
+                let of = (set, clients, is_guarded, is_consistent);
                 sets.entry(of).or_default().push(at);
             }
         }
         let ranges = self.sources.of(port.number).filter_map(net_of_prefix);
         let ranges: Vec<IpNet> = ranges.take(SERVICE_ENDPOINTS_OF_A_SET).collect();
-        let set = |((index, clients, is_guarded), frontends)| {
-            let mut report = self.set_report(index, clients, frontends);
+        let set = |((index, clients, is_guarded, is_consistent), frontends)| {
+            let mut report = self.set_report(index, clients, is_consistent, frontends);
             if is_guarded {
                 report.source_ranges.clone_from(&ranges);
             }
@@ -155,25 +160,39 @@ impl<T: Tables> Publisher<T> {
         &self,
         index: u32,
         clients: ServiceClients,
+        is_consistent: bool,
         frontends: Vec<SocketAddr>,
     ) -> ServiceSetReport {
         let set = self.tables.set(index);
-        let (outcome, count) = match set.kind() {
-            Kind::Balance => (ServiceOutcome::Balance, set.count()),
-            Kind::Refuse => (ServiceOutcome::Refuse, 0),
-            Kind::Drop => (ServiceOutcome::Drop, 0),
-        };
-        let slots = set.base()..set.base().saturating_add(count);
-        let endpoint = |slot| self.tables.backend(self.tables.slot(slot).backend);
-        let endpoints = slots.take(SERVICE_ENDPOINTS_OF_A_SET).filter_map(endpoint);
-        ServiceSetReport {
+        let is_table = is_consistent && set.kind() == Kind::Balance;
+        let endpoint = |id| self.tables.backend(id).map(|backend| at(&backend));
+        let mut report = ServiceSetReport {
             frontends,
             clients,
-            outcome,
-            endpoints: endpoints.map(|backend| at(&backend)).collect(),
-            count,
+            outcome: match set.kind() {
+                Kind::Balance => ServiceOutcome::Balance,
+                Kind::Refuse => ServiceOutcome::Refuse,
+                Kind::Drop => ServiceOutcome::Drop,
+            },
+            balancing: is_table.then_some(ServiceBalancing::Maglev),
+            endpoints: Vec::new(),
+            count: 0,
             source_ranges: Vec::new(),
+        };
+        if is_table {
+            let all = consistent::members(&self.tables, set);
+            report.count = all.len() as u32;
+            // In the order that they have in others.
+            let all: BTreeSet<SocketAddr> = all.into_iter().filter_map(endpoint).collect();
+            report.endpoints = all.into_iter().take(SERVICE_ENDPOINTS_OF_A_SET).collect();
+        } else if report.outcome == ServiceOutcome::Balance {
+            report.count = set.count();
+            let slots = set.base()..set.base().saturating_add(set.count());
+            let ids = slots.map(|slot| self.tables.slot(slot).backend);
+            let ids = ids.take(SERVICE_ENDPOINTS_OF_A_SET);
+            report.endpoints = ids.filter_map(endpoint).collect();
         }
+        report
     }
 }
 

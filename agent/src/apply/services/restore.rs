@@ -4,6 +4,7 @@
 use super::{
     Applied, AppliedPort, Family, Publisher, REFUSES, anywhere,
     backends::Backends,
+    consistent,
     keys::{family_of, key},
     roles::{self, ROLES},
     room::{Ids, Ranges},
@@ -76,8 +77,8 @@ impl<T: Tables> Publisher<T> {
                 broken.insert(index);
                 continue;
             }
-            for slot in ids {
-                in_sets[tables.slot(slot).backend as usize] += 1;
+            for id in consistent::members(&tables, set) {
+                in_sets[id as usize] += 1;
             }
         }
         let sets = Ids::without(REFUSES + 1, room.sets, in_use);

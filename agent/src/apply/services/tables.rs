@@ -1,6 +1,9 @@
 //! The maps, as the publisher writes them.
 
-use crate::datapath::{ClientPrefix, Datapath, DatapathError, ServiceRoom, Services, grace};
+use crate::{
+    datapath::{ClientPrefix, Datapath, DatapathError, ServiceRoom, Services, grace},
+    plan::services::maglev,
+};
 use sinabro_common::abi::service::{Backend, Frontend, FrontendKey, Set, Slot};
 use std::sync::Arc;
 
@@ -10,6 +13,11 @@ pub trait Tables {
 
     fn room(&self) -> ServiceRoom {
         self.maps().room()
+    }
+
+    /// Of a table for so many endpoints; none if they are too many for any.
+    fn table_length(&self, endpoints: usize) -> Option<u32> {
+        maglev::length(endpoints)
     }
 
     /// Waits until no program runs that has read what is not there any more; false if that cannot be known.

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     datapath::ClientPrefix,
-    plan::services::{FrontendKind, FrontendPlan, PortPlan, SetPlan, Sets},
+    plan::services::{FrontendKind, FrontendPlan, PortPlan, SetPlan, Sets, maglev},
 };
 use proptest::{collection::vec, prelude::*};
 use sinabro_common::abi::service::{
@@ -76,6 +76,13 @@ struct Watched {
 impl Tables for Watched {
     fn maps(&self) -> &crate::datapath::Services {
         &self.maps
+    }
+
+    /// Primes that are no less than the number of endpoints.
+    fn table_length(&self, endpoints: usize) -> Option<u32> {
+        [3, 7]
+            .into_iter()
+            .find(|&length| length as usize >= endpoints)
     }
 
     fn wait_for_programs(&self) -> bool {
@@ -321,7 +328,9 @@ fn planned(plan: &ServicePlan) -> Fates {
     let fate = |plan: &SetPlan| match plan {
         SetPlan::Refuse => Fate::Refused,
         SetPlan::Drop => Fate::Dropped,
-        SetPlan::Balance(endpoints) => Fate::OneOf(endpoints.clone()),
+        SetPlan::Balance(endpoints) | SetPlan::Consistent(endpoints) => {
+            Fate::OneOf(endpoints.clone())
+        }
     };
     let of_port = plan.ports.values().flat_map(|port| {
         port.frontends.iter().map(move |frontend| {
@@ -477,10 +486,14 @@ impl World {
     fn settle(&mut self) {
         let publisher = self.publisher.as_ref().unwrap();
         publisher.tables.look();
-        let waiting: BTreeSet<_> = publisher.waiting().map(|(name, _)| name.clone()).collect();
+        let waiting: BTreeMap<_, _> = publisher.waiting().collect();
         for (name, plan) in &self.wanted {
             match plan {
-                _ if waiting.contains(name) => {}
+                Some(plan) if is_without_table(waiting.get(name)) => {
+                    let plan = plan.by_chance().unwrap();
+                    self.applied.insert(name.clone(), plan);
+                }
+                _ if waiting.contains_key(name) => {}
                 Some(plan) => drop(self.applied.insert(name.clone(), plan.clone())),
                 None => drop(self.applied.remove(name)),
             }
@@ -506,16 +519,21 @@ impl World {
                 let number = of_port.first().map(|frontend| frontend.service);
                 for (frontend, planned) in of_port.iter().zip(&port.frontends) {
                     assert_eq!(Some(frontend.service), number);
-                    assert_eq!(frontend.flags, flags(plan, planned));
+                    assert_eq!(frontend.flags, flags(plan, port, planned));
                     assert_eq!(frontend.affinity_seconds, port.affinity_seconds);
                 }
                 assert!(number.is_none_or(|number| number != 0 && numbers.insert(number)));
+                for (frontend, planned) in of_port.iter().zip(&port.frontends) {
+                    let sets = &port.sets[usize::from(planned.at.is_ipv6())];
+                    let [_, outside] = sets.of(planned.kind);
+                    self.check_table(frontend.outside, outside);
+                }
                 for frontend in &port.frontends {
                     let sets = &port.sets[usize::from(frontend.at.is_ipv6())];
                     let all = roles::of(sets);
                     for (role, set) in all.iter().enumerate() {
                         let of = |at: &SocketAddr| (*at, port.protocol.number());
-                        if let SetPlan::Balance(endpoints) = set {
+                        if let Some(endpoints) = set.endpoints() {
                             let used = roles::of_kind(frontend.kind).contains(&role);
                             let into = if used { &mut in_sets } else { &mut others };
                             into.extend(endpoints.iter().map(of));
@@ -538,6 +556,24 @@ impl World {
             }
         }
         assert!(in_sets.is_empty(), "{in_sets:?} do not serve");
+    }
+
+    /// Whether each client has the endpoint that all nodes say it has.
+    fn check_table(&self, set: u32, plan: &SetPlan) {
+        let SetPlan::Consistent(endpoints) = plan else {
+            return;
+        };
+        let set = self.maps.set(set).unwrap();
+        let all: Vec<_> = endpoints.iter().copied().collect();
+        let slots = set.base()..set.base() + set.count();
+        let has = |slot| {
+            let slot = self.maps.slot(slot).unwrap();
+            at(&self.maps.backend(slot.backend).unwrap())
+        };
+        let wanted = maglev::table(endpoints, set.count()).into_iter();
+        let wanted: Vec<_> = wanted.map(|who| all[who as usize]).collect();
+        assert_eq!(slots.map(has).collect::<Vec<_>>(), wanted);
+        assert!([3, 7].contains(&set.count()), "{}", set.count());
     }
 
     /// A new agent, which hears of all Services again.
@@ -589,7 +625,9 @@ impl World {
         // What has no room now may be as it was, or out. It is given up.
         loop {
             let publisher = self.publisher.as_mut().unwrap();
-            let waiting: Vec<_> = publisher.waiting().map(|(name, _)| name.clone()).collect();
+            let waiting = publisher.waiting();
+            let waiting = waiting.filter(|(_, error)| !is_without_table(Some(error)));
+            let waiting: Vec<_> = waiting.map(|(name, _)| name.clone()).collect();
             if waiting.is_empty() {
                 break;
             }
@@ -613,6 +651,11 @@ impl World {
     }
 }
 
+/// Whether it is published, but for a table.
+fn is_without_table(error: Option<&&ServiceError>) -> bool {
+    matches!(error, Some(ServiceError::NoTable { .. }))
+}
+
 fn name(at: usize) -> ServiceName {
     ServiceName::new("test", &format!("s{at}"))
 }
@@ -631,13 +674,17 @@ fn set() -> impl Strategy<Value = SetPlan> {
 
 fn sets() -> impl Strategy<Value = Sets> {
     let draining = proptest::collection::btree_set(endpoint(), 0..3);
-    (set(), set(), set(), 0..4u8, draining).prop_map(
-        |(internal, cluster, external, alike, draining)| {
+    (set(), set(), set(), 0..4u8, any::<bool>(), draining).prop_map(
+        |(internal, cluster, external, alike, is_consistent, draining)| {
             let (cluster, external) = match alike {
                 0 => (internal.clone(), internal.clone()),
                 1 => (internal.clone(), external),
                 2 => (cluster.clone(), cluster),
                 _ => (cluster, external),
+            };
+            let external = match external {
+                SetPlan::Balance(endpoints) if is_consistent => SetPlan::Consistent(endpoints),
+                other => other,
             };
             Sets {
                 internal,
@@ -661,6 +708,7 @@ fn in_ipv6(sets: &Sets) -> Sets {
     };
     let set = |plan: &SetPlan| match plan {
         SetPlan::Balance(endpoints) => SetPlan::Balance(endpoints.iter().map(of).collect()),
+        SetPlan::Consistent(endpoints) => SetPlan::Consistent(endpoints.iter().map(of).collect()),
         other => other.clone(),
     };
     Sets {

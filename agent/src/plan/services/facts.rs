@@ -31,6 +31,8 @@ pub struct Service {
     pub internal_local: bool,
     /// externalTrafficPolicy: whether what comes from outside goes to this node's endpoints alone.
     pub external_local: bool,
+    /// Whether clients outside have their endpoints by who they are, the same by all nodes.
+    pub external_consistent: bool,
     /// None if it has nothing of that.
     pub external: Option<Box<External>>,
 }

@@ -3,9 +3,11 @@
 //! - [`facts`]: what is known of Services and their endpoints, small enough for very many;
 //! - [`node_ports`]: which of the node's addresses have node ports;
 //! - [`plan`]: what that comes to on this node;
+//! - [`maglev`]: which endpoint has which part of the clients, where all nodes are to say the same;
 //! - [`why`]: why an endpoint has no part in it.
 
 pub mod facts;
+pub mod maglev;
 pub mod node_ports;
 pub mod plan;
 pub mod why;
@@ -133,11 +135,22 @@ impl ServicePlan {
     /// Every endpoint that takes new connections to the Service's cluster addresses.
     pub fn endpoints(&self) -> BTreeSet<SocketAddr> {
         let sets = self.ports.values().flat_map(|port| &port.sets);
-        let balanced = sets.filter_map(|sets| match &sets.internal {
-            SetPlan::Balance(endpoints) => Some(endpoints),
-            SetPlan::Refuse | SetPlan::Drop => None,
-        });
+        let balanced = sets.filter_map(|sets| sets.internal.endpoints());
         balanced.flatten().copied().collect()
+    }
+
+    /// The same with nothing that takes a table ([`SetPlan::Consistent`]); none if nothing does.
+    pub fn by_chance(&self) -> Option<Self> {
+        let mut plan = self.clone();
+        let sets = plan.ports.values_mut().flat_map(|port| &mut port.sets);
+        let mut has_any = false;
+        for sets in sets {
+            if let SetPlan::Consistent(endpoints) = &mut sets.external {
+                sets.external = SetPlan::Balance(std::mem::take(endpoints));
+                has_any = true;
+            }
+        }
+        has_any.then_some(plan)
     }
 }
 
@@ -159,7 +172,8 @@ pub struct Sets {
     pub internal: SetPlan,
     /// To any other frontend, by pods and the nodes themselves: no policy holds for them.
     pub cluster: SetPlan,
-    /// To any other frontend, by clients outside of the cluster: as externalTrafficPolicy has it.
+    /// To any other frontend, by clients outside of the cluster: as externalTrafficPolicy has it. The only one that may
+    /// be [`SetPlan::Consistent`].
     pub external: SetPlan,
     /// Endpoints that serve and are in none of the sets: they take no new connections here and finish those they have.
     pub draining: BTreeSet<SocketAddr>,
@@ -180,12 +194,24 @@ impl Sets {
 /// What becomes of a new connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SetPlan {
-    /// To one of these; never empty.
+    /// To one of these, by chance; never empty.
     Balance(BTreeSet<SocketAddr>),
+    /// To one of these, by who the client is ([`maglev`]); never empty.
+    Consistent(BTreeSet<SocketAddr>),
     /// Told that nobody is there: the Service has no endpoint anywhere.
     Refuse,
     /// Without a word: the Service has endpoints, but none that these clients may have.
     Drop,
+}
+
+impl SetPlan {
+    /// Whom new connections may go to.
+    pub fn endpoints(&self) -> Option<&BTreeSet<SocketAddr>> {
+        match self {
+            Self::Balance(endpoints) | Self::Consistent(endpoints) => Some(endpoints),
+            Self::Refuse | Self::Drop => None,
+        }
+    }
 }
 
 /// An address and port that clients use.

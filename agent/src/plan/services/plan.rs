@@ -4,6 +4,9 @@
 //! cluster the ready ones, by hints those that are meant for this node or its zone; for this node alone the ready ones that are
 //! here; and in either case, if there are none, those that serve although they terminate. The two families know nothing
 //! of each other.
+//!
+//! Where clients outside have their endpoints by who they are, hints are not for them: nodes of different zones would lead
+//! one client to different endpoints.
 
 use super::{
     FrontendKind, FrontendPlan, HealthCheck, PortPlan, ServicePlan, SetPlan, Sets,
@@ -187,21 +190,26 @@ fn sets(service: &Service, endpoints: &BTreeMap<SocketAddr, &Endpoint>, here: &H
         false => SetPlan::Balance(set),
     };
     let local = || balance(usable(endpoints, |endpoint| is_here(endpoint, here)));
-    let cluster = balance(hinted(endpoints, here).unwrap_or(cluster));
+    let meant = balance(hinted(endpoints, here).unwrap_or_else(|| cluster.clone()));
     let policy = |is_local| match is_local {
         true => local(),
-        false => cluster.clone(),
+        false => meant.clone(),
+    };
+    let external = match service.external_consistent {
+        false => policy(service.external_local),
+        true if service.external_local => local().by_client(),
+        true => SetPlan::Consistent(cluster),
     };
     let mut sets = Sets {
         internal: policy(service.internal_local),
-        external: policy(service.external_local),
-        cluster,
+        external,
+        cluster: meant,
         draining: BTreeSet::new(),
     };
     let is_new = |at: &SocketAddr| {
         let all = [&sets.internal, &sets.cluster, &sets.external];
-        !all.iter()
-            .any(|set| matches!(set, SetPlan::Balance(set) if set.contains(at)))
+        let mut all = all.into_iter().filter_map(SetPlan::endpoints);
+        !all.any(|set| set.contains(at))
     };
     sets.draining = serving(endpoints).filter(is_new).collect();
     sets
@@ -256,6 +264,16 @@ fn serving(endpoints: &BTreeMap<SocketAddr, &Endpoint>) -> impl Iterator<Item = 
         .iter()
         .filter(|(_, endpoint)| endpoint.condition.is(Condition::SERVING));
     serving.map(|(at, _)| *at)
+}
+
+impl SetPlan {
+    /// The same endpoints, but chosen by who the client is.
+    fn by_client(self) -> Self {
+        match self {
+            Self::Balance(endpoints) => Self::Consistent(endpoints),
+            other => other,
+        }
+    }
 }
 
 impl Sets {

@@ -82,10 +82,8 @@ fn planned(service: &Service, endpoints: &[Endpoint]) -> [Sets; 2] {
 
 /// What is in a set: the last number of each IPv4 address.
 fn numbers(set: &SetPlan) -> Vec<u8> {
-    match set {
-        SetPlan::Balance(set) => ends(set),
-        other => panic!("{other:?}"),
-    }
+    let endpoints = set.endpoints();
+    ends(endpoints.unwrap_or_else(|| panic!("{set:?}")))
 }
 
 fn ends(set: &BTreeSet<SocketAddr>) -> Vec<u8> {
@@ -391,6 +389,41 @@ fn hints_choose_for_the_cluster_alone_and_only_where_all_ready_endpoints_have_so
 }
 
 #[test]
+fn by_maglev_clients_outside_have_the_same_endpoints_of_all_nodes() {
+    let endpoints = [
+        hinted("10.0.0.1", "n1", "rs", &["a"], &["n1"]),
+        hinted("10.0.0.2", "n2", "rs", &["b"], &["n2"]),
+    ];
+    let mut service = service();
+    service.external_consistent = true;
+    let sets = &planned(&service, &endpoints)[0];
+    assert!(matches!(sets.external, SetPlan::Consistent(_)));
+    let all = [&sets.internal, &sets.cluster, &sets.external].map(numbers);
+    assert_eq!(
+        all,
+        [vec![1], vec![1], vec![1, 2]],
+        "hints are not for them"
+    );
+    assert!(matches!(sets.cluster, SetPlan::Balance(_)));
+    assert_eq!(ends(&sets.draining), [0u8; 0]);
+    // Local stays Local.
+    service.external_local = true;
+    let sets = &planned(&service, &endpoints)[0];
+    assert!(matches!(sets.external, SetPlan::Consistent(_)));
+    assert_eq!(numbers(&sets.external), [1]);
+    let sets = &planned(&service, &endpoints[1..])[0];
+    assert_eq!(sets.external, SetPlan::Drop);
+    assert_eq!(planned(&service, &[])[0].external, SetPlan::Refuse);
+
+    // Where there is no room for it.
+    let plan = plan(&service, &[&slice(&endpoints)], &here());
+    service.external_consistent = false;
+    let without = super::plan(&service, &[&slice(&endpoints)], &here());
+    assert_eq!(plan.by_chance(), Some(without.clone()));
+    assert_eq!(without.by_chance(), None);
+}
+
+#[test]
 fn frontends_of_every_kind() {
     let mut service = service();
     service.affinity_seconds = 10_800;
@@ -577,8 +610,9 @@ fn any_slice() -> impl Strategy<Value = Slice> {
 }
 
 fn any_service() -> impl Strategy<Value = Service> {
-    any::<(bool, bool, bool)>().prop_map(|(internal_local, external_local, is_dual)| {
+    any::<[bool; 4]>().prop_map(|[internal_local, external_local, is_dual, is_consistent]| {
         let mut service = service();
+        service.external_consistent = is_consistent;
         service.internal_local = internal_local;
         service.external_local = external_local;
         service.cluster_v6 = service.cluster_v6.filter(|_| is_dual);
@@ -635,12 +669,10 @@ proptest! {
         };
         for sets in &plan.ports["http"].sets {
             let all = [&sets.internal, &sets.cluster, &sets.external];
-            let balanced = all.map(|set| match set {
-                SetPlan::Balance(set) => {
-                    assert!(!set.is_empty());
-                    set.clone()
-                }
-                _ => BTreeSet::new(),
+            let balanced = all.map(|set| {
+                let endpoints = set.endpoints();
+                assert!(endpoints.is_none_or(|set| !set.is_empty()));
+                endpoints.cloned().unwrap_or_default()
             });
             for at in balanced.iter().flatten() {
                 let is_usable = |endpoint: &&Endpoint| {

@@ -30,12 +30,20 @@ struct Annotations {
     /// When the pod or Service changed for which the endpoints did.
     #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
     trigger_time: String,
+    /// [`sinabro_common::names::SERVICE_BALANCING_ANNOTATION`].
+    #[serde(rename = "sinabro.io/service-balancing")]
+    balancing: String,
 }
 
 impl Metadata {
     /// What this change of endpoints came of, if whoever made them says so.
     pub fn trigger_time(&self) -> Option<Timestamp> {
         self.annotations.trigger_time.parse().ok()
+    }
+
+    /// How a Service is to be balanced; empty if it does not say.
+    pub fn balancing(&self) -> &str {
+        &self.annotations.balancing
     }
 }
 

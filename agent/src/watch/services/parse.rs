@@ -12,6 +12,7 @@ use crate::{
     watch::nodes_parse::cut,
 };
 use ipnet::IpNet;
+use sinabro_common::names::{MAGLEV, SERVICE_BALANCING_ANNOTATION};
 use std::{net::IpAddr, sync::Arc};
 
 /// sessionAffinityConfig's default.
@@ -125,9 +126,21 @@ pub fn service(object: &ApiService, common: &mut Common) -> Result<Service, Stri
     let balances = spec.r#type == "LoadBalancer";
     let is_reached = balances || spec.r#type == "NodePort" || !spec.external_ips.is_empty();
     service.external_local = is_reached && spec.external_traffic_policy == "Local";
+    service.external_consistent = is_reached && object.metadata.balancing() == MAGLEV;
     let external = external(object, balances && service.external_local)?;
     service.external = (external != External::default()).then(|| Box::new(external));
     Ok(service)
+}
+
+/// What a Service asks for that is nothing, and changes nothing.
+pub fn unknown_wish(metadata: &Metadata) -> Option<String> {
+    match metadata.balancing() {
+        "" | MAGLEV => None,
+        other => Some(format!(
+            "metadata.annotations: {SERVICE_BALANCING_ANNOTATION} `{}` is not `{MAGLEV}`",
+            cut(other)
+        )),
+    }
 }
 
 fn affinity(object: &ApiService) -> Result<u32, String> {

@@ -291,7 +291,13 @@ impl Known {
         };
         match facts(&mut self.common) {
             Ok(service) => {
-                self.good(Kind::Services, metadata);
+                match parse::unknown_wish(metadata) {
+                    None => self.good(Kind::Services, metadata),
+                    Some(why) => {
+                        let object = describe(Kind::Services, metadata);
+                        self.put_fault(Kind::Services, object, why, "this is passed over");
+                    }
+                }
                 let list = self.lists[Kind::Services as usize];
                 let entry = self.entry(&name);
                 entry.listed = list;
@@ -368,7 +374,7 @@ impl Known {
     }
 
     fn put_unreadable(&mut self, kind: Kind, metadata: &Metadata, why: String) {
-        let (list, object) = (self.lists[kind as usize], describe(kind, metadata));
+        let list = self.lists[kind as usize];
         // As if the list had it as it was.
         let owner = match kind {
             Kind::Services => parse::name(metadata).ok(),
@@ -386,12 +392,18 @@ impl Known {
                 }
             }
         }
-        let new = (why, list);
-        let before = self.faults[kind as usize].get(&object);
-        if before.is_none_or(|(why, _)| *why != new.0) {
-            warn!("{object}: {}; what it said last stays in use", new.0);
+        let object = describe(kind, metadata);
+        self.put_fault(kind, object, why, "what it said last stays in use");
+    }
+
+    /// Notes what is wrong with an object, and says it once, with what becomes of it.
+    fn put_fault(&mut self, kind: Kind, object: String, why: String, so: &str) {
+        let list = self.lists[kind as usize];
+        let faults = &mut self.faults[kind as usize];
+        let before = faults.insert(object.clone(), (why.clone(), list));
+        if before.is_none_or(|(before, _)| before != why) {
+            warn!("{object}: {why}; {so}");
         }
-        self.faults[kind as usize].insert(object, new);
     }
 
     fn remove(&mut self, kind: Kind, metadata: &Metadata) {

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::plan::services::Slice;
 use serde_json::{Value, json};
+use sinabro_common::names::SERVICE_BALANCING_ANNOTATION;
 use tokio::time::timeout;
 
 fn api_service(name: &str, vip: &str) -> Value {
@@ -279,6 +280,32 @@ async fn garbage_costs_the_object_that_it_is_in_and_is_named_as_long_as_it_lasts
     put(&store, &api_service("", "10.96.0.9"));
     put(&store, &api_service("x/y", "10.96.0.9"));
     assert_eq!(store.faults().len(), 2);
+}
+
+#[tokio::test]
+async fn a_wish_for_maglev_is_heard_and_another_one_costs_nothing_but_a_word() {
+    let (store, mut changes) = filled();
+    next(&mut changes).await;
+    let is_consistent = || store.get(&name("a")).unwrap().0.external_consistent;
+    let mut service = api_service("a", "10.96.0.1");
+    service["spec"]["type"] = "NodePort".into();
+    for (wish, heard) in [("maglev", true), ("magleb", false), ("maglev", true)] {
+        service["metadata"]["annotations"] = json!({"sinabro.io/service-balancing": wish});
+        assert_eq!(SERVICE_BALANCING_ANNOTATION, "sinabro.io/service-balancing");
+        put(&store, &service);
+        put(&store, &service);
+        assert_eq!(next(&mut changes).await, ["a"]);
+        assert_eq!(is_consistent(), heard);
+        let fault = store.faults().remove("Service default/a");
+        assert_eq!(
+            fault.is_some_and(|fault| fault.ends_with("`magleb` is not `maglev`")),
+            !heard
+        );
+    }
+    // Nobody reaches it from outside.
+    service["spec"]["type"] = "ClusterIP".into();
+    put(&store, &service);
+    assert!(!is_consistent());
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Clients outside of the cluster, from an uplink to an endpoint and back, wherever that is.
 
+mod consistent;
+
 use super::{
     unallocated::{RANGES, nobody, set},
     *,
