@@ -9,6 +9,7 @@ use sinabro_lab::{
 };
 use sinabro_netlink::route::Route;
 use std::{
+    collections::BTreeSet,
     fs,
     io::{self, ErrorKind, Read as _, Write as _},
     net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
@@ -73,7 +74,12 @@ impl World {
 
     /// Has the Service lead to these endpoints, one of each family, and waits until it does.
     fn lead_to(&self, endpoints: &[[IpAddr; 2]]) {
-        publish(&self.lab, endpoints);
+        self.lead_to_with("", endpoints);
+    }
+
+    /// The same with annotations.
+    fn lead_to_with(&self, annotations: &str, endpoints: &[[IpAddr; 2]]) {
+        publish_with(&self.lab, annotations, endpoints);
         let all: Vec<_> = endpoints.iter().flatten().collect();
         for node in self.lab.nodes() {
             wait_for("the Service to lead there", || {
@@ -129,8 +135,12 @@ fn route(lab: &Lab) {
     }
 }
 
-/// Writes the file of Services of all nodes, at one blow.
 fn publish(lab: &Lab, endpoints: &[[IpAddr; 2]]) {
+    publish_with(lab, "", endpoints);
+}
+
+/// Writes the file of Services of all nodes, at one blow.
+fn publish_with(lab: &Lab, annotations: &str, endpoints: &[[IpAddr; 2]]) {
     let external: Vec<_> = EXTERNAL
         .iter()
         .flatten()
@@ -138,7 +148,7 @@ fn publish(lab: &Lab, endpoints: &[[IpAddr; 2]]) {
         .collect();
     let mut text = format!(
         "kind: Service
-metadata: {{namespace: lab, name: web}}
+metadata: {{namespace: lab, name: web, annotations: {{{annotations}}}}}
 spec:
   type: ClusterIP
   clusterIP: 10.96.0.10
@@ -184,7 +194,7 @@ ports:
     }
 }
 
-/// Says whom it hears, and how much, at its own address.
+/// Says whom it hears, and how much, at its own address; and in datagrams where that is.
 struct Server {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -214,7 +224,7 @@ impl Server {
                         continue;
                     };
                     // As long as the question.
-                    let mut said = format!("{} {len} ", from.ip()).into_bytes();
+                    let mut said = format!("{} {len} {address} ", from.ip()).into_bytes();
                     said.resize(said.len().max(len), b'x');
                     let _ = socket.send_to(&said, from);
                 }
@@ -379,5 +389,47 @@ fn a_connection_from_outside_outlives_its_nodes_agent() {
             world.fail(&format!("connection {number}: {error}"));
         }
         assert!(heard(&said, 15_000).is_ok(), "connection {number}");
+    }
+}
+
+/// Which endpoint answers a datagram from this port.
+fn who_answers(place: &Place, port: u16, to: SocketAddr) -> io::Result<IpAddr> {
+    let from = SocketAddr::new(any(to.ip()), port);
+    let socket = place.run(|| Ok(UdpSocket::bind(from)?)).unwrap();
+    socket.connect(to)?;
+    socket.send(b"hello")?;
+    if !readable(&socket, Instant::now() + PATIENCE).map_err(io::Error::other)? {
+        return Err(ErrorKind::TimedOut.into());
+    }
+    let mut said = [0; 1000];
+    let got = socket.recv(&mut said)?;
+    let said = String::from_utf8_lossy(&said[..got]);
+    let who = said.split(' ').nth(2).and_then(|who| who.parse().ok());
+    who.ok_or(ErrorKind::InvalidData.into())
+}
+
+#[test]
+fn by_maglev_a_client_has_the_same_endpoint_by_every_node() {
+    let world = World::new();
+    let outside = world.lab.outside().place();
+    let all = world.places().map(|(_, at)| at);
+    world.lead_to_with("sinabro.io/service-balancing: maglev", &all);
+    let said = world.lab.node(1).ctl(&["services", "lab/web"]).unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    assert!(said.contains("outside (balancing: maglev)"), "{said}");
+    for family in 0..2 {
+        let ask = |node: usize, port: u16| {
+            let to = SocketAddr::new(EXTERNAL[family][node].parse().unwrap(), PORT);
+            match who_answers(outside, port, to) {
+                Ok(who) => who,
+                Err(error) => world.fail(&format!("{to} from port {port}: {error}")),
+            }
+        };
+        let ports = 20_000..20_040;
+        let [one, other] = [0, 1]
+            .map(|node| -> Vec<IpAddr> { ports.clone().map(|port| ask(node, port)).collect() });
+        assert_eq!(one, other);
+        let used: BTreeSet<_> = one.into_iter().collect();
+        assert_eq!(used, all.iter().map(|at| at[family]).collect());
     }
 }

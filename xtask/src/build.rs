@@ -68,10 +68,8 @@ pub fn release_for(arch: Arch) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// For small static programs: nobody unwinds where a panic aborts, and relocations are packed (Linux needs nothing for it, glibc
-/// 2.36 does).
-const FLAGS: &str = "-C target-feature=+crt-static -C force-unwind-tables=no \
-                     -C link-arg=-Wl,-z,pack-relative-relocs";
+/// Static, wherever they are loaded, with their relocations packed: half a megabyte less of the agent (glibc 2.36 knows how).
+const FLAGS: &str = "-C target-feature=+crt-static -C link-arg=-Wl,-z,pack-relative-relocs";
 
 /// What has cargo build the programs that users get.
 pub fn recipe(command: &mut Command, arch: Arch) {

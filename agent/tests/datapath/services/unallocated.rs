@@ -23,10 +23,10 @@ pub fn nobody(like: IpAddr) -> IpAddr {
     address(like, "10.96.0.77", "fd00:96::77")
 }
 
-/// Everything that a pod may send to an address.
+/// Everything that a pod may send to an address, but for the rest of a connection.
 fn all(from: IpAddr, to: IpAddr) -> Vec<Ip> {
-    let of_protocol = |proto| [SYN, ACK].map(|flags| make(proto, (from, 2000), (to, 80), flags));
-    let mut all: Vec<Ip> = PROTOCOLS.into_iter().flat_map(of_protocol).collect();
+    let of_protocol = |proto| make(proto, (from, 2000), (to, 80), SYN);
+    let mut all: Vec<Ip> = PROTOCOLS.into_iter().map(of_protocol).collect();
     let echo_request = if from.is_ipv4() { 8 } else { 128 };
     all.push(packet::icmp(from, to, echo_request, 7));
     // A part of a datagram whose first part nobody saw.
@@ -48,6 +48,7 @@ fn an_address_of_nobody_leads_nowhere_whatever_is_sent() {
             for ip in &sent {
                 w.dropped(ip, DropReason::ServiceUnallocated);
             }
+            pass(&make(TCP, (client, 2000), (nobody(client), 80), ACK));
             // Next to the range, and a Service's.
             let beside = address(client, "10.97.0.1", "fd00:96::1:1");
             all(client, beside).iter().for_each(pass);
