@@ -1,6 +1,6 @@
 //! Sockets that are bound to a loopback address: what they send keeps that source, to which no other machine can send an
-//! answer, and no pod. So such a socket is refused instead of waiting for one. The kernel gives a bound socket no
-//! other address (`bpf_bind` is for those that have no port yet).
+//! answer, and no pod. So such a socket is refused: else it would wait for one, or hear EINVAL (TCP of IPv4), which tells nobody
+//! anything. The kernel gives a bound socket no other address (`bpf_bind` is for those that have no port yet).
 
 use aya_ebpf::{
     bindings::{bpf_sock, bpf_sock_addr},

@@ -96,7 +96,7 @@ impl Backends {
                 None => backends.index.put(id, endpoint, by_id(tables)),
                 // Both are there until one of them has no use any more.
                 Some(other) if sets > 0 => {
-                    backends.index.remove(other, endpoint, by_id(tables));
+                    backends.index.remove(other, endpoint);
                     backends.index.put(id, endpoint, by_id(tables));
                 }
                 Some(_) => {}
@@ -196,7 +196,7 @@ impl Backends {
         self.serves(tables, id);
         // Let go once, when it loses its last use.
         if self.uses_of(id).none() && before.flags & BACKEND_SERVING != 0 {
-            self.index.remove(id, endpoint, by_id(tables));
+            self.index.remove(id, endpoint);
             self.ids.rest(now, id);
         }
     }

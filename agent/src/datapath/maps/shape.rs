@@ -267,7 +267,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<u32, Backend>("BACKENDS", ARRAY, services.backends, MMAPABLE),
         map::<AffinityKey, Affinity>("AFFINITY", LRU_HASH, MAX_AFFINITIES, 0),
         map::<GuardedPrefix, u8>("SOURCE_RANGES", LPM_TRIE, MAX_SOURCE_RANGES, NO_PREALLOC),
-        map::<Addr, RangeOf>("SERVICE_RANGES", LPM_TRIE, MAX_SERVICE_RANGES, NO_PREALLOC),
+        map::<Prefix, RangeOf>("SERVICE_RANGES", LPM_TRIE, MAX_SERVICE_RANGES, NO_PREALLOC),
         map::<u64, NetNs>("NETNS", HASH, MAX_NETNS, NO_PREALLOC),
         map::<i32, ServiceSocket>(SERVICE_SOCKETS, SK_STORAGE, 0, NO_PREALLOC),
         map::<SocketKey, SocketFrontend>("SOCKET_FRONTENDS", LRU_HASH, MAX_SOCKET_FRONTENDS, 0),
