@@ -209,11 +209,11 @@ impl Server {
         let (stopped, also_stopped) = (stop.clone(), stop.clone());
         let soon = || Instant::now() + Duration::from_millis(200);
         let streams = thread::spawn(move || {
-            let mut open = Vec::new();
             while !stopped.load(Ordering::Relaxed) {
                 if readable(&listener, soon()).unwrap() {
                     let (stream, _) = listener.accept().unwrap();
-                    open.push(thread::spawn(move || echo(stream, address)));
+                    // It ends with its connection.
+                    drop(thread::spawn(move || echo(stream, address)));
                 }
             }
         });
