@@ -222,9 +222,11 @@ fn services_follow_their_file_and_outlive_the_agent() {
     node.stop_agent().unwrap();
     node.start_agent().unwrap();
     node.wait_ready().unwrap();
-    let off = node.ctl(&["services"]).unwrap();
-    assert_eq!(off.status.code(), Some(1));
-    let why = String::from_utf8(off.stderr).unwrap();
+    let off = wait_for("nothing to be translated any more", || {
+        let off = node.ctl(&["services"])?;
+        Ok((off.status.code() == Some(1)).then_some(off))
+    });
+    let why = String::from_utf8(off.unwrap().stderr).unwrap();
     assert!(why.contains("serviceProxy: off"), "{why}");
 }
 

@@ -2,6 +2,7 @@
 
 use super::status::Core;
 use crate::{
+    datapath::Translation,
     plan::services::{ServiceName, why::Unused},
     run::services,
 };
@@ -19,7 +20,10 @@ pub fn answer(core: &Core, request: &Request) -> Option<Result<Response, ApiErro
 }
 
 fn page(core: &Core, after: Option<&str>, only: Option<&str>) -> Result<Response, ApiError> {
-    let Some(known) = &core.services else {
+    // What was translated may have gone on until it ended.
+    let is_over = !core.settings.service_proxy.may_be_on()
+        && matches!(core.datapath.translation(), Ok(Translation::Off));
+    let Some(known) = core.services.as_ref().filter(|_| !is_over) else {
         let text = "this node's Services are not translated by Sinabro (serviceProxy: off)";
         return Err(ApiError::new(ErrorCode::Invalid, text));
     };
