@@ -29,8 +29,13 @@ use std::{
 pub const FILES: &str = "/run/lab";
 /// The list of nodes that the agent reads.
 pub const NODES_FILE: &str = "/run/lab/nodes.yaml";
-/// The Services that an agent reads if it is told to ([`crate::checks::service::FLAGS`]).
+/// The Services that an agent follows if it is told to.
 pub const SERVICES_FILE: &str = "/run/lab/services.yaml";
+/// Has an agent translate the Services of [`SERVICES_FILE`].
+pub const SERVICES_FLAGS: [&str; 2] = [
+    "--service-proxy=on",
+    "--services-file=/run/lab/services.yaml",
+];
 /// What the agent logged, all its runs one after the other.
 pub const LOG_FILE: &str = "/run/lab/agent.log";
 /// Where agents keep programs: the machine's own /var is shared by all nodes. A variable, since
@@ -146,6 +151,13 @@ impl Node {
             Ok(AtomicFile::new(&path).replace(&text)?)
         };
         write().with_context(|| format!("cannot write the nodes file of {}", self.name()))
+    }
+
+    /// Writes [`SERVICES_FILE`], in one step, too.
+    pub fn write_services(&self, text: &str) -> Result<()> {
+        let path = self.namespace.path(SERVICES_FILE);
+        let written = AtomicFile::new(&path).replace(text.as_bytes());
+        written.with_context(|| format!("cannot write the Services of {}", self.name()))
     }
 
     // --- the agent ---

@@ -17,7 +17,6 @@ use sinabro_netlink::{conntrack::Conntrack, sysctl};
 use std::{
     collections::BTreeSet,
     fmt::Write as _,
-    fs,
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::{
         Arc,
@@ -27,7 +26,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-const FILE: &str = "/run/lab/services.yaml";
 /// What is over is forgotten while the test lasts, by us and by netfilter.
 const FLAGS: [&str; 3] = [
     "--services-file=/run/lab/services.yaml",
@@ -80,7 +78,7 @@ impl World {
                 Ok(())
             };
             node.place().run(forget).unwrap();
-            fs::write(node.namespace().path(FILE), "{kind: List, items: []}\n").unwrap();
+            node.write_services("{kind: List, items: []}\n").unwrap();
             start_agent(node, OFF);
         }
         for node in lab.nodes() {
@@ -99,10 +97,7 @@ impl World {
             servers,
         };
         for node in world.lab.nodes() {
-            let path = node.namespace().path(FILE);
-            let beside = path.with_extension("new");
-            fs::write(&beside, world.services()).unwrap();
-            fs::rename(beside, path).unwrap();
+            node.write_services(&world.services()).unwrap();
         }
         world
     }

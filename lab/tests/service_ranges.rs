@@ -1,21 +1,14 @@
 //! Addresses of the Services' ranges that no Service has: an agent that follows a file, and a pod that sends there.
 #![allow(clippy::unwrap_used)]
 
-use sinabro_common::{
-    api::{Request, Response},
-    atomic_file::AtomicFile,
-};
-use sinabro_lab::{Binaries, Lab, Lifetime, Node, Pod, node::SERVICES_FILE, wait::wait_for};
+use sinabro_common::api::{Request, Response};
+use sinabro_lab::{Binaries, Lab, Lifetime, Node, Pod, node::SERVICES_FLAGS, wait::wait_for};
 use std::{
     io::ErrorKind,
     net::{SocketAddr, TcpStream, UdpSocket},
     time::Duration,
 };
 
-const FLAGS: [&str; 2] = [
-    "--service-proxy=on",
-    "--services-file=/run/lab/services.yaml",
-];
 const RANGES: &str = "kind: ServiceCIDR
 metadata: {name: kubernetes}
 spec: {cidrs: [10.96.0.0/16, 'fd00:10:96::/112']}
@@ -33,11 +26,6 @@ fn service(labels: &str) -> String {
         "---\nkind: Service\nmetadata: {{namespace: lab, name: web, labels: {{{labels}}}}}\n\
          spec: {{clusterIP: {v4}, clusterIPs: [{v4}, '{v6}'], ports: [{{protocol: TCP, port: 80}}]}}\n"
     )
-}
-
-fn write(node: &Node, text: &str) {
-    let path = node.namespace().path(SERVICES_FILE);
-    AtomicFile::new(&path).replace(text.as_bytes()).unwrap();
 }
 
 /// How many packets were dropped because nobody has their destination.
@@ -83,13 +71,13 @@ fn connect(pod: &Pod, family: usize) -> ErrorKind {
 fn what_is_for_an_address_that_no_service_has_is_dropped_while_that_is_certain() {
     let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
     let node = lab.node(1);
-    write(node, "{kind: List, items: []}");
-    node.start_agent_with(&FLAGS).unwrap();
+    node.write_services("{kind: List, items: []}").unwrap();
+    node.start_agent_with(&SERVICES_FLAGS).unwrap();
     node.wait_ready().unwrap();
     let pod = node.add_pod("client").unwrap();
     wait_for_drops(node, &pod, 0);
 
-    write(node, RANGES);
+    node.write_services(RANGES).unwrap();
     wait_for_drops(node, &pod, 2);
     let Response::Status(status) = node.ask(Request::Status).unwrap() else {
         panic!("no status");
@@ -102,32 +90,35 @@ fn what_is_for_an_address_that_no_service_has_is_dropped_while_that_is_certain()
         assert_eq!(connect(&pod, family), ErrorKind::TimedOut);
     }
 
-    write(node, &format!("{RANGES}{}", service("")));
+    node.write_services(&format!("{RANGES}{}", service("")))
+        .unwrap();
     wait_for_drops(node, &pod, 0);
     for family in 0..2 {
         assert_eq!(connect(&pod, family), ErrorKind::ConnectionRefused);
     }
     let others = "service.kubernetes.io/service-proxy-name: other";
-    write(node, &format!("{RANGES}{}", service(others)));
+    node.write_services(&format!("{RANGES}{}", service(others)))
+        .unwrap();
     wait_for("the Service to be another's", || {
         let said = node.ctl(&["services", "lab/web"])?;
         Ok((!said.status.success()).then_some(()))
     })
     .unwrap();
     assert_eq!(drops_of(node, &pod), 0);
-    write(node, RANGES);
+    node.write_services(RANGES).unwrap();
     wait_for_drops(node, &pod, 2);
 
     // Who comes after knows Services first.
     node.kill_agent().unwrap();
-    write(node, &format!("{RANGES}{}", service("")));
-    node.start_agent_with(&FLAGS).unwrap();
+    node.write_services(&format!("{RANGES}{}", service("")))
+        .unwrap();
+    node.start_agent_with(&SERVICES_FLAGS).unwrap();
     node.wait_ready().unwrap();
     wait_for_drops(node, &pod, 0);
-    write(node, RANGES);
+    node.write_services(RANGES).unwrap();
     wait_for_drops(node, &pod, 2);
     node.kill_agent().unwrap();
-    let off = [FLAGS[0], FLAGS[1], "--service-cidrs=none"];
+    let off = [&SERVICES_FLAGS[..], &["--service-cidrs=none"]].concat();
     node.start_agent_with(&off).unwrap();
     node.wait_ready().unwrap();
     wait_for_drops(node, &pod, 0);

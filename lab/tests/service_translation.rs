@@ -11,6 +11,7 @@ use sinabro_common::api::{
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
     cni::config,
+    node::SERVICES_FLAGS,
     traffic::{PATIENCE, any, readable},
     wait::wait_for,
 };
@@ -24,10 +25,6 @@ use std::{
     time::Instant,
 };
 
-const FLAGS: [&str; 2] = [
-    "--service-proxy=on",
-    "--services-file=/run/lab/services.yaml",
-];
 const VIPS: [&str; 2] = ["10.96.0.10", "fd00:10:96::10"];
 const PORT: u16 = 80;
 const TARGET: u16 = 8080;
@@ -45,8 +42,8 @@ fn vip(family: usize) -> SocketAddr {
 
 fn start() -> Lab {
     let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
-    fs::write(lab.node(1).namespace().path("/run/lab/services.yaml"), "").unwrap();
-    lab.node(1).start_agent_with(&FLAGS).unwrap();
+    lab.node(1).write_services("").unwrap();
+    lab.node(1).start_agent_with(&SERVICES_FLAGS).unwrap();
     lab.node(1).wait_ready().unwrap();
     lab
 }
@@ -71,9 +68,7 @@ fn publish(node: &Node, server: &Pod) {
             ports(TARGET)
         );
     }
-    let path = node.namespace().path("/run/lab/services.yaml");
-    fs::write(path.with_extension("new"), text).unwrap();
-    fs::rename(path.with_extension("new"), path).unwrap();
+    node.write_services(&text).unwrap();
     wait_for("the Service to be published", || {
         let said = node.ctl(&["services", "lab/web"])?.stdout;
         let last = SocketAddr::new(server.v6(), TARGET).to_string();
@@ -276,7 +271,7 @@ fn a_proxy_in_a_pod_sees_the_services_address_if_the_pod_wishes_so() {
     look("at first");
     node.kill_agent().unwrap();
     look_without_agent(&by_packets);
-    node.start_agent_with(&FLAGS).unwrap();
+    node.start_agent_with(&SERVICES_FLAGS).unwrap();
     node.wait_ready().unwrap();
     look("with the next agent");
 }

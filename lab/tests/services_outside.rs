@@ -4,16 +4,15 @@
 use ipnet::IpNet;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
+    node::SERVICES_FLAGS,
     traffic::{PATIENCE, any, readable},
     wait::wait_for,
 };
 use sinabro_netlink::route::Route;
 use std::{
     collections::BTreeSet,
-    fs,
     io::{self, ErrorKind, Read as _, Write as _},
     net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -22,11 +21,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-const FILE: &str = "/run/lab/services.yaml";
-const FLAGS: [&str; 2] = [
-    "--service-proxy=on",
-    "--services-file=/run/lab/services.yaml",
-];
 /// On no machine; what is for the first of a family is routed to the first node.
 const EXTERNAL: [[&str; 2]; 2] = [
     ["198.51.100.11", "198.51.100.12"],
@@ -48,7 +42,7 @@ impl World {
         let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
         publish(&lab, &[]);
         for node in lab.nodes() {
-            node.start_agent_with(&FLAGS).unwrap();
+            node.start_agent_with(&SERVICES_FLAGS).unwrap();
         }
         for node in lab.nodes() {
             node.wait_ready().unwrap();
@@ -186,11 +180,7 @@ ports:
         );
     }
     for node in lab.nodes() {
-        let path = node.namespace().path(FILE);
-        fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).unwrap();
-        let beside = path.with_extension("new");
-        fs::write(&beside, &text).unwrap();
-        fs::rename(beside, path).unwrap();
+        node.write_services(&text).unwrap();
     }
 }
 
@@ -378,7 +368,7 @@ fn a_connection_from_outside_outlives_its_nodes_agent() {
     }
     send(&mut streams);
     for node in world.lab.nodes() {
-        node.start_agent_with(&FLAGS).unwrap();
+        node.start_agent_with(&SERVICES_FLAGS).unwrap();
         node.wait_ready().unwrap();
     }
     send(&mut streams);

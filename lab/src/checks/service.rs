@@ -3,15 +3,12 @@
 use super::{Family, Scene};
 use crate::{
     Lab, Place, Pod,
-    node::SERVICES_FILE,
+    node::SERVICES_FLAGS,
     traffic::{any, connect, readable},
     wait::wait_for,
 };
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use sinabro_common::{
-    api::{Request, Response},
-    atomic_file::AtomicFile,
-};
+use sinabro_common::api::{Request, Response};
 use std::{
     collections::BTreeSet,
     io::{Read as _, Write as _},
@@ -21,11 +18,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Has an agent translate the Services of [`SERVICES_FILE`].
-pub const FLAGS: [&str; 2] = [
-    "--service-proxy=on",
-    "--services-file=/run/lab/services.yaml",
-];
 /// Addresses of no machine.
 const ADDRESSES: [&str; 2] = ["10.96.0.10", "fd00:10:96::10"];
 /// Each check has a port of its own, of the Service and of the servers: they may run beside one another.
@@ -37,14 +29,14 @@ const ATTEMPTS: usize = 40;
 const LOOK: Duration = Duration::from_millis(20);
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Starts the agents of a lab with [`FLAGS`], and waits until they are ready.
+/// Starts the agents of a lab with [`SERVICES_FLAGS`], and waits until they are ready.
 ///
 /// # Errors
 /// If a file cannot be written, or an agent does not come up.
 pub fn start(lab: &Lab) -> Result<()> {
     publish(lab, &[])?;
     for node in lab.nodes() {
-        node.start_agent_with(&FLAGS)?;
+        node.start_agent_with(&SERVICES_FLAGS)?;
     }
     for node in lab.nodes() {
         node.wait_ready()?;
@@ -95,10 +87,7 @@ pub(super) fn publish(lab: &Lab, pods: &[&Pod]) -> Result<()> {
         });
     }
     for node in lab.nodes() {
-        let path = node.namespace().path(SERVICES_FILE);
-        AtomicFile::new(&path)
-            .replace(text.as_bytes())
-            .with_context(|| format!("cannot write the Services of {}", node.name()))?;
+        node.write_services(&text)?;
     }
     Ok(())
 }

@@ -74,7 +74,10 @@ fn a_range_that_moved_to_another_node_is_no_longer_near() {
         let stream = Stream::open(&path).unwrap();
         stream.carry(1 << 20, 64 << 10).unwrap();
         for said in stream.said().unwrap() {
-            assert_eq!(said.mss, link - headers - 12, "{name}");
+            // TCP sends no more at once than half of the other end's window (tcp_bound_to_half_wnd),
+            // which is smaller where that end had to wait for a processor.
+            let sizes = 16_000..=link - headers - 12;
+            assert!(sizes.contains(&said.mss), "{name}: {said:?}");
         }
     }
 }

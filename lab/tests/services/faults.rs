@@ -197,7 +197,7 @@ fn agents_that_are_killed_while_services_change_harm_nobody() {
             let nodes = restless.world.lab.nodes();
             for node in nodes {
                 node.kill_agent().unwrap();
-                node.start_agent_with(&FLAGS).unwrap();
+                node.start_agent_with(&SERVICES_FLAGS).unwrap();
             }
             for node in nodes {
                 node.wait_ready().unwrap();

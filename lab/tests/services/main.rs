@@ -6,16 +6,15 @@ mod faults;
 
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
+    node::SERVICES_FLAGS,
     traffic::{PATIENCE, any, readable},
     wait::wait_for,
 };
 use socket2::{Domain, Socket, Type};
 use std::{
     collections::BTreeSet,
-    fs,
     io::{self, ErrorKind, Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -24,11 +23,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-const FILE: &str = "/run/lab/services.yaml";
-const FLAGS: [&str; 2] = [
-    "--service-proxy=on",
-    "--services-file=/run/lab/services.yaml",
-];
 /// On no machine.
 const VIPS: [&str; 2] = ["10.96.0.10", "fd00:10:96::10"];
 const PORT: u16 = 80;
@@ -48,7 +42,7 @@ impl World {
         let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
         publish(&lab, &[]);
         for node in lab.nodes() {
-            node.start_agent_with(&FLAGS).unwrap();
+            node.start_agent_with(&SERVICES_FLAGS).unwrap();
         }
         for node in lab.nodes() {
             node.wait_ready().unwrap();
@@ -186,11 +180,7 @@ ports:
 /// Writes the file of Services of all nodes, at one blow.
 fn write(lab: &Lab, text: &str) {
     for node in lab.nodes() {
-        let path = node.namespace().path(FILE);
-        fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).unwrap();
-        let beside = path.with_extension("new");
-        fs::write(&beside, text).unwrap();
-        fs::rename(beside, path).unwrap();
+        node.write_services(text).unwrap();
     }
 }
 
@@ -394,7 +384,7 @@ fn who_is_there_stays_and_who_comes_finds_who_is_left() {
         assert!(left.contains(&server.unwrap()), "{name}, without an agent");
     }
     for node in world.lab.nodes() {
-        node.start_agent_with(&FLAGS).unwrap();
+        node.start_agent_with(&SERVICES_FLAGS).unwrap();
         node.wait_ready().unwrap();
     }
     for ((name, stream), before) in streams.iter_mut().zip(before) {

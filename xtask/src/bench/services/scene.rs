@@ -17,7 +17,6 @@ use sinabro_lab::{
     },
 };
 use std::{
-    fs,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     path::PathBuf,
@@ -127,9 +126,7 @@ impl Scene {
             let (node, begun) = (self.lab.node(site.node), Instant::now());
             step.now(format!("{} Services by {}", site.number(), site.name()));
             let Some(mode) = site.mode else {
-                let path = node.namespace().path(SERVICES_FILE);
-                fs::write(path.with_extension("new"), site.services.file())?;
-                fs::rename(path.with_extension("new"), path)?;
+                node.write_services(&site.services.file())?;
                 self.wait(site, || knows(node, site.number()))?;
                 told(site, begun);
                 continue;
@@ -246,8 +243,7 @@ fn start(node: &Node, cgroups: &Cgroups, is_proxy: bool) -> Result<()> {
     let mut flags = vec!["--tcp-acceleration=off", &cgroup];
     let file = format!("--services-file={SERVICES_FILE}");
     if is_proxy {
-        let none = "{kind: List, items: []}\n";
-        fs::write(node.namespace().path(SERVICES_FILE), none)?;
+        node.write_services("{kind: List, items: []}\n")?;
         flags.extend(["--service-proxy=on", &file]);
     }
     node.start_agent_with(&flags)
