@@ -1,9 +1,11 @@
 //! `cargo xtask bench`: comparisons, interleaved on this machine, as ratios.
 
 mod aim;
+mod api_server;
 mod cni;
 mod figures;
 mod http;
+mod limit;
 mod memory;
 mod nat;
 mod nodes;
@@ -11,9 +13,12 @@ mod output;
 mod page;
 mod pod;
 mod pods;
+mod process;
 mod processor;
 mod programs;
+mod published;
 mod row;
+mod service_scale;
 mod services;
 mod stats;
 mod tcp;
@@ -62,6 +67,8 @@ enum What {
     /// Connections and datagrams by Services, beside the pod's own address, and beside kube-proxy with
     /// nftables and iptables
     Services(services::Options),
+    /// The agent in a cluster of tens of thousands of Services, before Kubernetes' own API server
+    ServiceScale(service_scale::Options),
     /// TCP between two pods of one node, accelerated, beside plain and beside 127.0.0.1, or beside
     /// an earlier commit's
     Tcp(tcp::Options),
@@ -78,6 +85,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Some(What::Pods(options)) => pods::run(options),
         Some(What::Programs(options)) => programs::run(options),
         Some(What::Services(options)) => services::run(options),
+        Some(What::ServiceScale(options)) => service_scale::run(options),
         Some(What::Tcp(options)) => tcp::run(options),
     }
 }

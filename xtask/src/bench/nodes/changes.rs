@@ -1,7 +1,8 @@
 //! From a change of a Node until the kernel has it: the request's first byte, the API server, the
 //! watch, the plan, netlink.
 
-use super::{client::Client, object};
+use super::object;
+use crate::bench::api_server::Client;
 use anyhow::{Context as _, Result};
 use ipnet::IpNet;
 use serde_json::json;

@@ -4,7 +4,11 @@ use super::{
     storm::Storm,
     subject::{Measured, Start},
 };
-use crate::{bench::stats, report::Machine, ui};
+use crate::{
+    bench::{limit::Limit, number, stats},
+    report::Machine,
+    ui,
+};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -25,14 +29,6 @@ pub struct Row {
     pub ratio: Option<[f64; 3]>,
 }
 
-#[derive(Clone, Debug, Serialize)]
-pub struct Aim {
-    pub what: String,
-    pub value: f64,
-    pub limit: f64,
-    pub met: bool,
-}
-
 /// The JSON file.
 #[derive(Serialize)]
 pub struct Report {
@@ -42,7 +38,7 @@ pub struct Report {
     pub rounds: u32,
     pub rows: Vec<Row>,
     pub storms: Vec<Storm>,
-    pub aims: Vec<Aim>,
+    pub aims: Vec<Limit>,
 }
 
 /// Name and unit of each figure of a measurement, in the order of [`values`].
@@ -177,12 +173,12 @@ impl Figures {
             }
         }
         let mut table = vec![heading];
-        for (number, (metric, unit)) in METRICS.iter().enumerate() {
+        for (place, (metric, unit)) in METRICS.iter().enumerate() {
             let mut line = vec![(*metric).to_owned(), (*unit).to_owned()];
             for size in &sizes {
-                let row = self.row(*size, number);
+                let row = self.row(*size, place);
                 let values = self.subjects.iter().map(|name| row.values[name]);
-                line.extend(values.map(shown));
+                line.extend(values.map(number));
                 line.extend(
                     row.ratio
                         .map(|[ratio, least, most]| format!("{ratio:.2} ({least:.2}–{most:.2})")),
@@ -211,10 +207,10 @@ impl Figures {
             table.push(vec![
                 storm.nodes.to_string(),
                 storm.way.into(),
-                shown(storm.megabytes_each),
-                shown(storm.seconds),
+                number(storm.megabytes_each),
+                number(storm.seconds),
                 format!("{:.3}", storm.cpu_seconds_each),
-                shown(storm.more_memory_megabytes),
+                number(storm.more_memory_megabytes),
                 match asked.is_empty() {
                     true => "nothing".into(),
                     false => asked.join(", "),
@@ -225,7 +221,7 @@ impl Figures {
     }
 
     /// What must hold for the largest size, however busy the machine is.
-    pub fn aims(&self) -> Vec<Aim> {
+    pub fn aims(&self) -> Vec<Limit> {
         let Some(size) = self.sizes().last().copied() else {
             return Vec::new();
         };
@@ -233,19 +229,13 @@ impl Figures {
             let metric = METRICS.iter().position(|(metric, _)| *metric == name);
             metric.map_or(f64::NAN, |metric| stats::median(&self.of(size, 0, metric)))
         };
-        let aim = |what: String, value: f64, limit: f64| Aim {
-            met: value <= limit,
-            what,
-            value,
-            limit,
-        };
         let mut aims = vec![
-            aim(
+            Limit::new(
                 format!("MB of memory at rest, {size} nodes"),
                 figure("at rest: memory"),
                 MEMORY,
             ),
-            aim(
+            Limit::new(
                 format!("CPU seconds per minute at rest, {size} nodes"),
                 figure("at rest: CPU"),
                 REST,
@@ -258,7 +248,7 @@ impl Figures {
             .filter(|s| s.nodes == size && s.from_cache);
         aims.extend(from_cache.map(|storm| {
             let reads = ["get", "list"].map(|op| storm.etcd_requests.get(op).copied());
-            aim(
+            Limit::new(
                 format!("reads of etcd for {} lists, {}", storm.lists, storm.way),
                 reads
                     .into_iter()
@@ -268,25 +258,5 @@ impl Figures {
             )
         }));
         aims
-    }
-}
-
-fn shown(value: f64) -> String {
-    match value.abs() {
-        100.0.. => format!("{value:.0}"),
-        10.0.. => format!("{value:.1}"),
-        _ => format!("{value:.2}"),
-    }
-}
-
-pub fn print_aims(aims: &[Aim]) {
-    for aim in aims {
-        let mark = ui::verdict(aim.met);
-        println!(
-            "  {mark}  {}: {}, limit {}",
-            aim.what,
-            shown(aim.value),
-            shown(aim.limit)
-        );
     }
 }

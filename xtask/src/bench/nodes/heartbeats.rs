@@ -2,7 +2,8 @@
 //! (nodeStatusReportFrequency), spread evenly. Their Leases, renewed every ten seconds, are left out:
 //! nothing of ours watches them.
 
-use super::{client::Client, object};
+use super::object;
+use crate::bench::api_server::Client;
 use anyhow::{Result, bail};
 use serde_json::json;
 use std::{

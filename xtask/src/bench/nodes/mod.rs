@@ -6,31 +6,24 @@
 //! kubelets' heartbeats. Each measurement is on a lab node of its own, which has the release build,
 //! the overlay and a route to every other node, and no traffic.
 
-mod api_server;
 mod changes;
-mod client;
 mod figures;
 mod heartbeats;
-mod object;
-mod process;
+pub(super) mod object;
 mod storm;
 mod subject;
 
-use super::Programs;
+use super::{
+    Programs,
+    api_server::{self, ApiServer},
+    limit,
+};
 use crate::{cluster, interrupt, report, root, setup, ui};
 use anyhow::{Result, ensure};
-use api_server::ApiServer;
-use client::Client;
 use figures::{Figures, Report};
 use heartbeats::Heartbeats;
 use sinabro_lab::{Binaries, Lab, Lifetime, holder};
-use std::{
-    path::PathBuf,
-    process::ExitCode,
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
-    time::Duration,
-};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 use subject::Effort;
 
 #[derive(Clone, clap::Args)]
@@ -158,8 +151,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
     figures.print();
     measured?;
     let aims = figures.aims();
-    figures::print_aims(&aims);
-    let met = aims.iter().all(|aim| aim.met);
+    let met = limit::print(&aims);
     if let Some(path) = &options.json {
         let report = Report {
             machine: report::Machine::look()?,
@@ -187,7 +179,11 @@ fn in_all_sizes(
 ) -> Result<()> {
     let mut there = 0;
     for size in options.sizes() {
-        create(&server.client, there, size)?;
+        api_server::create_all("Nodes", there..size, |number| {
+            server
+                .client
+                .create_node(&object::node(&object::entry(number)))
+        })?;
         there = size;
         let heartbeats = Heartbeats::start(&server.client, size);
         for round in 0..options.rounds() {
@@ -208,40 +204,5 @@ fn in_all_sizes(
         figures.storms.extend(storm::measure(server, size)?);
         step.done_in_time();
     }
-    Ok(())
-}
-
-/// Makes the Nodes with these numbers, as fast as the API server takes them.
-fn create(client: &Client, from: usize, to: usize) -> Result<()> {
-    const AT_ONCE: usize = 8;
-    let mut step = ui::step(format!("making {} Nodes", to - from));
-    let next = AtomicUsize::new(from);
-    thread::scope(|scope| {
-        let creating: Vec<_> = (0..AT_ONCE)
-            .map(|_| {
-                scope.spawn(|| -> Result<()> {
-                    loop {
-                        let number = next.fetch_add(1, Ordering::Relaxed);
-                        if number >= to {
-                            return Ok(());
-                        }
-                        client.create_node(&object::node(&object::entry(number)))?;
-                    }
-                })
-            })
-            .collect();
-        while !creating.iter().all(thread::ScopedJoinHandle::is_finished) {
-            thread::sleep(Duration::from_millis(200));
-            let made = next.load(Ordering::Relaxed).min(to);
-            step.now(format!("making Nodes: {made} of {to}"));
-        }
-        creating
-            .into_iter()
-            .try_for_each(|thread| match thread.join() {
-                Ok(outcome) => outcome,
-                Err(panic) => std::panic::resume_unwind(panic),
-            })
-    })?;
-    step.done_in_time();
     Ok(())
 }

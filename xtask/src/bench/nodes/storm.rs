@@ -1,7 +1,7 @@
 //! Many agents that ask for all Nodes at once, as after a restart of the API server, and what that
 //! costs it: in processor time, in memory, and in what it has to ask etcd for.
 
-use super::{api_server::ApiServer, process};
+use crate::bench::{api_server::ApiServer, process};
 use anyhow::{Result, anyhow};
 use serde::Serialize;
 use std::{collections::BTreeMap, fs, thread, time::Instant};

@@ -1,12 +1,11 @@
 //! One agent, from its first start on an empty node to its last pod.
 
 use super::{
-    api_server::ApiServer,
     changes::{self, Changes},
     heartbeats::Heartbeats,
-    object, process,
+    object,
 };
-use crate::bench::cni;
+use crate::bench::{api_server::ApiServer, cni, process};
 use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_common::{
     api::{Request, Response},

@@ -6,7 +6,10 @@ use super::{
     kube_proxy::{self, Mode},
     objects::{Services, TARGET},
 };
-use crate::{bench::figures::OURS, ui::Step};
+use crate::{
+    bench::{figures::OURS, published},
+    ui::Step,
+};
 use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Pod,
@@ -17,7 +20,6 @@ use sinabro_lab::{
     },
 };
 use std::{
-    io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     path::PathBuf,
     thread,
@@ -27,8 +29,6 @@ use std::{
 /// How long kube-proxy may take for ten thousand Services on a busy machine.
 const SYNC: Duration = Duration::from_secs(900);
 const LOOK: Duration = Duration::from_millis(200);
-/// Where agents are asked for metrics.
-const METRICS: &str = "127.0.0.1:9632";
 
 /// Who translates.
 pub const TRANSLATORS: [Option<Mode>; 3] = [None, Some(Mode::Nftables), Some(Mode::Iptables)];
@@ -127,7 +127,8 @@ impl Scene {
             step.now(format!("{} Services by {}", site.number(), site.name()));
             let Some(mode) = site.mode else {
                 node.write_services(&site.services.file())?;
-                self.wait(site, || knows(node, site.number()))?;
+                let all = f64::from(site.number());
+                self.wait(site, || Ok(published::ask(node)?.services == all))?;
                 told(site, begun);
                 continue;
             };
@@ -212,21 +213,6 @@ impl Scene {
             address: server.v4(),
         })
     }
-}
-
-/// Whether a node's agent says that it translates so many Services.
-fn knows(node: &Node, number: u32) -> Result<bool> {
-    let metrics = node.place().run(|| {
-        let mut stream = TcpStream::connect(METRICS)?;
-        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
-    })?;
-    let mut lines = metrics.lines();
-    let found = lines.find_map(|line| line.strip_prefix("sinabro_services "));
-    let found: f64 = found.context("no metric sinabro_services")?.parse()?;
-    Ok(found == f64::from(number))
 }
 
 fn told(site: &Site, begun: Instant) {

@@ -1,8 +1,11 @@
 //! Kubernetes' own API server and etcd, without anything else of a cluster: nobody decides over
-//! Nodes but this bench. They run on the lab's outside host, their data on its tmpfs.
+//! what is in it but the bench. They run on the lab's outside host, their data on its tmpfs.
 
-use super::client::Client;
-use crate::cluster::components;
+mod client;
+
+pub use client::Client;
+
+use crate::{cluster::components, ui};
 use anyhow::{Context as _, Result};
 use rcgen::{CertifiedKey, KeyPair};
 use serde_json::json;
@@ -13,6 +16,9 @@ use std::{
     net::IpAddr,
     path::Path,
     process::{Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::Duration,
 };
 
 const PORT: u16 = 6443;
@@ -104,6 +110,46 @@ impl ApiServer {
         let metrics = self.client.get("/metrics")?;
         Ok(etcd_requests(&String::from_utf8_lossy(&metrics)))
     }
+}
+
+/// Makes the objects with these numbers, as fast as the API server takes them.
+pub fn create_all(
+    what: &str,
+    numbers: std::ops::Range<usize>,
+    create: impl Fn(usize) -> Result<()> + Sync,
+) -> Result<()> {
+    const AT_ONCE: usize = 8;
+    let all = numbers.len();
+    let mut step = ui::step(format!("making {all} {what}"));
+    let next = AtomicUsize::new(numbers.start);
+    thread::scope(|scope| {
+        let creating: Vec<_> = (0..AT_ONCE)
+            .map(|_| {
+                scope.spawn(|| -> Result<()> {
+                    loop {
+                        let number = next.fetch_add(1, Ordering::Relaxed);
+                        if !numbers.contains(&number) {
+                            return Ok(());
+                        }
+                        create(number)?;
+                    }
+                })
+            })
+            .collect();
+        while !creating.iter().all(thread::ScopedJoinHandle::is_finished) {
+            thread::sleep(Duration::from_millis(200));
+            let made = next.load(Ordering::Relaxed).min(numbers.end) - numbers.start;
+            step.now(format!("making {what}: {made} of {all}"));
+        }
+        creating
+            .into_iter()
+            .try_for_each(|thread| match thread.join() {
+                Ok(outcome) => outcome,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+    })?;
+    step.done_in_time();
+    Ok(())
 }
 
 fn start(lab: &Lab, dir: &Path, program: &str, arguments: &[String]) -> Result<Program> {

@@ -18,6 +18,8 @@ pub fn cpu(pid: i32) -> Result<Duration> {
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     pub resident: f64,
+    /// Of that, what is no page of a file: its heap and stacks.
+    pub own: f64,
     pub peak: f64,
 }
 
@@ -31,6 +33,7 @@ pub fn memory(pid: i32) -> Result<Memory> {
     };
     Ok(Memory {
         resident: field("VmRSS:")?,
+        own: field("RssAnon:")?,
         peak: field("VmHWM:")?,
     })
 }

@@ -52,8 +52,18 @@ impl Client {
     }
 
     pub fn create_node(&self, node: &Value) -> Result<()> {
-        let body = Some(("application/json", node));
-        self.call("POST", "/api/v1/nodes?fieldManager=kubelet", body)?;
+        self.create("/api/v1/nodes?fieldManager=kubelet", node)
+    }
+
+    /// Makes an object in the collection at a path.
+    pub fn create(&self, path: &str, object: &Value) -> Result<()> {
+        self.call("POST", path, Some(("application/json", object)))?;
+        Ok(())
+    }
+
+    /// Replaces fields of the object at a path.
+    pub fn replace_in(&self, path: &str, patch: &Value) -> Result<()> {
+        self.call("PATCH", path, Some((MERGE, patch)))?;
         Ok(())
     }
 
@@ -66,9 +76,7 @@ impl Client {
 
     /// The same for what a strategic patch would add to.
     pub fn replace_in_status(&self, name: &str, patch: &Value) -> Result<()> {
-        let path = format!("/api/v1/nodes/{name}/status");
-        self.call("PATCH", &path, Some((MERGE, patch)))?;
-        Ok(())
+        self.replace_in(&format!("/api/v1/nodes/{name}/status"), patch)
     }
 
     pub fn delete_node(&self, name: &str) -> Result<()> {
