@@ -8,6 +8,7 @@ use sinabro_guest::{BIN_DIR, Message};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node,
     checks::{self, CHECKS, Check, Scene, service},
+    node::SERVICES_FLAGS,
     traffic::tcp,
 };
 
@@ -48,7 +49,7 @@ fn restart(scene: &Scene, end: impl Fn(&Node) -> Result<()>) -> Result<String> {
     }
     flows().context("without agents")?;
     for node in scene.lab().nodes() {
-        node.start_agent_with(&service::FLAGS)?;
+        node.start_agent_with(&SERVICES_FLAGS)?;
         node.wait_ready()?;
     }
     flows().context("with agents again")?;
