@@ -24,11 +24,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How many programs are beside each other. Each has as many tests at once as there are processors.
+/// How many programs are beside each other. Each has as many tests at once as there are processors. One
+/// more lane is of those that mostly wait.
 const LANES: usize = 2;
 
 /// The longest, which begin first, so that no lane is left with one of them at the end.
-const FIRST: [&str; 5] = ["datapath", "peers", "troubles", "local_mtu", "agent"];
+const FIRST: [&str; 3] = ["datapath", "agent", "local_mtu"];
 
 /// What measures for how long traffic stands still has the machine for itself, at the end.
 const ALONE: [&str; 6] = [
@@ -100,17 +101,30 @@ pub fn target(program: &Path) -> Option<&str> {
     Some(name.rsplit_once('-')?.0)
 }
 
-/// Those that are beside each other, in the order in which they begin, and those that run alone.
-/// `late` are the last of the first.
-fn in_order(calls: Vec<Call>, late: &[&str]) -> (VecDeque<Call>, Vec<Call>) {
-    let (alone, mut beside): (Vec<_>, Vec<_>) = calls
+/// All, by how they are run.
+struct Order {
+    /// One after the other beside all of `beside`.
+    waiting: VecDeque<Call>,
+    beside: VecDeque<Call>,
+    alone: Vec<Call>,
+}
+
+/// Programs in the order in which they begin; those that are named in `late` after others.
+fn in_order(calls: Vec<Call>, late: &[&str]) -> Order {
+    let calls = calls.into_iter();
+    let (alone, beside): (Vec<_>, Vec<_>) = calls.partition(|call| ALONE.contains(&call.name()));
+    let (waiting, mut beside): (Vec<_>, Vec<_>) = beside
         .into_iter()
-        .partition(|call| ALONE.contains(&call.name()));
+        .partition(|call| super::mostly_waits(&call.program));
     beside.sort_by_key(|call| {
         let first = FIRST.iter().position(|name| *name == call.name());
         (late.contains(&call.name()), first.unwrap_or(FIRST.len()))
     });
-    (beside.into(), alone)
+    Order {
+        waiting: waiting.into(),
+        beside: beside.into(),
+        alone,
+    }
 }
 
 struct Outcome {
@@ -128,7 +142,11 @@ pub fn run(
     command: Start<'_>,
 ) -> Result<()> {
     let started = Instant::now();
-    let (beside, alone) = in_order(calls, late);
+    let Order {
+        waiting,
+        beside,
+        alone,
+    } = in_order(calls, late);
     let outcomes = Mutex::new(Vec::new());
     let failure = Mutex::new(Ok(()));
     let stop = AtomicBool::new(false);
@@ -144,18 +162,20 @@ pub fn run(
             }
         }
     };
-    let queue = Mutex::new(beside);
-    let next = || {
-        let goes_on = !stop.load(Ordering::Relaxed);
-        goes_on.then(|| locked(&queue).pop_front()).flatten()
+    let (waiting, beside) = (Mutex::new(waiting), Mutex::new(beside));
+    let lane = |queue: &Mutex<VecDeque<Call>>| {
+        let next = || {
+            let goes_on = !stop.load(Ordering::Relaxed);
+            goes_on.then(|| locked(queue).pop_front()).flatten()
+        };
+        while let Some(call) = next() {
+            one(&call);
+        }
     };
     thread::scope(|scope| {
+        scope.spawn(|| lane(&waiting));
         for _ in 0..LANES {
-            scope.spawn(|| {
-                while let Some(call) = next() {
-                    one(&call);
-                }
-            });
+            scope.spawn(|| lane(&beside));
         }
     });
     for call in &alone {
@@ -250,6 +270,7 @@ mod tests {
     #[test]
     fn the_longest_begin_and_what_measures_gaps_is_alone() {
         let calls = [
+            "peers",
             "a",
             "upgrade",
             "masquerade",
@@ -259,14 +280,15 @@ mod tests {
             "datapath",
         ]
         .map(call);
-        let (beside, alone) = in_order(calls.into(), &["masquerade", "upgrade"]);
+        let order = in_order(calls.into(), &["masquerade", "upgrade"]);
         let names =
             |calls: &[Call]| -> Vec<_> { calls.iter().map(|c| c.name().to_owned()).collect() };
         assert_eq!(
-            names(&Vec::from(beside)),
+            names(&Vec::from(order.beside)),
             ["datapath", "agent", "a", "b", "masquerade"]
         );
-        assert_eq!(names(&alone), ["upgrade", "restart"]);
+        assert_eq!(names(&Vec::from(order.waiting)), ["peers"]);
+        assert_eq!(names(&order.alone), ["upgrade", "restart"]);
     }
 
     #[test]
