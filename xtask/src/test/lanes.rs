@@ -5,7 +5,7 @@
 //! call, with the environment that cargo has made for it, and the programs are started from here. What a
 //! program says is kept until it ends, so that what is printed is of one program at a time.
 
-use crate::ui;
+use crate::{ui, workspace};
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -210,7 +210,9 @@ fn start(call: &Call, command: Start<'_>) -> Result<Outcome> {
         .with_context(|| format!("cannot start {}", call.program.display()))?;
     let took = started.elapsed();
     let mut out = io::stdout().lock();
-    writeln!(out, "     Running {label} ({})", call.program.display())?;
+    let program = call.program.strip_prefix(workspace::root());
+    let program = program.unwrap_or(&call.program);
+    writeln!(out, "     Running {label} ({})", program.display())?;
     said.rewind()?;
     io::copy(&mut said, &mut out)?;
     if !status.success() {
@@ -293,7 +295,7 @@ mod tests {
 
     #[test]
     fn programs_that_are_named_are_there() {
-        let root = crate::workspace::root();
+        let root = workspace::root();
         for name in FIRST.iter().chain(&ALONE) {
             let dirs = ["lab/tests", "agent/tests"].map(|dir| root.join(dir).join(name));
             let is = |dir: &PathBuf| dir.is_dir() || dir.with_extension("rs").is_file();
