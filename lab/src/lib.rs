@@ -11,6 +11,7 @@
 //! - [`place`]: its network alone, or a pod's, and cables between networks;
 //! - [`lab`]: the drawing above; [`node`], [`agent`], [`pod`], [`cni`]: what is on a node;
 //! - [`program`]: other programs, in a pod and on a CPU;
+//! - [`self_test`]: what is found once for all nodes of a run of tests;
 //! - [`confinement`]: programs that may do no more than in an unprivileged container;
 //! - [`datapath`]: the maps of a node's data path;
 //! - [`kernel`]: what the running kernel lacks;
@@ -37,6 +38,7 @@ pub mod place;
 pub mod pod;
 pub mod program;
 pub mod residue;
+pub mod self_test;
 pub mod traffic;
 pub mod wait;
 

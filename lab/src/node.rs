@@ -5,6 +5,7 @@ use crate::{
     lab::Binaries,
     namespace::Namespace,
     place::Place,
+    self_test,
 };
 use anyhow::{Context as _, Result, bail, ensure};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -21,7 +22,10 @@ use std::{
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Output},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -84,6 +88,8 @@ pub fn pod_cidrs(number: u8) -> Vec<IpNet> {
 
 pub struct Node {
     agent: Mutex<Option<Agent>>,
+    /// Whether an agent was started here already.
+    lived: AtomicBool,
     entry: Mutex<NodeEntry>,
     binaries: Mutex<Binaries>,
     // After the agent: it lives in these namespaces.
@@ -96,6 +102,7 @@ impl Node {
         fs::create_dir(&files).with_context(|| format!("cannot make {}", files.display()))?;
         Ok(Self {
             agent: Mutex::new(None),
+            lived: AtomicBool::new(false),
             entry: Mutex::new(entry),
             binaries: Mutex::new(binaries),
             namespace,
@@ -217,6 +224,11 @@ impl Node {
         if agent.is_some() {
             bail!("the agent of {} is running", self.name());
         }
+        // One that is hindered is there for what it does by itself.
+        let usual = way.capabilities.is_none() && way.fail_point.or(way.refused).is_none();
+        if !self.lived.swap(true, Ordering::Relaxed) && usual {
+            self_test::give(&self.binaries().agent(), &self.state(""))?;
+        }
         *agent = Some(Agent::start(self, way)?);
         Ok(())
     }
@@ -225,7 +237,9 @@ impl Node {
     pub fn wait_ready(&self) -> Result<StatusReport> {
         let mut agent = locked(&self.agent);
         let agent = agent.as_mut().context("no agent was started")?;
-        agent.wait_ready(self)
+        let status = agent.wait_ready(self)?;
+        self_test::keep(&self.binaries().agent(), &self.state(""))?;
+        Ok(status)
     }
 
     /// Waits until the agent has ended by itself, and says how.

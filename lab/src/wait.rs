@@ -33,6 +33,8 @@ pub fn slowness() -> u32 {
 
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// A pause is this part of the time that was waited before, so that at most so much is lost by it.
+const PART: u32 = 16;
 
 /// Asks until there is an answer. An error is one more reason to ask again, and the last one is
 /// what a failure reports.
@@ -48,7 +50,6 @@ pub fn wait_within<T>(
 ) -> Result<T> {
     let start = Instant::now();
     let patience = patience * slowness();
-    let mut pause = FIRST_PAUSE;
     loop {
         let answer = ask();
         if let Ok(Some(answer)) = answer {
@@ -65,8 +66,8 @@ pub fn wait_within<T>(
                 Ok(_) => anyhow!(vain),
             });
         }
+        let pause = (waited / PART).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         thread::sleep(pause.min(patience - waited));
-        pause = (pause * 3 / 2).min(LONGEST_PAUSE);
     }
 }
 

@@ -110,7 +110,7 @@ pub fn debug() -> Result<()> {
 }
 
 /// The same of a version that lays maps out in another way, for tests of upgrades; in a directory of
-/// their own.
+/// their own. Cargo has one place for both, so the programs under test have to be built after these.
 pub fn next() -> Result<PathBuf> {
     debug_with(&["--features", "sinabro-agent/layout-next"])?;
     let dir = target().join("next");
@@ -118,8 +118,6 @@ pub fn next() -> Result<PathBuf> {
     for (name, _) in PROGRAMS {
         install(&target().join("debug").join(name), &dir.join(name))?;
     }
-    // Cargo has one place for both, which is that of the programs under test.
-    debug()?;
     Ok(dir)
 }
 

@@ -1,22 +1,34 @@
 //! `cargo xtask test`: every test of the workspace, then a look at what they left behind.
+//!
+//! With arguments cargo runs what they choose, and what it says is seen at once. Without, it builds,
+//! and [`lanes`] runs the programs.
+
+mod lanes;
 
 use crate::{
     build,
     earlier::Earlier,
     residue, root, setup, ui,
-    workspace::{Rustc, cargo_with_ebpf, run as show},
+    workspace::{Rustc, cargo_with_ebpf, run as show, target},
 };
-use anyhow::{Context as _, Result};
-use sinabro_lab::residue::left;
+use anyhow::{Context as _, Result, bail};
+use lanes::Call;
+use sinabro_lab::{residue::left, self_test};
 use std::{
     env,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::{Command, ExitCode, Stdio},
+    sync::Once,
 };
 
 /// Tells this program that cargo calls it to run a test program, the first of its arguments.
 const RUNNER: &str = "SINABRO_TEST_RUNNER";
+/// Names a directory where the runner writes down what it is called for, and does not run it.
+const CALLS: &str = "SINABRO_TEST_CALLS";
+
+/// Tests of the lab that need the programs of an earlier state.
+const NEED_EARLIER: [&str; 3] = ["upgrade", "layouts", "masquerade"];
 
 /// Test programs that wait for agents nearly all of their time, for example for a peer to count as
 /// silent: run as many of their tests at once as there are.
@@ -38,40 +50,55 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if !root::is_root() {
         root::require_sudo("a part of the tests")?;
     }
-    let earlier = match runs(&["upgrade", "layouts", "masquerade"], &options.arguments) {
-        true => earlier()?,
-        false => None,
-    };
+    let earlier = Earlier::released()?;
+    let needs_earlier = runs(&NEED_EARLIER, &options.arguments);
+    // Before the tests are built: cargo has one place for these programs and those under test.
     let next = runs(&["layouts"], &options.arguments).then(build::next);
+    let next = next.transpose()?;
+    let mut arguments = options.arguments.iter();
+    let of_packages =
+        arguments.any(|argument| argument == "-p" || argument.starts_with("--package"));
+    if of_packages {
+        // Tests of several nodes start the programs as a user would.
+        build::debug()?;
+    }
 
-    let mut command = cargo_with_ebpf();
+    let self_tests = tempfile::tempdir_in(target());
+    let self_tests = self_tests.context("cannot make a directory below target")?;
     let own = env::current_exe().context("cannot find this program")?;
     // A list, as a path may have spaces.
     let runner = format!("target.{}.runner=[{own:?}]", Rustc::find()?.host);
-    command.args(["--config", &runner, "test"]);
-    if let Some(dir) = earlier {
-        command.env("SINABRO_EARLIER_DIR", dir);
-    }
-    if let Some(dir) = setup::reference_plugins() {
-        command.env("SINABRO_REFERENCE_PLUGINS", dir);
-    }
-    if let Some(dir) = next.transpose()? {
-        command.env("SINABRO_NEXT_DIR", dir);
-    }
-    let mut arguments = options.arguments.iter();
-    match arguments.any(|argument| argument == "-p" || argument.starts_with("--package")) {
-        // Tests of several nodes start the programs as a user would.
-        true => build::debug()?,
-        // Makes the programs, too: their packages have tests that start them. A build of them alone
-        // would choose other features of what they use, and compile it all twice.
-        false => {
+    let cargo = || {
+        let mut command = cargo_with_ebpf();
+        command.args(["--config", &runner, "test"]).env(RUNNER, "1");
+        command.env(self_test::VARIABLE, self_tests.path());
+        if needs_earlier {
+            command.env("SINABRO_EARLIER_DIR", earlier.programs());
+        }
+        if let Some(dir) = setup::reference_plugins() {
+            command.env("SINABRO_REFERENCE_PLUGINS", dir);
+        }
+        if let Some(dir) = &next {
+            command.env("SINABRO_NEXT_DIR", dir);
+        }
+        if !of_packages {
+            // Makes the programs, too: their packages have tests that start them. A build of them alone
+            // would choose other features of what they use, and compile it all twice.
             command.args(["--workspace", "--exclude", "sinabro-ebpf"]);
         }
-    }
+        command.args(&options.arguments);
+        command
+    };
     let before = residue::look()?;
-    command.args(&options.arguments);
-    command.env(RUNNER, "1");
-    let passed = show(&mut command).context("tests failed");
+    let passed = match options.arguments.is_empty() {
+        true => whole(cargo(), cargo(), &earlier),
+        false => {
+            if needs_earlier {
+                ensure(&earlier);
+            }
+            show(&mut cargo()).context("tests failed")
+        }
+    };
 
     let left = left(&before, residue::look)?;
     for item in &left {
@@ -86,26 +113,54 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
 }
 
-/// If cargo calls this program to run a test program: runs it as root, with as many of its tests at
-/// once as suits it.
+/// Has cargo build the tests, run those in documentation, and say which programs it would run.
+fn whole(mut build: Command, mut cargo: Command, earlier: &Earlier) -> Result<()> {
+    show(build.arg("--no-run")).context("cannot build the tests")?;
+    let calls = tempfile::tempdir().context("cannot make a directory for cargo's calls")?;
+    cargo.env(CALLS, calls.path()).stdin(Stdio::null());
+    // Where it says of each program that it runs it.
+    let listed = cargo.stdout(Stdio::inherit()).output();
+    let listed = listed.context("cannot run cargo")?;
+    if !listed.status.success() {
+        eprint!("{}", String::from_utf8_lossy(&listed.stderr));
+        bail!("tests failed: cargo ended with {}", listed.status);
+    }
+    let calls = Call::read(calls.path()).context("cannot read which programs cargo would run")?;
+    let once = Once::new();
+    // Built while other tests wait.
+    let prepare = || once.call_once(|| ensure(earlier));
+    lanes::run(calls, &NEED_EARLIER, &prepare, &start).context("tests failed")
+}
+
+/// Builds the earlier programs. Without git's history there are none, and only the tests that need
+/// them fail.
+fn ensure(earlier: &Earlier) {
+    if let Err(error) = earlier.ensure() {
+        ui::error(&format!("no upgrade can be tested: {error:#}"));
+    }
+}
+
+/// If cargo calls this program to run a test program: runs it, or writes down how.
 pub fn runner() -> Option<ExitCode> {
     env::var_os(RUNNER)?;
     let mut arguments = env::args_os().skip(1);
     let program = PathBuf::from(arguments.next()?);
-    let mut command = match root::is_root() {
-        true => Command::new(&program),
-        false => {
-            let mut sudo = Command::new("sudo");
-            sudo.arg("--preserve-env").arg(&program);
-            sudo
-        }
-    };
-    // Tests start programs that cargo has built, this one among them.
-    command.args(arguments).env_remove(RUNNER);
-    if mostly_waits(&program) && env::var_os("RUST_TEST_THREADS").is_none() {
-        command.env("RUST_TEST_THREADS", "8");
+    // Tests in documentation are somewhere else, and gone when cargo has ended.
+    let is_built = program.parent().and_then(Path::file_name) == Some(OsStr::new("deps"));
+    if let Some(calls) = env::var_os(CALLS).filter(|_| is_built) {
+        let written = Call::of(&program, arguments).and_then(|call| call.write(Path::new(&calls)));
+        return Some(match written {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                ui::error(&format!(
+                    "cannot write down {}: {error:#}",
+                    program.display()
+                ));
+                ExitCode::FAILURE
+            }
+        });
     }
-    Some(match command.status() {
+    Some(match start(&program, &[]).args(arguments).status() {
         Ok(status) => match status.code() {
             Some(code) => ExitCode::from(u8::try_from(code).unwrap_or(101)),
             None => {
@@ -120,11 +175,27 @@ pub fn runner() -> Option<ExitCode> {
     })
 }
 
-/// cargo calls a test program by its target's name and a hash.
+/// What starts a test program, as root and with as many of its tests at once as suits it.
+fn start(program: &Path, environment: &[(OsString, OsString)]) -> Command {
+    let mut command = match root::is_root() {
+        true => Command::new(program),
+        false => {
+            let mut sudo = Command::new("sudo");
+            sudo.arg("--preserve-env").arg(program);
+            sudo
+        }
+    };
+    // Tests start programs that cargo has built, this one among them.
+    let pairs = environment.iter().map(|(name, value)| (name, value));
+    command.envs(pairs).env_remove(RUNNER).env_remove(CALLS);
+    if mostly_waits(program) && env::var_os("RUST_TEST_THREADS").is_none() {
+        command.env("RUST_TEST_THREADS", "8");
+    }
+    command
+}
+
 fn mostly_waits(program: &Path) -> bool {
-    let name = program.file_name().and_then(OsStr::to_str);
-    let name = name.and_then(|name| Some(name.rsplit_once('-')?.0));
-    name.is_some_and(|name| MOSTLY_WAIT.contains(&name))
+    lanes::target(program).is_some_and(|name| MOSTLY_WAIT.contains(&name))
 }
 
 /// Whether the tests that cargo is asked for may be these of the lab, which need programs of another
@@ -151,19 +222,6 @@ fn runs(tests: &[&str], arguments: &[String]) -> bool {
         }
     }
     package.unwrap_or(true) && target.unwrap_or(true)
-}
-
-/// Where the earlier programs are. Without git's history there are none, and only the tests that
-/// need them fail.
-fn earlier() -> Result<Option<PathBuf>> {
-    let earlier = Earlier::released()?;
-    match earlier.ensure() {
-        Ok(()) => Ok(Some(earlier.programs())),
-        Err(error) => {
-            ui::error(&format!("no upgrade can be tested: {error:#}"));
-            Ok(None)
-        }
-    }
 }
 
 #[cfg(test)]

@@ -13,13 +13,13 @@ use sinabro_common::{
     names,
 };
 pub use sinabro_lab::wait::eventually;
-use sinabro_lab::{Lifetime, Namespace, Place};
+use sinabro_lab::{Lifetime, Namespace, Place, self_test};
 use sinabro_netlink::{Conn, link};
 use std::{
     fs,
     io::Read,
     os::unix::net::UnixStream,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -27,11 +27,15 @@ use std::{
 /// Of one exchange with the agent.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
+const AGENT: &str = env!("CARGO_BIN_EXE_sinabro-agent");
+
 /// The nodes file, inside.
 const NODES: &str = "/run/nodes.yaml";
 
 pub struct Node {
     agent: Option<Child>,
+    /// Whether an agent was started here already.
+    lived: bool,
     // After the agent, which lives in it.
     namespace: Namespace,
     /// Network of all pods here: the agent never looks inside.
@@ -45,6 +49,7 @@ impl Node {
             .expect("namespaces need root: run `cargo xtask test`");
         let node = Self {
             agent: None,
+            lived: false,
             namespace,
             pods: Place::fresh("pods").unwrap(),
         };
@@ -95,7 +100,7 @@ impl Node {
     }
 
     pub fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sinabro-agent"));
+        let mut command = Command::new(AGENT);
         command
             .env_clear()
             .env("RUST_BACKTRACE", "1")
@@ -131,6 +136,10 @@ impl Node {
     /// The same of an agent that something else was done to before.
     pub fn start_command(&mut self, mut command: Command) {
         assert!(self.agent.is_none());
+        if !self.lived {
+            self_test::give(Path::new(AGENT), &self.state("")).unwrap();
+        }
+        self.lived = true;
         let mut child = command.spawn().unwrap();
         eventually("the socket answers", || {
             if let Some(status) = child.try_wait().unwrap() {
@@ -139,6 +148,7 @@ impl Node {
             self.status().is_some()
         });
         self.agent = Some(child);
+        self_test::keep(Path::new(AGENT), &self.state("")).unwrap();
     }
 
     /// Status, if somebody answers.

@@ -22,6 +22,7 @@ use sinabro_netlink::{Conn, Family, NetNs, neigh::Neigh, route::Route, sysctl};
 use std::{
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream},
+    sync::LazyLock,
 };
 
 pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -66,20 +67,21 @@ pub fn load_with(config: &DatapathConfig) -> Datapath {
     datapath
 }
 
-/// Every way of attaching that this kernel has.
-pub fn modes() -> Vec<AttachMode> {
-    let has = |&attach: &AttachMode| {
-        fresh(|| {
-            !matches!(
-                Datapath::load(&DatapathConfig { attach, ..config() }),
-                Err(DatapathError::Unsupported(_))
-            )
-        })
-    };
-    [AttachMode::Tcx, AttachMode::Clsact]
-        .into_iter()
-        .filter(has)
-        .collect()
+/// Every way of attaching that this kernel has. It is asked once: that takes loading all programs.
+pub fn modes() -> &'static [AttachMode] {
+    static MODES: LazyLock<Vec<AttachMode>> = LazyLock::new(|| {
+        let has = |&attach: &AttachMode| {
+            fresh(|| {
+                !matches!(
+                    Datapath::load(&DatapathConfig { attach, ..config() }),
+                    Err(DatapathError::Unsupported(_))
+                )
+            })
+        };
+        let all = [AttachMode::Tcx, AttachMode::Clsact];
+        all.into_iter().filter(has).collect()
+    });
+    &MODES
 }
 
 pub fn node_config() -> NodeConfig {

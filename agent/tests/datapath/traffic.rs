@@ -20,7 +20,7 @@ const OUT: IpAddr = IpAddr::V4(OUTSIDE);
 
 /// Runs a test in every mode that the kernel has, each in a world of its own.
 fn in_every_mode(test: impl Fn(Datapath) + Send + Sync) {
-    for attach in kit::modes() {
+    for &attach in kit::modes() {
         kit::fresh(|| {
             test(kit::load_with(&DatapathConfig {
                 attach,

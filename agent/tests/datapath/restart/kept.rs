@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_restart_keeps_every_flow() {
-    for mode in kit::modes() {
+    for &mode in kit::modes() {
         kit::fresh(|| {
             let datapath = load(mode);
             datapath.set_node_config(kit::node_config()).unwrap();
@@ -130,7 +130,7 @@ fn the_way_of_attaching_can_change() {
 
 #[test]
 fn what_vanished_pods_left_is_removed() {
-    for mode in kit::modes() {
+    for &mode in kit::modes() {
         kit::fresh(|| {
             let datapath = load(mode);
             let (a, b) = (Pod::live(&datapath, 5), Pod::live(&datapath, 6));
@@ -186,7 +186,7 @@ fn a_link_of_the_same_name_is_attached_anew() {
 
 #[test]
 fn uplinks_come_and_go() {
-    for mode in kit::modes() {
+    for &mode in kit::modes() {
         kit::fresh(|| {
             let datapath = load(mode);
             datapath.set_node_config(kit::node_config()).unwrap();

@@ -36,7 +36,7 @@ const OVERLAY_LINKS: [&str; 2] = ["sinabro_vxlan-in", "sinabro_vxlan-out"];
 
 #[test]
 fn the_overlay_keeps_its_programs() {
-    for mode in kit::modes() {
+    for &mode in kit::modes() {
         kit::fresh(|| {
             let first = device();
             let datapath = load(mode);

@@ -44,48 +44,61 @@ fn a_node_port_is_the_stacks_where_no_connection_begins() {
 #[test]
 fn udp_moves_away_from_an_endpoint_that_does_not_serve_and_tcp_stays() {
     world(|w| {
-        for client in w.clients() {
-            for proto in [UDP, TCP, SCTP] {
+        let clients = w.clients().into_iter();
+        let cases = clients.flat_map(|client| [UDP, TCP, SCTP].map(|proto| (client, proto)));
+        // All side by side, as every step has to settle.
+        let cases: Vec<_> = cases
+            .map(|(client, proto)| {
                 let number = u32::from(proto) + u32::from(client.is_ipv6());
                 let all = endpoints(client, 3);
                 let (service, at) = w.publish(number, proto, &all[..1]);
-                let sent = |flags| make(proto, (client, 2000), at, flags);
+                let sent = move |flags| make(proto, (client, 2000), at, flags);
                 assert_eq!(w.goes_to(&sent(SYN)), all[0]);
                 w.to_pod(&w.a, &make(proto, all[0], (client, 2000), SYN | ACK));
                 assert_eq!(w.goes_to(&sent(ACK)), all[0]);
-
                 // It takes nothing new, and finishes what it has.
                 service.backend(1, all[1], BACKEND_SERVING, 1);
                 service.slots(1, [1]);
-                settle();
-                assert_eq!(w.goes_to(&sent(ACK)), all[0]);
-                // It does not serve, and there is no other: that is no reason to move.
-                service.backend(0, all[0], 0, 1);
-                service.set(Kind::Refuse, 0);
-                settle();
-                assert_eq!(w.goes_to(&sent(ACK)), all[0]);
-                service.set(Kind::Balance, 1);
-                settle();
-                let moved = w.goes_to(&sent(ACK));
-                assert_eq!(moved, if proto == TCP { all[0] } else { all[1] });
-                // Its number is somebody else's.
-                service.backend(0, all[2], BACKEND_SERVING, 2);
-                settle();
-                assert_eq!(w.goes_to(&sent(ACK)), moved);
-                w.arrives_as(
-                    &make(proto, moved, (client, 2000), ACK),
-                    &make(proto, at, (client, 2000), ACK),
-                );
-                // A client that nobody has answered asks for another one.
-                if proto == TCP {
-                    service.balance(&all[..1], 3);
-                    let syn = make(TCP, (client, 2001), at, SYN);
-                    assert_eq!(w.goes_to(&syn), all[0]);
-                    service.backend(0, all[0], 0, 3);
-                    service.backend(1, all[1], BACKEND_SERVING, 3);
-                    service.slots(3, [1]);
-                    assert_eq!(w.goes_to(&syn), all[1]);
-                }
+                (client, proto, all, service, at, sent)
+            })
+            .collect();
+        settle();
+        for (_, _, all, service, _, sent) in &cases {
+            assert_eq!(w.goes_to(&sent(ACK)), all[0]);
+            // It does not serve, and there is no other: that is no reason to move.
+            service.backend(0, all[0], 0, 1);
+            service.set(Kind::Refuse, 0);
+        }
+        settle();
+        for (_, _, all, service, _, sent) in &cases {
+            assert_eq!(w.goes_to(&sent(ACK)), all[0]);
+            service.set(Kind::Balance, 1);
+        }
+        settle();
+        for (_, proto, all, service, _, sent) in &cases {
+            let moved = w.goes_to(&sent(ACK));
+            assert_eq!(moved, if *proto == TCP { all[0] } else { all[1] });
+            // Its number is somebody else's.
+            service.backend(0, all[2], BACKEND_SERVING, 2);
+        }
+        settle();
+        for (client, proto, all, service, at, sent) in &cases {
+            let (client, proto, at) = (*client, *proto, *at);
+            let moved = if proto == TCP { all[0] } else { all[1] };
+            assert_eq!(w.goes_to(&sent(ACK)), moved);
+            w.arrives_as(
+                &make(proto, moved, (client, 2000), ACK),
+                &make(proto, at, (client, 2000), ACK),
+            );
+            // A client that nobody has answered asks for another one.
+            if proto == TCP {
+                service.balance(&all[..1], 3);
+                let syn = make(TCP, (client, 2001), at, SYN);
+                assert_eq!(w.goes_to(&syn), all[0]);
+                service.backend(0, all[0], 0, 3);
+                service.backend(1, all[1], BACKEND_SERVING, 3);
+                service.slots(3, [1]);
+                assert_eq!(w.goes_to(&syn), all[1]);
             }
         }
         check_table();

@@ -39,7 +39,7 @@ impl Live {
 }
 
 fn in_every_mode(test: impl Fn(Live) + Send + Sync) {
-    for attach in kit::modes() {
+    for &attach in kit::modes() {
         kit::fresh(|| {
             let datapath = kit::load_with(&DatapathConfig {
                 attach,

@@ -1,0 +1,363 @@
+//! A whole run's test programs, two beside each other: most tests wait for the kernel, for timers or for
+//! each other a good part of their time, and one program after the other would leave processors idle.
+//!
+//! Cargo starts the runner for one program after the other. In a whole run that only writes down each
+//! call, with the environment that cargo has made for it, and the programs are started from here. What a
+//! program says is kept until it ends, so that what is printed is of one program at a time.
+
+use crate::{ui, workspace};
+use anyhow::{Context as _, Result, bail};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::VecDeque,
+    env,
+    ffi::{OsStr, OsString},
+    fs,
+    io::{self, Seek as _, Write as _},
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How many programs are beside each other. Each has as many tests at once as there are processors. One
+/// more lane is of those that mostly wait.
+const LANES: usize = 2;
+
+/// The longest, which begin first, so that no lane is left with one of them at the end.
+const FIRST: [&str; 3] = ["datapath", "agent", "local_mtu"];
+
+/// What measures for how long traffic stands still has the machine for itself, at the end.
+const ALONE: [&str; 6] = [
+    "handover",
+    "layouts",
+    "refused",
+    "restart",
+    "sinabro_lab",
+    "upgrade",
+];
+
+/// How many of the slowest programs are named at the end.
+const SLOWEST: usize = 10;
+
+/// Makes the command that starts a program in an environment.
+type Start<'a> = &'a (dyn Fn(&Path, &[(OsString, OsString)]) -> Command + Sync);
+
+/// A program as cargo would have started it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Call {
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    dir: PathBuf,
+    environment: Vec<(OsString, OsString)>,
+}
+
+impl Call {
+    /// What cargo asks this process for.
+    pub fn of(program: &Path, arguments: impl Iterator<Item = OsString>) -> Result<Self> {
+        Ok(Self {
+            program: program.to_path_buf(),
+            arguments: arguments.collect(),
+            dir: env::current_dir()?,
+            environment: env::vars_os().collect(),
+        })
+    }
+
+    /// Writes it behind those that are in a directory.
+    pub fn write(&self, dir: &Path) -> Result<()> {
+        let number = fs::read_dir(dir)?.count();
+        let text = serde_json::to_vec(self)?;
+        Ok(fs::write(dir.join(format!("{number:04}")), text)?)
+    }
+
+    /// All that are in a directory, in the order in which they were written.
+    pub fn read(dir: &Path) -> Result<Vec<Self>> {
+        let entries = fs::read_dir(dir)?.map(|entry| Ok(entry?.path()));
+        let mut paths = entries.collect::<io::Result<Vec<_>>>()?;
+        paths.sort();
+        let read = |path: &PathBuf| Ok(serde_json::from_slice(&fs::read(path)?)?);
+        paths.iter().map(read).collect()
+    }
+
+    /// The target's, as cargo knows it.
+    pub fn name(&self) -> &str {
+        target(&self.program).unwrap_or_default()
+    }
+
+    /// As `lab/overlay`: two packages may have targets of one name.
+    fn label(&self) -> String {
+        let package = self.dir.file_name().unwrap_or_default();
+        format!("{}/{}", package.to_string_lossy(), self.name())
+    }
+}
+
+/// cargo calls a test program by its target's name and a hash.
+pub fn target(program: &Path) -> Option<&str> {
+    let name = program.file_name().and_then(OsStr::to_str)?;
+    Some(name.rsplit_once('-')?.0)
+}
+
+/// All, by how they are run.
+struct Order {
+    /// One after the other beside all of `beside`.
+    waiting: VecDeque<Call>,
+    beside: VecDeque<Call>,
+    alone: Vec<Call>,
+}
+
+/// Programs in the order in which they begin; those that are named in `late` after others.
+fn in_order(calls: Vec<Call>, late: &[&str]) -> Order {
+    let calls = calls.into_iter();
+    let (alone, beside): (Vec<_>, Vec<_>) = calls.partition(|call| ALONE.contains(&call.name()));
+    let (waiting, mut beside): (Vec<_>, Vec<_>) = beside
+        .into_iter()
+        .partition(|call| super::mostly_waits(&call.program));
+    beside.sort_by_key(|call| {
+        let first = FIRST.iter().position(|name| *name == call.name());
+        (late.contains(&call.name()), first.unwrap_or(FIRST.len()))
+    });
+    Order {
+        waiting: waiting.into(),
+        beside: beside.into(),
+        alone,
+    }
+}
+
+struct Outcome {
+    label: String,
+    took: Duration,
+    status: ExitStatus,
+}
+
+/// Runs all. Before each of those that are named in `late`, and not before others need the machine less,
+/// `prepare` makes what they need.
+pub fn run(
+    calls: Vec<Call>,
+    late: &[&str],
+    prepare: &(dyn Fn() + Sync),
+    command: Start<'_>,
+) -> Result<()> {
+    let started = Instant::now();
+    let Order {
+        waiting,
+        beside,
+        alone,
+    } = in_order(calls, late);
+    let outcomes = Mutex::new(Vec::new());
+    let failure = Mutex::new(Ok(()));
+    let stop = AtomicBool::new(false);
+    let one = |call: &Call| {
+        if late.contains(&call.name()) {
+            prepare();
+        }
+        match start(call, command) {
+            Ok(outcome) => locked(&outcomes).push(outcome),
+            Err(error) => {
+                stop.store(true, Ordering::Relaxed);
+                *locked(&failure) = Err(error).with_context(|| call.label());
+            }
+        }
+    };
+    let (waiting, beside) = (Mutex::new(waiting), Mutex::new(beside));
+    let lane = |queue: &Mutex<VecDeque<Call>>| {
+        let next = || {
+            let goes_on = !stop.load(Ordering::Relaxed);
+            goes_on.then(|| locked(queue).pop_front()).flatten()
+        };
+        while let Some(call) = next() {
+            one(&call);
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| lane(&waiting));
+        for _ in 0..LANES {
+            scope.spawn(|| lane(&beside));
+        }
+    });
+    for call in &alone {
+        if !stop.load(Ordering::Relaxed) {
+            one(call);
+        }
+    }
+    failure
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner)?;
+    let outcomes = outcomes
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    report(outcomes, started.elapsed())
+}
+
+/// Runs one and prints what it has said.
+fn start(call: &Call, command: Start<'_>) -> Result<Outcome> {
+    let label = call.label();
+    println!("    Starting {label}");
+    let mut said = tempfile::tempfile().context("cannot make a file for what a test says")?;
+    let started = Instant::now();
+    let mut command = command(&call.program, &call.environment);
+    command
+        .args(&call.arguments)
+        .current_dir(&call.dir)
+        .stdin(std::process::Stdio::null())
+        .stdout(said.try_clone()?)
+        .stderr(said.try_clone()?);
+    let status = command
+        .status()
+        .with_context(|| format!("cannot start {}", call.program.display()))?;
+    let took = started.elapsed();
+    let mut out = io::stdout().lock();
+    let program = call.program.strip_prefix(workspace::root());
+    let program = program.unwrap_or(&call.program);
+    writeln!(out, "     Running {label} ({})", program.display())?;
+    said.rewind()?;
+    io::copy(&mut said, &mut out)?;
+    if !status.success() {
+        writeln!(out, "{label}: {status}")?;
+    }
+    out.flush()?;
+    Ok(Outcome {
+        label,
+        took,
+        status,
+    })
+}
+
+/// The slowest, and, last of all, what has failed.
+fn report(mut outcomes: Vec<Outcome>, took: Duration) -> Result<()> {
+    outcomes.sort_by_key(|outcome| std::cmp::Reverse(outcome.took));
+    let programs = outcomes.len();
+    println!(
+        "{programs} test programs in {:.0} s; the slowest:",
+        took.as_secs_f64()
+    );
+    let mut rows = vec![vec!["program".to_string(), "seconds".into()]];
+    for outcome in outcomes.iter().take(SLOWEST) {
+        let seconds = format!("{:.0}", outcome.took.as_secs_f64());
+        rows.push(vec![outcome.label.clone(), seconds]);
+    }
+    ui::table(&rows);
+    let failed = outcomes.iter().filter(|outcome| !outcome.status.success());
+    let failed: Vec<_> = failed.map(|outcome| outcome.label.as_str()).collect();
+    if !failed.is_empty() {
+        bail!(
+            "{} of {programs} test programs failed: {}",
+            failed.len(),
+            failed.join(", ")
+        );
+    }
+    Ok(())
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(name: &str) -> Call {
+        Call {
+            program: format!("target/debug/deps/{name}-1c0ffee").into(),
+            arguments: Vec::new(),
+            dir: "/tree/lab".into(),
+            environment: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_longest_begin_and_what_measures_gaps_is_alone() {
+        let calls = [
+            "peers",
+            "a",
+            "upgrade",
+            "masquerade",
+            "b",
+            "restart",
+            "agent",
+            "datapath",
+        ]
+        .map(call);
+        let order = in_order(calls.into(), &["masquerade", "upgrade"]);
+        let names =
+            |calls: &[Call]| -> Vec<_> { calls.iter().map(|c| c.name().to_owned()).collect() };
+        assert_eq!(
+            names(&Vec::from(order.beside)),
+            ["datapath", "agent", "a", "b", "masquerade"]
+        );
+        assert_eq!(names(&Vec::from(order.waiting)), ["peers"]);
+        assert_eq!(names(&order.alone), ["upgrade", "restart"]);
+    }
+
+    #[test]
+    fn programs_that_are_named_are_there() {
+        let root = workspace::root();
+        for name in FIRST.iter().chain(&ALONE) {
+            let dirs = ["lab/tests", "agent/tests"].map(|dir| root.join(dir).join(name));
+            let is = |dir: &PathBuf| dir.is_dir() || dir.with_extension("rs").is_file();
+            // sinabro_lab: the package's own tests.
+            assert!(*name == "sinabro_lab" || dirs.iter().any(is), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_call_is_read_as_it_was_written() {
+        let dir = tempfile::tempdir().unwrap();
+        for number in 0..12 {
+            let arguments = [number.to_string().into()].into_iter();
+            let call = Call::of(Path::new("deps/x-1"), arguments).unwrap();
+            call.write(dir.path()).unwrap();
+        }
+        let calls = Call::read(dir.path()).unwrap();
+        let numbers: Vec<_> = calls.iter().map(|call| call.arguments[0].clone()).collect();
+        assert_eq!(
+            numbers,
+            (0..12)
+                .map(|n| n.to_string().into())
+                .collect::<Vec<OsString>>()
+        );
+        assert_eq!(calls[3].dir, env::current_dir().unwrap());
+        assert!(calls[3].environment.iter().any(|(name, _)| name == "PATH"));
+    }
+
+    #[test]
+    fn programs_run_where_cargo_would_have_and_a_failure_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = |name: &str, script: &str| Call {
+            program: "/bin/sh-0".into(),
+            arguments: ["-c", script].map(OsString::from).into(),
+            dir: dir.path().join(name),
+            environment: vec![("A".into(), "a b".into())],
+        };
+        let sh = |_: &Path, environment: &[(OsString, OsString)]| {
+            let mut command = Command::new("/bin/sh");
+            command.envs(environment.iter().map(|(name, value)| (name, value)));
+            command
+        };
+        let prepared = AtomicBool::new(false);
+        let prepare = || prepared.store(true, Ordering::Relaxed);
+        for name in ["one", "two"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let good = made(
+            "one",
+            "test \"$A\" = 'a b' && test \"${PWD##*/}\" = one && touch done",
+        );
+        run(vec![good.clone()], &[], &prepare, &sh).unwrap();
+        assert!(dir.path().join("one/done").exists());
+        assert!(!prepared.load(Ordering::Relaxed));
+        let error = run(
+            vec![good, made("two", "exit 3")],
+            &["/bin/sh", "sh"],
+            &prepare,
+            &sh,
+        );
+        let error = error.unwrap_err().to_string();
+        assert_eq!(error, "1 of 2 test programs failed: two/sh");
+        assert!(prepared.load(Ordering::Relaxed));
+    }
+}
