@@ -1,5 +1,5 @@
-//! A whole run's test programs, two beside each other: most tests wait for the kernel, for timers or for
-//! each other a good part of their time, and one program after the other would leave processors idle.
+//! A whole run's test programs: one after the other, and beside them those that wait for agents nearly all of their
+//! time. Tests of traffic are at their best with the machine for themselves.
 //!
 //! Cargo starts the runner for one program after the other. In a whole run that only writes down each
 //! call, with the environment that cargo has made for it, and the programs are started from here. What a
@@ -23,13 +23,6 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-
-/// How many programs are beside each other. Each has as many tests at once as there are processors. One
-/// more lane is of those that mostly wait.
-const LANES: usize = 2;
-
-/// The longest, which begin first, so that no lane is left with one of them at the end.
-const FIRST: [&str; 3] = ["datapath", "agent", "local_mtu"];
 
 /// What measures for how long traffic stands still has the machine for itself, at the end.
 const ALONE: [&str; 6] = [
@@ -116,10 +109,7 @@ fn in_order(calls: Vec<Call>, late: &[&str]) -> Order {
     let (waiting, mut beside): (Vec<_>, Vec<_>) = beside
         .into_iter()
         .partition(|call| super::mostly_waits(&call.program));
-    beside.sort_by_key(|call| {
-        let first = FIRST.iter().position(|name| *name == call.name());
-        (late.contains(&call.name()), first.unwrap_or(FIRST.len()))
-    });
+    beside.sort_by_key(|call| late.contains(&call.name()));
     Order {
         waiting: waiting.into(),
         beside: beside.into(),
@@ -174,9 +164,7 @@ pub fn run(
     };
     thread::scope(|scope| {
         scope.spawn(|| lane(&waiting));
-        for _ in 0..LANES {
-            scope.spawn(|| lane(&beside));
-        }
+        lane(&beside);
     });
     for call in &alone {
         if !stop.load(Ordering::Relaxed) {
@@ -287,7 +275,7 @@ mod tests {
             |calls: &[Call]| -> Vec<_> { calls.iter().map(|c| c.name().to_owned()).collect() };
         assert_eq!(
             names(&Vec::from(order.beside)),
-            ["datapath", "agent", "a", "b", "masquerade"]
+            ["a", "b", "agent", "datapath", "masquerade"]
         );
         assert_eq!(names(&Vec::from(order.waiting)), ["peers"]);
         assert_eq!(names(&order.alone), ["upgrade", "restart"]);
@@ -296,7 +284,7 @@ mod tests {
     #[test]
     fn programs_that_are_named_are_there() {
         let root = workspace::root();
-        for name in FIRST.iter().chain(&ALONE) {
+        for name in &ALONE {
             let dirs = ["lab/tests", "agent/tests"].map(|dir| root.join(dir).join(name));
             let is = |dir: &PathBuf| dir.is_dir() || dir.with_extension("rs").is_file();
             // sinabro_lab: the package's own tests.
