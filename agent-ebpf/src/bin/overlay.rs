@@ -1,8 +1,7 @@
 //! Both directions of the VXLAN device.
 //!
 //! - `overlay_in`, ingress: what comes out of tunnels, each packet once it is unwrapped;
-//! - `overlay_out`, egress: what goes into one; clients of Services that came in by an uplink get this node's address, and so do
-//!   the node's own sockets that are bound to another one.
+//! - `overlay_out`, egress: what goes into one; clients of Services that came in by an uplink get this node's address.
 #![no_std]
 #![no_main]
 
@@ -17,6 +16,7 @@ use sinabro_ebpf::{
     nat::{DROPPED, across},
     parse::{Ip, eth, skb},
     scratch::{self, Scratch},
+    service,
     stage::{Action, tunnel},
 };
 #[path = "../event.rs"]
@@ -38,7 +38,7 @@ pub fn overlay_in(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn overlay_out(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
-    if !across::may_be_masqueraded(skb) {
+    if !across::is_from_outside(skb) {
         return PASS;
     }
     let action = match read(skb) {
@@ -51,7 +51,8 @@ pub fn overlay_out(ctx: TcContext) -> i32 {
 #[inline(never)]
 fn arrive(skb: *mut __sk_buff) -> i32 {
     match checked(&TcContext::new(skb)) {
-        Ok(tunnel::OURS) if !across::has_answers() => PASS,
+        // Only a Service's client outside has answers coming there by another address.
+        Ok(tunnel::OURS) if !CONFIG.get(0).is_some_and(service::are_ours) => PASS,
         Ok(action) => action,
         Err(reason) => event::dropped(reason),
     }
