@@ -3,6 +3,7 @@
 use super::{
     changes::{self, Changes},
     heartbeats::Heartbeats,
+    object,
 };
 use crate::bench::{api_server::ApiServer, cni, process};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -75,7 +76,12 @@ pub fn measure(
     effort: Effort,
     mut now: impl FnMut(&str),
 ) -> Result<Measured> {
-    let (node, kubeconfig) = server.add_node(lab, binaries)?;
+    let number = lab.nodes().len() + 1;
+    lab.add_node()?;
+    let node = lab.node(number);
+    node.set_binaries(binaries.clone());
+    server.client.create_node(&object::node(&node.entry()))?;
+    let kubeconfig = server.introduce(node)?;
 
     now("first start");
     let first = start(node, &kubeconfig, nodes)?;

@@ -3,6 +3,7 @@
 use super::objects::{self, PORT, TARGET};
 use crate::bench::{
     api_server::{ApiServer, Client},
+    nodes::object,
     process,
     published::{self, Published},
 };
@@ -70,7 +71,12 @@ pub fn measure(
     size: Size,
     mut now: impl FnMut(&str),
 ) -> Result<Measured> {
-    let (node, kubeconfig) = server.add_node(lab, binaries)?;
+    let number = lab.nodes().len() + 1;
+    lab.add_node()?;
+    let node = lab.node(number);
+    node.set_binaries(binaries.clone());
+    server.client.create_node(&object::node(&node.entry()))?;
+    let kubeconfig = server.introduce(node)?;
 
     now("first start");
     let first = start(node, &kubeconfig, size)?;
