@@ -5,11 +5,12 @@ mod client;
 
 pub use client::Client;
 
+use super::nodes::object;
 use crate::{cluster::components, ui};
 use anyhow::{Context as _, Result};
 use rcgen::{CertifiedKey, KeyPair};
 use serde_json::json;
-use sinabro_lab::{Lab, Node, Program, node::FILES, wait::wait_for};
+use sinabro_lab::{Binaries, Lab, Node, Program, node::FILES, wait::wait_for};
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -77,8 +78,20 @@ impl ApiServer {
         })
     }
 
-    /// Gives a node what an agent needs to connect; the path on the node.
-    pub fn introduce(&self, node: &Node) -> Result<String> {
+    /// One more node of the lab and of the cluster, with what its agent needs to connect: the path on the node.
+    pub fn add_node<'l>(
+        &self,
+        lab: &'l mut Lab,
+        binaries: &Binaries,
+    ) -> Result<(&'l Node, String)> {
+        let node = lab.add_node()?;
+        node.set_binaries(binaries.clone());
+        self.client.create_node(&object::node(&node.entry()))?;
+        let kubeconfig = self.introduce(node)?;
+        Ok((node, kubeconfig))
+    }
+
+    fn introduce(&self, node: &Node) -> Result<String> {
         let path = format!("{FILES}/kubeconfig");
         // JSON is YAML, too.
         let config = json!({

@@ -3,7 +3,6 @@
 use super::{
     changes::{self, Changes},
     heartbeats::Heartbeats,
-    object,
 };
 use crate::bench::{api_server::ApiServer, cni, process};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -76,12 +75,7 @@ pub fn measure(
     effort: Effort,
     mut now: impl FnMut(&str),
 ) -> Result<Measured> {
-    let number = lab.nodes().len() + 1;
-    lab.add_node()?;
-    let node = lab.node(number);
-    node.set_binaries(binaries.clone());
-    server.client.create_node(&object::node(&node.entry()))?;
-    let kubeconfig = server.introduce(node)?;
+    let (node, kubeconfig) = server.add_node(lab, binaries)?;
 
     now("first start");
     let first = start(node, &kubeconfig, nodes)?;

@@ -3,7 +3,6 @@
 use super::objects::{self, PORT, TARGET};
 use crate::bench::{
     api_server::{ApiServer, Client},
-    nodes::object,
     process,
     published::{self, Published},
 };
@@ -71,12 +70,7 @@ pub fn measure(
     size: Size,
     mut now: impl FnMut(&str),
 ) -> Result<Measured> {
-    let number = lab.nodes().len() + 1;
-    lab.add_node()?;
-    let node = lab.node(number);
-    node.set_binaries(binaries.clone());
-    server.client.create_node(&object::node(&node.entry()))?;
-    let kubeconfig = server.introduce(node)?;
+    let (node, kubeconfig) = server.add_node(lab, binaries)?;
 
     now("first start");
     let first = start(node, &kubeconfig, size)?;
