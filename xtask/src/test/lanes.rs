@@ -9,7 +9,6 @@ use crate::{ui, workspace};
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::VecDeque,
     env,
     ffi::{OsStr, OsString},
     fs,
@@ -94,25 +93,24 @@ pub fn target(program: &Path) -> Option<&str> {
     Some(name.rsplit_once('-')?.0)
 }
 
-/// All, by how they are run.
+/// All, by how they are run: the first two beside each other, and within each one after the other.
 struct Order {
-    /// One after the other beside all of `beside`.
-    waiting: VecDeque<Call>,
-    beside: VecDeque<Call>,
+    waiting: Vec<Call>,
+    working: Vec<Call>,
     alone: Vec<Call>,
 }
 
 /// Programs in the order in which they begin; those that are named in `late` after others.
 fn in_order(calls: Vec<Call>, late: &[&str]) -> Order {
     let calls = calls.into_iter();
-    let (alone, beside): (Vec<_>, Vec<_>) = calls.partition(|call| ALONE.contains(&call.name()));
-    let (waiting, mut beside): (Vec<_>, Vec<_>) = beside
+    let (alone, others): (Vec<_>, Vec<_>) = calls.partition(|call| ALONE.contains(&call.name()));
+    let (waiting, mut working): (Vec<_>, Vec<_>) = others
         .into_iter()
         .partition(|call| super::mostly_waits(&call.program));
-    beside.sort_by_key(|call| late.contains(&call.name()));
+    working.sort_by_key(|call| late.contains(&call.name()));
     Order {
-        waiting: waiting.into(),
-        beside: beside.into(),
+        waiting,
+        working,
         alone,
     }
 }
@@ -134,7 +132,7 @@ pub fn run(
     let started = Instant::now();
     let Order {
         waiting,
-        beside,
+        working,
         alone,
     } = in_order(calls, late);
     let outcomes = Mutex::new(Vec::new());
@@ -152,25 +150,18 @@ pub fn run(
             }
         }
     };
-    let (waiting, beside) = (Mutex::new(waiting), Mutex::new(beside));
-    let lane = |queue: &Mutex<VecDeque<Call>>| {
-        let next = || {
-            let goes_on = !stop.load(Ordering::Relaxed);
-            goes_on.then(|| locked(queue).pop_front()).flatten()
-        };
-        while let Some(call) = next() {
-            one(&call);
+    let lane = |calls: &[Call]| {
+        for call in calls {
+            if !stop.load(Ordering::Relaxed) {
+                one(call);
+            }
         }
     };
     thread::scope(|scope| {
         scope.spawn(|| lane(&waiting));
-        lane(&beside);
+        lane(&working);
     });
-    for call in &alone {
-        if !stop.load(Ordering::Relaxed) {
-            one(call);
-        }
-    }
+    lane(&alone);
     failure
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner)?;
@@ -258,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_begin_and_what_measures_gaps_is_alone() {
+    fn what_waits_is_beside_the_others_and_what_measures_gaps_is_alone() {
         let calls = [
             "peers",
             "a",
@@ -274,10 +265,10 @@ mod tests {
         let names =
             |calls: &[Call]| -> Vec<_> { calls.iter().map(|c| c.name().to_owned()).collect() };
         assert_eq!(
-            names(&Vec::from(order.beside)),
+            names(&order.working),
             ["a", "b", "agent", "datapath", "masquerade"]
         );
-        assert_eq!(names(&Vec::from(order.waiting)), ["peers"]);
+        assert_eq!(names(&order.waiting), ["peers"]);
         assert_eq!(names(&order.alone), ["upgrade", "restart"]);
     }
 

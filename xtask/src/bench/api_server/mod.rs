@@ -7,9 +7,10 @@ pub use client::Client;
 
 use super::nodes::object;
 use crate::{cluster::components, ui};
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use rcgen::{CertifiedKey, KeyPair};
 use serde_json::json;
+use sinabro_common::api::{Request, Response};
 use sinabro_lab::{Binaries, Lab, Node, Program, node::FILES, wait::wait_for};
 use std::{
     collections::BTreeMap,
@@ -19,7 +20,7 @@ use std::{
     process::{Command, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 const PORT: u16 = 6443;
@@ -122,6 +123,25 @@ impl ApiServer {
     pub fn etcd_requests(&self) -> Result<BTreeMap<String, f64>> {
         let metrics = self.client.get("/metrics")?;
         Ok(etcd_requests(&String::from_utf8_lossy(&metrics)))
+    }
+}
+
+/// How long an agent's start may take.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+/// How exactly it is timed.
+pub const LOOK: Duration = Duration::from_millis(10);
+
+/// Waits until the agent that was started then is ready.
+pub fn wait_ready(node: &Node, begun: Instant) -> Result<()> {
+    loop {
+        match node.ask(Request::Status) {
+            Ok(Response::Status(status)) if status.ready => return Ok(()),
+            Err(error) if begun.elapsed() > PATIENCE => return Err(error),
+            _ if begun.elapsed() > PATIENCE => {
+                bail!("the agent is not ready:\n{}", node.log());
+            }
+            _ => thread::sleep(LOOK),
+        }
     }
 }
 

@@ -4,7 +4,10 @@ use super::{
     changes::{self, Changes},
     heartbeats::Heartbeats,
 };
-use crate::bench::{api_server::ApiServer, cni, process};
+use crate::bench::{
+    api_server::{self, ApiServer, LOOK, PATIENCE},
+    cni, process,
+};
 use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_common::{
     api::{Request, Response},
@@ -17,10 +20,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a start may take.
-const PATIENCE: Duration = Duration::from_secs(300);
-/// How exactly it is timed.
-const LOOK: Duration = Duration::from_millis(10);
 /// What a start leaves to do, or a pod.
 const SETTLE: Duration = Duration::from_secs(5);
 /// Bytes of a heartbeat by the watch: a whole Node.
@@ -170,16 +169,7 @@ fn start(node: &Node, kubeconfig: &str, nodes: usize) -> Result<Start> {
     let begun = Instant::now();
     // Its self-test of the kernel's TCP takes a second and knows nothing of nodes.
     node.start_agent_of_cluster(kubeconfig, &["--tcp-acceleration", "off"])?;
-    loop {
-        match node.ask(Request::Status) {
-            Ok(Response::Status(status)) if status.ready => break,
-            Err(error) if begun.elapsed() > PATIENCE => return Err(error),
-            _ if begun.elapsed() > PATIENCE => {
-                bail!("the agent is not ready:\n{}", node.log());
-            }
-            _ => thread::sleep(LOOK),
-        }
-    }
+    api_server::wait_ready(node, begun)?;
     let seconds = begun.elapsed().as_secs_f64();
     let pid = node.agent_pid().context("the agent has ended")?;
     let start = Start {

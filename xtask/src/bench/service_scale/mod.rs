@@ -74,7 +74,7 @@ impl Options {
     }
 }
 
-/// A figure, and what it may be at most.
+/// A figure.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     what: &'static str,

@@ -2,12 +2,11 @@
 
 use super::objects::{self, PORT, TARGET};
 use crate::bench::{
-    api_server::{ApiServer, Client},
+    api_server::{self, ApiServer, Client, PATIENCE},
     process,
     published::{self, Published},
 };
 use anyhow::{Context as _, Result, ensure};
-use sinabro_common::api::{Request, Response};
 use sinabro_lab::{Binaries, Lab, Node, Pod, traffic, wait::wait_within};
 use std::{
     net::{SocketAddr, TcpListener, TcpStream},
@@ -15,8 +14,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a start may take.
-const PATIENCE: Duration = Duration::from_secs(300);
 /// How long a change may take, and a connection.
 const SOON: Duration = Duration::from_secs(10);
 /// What a start leaves to do.
@@ -118,14 +115,7 @@ fn start(node: &Node, kubeconfig: &str, size: Size) -> Result<Start> {
     // Its self-test of the kernel's TCP takes a second and knows nothing of Services.
     let flags = ["--tcp-acceleration=off", "--service-proxy=on"];
     node.start_agent_of_cluster(kubeconfig, &flags)?;
-    let log = || format!("the agent's log:\n{}", node.log());
-    wait_within(PATIENCE, "the agent to be ready", || {
-        Ok(match node.ask(Request::Status)? {
-            Response::Status(status) if status.ready => Some(()),
-            _ => None,
-        })
-    })
-    .with_context(log)?;
+    api_server::wait_ready(node, begun)?;
     let ready = begun.elapsed().as_secs_f64();
     // The API server's own is one more.
     let all = (size.services + 1) as f64;
@@ -134,7 +124,7 @@ fn start(node: &Node, kubeconfig: &str, size: Size) -> Result<Start> {
         let is_complete = published.services >= all && published.changes.count > 0.0;
         Ok(is_complete.then_some(published))
     })
-    .with_context(log)?;
+    .with_context(|| format!("the agent's log:\n{}", node.log()))?;
     let complete = begun.elapsed().as_secs_f64();
     ensure!(
         published.waiting == 0.0,
