@@ -253,19 +253,25 @@ fn messages_are_charged_for_as_long_as_their_reader_keeps_them() {
         for how in ["closed", "reset", "shut down"] {
             // At any port: what streams to a server is not enrolled the next time.
             let (client, mut server) = connect(&w.b, w.b.v4, &w.a, 0);
-            assert_eq!(send(&client, 3000), 3000);
+            let sent = send(&client, 3000);
+            assert_eq!(sent, 3000, "{how}: {:?}", w.all_counters());
             match how {
                 "closed" => drop(client),
                 "reset" => reset(client),
                 _ => shut_down(client),
             }
             let redirected = waiting(&server) as u64;
-            assert!(redirected > 2000, "{how}: {redirected}");
+            assert!(
+                redirected > 2000,
+                "{how}: {redirected}, {:?}",
+                w.all_counters()
+            );
             sweep(&w);
             let kept = used(&w, w.a.ifindex);
             assert!(
                 kept >= 4096 << 10,
-                "{how}: {kept} for {redirected} messages"
+                "{how}: {kept} for {redirected} messages, {:?}",
+                w.all_counters()
             );
             assert_eq!(read_exact(&mut server, 10), b"xxxxxxxxxx");
             drop(server);

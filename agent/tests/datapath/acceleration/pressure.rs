@@ -109,14 +109,15 @@ fn a_sender_is_blocked_by_a_reader_that_never_reads_and_nothing_is_lost() {
                 println!("{message}: {usual:?}");
                 assert!(
                     usual.redirected_bytes > 0 && usual.queue_full > 0,
-                    "{usual:?}"
+                    "{usual:?}, {:?}",
+                    w.all_counters()
                 );
                 // Each has a structure of the kernel's of about a kilobyte.
                 assert!(usual.redirected_messages <= 4096, "{usual:?}");
                 assert!(usual.redirected_bytes <= 1 << 20, "{usual:?}");
                 let small = fill_and_drain(&w, data, v6, message, Some(20_000));
                 println!("{message}, small buffer: {small:?}");
-                assert!(small.queue_full > 0, "{small:?}");
+                assert!(small.queue_full > 0, "{small:?}, {:?}", w.all_counters());
                 assert!(small.redirected_bytes <= 1 << 16, "{small:?}");
                 assert!(small.bytes < usual.bytes, "{small:?}");
             }
