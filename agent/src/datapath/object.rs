@@ -24,7 +24,7 @@ use aya::{
     Ebpf, EbpfLoader,
     programs::{Program, ProgramError},
 };
-use sinabro_common::names;
+use sinabro_common::{abi::config::FLAG_CARRYING, names};
 use std::{
     borrow::Cow,
     fs, io,
@@ -69,6 +69,8 @@ pub struct Objects {
     pub successors: Vec<Successor>,
     /// The layout generation of the programs that run until others do.
     pub ran: u32,
+    /// Whoever put them there was killed before everything was carried over that those before them wrote.
+    pub was_carrying: bool,
 }
 
 /// A map that was made in the place of another.
@@ -107,7 +109,7 @@ pub fn load(
 
     let directory = &config.bpf_dir;
     let recorded = Recorded::read(directory);
-    let ran = generation(directory);
+    let (ran, was_carrying) = running(directory);
     let mut successors = Vec::new();
     for map in shape::expected(config) {
         // Those of a later generation are of programs that did not come to run, or gave way to earlier ones.
@@ -187,6 +189,7 @@ pub fn load(
         service_sock,
         successors,
         ran,
+        was_carrying,
     })
 }
 
@@ -204,16 +207,16 @@ impl Objects {
     }
 }
 
-/// The layout generation of the programs that run; this version's where none did: there is nothing to
-/// take over then.
-fn generation(directory: &Path) -> u32 {
+/// The layout generation of the programs that run, this version's where none did (there is nothing to take over then), and
+/// whether whoever put them there was killed before everything was carried over.
+fn running(directory: &Path) -> (u32, bool) {
     if !level::has_run(directory) {
-        return shape::generation();
+        return (shape::generation(), false);
     }
     match maps::config::pinned(directory) {
-        Some(Ok(config)) => config.generation(),
+        Some(Ok(config)) => (config.generation(), config.flags & FLAG_CARRYING != 0),
         // Nothing ran, or something of which nothing is known.
-        Some(Err(_)) | None => 1,
+        Some(Err(_)) | None => (1, false),
     }
 }
 

@@ -84,6 +84,11 @@ pub fn sweep(
     memory: &mut Memory,
 ) -> Result<Swept, DatapathError> {
     let began = Instant::now();
+    // Whoever was killed between two steps did not come to mend what is between them, nor did one whose maps were carried
+    // over while programs wrote to them.
+    if memory.sweeps == 0 {
+        connections.mend_all()?;
+    }
     for key in std::mem::take(&mut memory.removed) {
         connections.mend(&key)?;
     }

@@ -100,9 +100,9 @@ impl Transition {
             }
             whole &= is_copied || carries.len() > before;
         }
-        // Left by one that was killed before it had carried everything, or by one that ended in order,
-        // for an agent of before.
-        if objects.ran == shape::generation() {
+        // Left by one that was killed before it had carried everything. What one that ended in order left for an agent
+        // of before is a copy, and older than what it was made of: connections that are over by now are in it.
+        if objects.ran == shape::generation() && objects.was_carrying {
             let carried: BTreeSet<_> = carries.iter().map(|carry: &Carry| carry.name).collect();
             let others = maps.iter().filter(|map| !carried.contains(map.shape.name));
             let left = others.flat_map(|map| from_earlier(directory, map, &recorded));

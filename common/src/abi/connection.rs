@@ -248,6 +248,8 @@ map_type!(Share, 24, 2, [connections, embryonic, refused]);
 
 /// Key in `SHARES`: the host's own connections that had to get another port, which nobody is charged for.
 pub const HOST_SHARE: u32 = 0;
+/// In no map: connections that were carried over from the first generation, which charged nobody.
+pub const NOBODY_SHARE: u32 = u32::MAX - 2;
 /// Key in `SHARES`: connections of clients outside of the cluster with Services, which came in by an uplink.
 pub const OUTSIDE_SHARE: u32 = u32::MAX - 1;
 /// Key in `SHARES`: all connections.

@@ -175,6 +175,35 @@ impl Connections {
         Ok(())
     }
 
+    /// [`Self::mend`]s what lacks an alias, which no program leaves behind.
+    pub fn mend_all(&self) -> Result<(), DatapathError> {
+        let mut broken = Vec::new();
+        let mut failed = None;
+        self.for_each(|key, connection| match self.is_whole(&key, &connection) {
+            Ok(true) => {}
+            Ok(false) => broken.push(key),
+            Err(error) => failed = Some(error),
+        })?;
+        failed.map_or(Ok(()), Err)?;
+        broken.iter().try_for_each(|key| self.mend(key))
+    }
+
+    /// Whether all of a record's aliases lead to it.
+    fn is_whole(
+        &self,
+        key: &ConnectionKey,
+        connection: &Connection,
+    ) -> Result<bool, DatapathError> {
+        let aliases = [connection.alias(key), connection.service_alias(key)];
+        for alias in aliases.into_iter().flatten() {
+            let found = self.aliases.get(&alias)?;
+            if !found.is_some_and(|found| leads_to(&alias, &found, key)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Writes a connection of a Service, unless either the alias or the record is somebody's or has no room; whether it was
     /// written.
     pub fn add_of_service(

@@ -7,6 +7,7 @@ mod model;
 mod named;
 mod ports;
 mod protocols;
+mod successor;
 mod translation;
 
 use crate::{

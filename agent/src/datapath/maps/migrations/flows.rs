@@ -10,7 +10,7 @@ use sinabro_common::{
         Addr,
         connection::{
             Alias, Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_INBOUND, FLAG_MAPPING,
-            FLAG_MASQUERADED, FLAG_STACK, Tuple,
+            FLAG_MASQUERADED, FLAG_STACK, NOBODY_SHARE, Tuple,
         },
         layout::{both, field, start},
     },
@@ -39,9 +39,6 @@ pub const STACK: Migration = Migration {
     up: stack_up,
     down: stack_down,
 };
-
-/// Nobody is charged for what was there before.
-const NOBODY: u32 = u32::MAX - 1;
 
 /// Both directions' entries: twice as many as records.
 const MAX_NAT_ENTRIES: u32 = 131_072;
@@ -176,7 +173,7 @@ fn record(sent: &Tuple, kind: u16, nat: (Addr, [u8; 2]), last_seen_ns: u64) -> (
         frontend_port: [0; 2],
         states: [SEEN | ACK; 2],
         flags: kind | client,
-        payer: NOBODY,
+        payer: NOBODY_SHARE,
         endpoint: 0,
         endpoint_generation: 0,
         policy_epochs: [0; 2],
