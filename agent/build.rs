@@ -12,6 +12,9 @@ use object::{
 };
 use std::{env, fs, path::Path, process::Command};
 
+#[path = "build/globals.rs"]
+mod globals;
+
 /// One object per hook family: an old kernel may refuse one and keep the others.
 const OBJECTS: [&str; 5] = ["pod", "uplink", "overlay", "sock", "service_sock"];
 
@@ -41,8 +44,8 @@ fn main() -> anyhow::Result<()> {
             )?;
             let out = env::var("OUT_DIR").context("OUT_DIR")?;
             OBJECTS.iter().try_for_each(|object| {
-                strip(&Path::new(&out).join(object))
-                    .with_context(|| format!("cannot strip the object {object}"))
+                finish(&Path::new(&out).join(object))
+                    .with_context(|| format!("cannot finish the object {object}"))
             })
         }
         Some(tool) if env::var("SINABRO_EBPF").is_ok_and(|v| v == "required") => {
@@ -65,13 +68,20 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// Takes the debug information out, which is nine tenths of an object: the linker has made BTF of
-/// it, and nothing else here reads it.
-fn strip(path: &Path) -> anyhow::Result<()> {
+/// it, and nothing else here reads it. In BTF, says which functions are global.
+fn finish(path: &Path) -> anyhow::Result<()> {
     let whole = fs::read(path)?;
     let mut elf = Builder::read(whole.as_slice())?;
     for section in &mut elf.sections {
         let name = &*section.name;
         section.delete = name.starts_with(b".debug_") || name.starts_with(b".rel.debug_");
+    }
+    for section in &mut elf.sections {
+        if let (b".BTF", SectionData::Data(data)) = (&*section.name, &mut section.data) {
+            let mut types = data.to_vec();
+            globals::make(&mut types)?;
+            *data = types.into();
+        }
     }
     // LLVM keeps the names of sections and of symbols in one table, the writer in two.
     let names = elf.sections.add();

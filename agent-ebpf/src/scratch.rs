@@ -2,6 +2,12 @@
 //!
 //! What is in a map is also nothing that the verifier keeps apart: it walks each stage once, not once for each
 //! protocol and set of flags that the stages before left behind.
+//!
+//! A function whose name ends in `_global` is verified by itself, once, whoever calls it with whatever in registers
+//! and on the stack (`agent/build/globals.rs` makes it one). What has a loop, or is called from one or in many places,
+//! is worth it. It takes nothing but the context and numbers, and finds the scratch by itself: callers
+//! [`lend`](Scratch::lend) it theirs. Numbers go in and out through `black_box`: what the compiler knows of them from
+//! all callers it would not check again, and what no caller needs it would not give, and the verifier knows neither.
 
 use crate::{
     parse::{
@@ -12,7 +18,7 @@ use crate::{
     service::refuse::Answer,
 };
 use aya_ebpf::{bindings::__sk_buff, macros::map, maps::PerCpuArray};
-use core::mem::MaybeUninit;
+use core::{arch::asm, mem::MaybeUninit};
 use sinabro_common::{
     abi::{
         Addr,
@@ -95,6 +101,14 @@ pub struct Scratch {
 }
 
 impl Scratch {
+    /// Has what was written be there for a global function, which finds the scratch by itself, and what that writes
+    /// be read behind it: the compiler takes what a reference leads to for this function's own.
+    #[inline(always)]
+    pub fn lend(&mut self) {
+        // SAFETY: a register is copied to itself. That memory is not said to be left alone is what it is for.
+        unsafe { asm!("{0} = {0}", inout(reg) core::ptr::from_mut(self) => _, options(nostack)) };
+    }
+
     /// The packet's tuple, key and direction, from its headers.
     #[inline(always)]
     pub fn identify(&mut self) {

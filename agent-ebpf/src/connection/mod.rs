@@ -8,12 +8,13 @@ use crate::{
     maps::{ALIASES, CONNECTIONS, EEXIST, LIMITS},
     nat::mapping,
     parse::{l4::TCP_RST, proto},
-    scratch::Scratch,
+    scratch::{self, Scratch},
 };
 use aya_ebpf::{
     bindings::BPF_NOEXIST,
     helpers::{bpf_jiffies64, bpf_ktime_get_ns},
 };
+use core::hint::black_box;
 use sinabro_common::{
     abi::{
         Addr,
@@ -221,10 +222,24 @@ pub unsafe fn makes_way(connection: *const Connection, proto: u8) -> bool {
 
 /// What follows from another stage of `scratch.key`'s connection: it is no longer among those that nobody
 /// answered, its port may be another's soon, or not after all. Its mapping is noted with it.
+#[inline(always)]
+pub fn changed(scratch: &mut Scratch) {
+    scratch.lend();
+    black_box(changed_global());
+}
+
 #[inline(never)]
-pub fn changed(scratch: &mut Scratch) -> u32 {
+fn changed_global() -> u32 {
+    if let Some(scratch) = scratch::get() {
+        follow(scratch);
+    }
+    black_box(0)
+}
+
+#[inline(always)]
+fn follow(scratch: &mut Scratch) {
     let Some(connection) = find(&scratch.key) else {
-        return 0;
+        return;
     };
     // SAFETY: a value that the map just gave.
     if unsafe { (*connection).has(FLAG_MAPPED) } {
@@ -240,7 +255,7 @@ pub fn changed(scratch: &mut Scratch) -> u32 {
     }
     // No connection of datagrams is ever closed.
     if record.flags & (FLAG_MASQUERADED | FLAG_MAPPED) != FLAG_MASQUERADED {
-        return 0;
+        return;
     }
     let Scratch { key, alias_key, .. } = scratch;
     if record.client_is_high() {
@@ -255,7 +270,7 @@ pub fn changed(scratch: &mut Scratch) -> u32 {
     alias_key.proto = key.proto;
     alias_key.set_dst_port(record.nat_port);
     let Some(alias) = ALIASES.get_ptr_mut(&scratch.alias_key) else {
-        return 0;
+        return;
     };
     // SAFETY: a value that the map just gave.
     unsafe {
@@ -268,5 +283,4 @@ pub fn changed(scratch: &mut Scratch) -> u32 {
             (*alias).reusable_ns = now() + REUSABLE_AFTER_NS;
         }
     }
-    0
 }

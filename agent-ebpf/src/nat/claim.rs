@@ -12,7 +12,7 @@ use crate::{
     connection::{self, share},
     maps::{ALIASES, CONFIG, CONNECTIONS, EEXIST, HOST_PORTS},
     parse::proto,
-    scratch::Scratch,
+    scratch::{self, Scratch},
 };
 use aya_ebpf::{
     bindings::{
@@ -22,6 +22,7 @@ use aya_ebpf::{
     },
     helpers::{bpf_get_prandom_u32, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp},
 };
+use core::hint::black_box;
 use sinabro_common::{
     abi::{
         Addr,
@@ -215,10 +216,23 @@ fn pick(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 /// Somebody has the port.
 pub const TAKEN: i32 = 2;
 
-/// One attempt, as a function: the verifier forgets on its way out by which way it went through. The client's own port
-/// comes first.
-#[inline(never)]
+/// One attempt. The client's own port comes first.
+#[inline(always)]
 fn try_port(skb: *mut __sk_buff, scratch: &mut Scratch, attempt: u32) -> i32 {
+    scratch.lend();
+    black_box(try_port_global(skb, attempt))
+}
+
+#[inline(never)]
+fn try_port_global(skb: *mut __sk_buff, attempt: u32) -> i32 {
+    black_box(match scratch::get() {
+        Some(scratch) => tried(skb, scratch, black_box(attempt)),
+        None => TAKEN,
+    })
+}
+
+#[inline(always)]
+fn tried(skb: *mut __sk_buff, scratch: &mut Scratch, attempt: u32) -> i32 {
     let Some(config) = CONFIG.get(0) else {
         return TAKEN;
     };

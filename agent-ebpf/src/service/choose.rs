@@ -17,13 +17,14 @@ use crate::{
         SOURCE_RANGES,
     },
     nat::{DROPPED, drop, is_carried},
-    scratch::Scratch,
+    scratch::{self, Scratch},
 };
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_NOEXIST},
     helpers::bpf_get_prandom_u32,
     maps::lpm_trie::Key,
 };
+use core::hint::black_box;
 use sinabro_common::{
     abi::{
         Addr,
@@ -225,9 +226,23 @@ fn join(scratch: &mut Scratch) -> i32 {
     KNOWN
 }
 
-/// One attempt, as a function: the verifier forgets on its way out by which way it went through.
-#[inline(never)]
+/// One attempt.
+#[inline(always)]
 fn try_one(scratch: &mut Scratch, attempt: u32) -> i32 {
+    scratch.lend();
+    black_box(try_one_global(attempt))
+}
+
+#[inline(never)]
+fn try_one_global(attempt: u32) -> i32 {
+    black_box(match scratch::get() {
+        Some(scratch) => tried(scratch, black_box(attempt)),
+        None => NEXT,
+    })
+}
+
+#[inline(always)]
+fn tried(scratch: &mut Scratch, attempt: u32) -> i32 {
     let is_kept = by_affinity(scratch, attempt);
     if !is_kept && !by_slot(scratch, attempt) {
         return NEXT;

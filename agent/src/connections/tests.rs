@@ -8,7 +8,7 @@ use sinabro_common::{
         Addr,
         connection::{
             ALL_SHARES, FLAG_APART, FLAG_CLIENT_IS_HIGH, FLAG_INBOUND, FLAG_MAPPED, FLAG_MAPPING,
-            FLAG_MASQUERADED, HOST_SHARE, Tuple,
+            FLAG_MASQUERADED, HOST_SHARE, NOBODY_SHARE, Tuple,
         },
     },
     algo::{
@@ -643,33 +643,47 @@ fn stats_count_by_pod_kind_and_remote_end() {
         payer: HOST_SHARE,
         ..Made::default()
     };
+    let carried = Made {
+        from: ("10.1.0.5", 9000),
+        payer: NOBODY_SHARE,
+        ..Made::default()
+    };
     let table = different();
-    table.0.borrow_mut().push(Some(host.entry()));
+    let more = [host, carried].map(|made| Some(made.entry()));
+    table.0.borrow_mut().extend(more);
     let stats = view(&table, |view| view.stats()).unwrap();
     assert_eq!(
         (stats.connections, stats.capacity, stats.masqueraded),
-        (6, 131_072, 4)
+        (7, 131_072, 5)
     );
     let count = |word: &str| stats.by_class[word];
     assert_eq!(
         (count("established"), count("unanswered"), count("closing")),
-        (4, 1, 1)
+        (5, 1, 1)
     );
     assert_eq!(stats.by_state["TIME_WAIT"], 1);
-    assert_eq!((stats.by_protocol["tcp"], stats.by_protocol["udp"]), (5, 1));
+    assert_eq!((stats.by_protocol["tcp"], stats.by_protocol["udp"]), (6, 1));
     let pods: Vec<_> = stats
         .pods
         .iter()
         .map(|p| (p.pod.as_str(), p.connections))
         .collect();
-    assert_eq!(pods, [("shop/cart", 3), ("shop/web", 1), ("(host)", 1)]);
+    assert_eq!(
+        pods,
+        [
+            ("shop/cart", 3),
+            ("shop/web", 1),
+            ("(host)", 1),
+            ("(carried over)", 1)
+        ]
+    );
     let cart = &stats.pods[0];
     assert_eq!((cart.unanswered, cart.refused), (1, 7));
     assert_eq!((cart.limit, cart.unanswered_limit), (750, 100));
     let first = &stats.remotes[0];
     assert_eq!(
         (first.remote.to_string().as_str(), first.connections),
-        ("192.0.2.9:443", 2)
+        ("192.0.2.9:443", 3)
     );
     assert_eq!(stats.remotes.len(), 5);
     let inbound = stats

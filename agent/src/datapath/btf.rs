@@ -369,7 +369,7 @@ impl<'a> Btf<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::files, *};
     use proptest::prelude::*;
 
     #[test]
@@ -395,6 +395,38 @@ mod tests {
         assert!(!all.contains(&0), "{found:?}");
         // SOL_SOCKET flags have been added at the end only.
         assert_eq!(found.zerocopy_bit, 18);
+    }
+
+    /// Of what the kernel makes of that, `agent/tests/datapath/verify.rs` has the figures.
+    #[test]
+    fn functions_that_are_to_be_verified_by_themselves_are_global() {
+        const FUNC: u32 = 12;
+        /// `BTF_FUNC_GLOBAL`, where other types have a length.
+        const GLOBAL: u32 = 1;
+        let [follow, port, one, times] = [
+            "changed_global",
+            "try_port_global",
+            "try_one_global",
+            "times_global",
+        ];
+        for (object, functions) in [
+            ("pod", &[follow, one, times][..]),
+            ("uplink", &[follow, port, one, times]),
+            ("overlay", &[follow, port, times]),
+        ] {
+            let bytes = files::object(object).unwrap();
+            let types = aya_obj::Object::parse(bytes).unwrap().btf.unwrap();
+            let types = types.to_bytes();
+            let btf = Btf::parse(&types).unwrap();
+            for function in functions {
+                let found = btf.by_name(FUNC, function);
+                assert_eq!(
+                    found.map(|ty| ty.len).ok(),
+                    Some(GLOBAL),
+                    "{object}: {function}"
+                );
+            }
+        }
     }
 
     /// A kernel whose structures are `sock { int a; struct { u8 b:2; u8 c:6; }; }`.

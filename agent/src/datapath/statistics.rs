@@ -2,18 +2,25 @@
 //! loaded program does not tell.
 //!
 //! The loader gives away no log of a program that was accepted, so the program is loaded once more,
-//! with the maps that it has already and without type information.
+//! with the maps that it has already. Its types say which functions are verified by themselves.
 
-use super::sys;
+use super::sys::{self, Functions};
 use aya::{Ebpf, maps::Map};
-use aya_obj::{Features, Object, ProgramSection, generated::bpf_attach_type};
+use aya_obj::{
+    Features, Object, ProgramSection,
+    btf::{Btf, BtfFeatures},
+    generated::bpf_attach_type,
+};
 use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
 };
 
-/// What the loader tries of the kernel; all of it is older than Linux 5.10. No type information.
+/// What the loader tries of the kernel; all of it is older than Linux 5.10.
 const FEATURES: Features = Features::new(true, true, true, true, true, true, true, None);
+
+/// Types of functions and of data; others are newer, and put into words that any kernel knows.
+const TYPES: BtfFeatures = BtfFeatures::new(true, true, true, true, false, false, false, false);
 
 /// `enum bpf_prog_type`.
 const SCHED_CLS: u32 = 3;
@@ -29,6 +36,9 @@ pub fn instructions(bytes: &[u8], loaded: &Ebpf, program: &str) -> io::Result<u3
 
 fn log(bytes: &[u8], loaded: &Ebpf, program: &str) -> io::Result<String> {
     let mut object = Object::parse(bytes).map_err(io::Error::other)?;
+    let types = object.fixup_and_sanitize_btf(&TYPES);
+    let types = types.map_err(io::Error::other)?.map(Btf::to_bytes);
+    let types = sys::load_types(&types.unwrap_or_default())?;
     let text = object.functions.keys().map(|(section, _)| *section);
     let text = text.collect();
     let maps = std::mem::take(&mut object.maps);
@@ -56,7 +66,13 @@ fn log(bytes: &[u8], loaded: &Ebpf, program: &str) -> io::Result<String> {
         _ => return Err(io::ErrorKind::Unsupported.into()),
     };
     let hook = hook.map_or(0, |hook| bpf_attach_type::from(hook) as u32);
-    sys::verifier_statistics(kind, hook, &function.instructions, &found.license)
+    let functions = Functions {
+        types: types.as_fd(),
+        records: &function.func_info.func_info_bytes(),
+        record_len: function.func_info_rec_size,
+    };
+    let program = &function.instructions;
+    sys::verifier_statistics(kind, hook, program, &functions, &found.license)
 }
 
 /// The verifier's last line begins `processed N insns (limit 1000000)` (`print_verification_stats`).

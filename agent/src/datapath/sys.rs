@@ -21,6 +21,7 @@ const OBJ_PIN: libc::c_int = 6;
 const OBJ_GET: libc::c_int = 7;
 const PROG_ATTACH: libc::c_int = 8;
 const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const BTF_LOAD: libc::c_int = 18;
 const LINK_CREATE: libc::c_int = 28;
 const LINK_UPDATE: libc::c_int = 29;
 const LINK_DETACH: libc::c_int = 34;
@@ -265,12 +266,45 @@ pub fn next_key(map: BorrowedFd<'_>, key: Option<&[u8]>, next: &mut [u8]) -> io:
     }
 }
 
+/// Loads type information.
+pub fn load_types(btf: &[u8]) -> io::Result<OwnedFd> {
+    #[repr(C)]
+    struct Attr {
+        btf: u64,
+        log: u64,
+        len: u32,
+        log_size: u32,
+        log_level: u32,
+        unused: u32,
+    }
+    let mut attr = Attr {
+        btf: btf.as_ptr() as u64,
+        log: 0,
+        len: btf.len() as u32,
+        log_size: 0,
+        log_level: 0,
+        unused: 0,
+    };
+    // SAFETY: the bytes outlive the call, and the descriptor is new.
+    unsafe { bpf(BTF_LOAD, &mut attr).map(|fd| own(fd)) }
+}
+
+/// What is known of the functions of a program.
+pub struct Functions<'a> {
+    /// As [`load_types`] gave them.
+    pub types: BorrowedFd<'a>,
+    /// `struct bpf_func_info`, one after the other.
+    pub records: &'a [u8],
+    pub record_len: usize,
+}
+
 /// Loads a program for what the verifier says of it, and lets go of it. The program has been accepted
 /// before, for this hook if it is of a type that is loaded for one.
 pub fn verifier_statistics<I>(
     kind: u32,
     hook: u32,
     program: &[I],
+    functions: &Functions<'_>,
     license: &CStr,
 ) -> io::Result<String> {
     #[repr(C)]
@@ -285,6 +319,12 @@ pub fn verifier_statistics<I>(
         // Kernel version, flags, name and interface.
         unused: [u32; 7],
         hook: u32,
+        types: RawFd,
+        function_len: u32,
+        functions: u64,
+        function_count: u32,
+        // The length of what is known of lines.
+        line_len: u32,
     }
     /// `BPF_LOG_STATS`.
     const STATISTICS: u32 = 4;
@@ -305,10 +345,15 @@ pub fn verifier_statistics<I>(
         log: log.as_mut_ptr() as u64,
         unused: [0; 7],
         hook,
+        types: functions.types.as_raw_fd(),
+        function_len: functions.record_len as u32,
+        functions: functions.records.as_ptr() as u64,
+        function_count: functions.records.chunks(functions.record_len.max(1)).len() as u32,
+        line_len: 0,
     };
     // SAFETY: the program has `count` instructions of the size that the kernel's have, as just
-    // checked, the license is terminated, the log as long as it says; all outlive the call, and the
-    // descriptor is new.
+    // checked, there are as many records as are counted, the license is terminated, the log as long as it says;
+    // all outlive the call, and the descriptor is new.
     let loaded = unsafe { bpf(PROG_LOAD, &mut attr).map(|fd| own(fd)) };
     let end = log.iter().position(|&byte| byte == 0);
     log.truncate(end.unwrap_or(log.len()));

@@ -20,6 +20,9 @@ pub const SERVICE_SOCKETS: [&str; 8] = [
     "connect6",
 ];
 
+/// That the verifier may walk through for all programs: see `agent/build/globals.rs`.
+const MOST_INSTRUCTIONS: u32 = 400_000;
+
 /// Everything below a directory.
 fn pins(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -56,6 +59,10 @@ fn every_program_is_verified_and_nothing_stays() {
             assert!(row.ok || may_fail, "{row:?}");
             assert!(!row.ok || row.instructions.unwrap() > 10, "{row:?}");
         }
+        // A node's programs are verified at each start of its agent: without global functions a million altogether.
+        let programs = report.programs.iter().filter(|row| row.mode != "tcx");
+        let walked: u32 = programs.filter_map(|row| row.instructions).sum();
+        assert!(walked < MOST_INSTRUCTIONS, "{walked}");
         let of = |name: &str| -> Vec<&VerifiedProgram> {
             let rows = report.programs.iter();
             rows.filter(|row| row.name == name).collect()

@@ -5,27 +5,25 @@
 //!
 //! Bits are reflected, as in the register: the highest bit is the coefficient of x⁰.
 
-use core::hint::black_box;
-
 /// The generator without its highest coefficient, x³².
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
 /// Hexadecimal digits of the length of a packet.
 const DIGITS: usize = 5;
 
-/// x to the power of 8 · 16ⁱ · d: what a digit d at place i of a number of bytes multiplies a register by.
-const POWERS: [[u32; 16]; DIGITS] = {
-    let mut powers = [[0x8000_0000; 16]; DIGITS];
+/// x to the power of 8 · 16ⁱ · d, at 16 · i + d: what a digit d at place i of a number of bytes multiplies a register by.
+const POWERS: [u32; 16 * DIGITS] = {
+    let mut powers = [0x8000_0000; 16 * DIGITS];
     // Of one byte at this place.
     let mut factor = 0x0080_0000;
     let mut place = 0;
     while place < DIGITS {
         let mut digit = 1;
         while digit < 16 {
-            powers[place][digit] = product(powers[place][digit - 1], factor);
+            powers[16 * place + digit] = product(powers[16 * place + digit - 1], factor);
             digit += 1;
         }
-        factor = product(powers[place][15], factor);
+        factor = product(powers[16 * place + 15], factor);
         place += 1;
     }
     powers
@@ -44,18 +42,31 @@ const fn product(a: u32, mut b: u32) -> u32 {
     product
 }
 
+/// A register that is multiplied by the power of x at a place in the table of powers, which has sixteen of each hexadecimal
+/// digit of a number of bytes.
+#[inline(always)]
+pub fn times(register: u32, power: u32) -> u32 {
+    let power = POWERS.get(power as usize).copied();
+    product(register, power.unwrap_or(0))
+}
+
 /// The checksum of a packet in which two bytes, `behind` bytes in front of its end, became others by `change`, the
 /// exclusive or of both. Checksum and change are as they lie in memory on the wire; the checksum's own bytes count
-/// as zeros.
+/// as zeros. `times` is [`times`], or a function that does the same.
 #[inline(always)]
-pub fn replaced(checksum: [u8; 4], change: [u8; 2], behind: u32) -> [u8; 4] {
+pub fn replaced(
+    checksum: [u8; 4],
+    change: [u8; 2],
+    behind: u32,
+    times: impl Fn(u32, u32) -> u32,
+) -> [u8; 4] {
     // Two bytes that are still to be worked in are a register of which as many bytes have been.
-    let mut register = black_box(u16::from_le_bytes(change) as u32);
+    let mut register = u16::from_le_bytes(change) as u32;
     let bytes = behind + 2;
     let mut place = 0;
-    while place < DIGITS {
+    while place < DIGITS as u32 {
         let digit = bytes >> (4 * place) & 15;
-        register = black_box(product(register, POWERS[place][digit as usize]));
+        register = times(register, 16 * place + digit);
         place += 1;
     }
     (u32::from_le_bytes(checksum) ^ register).to_le_bytes()
@@ -82,7 +93,7 @@ mod tests {
             let at = at.index(bytes.len() - 1);
             let change = [bytes[at] ^ to[0], bytes[at + 1] ^ to[1]];
             bytes[at..at + 2].copy_from_slice(&to);
-            let is = replaced(before, change, (bytes.len() - at - 2) as u32);
+            let is = replaced(before, change, (bytes.len() - at - 2) as u32, times);
             prop_assert_eq!(is, OTHERS.checksum(&bytes).to_le_bytes());
         }
     }
