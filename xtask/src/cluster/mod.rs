@@ -130,7 +130,7 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
 pub struct Variant {
     /// How kube-proxy translates Services, or none: then Sinabro's agents do
-    #[arg(long, default_value = "nftables")]
+    #[arg(long, default_value = "none")]
     pub proxy: Proxy,
 
     /// Version of containerd, which runs the containers
@@ -145,7 +145,7 @@ pub struct Variant {
 impl Default for Variant {
     fn default() -> Self {
         Self {
-            proxy: Proxy::Nftables,
+            proxy: Proxy::None,
             containerd: Containerd::V2,
             families: Families::Dual,
         }
