@@ -347,6 +347,25 @@ pub fn forget() -> Result<()> {
     remains(true)
 }
 
+/// Forgets what a cluster with other options kept, unless it runs.
+pub fn forget_other(options: &Options) -> Result<()> {
+    if Cluster::open().is_ok() || !are_anothers(options)? {
+        return Ok(());
+    }
+    println!("  forgetting the disks of a cluster with other options");
+    forget()
+}
+
+/// Whether the disks that there are belong to a cluster with other options.
+fn are_anothers(options: &Options) -> Result<bool> {
+    let text = fs::read_to_string(options_file()?);
+    Ok(
+        text.is_ok_and(|text| {
+            serde_json::from_str::<Options>(&text).ok().as_ref() != Some(options)
+        }),
+    )
+}
+
 /// Takes down whatever machines there are, also of a start that failed.
 fn remains(forget: bool) -> Result<()> {
     let state = layout::state()?;
@@ -402,13 +421,10 @@ impl Cluster {
         // What is left of one that was killed.
         remains(false)?;
         let state = layout::state()?;
-        if fs::read_to_string(options_file()?)
-            .is_ok_and(|text| serde_json::from_str::<Options>(&text).ok().as_ref() != Some(options))
-        {
-            bail!(
-                "the disks are those of a cluster with other options: cargo xtask cluster down --forget"
-            );
-        }
+        ensure!(
+            !are_anothers(options)?,
+            "the disks are those of a cluster with other options: cargo xtask cluster down --forget"
+        );
         fs::create_dir_all(&state).with_context(|| format!("cannot make {}", state.display()))?;
         fs::write(options_file()?, serde_json::to_vec(options)?)?;
         let cluster = Self {

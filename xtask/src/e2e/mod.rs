@@ -214,8 +214,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 
     let mut reports = Vec::new();
     for cluster in &clusters {
-        if options.all {
-            cluster::forget()?;
+        match options.all {
+            true => cluster::forget()?,
+            false => cluster::forget_other(cluster)?,
         }
         println!("\n{}", ui::bold(&cluster.variant.to_string()));
         reports.push(on_cluster(options, cluster)?);
