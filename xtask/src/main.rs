@@ -68,7 +68,8 @@ enum Command {
     /// Run a real Kubernetes cluster on this machine, without Docker
     #[command(subcommand)]
     Cluster(cluster::Action),
-    /// Run Kubernetes' own network tests, and what happens in a cluster's life, on a real cluster
+    /// Run Kubernetes' own network tests, and what happens in a cluster's life, on a real cluster.
+    /// What a cluster with other options kept on its disks is forgotten, one that runs is left alone
     E2e(e2e::Options),
     /// Boot other kernels in virtual machines and run programs, plugin, agent and checks on each
     Vm(vm::Options),

@@ -130,7 +130,7 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
 pub struct Variant {
     /// How kube-proxy translates Services, or none: then Sinabro's agents do
-    #[arg(long, default_value = "nftables")]
+    #[arg(long, default_value = "none")]
     pub proxy: Proxy,
 
     /// Version of containerd, which runs the containers
@@ -145,7 +145,7 @@ pub struct Variant {
 impl Default for Variant {
     fn default() -> Self {
         Self {
-            proxy: Proxy::Nftables,
+            proxy: Proxy::None,
             containerd: Containerd::V2,
             families: Families::Dual,
         }
@@ -347,6 +347,25 @@ pub fn forget() -> Result<()> {
     remains(true)
 }
 
+/// Forgets what a cluster with other options kept, unless it runs.
+pub fn forget_other(options: &Options) -> Result<()> {
+    if Cluster::open().is_ok() || !are_anothers(options)? {
+        return Ok(());
+    }
+    println!("  forgetting the disks of a cluster with other options");
+    forget()
+}
+
+/// Whether the disks that there are belong to a cluster with other options.
+fn are_anothers(options: &Options) -> Result<bool> {
+    let text = fs::read_to_string(options_file()?);
+    Ok(
+        text.is_ok_and(|text| {
+            serde_json::from_str::<Options>(&text).ok().as_ref() != Some(options)
+        }),
+    )
+}
+
 /// Takes down whatever machines there are, also of a start that failed.
 fn remains(forget: bool) -> Result<()> {
     let state = layout::state()?;
@@ -402,13 +421,10 @@ impl Cluster {
         // What is left of one that was killed.
         remains(false)?;
         let state = layout::state()?;
-        if fs::read_to_string(options_file()?)
-            .is_ok_and(|text| serde_json::from_str::<Options>(&text).ok().as_ref() != Some(options))
-        {
-            bail!(
-                "the disks are those of a cluster with other options: cargo xtask cluster down --forget"
-            );
-        }
+        ensure!(
+            !are_anothers(options)?,
+            "the disks are those of a cluster with other options: cargo xtask cluster down --forget"
+        );
         fs::create_dir_all(&state).with_context(|| format!("cannot make {}", state.display()))?;
         fs::write(options_file()?, serde_json::to_vec(options)?)?;
         let cluster = Self {

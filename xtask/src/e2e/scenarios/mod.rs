@@ -36,6 +36,15 @@ impl Scenario {
             _ => true,
         }
     }
+
+    /// What a cluster has to be like, for who asked for another.
+    pub fn needs(&self) -> &'static str {
+        match self.name {
+            UPGRADE => "it needs `--proxy nftables` or `--proxy iptables`",
+            ROLLED => "it needs `--proxy none`",
+            _ => "it is none of `--tests`",
+        }
+    }
 }
 
 pub const UPGRADE: &str = "upgrade";
