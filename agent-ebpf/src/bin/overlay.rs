@@ -1,8 +1,8 @@
 //! Both directions of the VXLAN device.
 //!
 //! - `overlay_in`, ingress: what comes out of tunnels, each packet once it is unwrapped;
-//! - `overlay_out`, egress: what goes into one; clients of Services that came in by an uplink get this node's address, and so do
-//!   the node's own sockets that are bound to another one.
+//! - `overlay_out`, egress: what goes into one; clients of Services that came in by an uplink get this node's address, and
+//!   so do the node's own sockets that are bound to another one.
 #![no_std]
 #![no_main]
 

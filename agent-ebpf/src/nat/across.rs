@@ -1,12 +1,12 @@
 //! Clients outside of the cluster and the node's own sockets with pods of other nodes, through the tunnels.
 //!
-//! A pod of another node would answer a client outside by its own node, which knows nothing of the Service, and a socket that is
-//! bound to one of this node's addresses past the tunnel. So it sees this node's address inside of the overlay, with a port
-//! that nobody else has towards it, as a host outside sees a pod: the same claims, the same table; of a client outside by the
-//! record that the uplink made.
+//! A pod of another node would answer a client outside by its own node, which knows nothing of the Service, and a socket
+//! that is bound to one of this node's addresses past the tunnel. So it sees this node's address inside of the overlay,
+//! with a port that nobody else has towards it, as a host outside sees a pod: the same claims, the same table; of a client
+//! outside by the record that the uplink made.
 //!
-//! Limits. What comes out of a tunnel in parts is followed only if the first part comes first. Of ports that netfilter gives
-//! to what it masquerades nothing is known here.
+//! Limits. What comes out of a tunnel in parts is followed only if the first part comes first. Of ports that netfilter
+//! gives to what it masquerades nothing is known here.
 
 use super::{
     DROPPED, arrive, error, host, is_carried, is_error,
@@ -26,8 +26,8 @@ use crate::{
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::abi::{Addr, connection::FLAG_SERVICE, drop::DropReason};
 
-/// Whether a packet on its way into a tunnel came in by an uplink, and may be a client's of a Service, or is of a socket of
-/// the node.
+/// Whether a packet on its way into a tunnel came in by an uplink, and may be a client's of a Service, or is of a socket
+/// of the node.
 #[inline(always)]
 pub fn may_be_masqueraded(skb: *mut __sk_buff) -> bool {
     match comes_from(skb) {
@@ -50,7 +50,8 @@ pub fn has_answers() -> bool {
         || (translating().is_some() && host::has_translated())
 }
 
-/// Gives what goes to a pod of another node for a client outside, or from another address of this node, this node's address.
+/// Gives what goes to a pod of another node this node's address: of a client outside, or from another address of this
+/// node.
 #[inline(always)]
 pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let action = prepare(skb, scratch);
@@ -107,7 +108,8 @@ fn find_gateway(scratch: &mut Scratch) -> bool {
     false
 }
 
-/// Gives what comes out of a tunnel for this node's address back to the client that it is for, or to the node's other address.
+/// Gives what comes out of a tunnel for this node's address back to the client that it is for, or to the node's other
+/// address.
 #[inline(never)]
 pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(config) = CONFIG.get(0) else {

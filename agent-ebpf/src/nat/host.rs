@@ -4,8 +4,8 @@
 //! What the kernel cannot be asked for when a pod wants a port gets a record: echo requests, protocols without
 //! sockets, and what others forward with the node's address (containers of another runtime).
 //!
-//! Into a tunnel ([`cross`]) the host sends by its address inside of the overlay; what a socket sends there by another one is
-//! masqueraded.
+//! Into a tunnel ([`cross`]) the host sends by its address inside of the overlay; what a socket sends there by another
+//! one is masqueraded.
 
 use super::{
     claim, drop, is_carried, keeps_source,
@@ -127,8 +127,8 @@ unsafe fn noted(found: *mut Connection, scratch: &mut Scratch) -> i32 {
 /// A packet of a socket of the host on its way into a tunnel, inside of which the host's address is `scratch.nat`.
 ///
 /// A pod of another node would answer any other address of this node past the tunnel, where nobody may speak for a pod
-/// ([`crate::stage::tunnel::outside`]). Where pods' packets reach that address untranslated their answers come so, too, and
-/// are let in: nothing is to be done, and what is sent may be an answer itself.
+/// ([`crate::stage::tunnel::outside`]). Where pods' packets reach that address untranslated their answers come so, too,
+/// and are let in: nothing is to be done, and what is sent may be an answer itself.
 #[inline(never)]
 pub fn cross(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
     scratch.has_record = false;
