@@ -9,7 +9,7 @@
 //! gives to what it masquerades nothing is known here.
 
 use super::{
-    DROPPED, arrive, error, host, is_carried, is_error,
+    DROPPED, arrive, error, host, is_error,
     leave::{KNOWN, finish, of_service},
     translate, translating,
 };
@@ -126,10 +126,9 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     match arrive::known(config, scratch) {
         KNOWN => {}
-        arrive::NONE if is_carried(config, scratch) && arrive::may_be_given(config, scratch) => {
-            return drop(DropReason::NatCarried);
-        }
         action if action >= DROPPED => return action,
+        // Nothing says whose it is if entries are on their way here: the stack knows its own connections and netfilter's,
+        // and its reset of another is kept back ([`host::cross`]).
         _ => return PASS,
     }
     let ctx = TcContext::new(skb);

@@ -30,7 +30,7 @@ use sinabro_common::abi::{
 const SYN_FIN_RST: u8 = TCP_SYN | TCP_FIN | TCP_RST;
 
 /// Nobody's alias is the packet's destination.
-pub const NONE: i32 = 66;
+const NONE: i32 = 66;
 /// A fragment has its pod's address now.
 const GIVEN: i32 = 68;
 /// The alias is that of a client of a Service, and is to be noted.
@@ -106,14 +106,11 @@ fn entered(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch, foun
 /// Whether a packet may be for a translated port.
 #[inline(always)]
 fn is_translated(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch) -> bool {
-    may_be_given(config, scratch) && find_source(skb, scratch) && scratch.ip.dst == scratch.nat
-}
-
-/// Whether connections may get the port that a packet is for.
-#[inline(always)]
-pub fn may_be_given(config: &NodeConfig, scratch: &Scratch) -> bool {
     let port = u16::from_be_bytes(scratch.l4.dst_port);
-    port >= config.nat_port_min && port <= config.nat_port_max
+    port >= config.nat_port_min
+        && port <= config.nat_port_max
+        && find_source(skb, scratch)
+        && scratch.ip.dst == scratch.nat
 }
 
 /// Looks up who the packet is for; in `scratch.alias` if it is [`KNOWN`].

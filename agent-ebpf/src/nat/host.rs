@@ -15,7 +15,11 @@ use crate::{
     PASS,
     connection::{self, Noted, share},
     maps::ALIASES,
-    parse::{icmp, proto},
+    parse::{
+        icmp,
+        l4::{TCP_ACK, TCP_RST},
+        proto,
+    },
     scratch::Scratch,
 };
 use sinabro_common::{
@@ -124,6 +128,13 @@ unsafe fn noted(found: *mut Connection, scratch: &mut Scratch) -> i32 {
     KNOWN
 }
 
+/// Whether a segment is the stack's answer to one of a connection that no socket has: it acknowledges nothing, as what is
+/// answered did so (RFC 9293 §3.10.7.1). What a socket resets, and what refuses a connection, does.
+#[inline(always)]
+fn is_of_no_socket(tcp_flags: u8) -> bool {
+    tcp_flags & (TCP_RST | TCP_ACK) == TCP_RST
+}
+
 /// A packet of a socket of the host on its way into a tunnel, inside of which the host's address is `scratch.nat`.
 ///
 /// A pod of another node would answer any other address of this node past the tunnel, where nobody may speak for a pod
@@ -133,6 +144,9 @@ unsafe fn noted(found: *mut Connection, scratch: &mut Scratch) -> i32 {
 pub fn cross(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
     scratch.has_record = false;
     if scratch.ip.src == scratch.nat {
+        if is_carried(config, scratch) && is_of_no_socket(scratch.l4.tcp_flags) {
+            return drop(DropReason::NatCarried);
+        }
         // Its port may be one that was given to others.
         return match has_translated() || share::is_used(OUTSIDE_SHARE) {
             true => leave(scratch),
@@ -170,14 +184,15 @@ pub fn cross(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
         }
         claim::forget(scratch);
     }
-    if !begins {
-        return match is_carried(config, scratch) {
-            true => drop(DropReason::NatCarried),
-            false => PASS,
-        };
+    let is_carried = is_carried(config, scratch);
+    if !begins && !is_carried {
+        return PASS;
     }
     if keeps_source(scratch.ip.src) {
         return PASS;
+    }
+    if is_carried {
+        return drop(DropReason::NatCarried);
     }
     scratch.payer = HOST_SHARE;
     scratch.may_pass = false;

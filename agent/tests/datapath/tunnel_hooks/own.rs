@@ -287,29 +287,57 @@ fn errors_speak_of_what_the_socket_and_the_pod_have_sent() {
     });
 }
 
+/// Of each family by itself: nothing but a whole start of an agent ends it.
+fn until_carried(test: impl Fn(&World, Ends, &dyn Fn()) + Sync) {
+    for ends in families() {
+        both(|w| {
+            // So that answers are looked at.
+            let other = (ends.node, 61_999);
+            w.crosses(UDP, (other, (ends.far, 80)), (ends.gateway, other.1), SYN);
+            test(w, ends, &|| {
+                let mut config = kit::node_config();
+                config.flags |= FLAG_CARRYING;
+                w.datapath.set_node_config(config).unwrap();
+            });
+        });
+    }
+}
+
 #[test]
 fn while_entries_are_carried_what_is_of_none_waits() {
-    both(|w| {
-        let mut config = kit::node_config();
-        let [ends, _] = families();
+    until_carried(|w, ends, begin| {
         let (from, to, near) = ((ends.node, 62_000), (ends.far, 80), (ends.gateway, 62_000));
-        // So that answers are looked at.
-        w.crosses(UDP, (from, to), near, SYN);
-        config.flags |= FLAG_CARRYING;
-        w.datapath.set_node_config(config).unwrap();
-        let of = |flags| frame(&make(TCP, from, to, flags));
-        w.dropped(
-            "overlay_out",
-            &of(ACK),
-            NatCarried,
-            "of one that is on its way",
-        );
-        let answer = w.stamped(&make(TCP, to, near, ACK));
-        w.dropped("overlay_in", &answer, NatCarried, "its answer");
-        // Nobody's that is translated.
-        let low = w.stamped(&make(TCP, to, (near.0, 22), ACK));
-        w.passes("overlay_in", &low, "to a port that is none of theirs");
+        let reset = make(TCP, near, to, RST);
+        w.unchanged(&reset, "there is nothing to wait for");
+        begin();
+        let sent = frame(&make(TCP, from, to, ACK));
+        w.dropped("overlay_out", &sent, NatCarried, "of one on its way");
+        // The stack has no socket for its answers, and its reset would end it.
+        w.dropped("overlay_out", &frame(&reset), NatCarried, "the stack's");
         w.crosses(TCP, (from, to), near, SYN);
+    });
+}
+
+#[test]
+fn while_entries_are_carried_nothing_of_the_nodes_own_connections_is_lost() {
+    until_carried(|w, ends, begin| {
+        begin();
+        let to = (ends.far, 80);
+        // By a port that translations may have, and by one that they may not.
+        for port in [62_000, 40_000] {
+            let near = (ends.gateway, port);
+            for flags in [SYN, SYN | ACK, ACK, FIN | ACK, RST | ACK] {
+                w.unchanged(&make(TCP, near, to, flags), "by the tunnels' address");
+                let answer = w.stamped(&make(TCP, to, near, flags));
+                w.passes("overlay_in", &answer, "its answer");
+            }
+        }
+        let kept = ["192.0.2.0/24", "2001:db8::/32"].map(|net| net.parse().unwrap());
+        w.datapath.set_non_masquerade(&kept).unwrap();
+        for flags in [SYN, SYN | ACK, ACK, FIN | ACK, RST, RST | ACK] {
+            let answer = make(TCP, (ends.node, 4000), to, flags);
+            w.unchanged(&answer, "to a pod that reaches the node untranslated");
+        }
     });
 }
 
