@@ -1,7 +1,8 @@
 //! Both directions of the VXLAN device.
 //!
 //! - `overlay_in`, ingress: what comes out of tunnels, each packet once it is unwrapped;
-//! - `overlay_out`, egress: what goes into one; clients of Services that came in by an uplink get this node's address.
+//! - `overlay_out`, egress: what goes into one; clients of Services that came in by an uplink get this node's address, and
+//!   so do the node's own sockets that are bound to another one.
 #![no_std]
 #![no_main]
 
@@ -16,7 +17,6 @@ use sinabro_ebpf::{
     nat::{DROPPED, across},
     parse::{Ip, eth, skb},
     scratch::{self, Scratch},
-    service,
     stage::{Action, tunnel},
 };
 #[path = "../event.rs"]
@@ -38,7 +38,7 @@ pub fn overlay_in(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn overlay_out(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
-    if !across::is_from_outside(skb) {
+    if !across::may_be_masqueraded(skb) {
         return PASS;
     }
     let action = match read(skb) {
@@ -51,8 +51,7 @@ pub fn overlay_out(ctx: TcContext) -> i32 {
 #[inline(never)]
 fn arrive(skb: *mut __sk_buff) -> i32 {
     match checked(&TcContext::new(skb)) {
-        // Only a Service's client outside has answers coming there by another address.
-        Ok(tunnel::OURS) if !CONFIG.get(0).is_some_and(service::are_ours) => PASS,
+        Ok(tunnel::OURS) if !across::has_answers() => PASS,
         Ok(action) => action,
         Err(reason) => event::dropped(reason),
     }

@@ -1,15 +1,17 @@
-//! Clients outside of the cluster and pods of other nodes, through the tunnels.
+//! Clients outside of the cluster and the node's own sockets with pods of other nodes, through the tunnels.
 //!
-//! A pod of another node would answer such a client by its own node, which knows nothing of the Service. So it sees this
-//! node's address inside of the overlay, with a port that nobody else has towards it, as a host outside sees a pod: the
-//! same claims, the same table, by the record that the uplink made.
+//! A pod of another node would answer a client outside by its own node, which knows nothing of the Service, and a socket
+//! that is bound to one of this node's addresses past the tunnel. So it sees this node's address inside of the overlay,
+//! with a port that nobody else has towards it, as a host outside sees a pod: the same claims, the same table; of a client
+//! outside by the record that the uplink made.
 //!
-//! Limits. What comes out of a tunnel in parts is followed only if the first part comes first.
+//! Limits. What comes out of a tunnel in parts is followed only if the first part comes first. Of ports that netfilter
+//! gives to what it masquerades nothing is known here.
 
 use super::{
-    arrive, error, is_error,
+    DROPPED, arrive, error, host, is_error,
     leave::{KNOWN, finish, of_service},
-    translate,
+    translate, translating,
 };
 use crate::{
     PASS,
@@ -24,15 +26,32 @@ use crate::{
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::abi::{Addr, connection::FLAG_SERVICE, drop::DropReason};
 
-/// Whether a packet on its way into a tunnel came in by an uplink, and may be a client's of a Service.
+/// Whether a packet on its way into a tunnel came in by an uplink, and may be a client's of a Service, or is of a socket
+/// of the node.
 #[inline(always)]
-pub fn is_from_outside(skb: *mut __sk_buff) -> bool {
-    // SAFETY: the context is valid for as long as the program runs.
-    let from = unsafe { (*skb).ingress_ifindex };
-    from != 0 && CONFIG.get(0).is_some_and(service::are_ours) && UPLINKS.get_ptr(from).is_some()
+pub fn may_be_masqueraded(skb: *mut __sk_buff) -> bool {
+    match comes_from(skb) {
+        0 => translating().is_some(),
+        from => CONFIG.get(0).is_some_and(service::are_ours) && UPLINKS.get_ptr(from).is_some(),
+    }
 }
 
-/// Gives what goes to a pod of another node for a client outside this node's address.
+/// The interface that a packet came in by; zero if it is of a socket of the node.
+#[inline(always)]
+fn comes_from(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the context is valid for as long as the program runs.
+    unsafe { (*skb).ingress_ifindex }
+}
+
+/// Whether anything comes out of tunnels to this node's address that is for another one.
+#[inline(always)]
+pub fn has_answers() -> bool {
+    CONFIG.get(0).is_some_and(service::are_ours)
+        || (translating().is_some() && host::has_translated())
+}
+
+/// Gives what goes to a pod of another node this node's address: of a client outside, or from another address of this
+/// node.
 #[inline(always)]
 pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let action = prepare(skb, scratch);
@@ -49,6 +68,11 @@ fn prepare(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     if scratch.ip.fragment == Fragment::Later {
         return later(skb, scratch, End::Source);
+    }
+    if comes_from(skb) == 0 {
+        return CONFIG
+            .get(0)
+            .map_or(PASS, |config| host::cross(config, scratch));
     }
     if !service::has_ports(&scratch.ip) {
         return PASS;
@@ -84,7 +108,8 @@ fn find_gateway(scratch: &mut Scratch) -> bool {
     false
 }
 
-/// Gives what comes out of a tunnel for this node's address back to the client that it is for.
+/// Gives what comes out of a tunnel for this node's address back to the client that it is for, or to the node's other
+/// address.
 #[inline(never)]
 pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(config) = CONFIG.get(0) else {
@@ -99,8 +124,12 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if scratch.ip.fragment == Fragment::Later {
         return later(skb, scratch, End::Destination);
     }
-    if !service::has_ports(&scratch.ip) || arrive::known(config, scratch) != KNOWN {
-        return PASS;
+    match arrive::known(config, scratch) {
+        KNOWN => {}
+        action if action >= DROPPED => return action,
+        // Nothing says whose it is if entries are on their way here: the stack knows its own connections and netfilter's,
+        // and its reset of another is kept back ([`host::cross`]).
+        _ => return PASS,
     }
     let ctx = TcContext::new(skb);
     if scratch.ip.fragment == Fragment::First {

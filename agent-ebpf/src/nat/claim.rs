@@ -188,8 +188,10 @@ fn only(scratch: &mut Scratch) -> i32 {
 /// Finds a port and claims it: the alias is written.
 #[inline(never)]
 fn pick(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    // The host keeps its ports, whatever ports pods may have.
-    if scratch.payer == HOST_SHARE && only(scratch) == FOUND {
+    // The host keeps its ports, whatever ports pods may have. At another address than the packet's they may be another
+    // socket's.
+    let is_at_home = scratch.payer == HOST_SHARE && scratch.nat == scratch.tuple.src;
+    if is_at_home && only(scratch) == FOUND {
         return FOUND;
     }
     own(scratch);

@@ -3,22 +3,31 @@
 //!
 //! What the kernel cannot be asked for when a pod wants a port gets a record: echo requests, protocols without
 //! sockets, and what others forward with the node's address (containers of another runtime).
+//!
+//! Into a tunnel ([`cross`]) the host sends by its address inside of the overlay; what a socket sends there by another
+//! one is masqueraded.
 
 use super::{
-    claim, keeps_source,
+    claim, drop, is_carried, keeps_source,
     leave::{CLAIM, KNOWN},
 };
 use crate::{
     PASS,
     connection::{self, Noted, share},
     maps::ALIASES,
-    parse::{icmp, proto},
+    parse::{
+        icmp,
+        l4::{TCP_ACK, TCP_RST},
+        proto,
+    },
     scratch::Scratch,
 };
 use sinabro_common::{
     abi::{
         Addr,
-        connection::{FLAG_MASQUERADED, HOST_SHARE},
+        config::{FLAG_MASQUERADE, NodeConfig},
+        connection::{Connection, FLAG_MASQUERADED, HOST_SHARE, OUTSIDE_SHARE},
+        drop::DropReason,
     },
     algo::ct_state,
 };
@@ -42,9 +51,9 @@ pub fn leave(scratch: &mut Scratch) -> i32 {
     claimed(scratch, is_noted)
 }
 
-/// Whether any of the host's connections has another port than its own.
+/// Whether any of the host's connections has another address or port than its own.
 #[inline(always)]
-fn has_translated() -> bool {
+pub fn has_translated() -> bool {
     share::is_used(HOST_SHARE)
 }
 
@@ -58,26 +67,11 @@ pub fn claimed(scratch: &mut Scratch, is_noted: bool) -> i32 {
         && let Some(found) = connection::find(&scratch.key)
     {
         // SAFETY: a value that the map just gave.
-        unsafe {
-            if (*found).flags & FLAG_MASQUERADED == 0
-                || (*found).client_is_high() != scratch.from_high
-            {
-                return PASS;
+        match unsafe { noted(found, scratch) } {
+            OVER => {
+                claim::forget(scratch);
             }
-            let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
-            match connection::note(found, proto, scratch.from_high, flags) {
-                Noted::Over => {
-                    claim::forget(scratch);
-                }
-                noted => {
-                    if noted == Noted::Changed {
-                        connection::changed(scratch);
-                    }
-                    scratch.connection.nat = Addr::at(&raw const (*found).nat);
-                    scratch.connection.nat_port = (*found).nat_port;
-                    return KNOWN;
-                }
-            }
+            known => return known,
         }
     }
     // A connection without a record goes on by its own port. What has that at the moment is a pod's claim, which
@@ -101,5 +95,106 @@ pub fn claimed(scratch: &mut Scratch, is_noted: bool) -> i32 {
     scratch.payer = HOST_SHARE;
     // Its port may be nobody else's, and there is no room to say so.
     scratch.may_pass = !is_taken;
+    CLAIM
+}
+
+/// The record is over, or of a connection that is closed and asked for again.
+const OVER: i32 = 66;
+
+/// Notes a packet of the host in its record: [`KNOWN`] if it is to have what that says, [`OVER`], or none of the host's
+/// translations.
+///
+/// # Safety
+/// `found` is a value that the map gave in this run of the program.
+#[inline(always)]
+unsafe fn noted(found: *mut Connection, scratch: &mut Scratch) -> i32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if (*found).flags & FLAG_MASQUERADED == 0 || (*found).client_is_high() != scratch.from_high
+        {
+            return PASS;
+        }
+        let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
+        match connection::note(found, proto, scratch.from_high, flags) {
+            Noted::Over => return OVER,
+            Noted::Changed => {
+                connection::changed(scratch);
+            }
+            Noted::Same => {}
+        }
+        scratch.connection.nat = Addr::at(&raw const (*found).nat);
+        scratch.connection.nat_port = (*found).nat_port;
+    }
+    KNOWN
+}
+
+/// Whether a segment is the stack's answer to one of a connection that no socket has: it acknowledges nothing, as what is
+/// answered did so (RFC 9293 §3.10.7.1). What a socket resets, and what refuses a connection, does.
+#[inline(always)]
+fn is_of_no_socket(tcp_flags: u8) -> bool {
+    tcp_flags & (TCP_RST | TCP_ACK) == TCP_RST
+}
+
+/// A packet of a socket of the host on its way into a tunnel, inside of which the host's address is `scratch.nat`.
+///
+/// A pod of another node would answer any other address of this node past the tunnel, where nobody may speak for a pod
+/// ([`crate::stage::tunnel::outside`]). Where pods' packets reach that address untranslated their answers come so, too,
+/// and are let in: nothing is to be done, and what is sent may be an answer itself.
+#[inline(never)]
+pub fn cross(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
+    scratch.has_record = false;
+    if scratch.ip.src == scratch.nat {
+        if is_carried(config, scratch) && is_of_no_socket(scratch.l4.tcp_flags) {
+            return drop(DropReason::NatCarried);
+        }
+        // Its port may be one that was given to others.
+        return match has_translated() || share::is_used(OUTSIDE_SHARE) {
+            true => leave(scratch),
+            false => PASS,
+        };
+    }
+    let by_uplinks = match scratch.ip.v6 {
+        false => &config.masquerade_v4,
+        true => &config.masquerade_v6,
+    };
+    if config.flags & FLAG_MASQUERADE == 0 || *by_uplinks == Addr::UNSPECIFIED {
+        return PASS;
+    }
+    let proto = scratch.ip.proto;
+    match proto {
+        proto::TCP | proto::UDP | proto::SCTP => {}
+        proto::ICMP | proto::ICMPV6 if icmp::is_echo_request(scratch.ip.v6, scratch.l4.icmp) => {}
+        _ => return PASS,
+    }
+    scratch.identify();
+    let begins = ct_state::begins(proto, scratch.l4.tcp_flags);
+    if let Some(found) = connection::find(&scratch.key) {
+        // SAFETY: a value that the map just gave.
+        let known = unsafe {
+            match begins && connection::stage(found, proto).is_closed() {
+                true => OVER,
+                false => noted(found, scratch),
+            }
+        };
+        if known != OVER {
+            return known;
+        }
+        if claim::renew(scratch) {
+            return KNOWN;
+        }
+        claim::forget(scratch);
+    }
+    let is_carried = is_carried(config, scratch);
+    if !begins && !is_carried {
+        return PASS;
+    }
+    if keeps_source(scratch.ip.src) {
+        return PASS;
+    }
+    if is_carried {
+        return drop(DropReason::NatCarried);
+    }
+    scratch.payer = HOST_SHARE;
+    scratch.may_pass = false;
     CLAIM
 }

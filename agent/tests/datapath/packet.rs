@@ -260,6 +260,23 @@ pub fn see_error(frame: &[u8]) -> SeenError {
     }
 }
 
+/// A datagram of 32 bytes in two.
+pub fn in_parts(whole: Ip) -> [Ip; 2] {
+    let (first, later) = match whole.src.is_ipv4() {
+        true => (0x2000, 0x0002),
+        false => (0x0001, 0x0010),
+    };
+    let part = |fragment, bytes: &[u8]| Ip {
+        fragment,
+        payload: bytes.to_vec(),
+        ..whole.clone()
+    };
+    [
+        part(first, &whole.payload[..16]),
+        part(later, &whole.payload[16..]),
+    ]
+}
+
 pub fn other(src: IpAddr, dst: IpAddr, proto: u8) -> Ip {
     ip(src, dst, proto, vec![0x55; 24])
 }

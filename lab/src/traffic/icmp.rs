@@ -17,22 +17,38 @@ const SAID: &[u8] = b"sinabro lab echo";
 
 /// Sends echo requests, one every 200 ms, until one is answered. Returns the time of that one.
 pub fn ping(from: &Place, address: IpAddr, patience: Duration) -> Result<Duration> {
-    ping_with(from, address, SAID, patience)
+    ping_with((from, None), address, SAID, patience)
+}
+
+/// The same by a socket that is bound to an address of the place: as `ping -I`.
+pub fn ping_from(from: &Place, source: IpAddr, address: IpAddr) -> Result<Duration> {
+    ping_with((from, Some(source)), address, SAID, super::PATIENCE)
 }
 
 /// The same with so many bytes, which have to come back as they were: as `ping -s`.
 pub fn ping_large(from: &Place, address: IpAddr, size: usize) -> Result<Duration> {
     let said: Vec<u8> = (0..size).map(|at| (at % 251) as u8).collect();
-    ping_with(from, address, &said, super::PATIENCE)
+    ping_with((from, None), address, &said, super::PATIENCE)
 }
 
-fn ping_with(from: &Place, address: IpAddr, said: &[u8], patience: Duration) -> Result<Duration> {
+fn ping_with(
+    (from, source): (&Place, Option<IpAddr>),
+    address: IpAddr,
+    said: &[u8],
+    patience: Duration,
+) -> Result<Duration> {
     let what = || {
         let (from, size) = (from.name(), said.len());
-        format!("ICMP echo, {size} bytes, {from} → {address}")
+        let source = source.map(|source| format!(" {source}"));
+        let source = source.unwrap_or_default();
+        format!("ICMP echo, {size} bytes, {from}{source} → {address}")
     };
     from.run(|| {
         let socket = socket(address)?;
+        if let Some(source) = source {
+            let source = SockAddr::from(SocketAddr::new(source, 0));
+            socket.bind(&source).context("cannot bind")?;
+        }
         let id = next_id();
         let deadline = Instant::now() + patience;
         let mut refused = None;

@@ -7,7 +7,7 @@ use super::{
     *,
 };
 use crate::{
-    packet::{IcmpError, icmp_error, see_error},
+    packet::{IcmpError, icmp_error, in_parts, see_error},
     uplink_hooks::open,
 };
 use aya::maps::{Array, Map, MapData, lpm_trie};
@@ -579,23 +579,6 @@ fn datagrams_in_parts_get_there_and_back_from_outside() {
             }
         }
     });
-}
-
-/// A datagram of 32 bytes in two.
-fn in_parts(whole: Ip) -> [Ip; 2] {
-    let (first, later) = match whole.src.is_ipv4() {
-        true => (0x2000, 0x0002),
-        false => (0x0001, 0x0010),
-    };
-    let part = |fragment, bytes: &[u8]| Ip {
-        fragment,
-        payload: bytes.to_vec(),
-        ..whole.clone()
-    };
-    [
-        part(first, &whole.payload[..16]),
-        part(later, &whole.payload[16..]),
-    ]
 }
 
 #[test]

@@ -1,14 +1,15 @@
-//! Tunnels: `pod_out`, `uplink_out`, `uplink_in` and `overlay_in` on single packets.
+//! Tunnels: `pod_out`, `uplink_out`, `uplink_in` and both programs of the VXLAN device on single packets.
 
 mod arriving;
 mod leaving;
+mod own;
 
 use crate::{
     kit::{self, Pod},
     packet::{self, ARP, Ip, SYN},
     run::{DROP, PASS, Programs, REDIRECT},
 };
-use sinabro_agent::datapath::{Datapath, Tunnels};
+use sinabro_agent::datapath::{Datapath, DatapathConfig, Tunnels};
 use sinabro_common::{
     abi::{
         config::{FLAG_STAMPED, FLAG_TUNNELS},
@@ -38,12 +39,16 @@ struct World {
 const SECOND_OF_SECOND: &str = "198.51.100.2";
 
 fn both(test: impl Fn(&World) + Sync) {
+    with(&kit::config(), test);
+}
+
+fn with(config: &DatapathConfig, test: impl Fn(&World) + Sync) {
     for underlay in [
         ["192.0.2.1", "192.0.2.2", "192.0.2.3"],
         ["2001:db8:1::1", "2001:db8:1::2", "2001:db8:1::3"],
     ] {
         kit::fresh(|| {
-            let datapath = kit::load();
+            let datapath = kit::load_with(config);
             let (a, b) = (Pod::silent(&datapath, 5), Pod::silent(&datapath, 6));
             let world = World {
                 programs: Programs::of(&datapath),
