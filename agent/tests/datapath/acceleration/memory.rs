@@ -1,7 +1,7 @@
 //! What accelerated connections cost the kernel: charged to who connects, within limits, for as
 //! long as the memory is taken, and no longer.
 
-use super::{World, ask, bound, connect, read_exact, sockets, world, world_with};
+use super::{World, ask, bound, connect, connect_enrolled, read_exact, sockets, world, world_with};
 use crate::kit::{self, Pod};
 use aya::maps::{HashMap, Map, MapData};
 use sinabro_agent::datapath::{DatapathConfig, QueueLimits};
@@ -251,8 +251,7 @@ fn messages_are_charged_for_as_long_as_their_reader_keeps_them() {
     world(true, true, |w| {
         let shut_down = |socket: TcpStream| socket.shutdown(Shutdown::Both).unwrap();
         for how in ["closed", "reset", "shut down"] {
-            // At any port: what streams to a server is not enrolled the next time.
-            let (client, mut server) = connect(&w.b, w.b.v4, &w.a, 0);
+            let (client, mut server) = connect_enrolled(&w, w.b.v4);
             let sent = send(&client, 3000);
             assert_eq!(sent, 3000, "{how}: {:?}", w.all_counters());
             match how {

@@ -24,6 +24,7 @@ use sinabro_common::{
 };
 use socket2::{Domain, Socket, Type};
 use std::{
+    collections::HashSet,
     fs,
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
@@ -250,6 +251,26 @@ fn connect(server: &Pod, at: IpAddr, client: &Pod, port: u16) -> (TcpStream, Tcp
     let client = client.run(|| TcpStream::connect(address).unwrap());
     let (server, _) = listener.accept().unwrap();
     (with_timeout(client), with_timeout(server))
+}
+
+/// The same of a connection whose ends are enrolled, at any port: what streams to a server is not enrolled the next time.
+///
+/// The kernel may refuse one now and then, for want of memory that it could have at once. That every usual connection is
+/// enrolled is what [`basics`] sees.
+fn connect_enrolled(w: &World, at: IpAddr) -> (TcpStream, TcpStream) {
+    for _ in 0..3 {
+        let ends = connect(&w.b, at, &w.a, 0);
+        let own: HashSet<u16> = [&ends.0, &ends.1]
+            .map(|end| end.local_addr().unwrap().port())
+            .into();
+        let all = enrolled();
+        let is_own = |(key, _): &&(ConnectionKey, Enrolled)| own.contains(&key.local_port);
+        if all.iter().filter(is_own).count() == 2 {
+            return ends;
+        }
+        println!("not enrolled: {own:?} of {all:?}, {:?}", w.all_counters());
+    }
+    panic!("three connections in a row were not enrolled");
 }
 
 /// Sends in odd pieces from one end to the other until the end, and compares.

@@ -1,6 +1,6 @@
 //! A sender that never stops against a reader that does not read.
 
-use super::{World, connect, enrolled, pattern, read, world};
+use super::{World, connect_enrolled, enrolled, pattern, read, world};
 use crate::kit;
 use sinabro_common::abi::acceleration::Reason;
 use socket2::SockRef;
@@ -68,7 +68,7 @@ fn fill_and_drain(
     rcvbuf: Option<usize>,
 ) -> Filled {
     let at = if v6 { w.b.v6 } else { w.b.v4 };
-    let (client, mut server) = connect(&w.b, at, &w.a, 0);
+    let (client, mut server) = connect_enrolled(w, at);
     if let Some(size) = rcvbuf {
         SockRef::from(&server).set_recv_buffer_size(size).unwrap();
     }
