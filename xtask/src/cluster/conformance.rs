@@ -40,10 +40,11 @@ impl Tests {
     fn skip(self) -> Option<&'static str> {
         match self {
             Self::Conformance | Self::LoadBalancers => None,
-            // What breaks other tests, asks kube-proxy itself, or needs what the cluster has not.
-            Self::Services => {
-                Some(r"Disruptive|kube-proxy urls|KubeProxy|SCTP|LoadBalancers|Internet")
-            }
+            // What breaks other tests, asks kube-proxy itself, or needs what the cluster has not: one wants a pod of another
+            // node to see a node's socket by the address that it is bound to, which no tunnel leaves it (docs/masquerade.md).
+            Self::Services => Some(
+                r"Disruptive|kube-proxy urls|KubeProxy|SCTP|LoadBalancers|Internet|HealthCheckNodePort correctly when",
+            ),
         }
     }
 
@@ -406,7 +407,7 @@ mod tests {
     fn each_list_has_each_test_once_in_order() {
         for (tests, count) in [
             (Tests::Conformance, 45),
-            (Tests::Services, 111),
+            (Tests::Services, 110),
             (Tests::LoadBalancers, 17),
         ] {
             let names: Vec<&str> = tests.expected().lines().collect();
