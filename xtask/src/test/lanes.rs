@@ -12,7 +12,7 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fs,
-    io::{self, Seek as _, Write as _},
+    io::{self, Read as _, Seek as _, Write as _},
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
     sync::{
@@ -35,6 +35,9 @@ const ALONE: [&str; 6] = [
 
 /// How many of the slowest programs are named at the end.
 const SLOWEST: usize = 10;
+
+/// How many of the lines in which a program tells of its failures are printed again at the end.
+const FAILURE_LINES: usize = 120;
 
 /// Makes the command that starts a program in an environment.
 type Start<'a> = &'a (dyn Fn(&Path, &[(OsString, OsString)]) -> Command + Sync);
@@ -119,6 +122,8 @@ struct Outcome {
     label: String,
     took: Duration,
     status: ExitStatus,
+    /// What a failed one told of its failures.
+    failures: String,
 }
 
 /// Runs all. Before each of those that are named in `late`, and not before others need the machine less,
@@ -194,18 +199,33 @@ fn start(call: &Call, command: Start<'_>) -> Result<Outcome> {
     writeln!(out, "     Running {label} ({})", program.display())?;
     said.rewind()?;
     io::copy(&mut said, &mut out)?;
+    let mut failures = String::new();
     if !status.success() {
         writeln!(out, "{label}: {status}")?;
+        failures = failures_in(&mut said)?;
     }
     out.flush()?;
     Ok(Outcome {
         label,
         took,
         status,
+        failures,
     })
 }
 
-/// The slowest, and, last of all, what has failed.
+/// From where libtest begins to tell of failed tests, or the end of what a program said that came to no such place.
+fn failures_in(said: &mut fs::File) -> io::Result<String> {
+    let mut text = Vec::new();
+    said.rewind()?;
+    said.read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<_> = text.lines().collect();
+    let told = lines.iter().position(|line| *line == "failures:");
+    let from = lines.len().saturating_sub(FAILURE_LINES);
+    Ok(lines[told.map_or(from, |told| told.max(from))..].join("\n"))
+}
+
+/// The slowest, and, last of all, what has failed and how: often only the end of a long run's output is kept.
 fn report(mut outcomes: Vec<Outcome>, took: Duration) -> Result<()> {
     outcomes.sort_by_key(|outcome| std::cmp::Reverse(outcome.took));
     let programs = outcomes.len();
@@ -219,8 +239,20 @@ fn report(mut outcomes: Vec<Outcome>, took: Duration) -> Result<()> {
         rows.push(vec![outcome.label.clone(), seconds]);
     }
     ui::table(&rows);
-    let failed = outcomes.iter().filter(|outcome| !outcome.status.success());
-    let failed: Vec<_> = failed.map(|outcome| outcome.label.as_str()).collect();
+    outcomes.retain(|outcome| !outcome.status.success());
+    for Outcome {
+        label,
+        status,
+        failures,
+        ..
+    } in &outcomes
+    {
+        println!("\n{label} ({status}) said:\n{failures}");
+    }
+    let failed: Vec<_> = outcomes
+        .iter()
+        .map(|failed| failed.label.as_str())
+        .collect();
     if !failed.is_empty() {
         bail!(
             "{} of {programs} test programs failed: {}",
@@ -301,6 +333,25 @@ mod tests {
         );
         assert_eq!(calls[3].dir, env::current_dir().unwrap());
         assert!(calls[3].environment.iter().any(|(name, _)| name == "PATH"));
+    }
+
+    #[test]
+    fn of_a_failed_program_what_it_tells_of_its_failures_is_kept() {
+        let of = |text: &str| {
+            let mut said = tempfile::tempfile().unwrap();
+            said.write_all(text.as_bytes()).unwrap();
+            failures_in(&mut said).unwrap()
+        };
+        let told = "failures:\n\n---- a stdout ----\npanicked\n\nfailures:\n    a";
+        assert_eq!(of(&format!("test a ... FAILED\n\n{told}\n")), told);
+        assert_eq!(of("test a ... \nkilled"), "test a ... \nkilled");
+        let long = "a line\n".repeat(2 * FAILURE_LINES);
+        assert_eq!(of(&long).lines().count(), FAILURE_LINES);
+        assert_eq!(
+            of(&format!("failures:\n{long}end")).lines().last(),
+            Some("end")
+        );
+        assert_eq!(of(""), "");
     }
 
     #[test]
