@@ -139,13 +139,20 @@ fn session(
     done: &AtomicU64,
     report: &mut Report,
 ) -> Result<()> {
+    let began = Instant::now();
     let stream = connect(target).with_context(|| format!("cannot connect to {target}"))?;
+    let from = stream.local_addr()?;
     let mut reader = BufReader::new(stream);
-    for _ in 0..REQUESTS_PER_CONNECTION {
+    for number in 1..=REQUESTS_PER_CONNECTION {
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        request(&mut reader).with_context(|| format!("request to {target} failed"))?;
+        request(&mut reader).with_context(|| {
+            let age = began.elapsed();
+            format!(
+                "request {number} from {from} to {target} failed, {age:.0?} after connecting began"
+            )
+        })?;
         report.requests += 1;
         done.fetch_add(1, Ordering::Relaxed);
         thread::sleep(pause);

@@ -214,15 +214,27 @@ fn start(call: &Call, command: Start<'_>) -> Result<Outcome> {
 }
 
 /// From where libtest begins to tell of failed tests, or the end of what a program said that came to no such place.
+/// Without backtraces, which are longer than all else.
 fn failures_in(said: &mut fs::File) -> io::Result<String> {
     let mut text = Vec::new();
     said.rewind()?;
     said.read_to_end(&mut text)?;
     let text = String::from_utf8_lossy(&text);
-    let lines: Vec<_> = text.lines().collect();
+    let lines: Vec<_> = text
+        .lines()
+        .filter(|line| !is_of_a_backtrace(line))
+        .collect();
     let told = lines.iter().position(|line| *line == "failures:");
     let from = lines.len().saturating_sub(FAILURE_LINES);
     Ok(lines[told.map_or(from, |told| told.max(from))..].join("\n"))
+}
+
+/// As std and anyhow write it: `   3: function`, and below it `             at file:line`.
+fn is_of_a_backtrace(line: &str) -> bool {
+    let text = line.trim_start();
+    let number = text.split_once(": ").map(|(number, _)| number);
+    let is_frame = number.is_some_and(|number| number.parse::<u32>().is_ok());
+    text.len() < line.len() && (is_frame || text.starts_with("at "))
 }
 
 /// The slowest, and, last of all, what has failed and how: often only the end of a long run's output is kept.
@@ -344,6 +356,9 @@ mod tests {
         };
         let told = "failures:\n\n---- a stdout ----\npanicked\n\nfailures:\n    a";
         assert_eq!(of(&format!("test a ... FAILED\n\n{told}\n")), told);
+        let frame = "  12: core::ops::function\n             at ./src/wait.rs:7\n";
+        let traced = told.replace("panicked\n", &format!("panicked\n{}", frame.repeat(99)));
+        assert_eq!(of(&traced), told);
         assert_eq!(of("test a ... \nkilled"), "test a ... \nkilled");
         let long = "a line\n".repeat(2 * FAILURE_LINES);
         assert_eq!(of(&long).lines().count(), FAILURE_LINES);
