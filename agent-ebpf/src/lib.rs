@@ -25,6 +25,8 @@ pub mod context;
 pub mod maps;
 #[cfg(target_arch = "bpf")]
 pub mod nat;
+#[cfg(target_arch = "bpf")]
+pub mod overlay;
 pub mod parse;
 #[cfg(target_arch = "bpf")]
 pub mod rewrite;

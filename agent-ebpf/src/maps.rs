@@ -21,6 +21,7 @@ use sinabro_common::abi::{
     endpoint::{Endpoint, MAX_PODS, PodLink},
     fragment::{EarlyFragment, EarlyKey, MAX_EARLY_FRAGMENTS},
     layout::{FieldKey, FieldSpan, MAX_FIELDS, MAX_MAPS, MapRecord},
+    next_hop::{MAX_NEXT_HOPS, NextHop},
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
     service::{
         Affinity, AffinityKey, Backend, Frontend, FrontendKey, MAX_AFFINITIES, MAX_BACKENDS,
@@ -81,6 +82,9 @@ pub static POD_RANGES: LpmTrie<Addr, Node> = LpmTrie::pinned(MAX_POD_RANGES, BPF
 
 #[map]
 pub static OVERLAY: Array<Overlay> = Array::pinned(1, 0);
+
+#[map]
+pub static NEXT_HOPS: HashMap<Addr, NextHop> = HashMap::pinned(MAX_NEXT_HOPS, BPF_F_NO_PREALLOC);
 
 #[map]
 pub static PATH_MTU: Array<u32> = Array::pinned(1, 0);

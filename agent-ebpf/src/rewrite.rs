@@ -217,16 +217,16 @@ pub fn in_tcp_header(
     Ok(ctx.store((ip.l4 + offset) as usize, &to, 0)?)
 }
 
-/// Six bytes behind a UDP header, at an even offset in it.
+/// Six bytes behind the UDP header at `udp`, at an even offset in it.
 #[inline(always)]
 pub fn udp_payload(
     ctx: &TcContext,
-    ip: &Ip,
+    udp: u32,
     offset: u32,
     from: [u8; 6],
     to: [u8; 6],
 ) -> Result<(), Failed> {
-    let checksum = ip.l4 + l4::UDP_CHECKSUM;
+    let checksum = udp + l4::UDP_CHECKSUM;
     let sum: [u8; 2] = ctx.load(checksum as usize)?;
     if sum == [0; 2] {
         // None to repair, but the sum of the whole packet that a card may have left.

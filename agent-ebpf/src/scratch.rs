@@ -10,6 +10,7 @@
 //! all callers it would not check again, and what no caller needs it would not give, and the verifier knows neither.
 
 use crate::{
+    overlay::Outer,
     parse::{
         Ip, ip4, ip6,
         l4::{self, L4},
@@ -98,6 +99,8 @@ pub struct Scratch {
     pub reason: i32,
     /// and what is said to the client.
     pub answer: Answer,
+    /// Headers of a tunnel.
+    pub outer: Outer,
 }
 
 impl Scratch {

@@ -22,7 +22,8 @@ use crate::{
     datapath::ConnectionLimits,
     handover::ServiceProxy,
     plan::{
-        MasqueradeIpv6, Masquerading, UdpMapping, masquerade::distinct, services::NodePortAddresses,
+        MasqueradeIpv6, Masquerading, OverlayMode, UdpMapping, masquerade::distinct,
+        services::NodePortAddresses,
     },
 };
 use ipnet::IpNet;
@@ -32,8 +33,8 @@ use sinabro_common::names;
 use std::{collections::BTreeSet, ffi::OsString, fmt, io, net::SocketAddr, path::PathBuf};
 use value::{
     absolute_path, acceleration_mode, boolean, device, local_mtu, masquerade_ipv6, memory,
-    node_name, node_ports, number, on_or_off, port_range, service_proxy, socket_address,
-    udp_mapping,
+    node_name, node_ports, number, on_or_off, overlay_mode, port_range, service_proxy,
+    socket_address, udp_mapping,
 };
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
@@ -61,6 +62,8 @@ pub struct Settings {
     pub mtu: Option<u32>,
     /// MTU of pods' links, for what stays on the node; none: that of all else.
     pub local_mtu: Option<u32>,
+    /// Whether packets between nodes may go past the kernel's routes and VXLAN device.
+    pub overlay: OverlayMode,
     pub vxlan_port: u16,
     pub vxlan_vni: u32,
     pub masquerade: bool,
@@ -245,6 +248,7 @@ impl Settings {
             uplinks: places.uplinks,
             mtu: layers.optional("mtu", |text| number(text, MIN_MTU, MAX_MTU))?,
             local_mtu: layers.parse("localMTU", local_mtu)?,
+            overlay: layers.parse("overlay", overlay_mode)?,
             vxlan_port: layers.parse("vxlanPort", |text| number(text, 1, u16::MAX))?,
             // RFC 7348 §5: 24 bits.
             vxlan_vni: layers.parse("vxlanVni", |text| number(text, 1, (1 << 24) - 1))?,

@@ -30,9 +30,16 @@ fn scene(v6: bool) -> Scene {
         }
         lab.publish().unwrap();
     }
-    for node in lab.nodes() {
-        node.start_agent().unwrap();
-    }
+    // Who is attacked takes tunnels past the stack where that is possible, the other one sends by the kernel's device.
+    lab.node(1).start_agent().unwrap();
+    lab.node(2)
+        .write_services("{kind: List, items: []}\n")
+        .unwrap();
+    let services = [
+        "--service-proxy=on",
+        "--services-file=/run/lab/services.yaml",
+    ];
+    lab.node(2).start_agent_with(&services).unwrap();
     for node in lab.nodes() {
         node.wait_ready().unwrap();
     }

@@ -12,6 +12,7 @@ use sinabro_ebpf::{
     PASS,
     maps::{CONFIG, POD_LINKS},
     nat::DROPPED,
+    overlay,
     parse::{
         Ip, arp, eth,
         l4::{self, L4},
@@ -115,6 +116,12 @@ fn checked(ctx: &TcContext) -> Action {
             }
             tunnel::from_pod(config, &scratch.ip, &scratch.l4)?;
             report::sent(ctx, ifindex);
+            if receiver.is_none() && overlay::takes(config) {
+                match overlay::leave::leave(ctx.skb.skb, scratch, was_translated) {
+                    PASS => {}
+                    action => return Ok(action),
+                }
+            }
             match deliver::local(ctx, config, ifindex, scratch, receiver, was_translated)? {
                 PASS if mss::begins(&scratch.ip, &scratch.l4) => Ok(BEGINS),
                 action => Ok(action),
@@ -177,7 +184,7 @@ fn arrive(skb: *mut __sk_buff) -> i32 {
         }
     }
     if deliver::redirects(config)
-        && let Some(sender) = track::sender(&scratch.ip)
+        && let Some(sender) = track::sender(&ctx, config, &scratch.ip)
         && scratch::read_l4::<Head>(skb, scratch)
         && track::delivered(scratch, sender) == 0
     {

@@ -24,6 +24,7 @@ use sinabro_ebpf::{
     PASS,
     maps::{CONFIG, UPLINKS},
     nat::{self, DROPPED},
+    overlay,
     parse::{eth, l4::L4, skb},
     scratch::{self, Scratch},
     service,
@@ -37,6 +38,9 @@ mod rare;
 #[classifier]
 pub fn uplink_out(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
+    if tunnel::is_made_here(skb) {
+        return PASS;
+    }
     let Some(scratch) = scratch::get() else {
         return PASS;
     };
@@ -62,10 +66,34 @@ pub fn uplink_in(ctx: TcContext) -> i32 {
     }
     let action = match check_source(skb, scratch) {
         PASS => finish(&ctx, nat::arrive::arrive(skb, scratch)),
-        tunnel::OURS => PASS,
+        tunnel::OURS => unwrap(skb, scratch),
         action => action,
     };
     event::told(skb, Hook::UplinkIn, action)
+}
+
+/// Delivers what is in a tunnel packet that was admitted, or leaves that to the VXLAN device.
+#[inline(always)]
+fn unwrap(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    // Not read any more of what is inside.
+    let udp = scratch.ip.l4;
+    match overlay::arrive::arrive(skb, scratch) {
+        PASS => stamp(skb, udp),
+        action if action < DROPPED => action,
+        dropped => event::dropped_for((dropped - DROPPED) as u32),
+    }
+}
+
+#[inline(never)]
+fn stamp(skb: *mut __sk_buff, udp: u32) -> i32 {
+    let ctx = TcContext::new(skb);
+    match CONFIG.get(0).and_then(tunnel::overlay) {
+        Some(overlay) => match counted(tunnel::stamp(&ctx, overlay, udp)) {
+            tunnel::OURS => PASS,
+            dropped => dropped,
+        },
+        None => PASS,
+    }
 }
 
 /// What answers a client outside has its address from the Service; all else is masqueraded if it is to be.

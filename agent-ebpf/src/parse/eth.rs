@@ -4,6 +4,8 @@ use super::{Header, Packet};
 
 /// Length of the header, and offset of what follows.
 pub const LEN: u32 = 14;
+/// Where its EtherType is.
+pub const KIND: u32 = 12;
 
 pub const IP4: [u8; 2] = [0x08, 0x00];
 pub const ARP: [u8; 2] = [0x08, 0x06];

@@ -6,6 +6,8 @@ use super::{Fragment, Header, Ip, Packet, icmp, proto};
 pub const TCP_CHECKSUM: u32 = 16;
 pub const UDP_CHECKSUM: u32 = 6;
 pub const SCTP_CHECKSUM: u32 = 8;
+/// Where a TCP header has its length, in the upper four bits.
+pub const TCP_DATA_OFFSET: u32 = 12;
 
 /// Flags of a TCP header (RFC 9293 §3.1), as in [`L4::tcp_flags`].
 pub const TCP_FIN: u8 = 0x01;

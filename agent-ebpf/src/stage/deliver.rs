@@ -37,12 +37,13 @@ pub fn redirects(config: &NodeConfig) -> bool {
 /// Whether a packet that nobody will cut does not fit into the receiver's link. `bpf_redirect_peer` would
 /// deliver it all the same, and what is behind a link that is kept small, such as a virtual machine's,
 /// lose it without a word, while the stack tells the sender.
+/// `outside` is what it will be shorter by.
 #[inline(always)]
-fn is_too_large(ctx: &TcContext, receiver: &Endpoint) -> bool {
+pub fn is_too_large(ctx: &TcContext, outside: u32, receiver: &Endpoint) -> bool {
     let mtu = receiver.mtu();
     // SAFETY: the context is valid for as long as the program runs.
     let (len, segments) = unsafe { ((*ctx.skb.skb).len, (*ctx.skb.skb).gso_size) };
-    mtu != 0 && len > mtu + eth::LEN && segments == 0
+    mtu != 0 && len > mtu + outside + eth::LEN && segments == 0
 }
 
 /// The pod of this node that a packet is for, where anything depends on that.
@@ -82,7 +83,7 @@ pub fn local(
         || ip.options
         || ip.fragment != Fragment::No
         || (matches!(ip.proto, proto::ICMP | proto::ICMPV6) && !icmp::is_echo(ip.v6, l4.icmp))
-        || is_too_large(ctx, receiver)
+        || is_too_large(ctx, 0, receiver)
     {
         return Ok(PASS);
     }

@@ -3,10 +3,15 @@
 //! A packet that reaches a pod of this node through the stack, not by redirection, was translated there
 //! (kube-proxy turned a Service's address into the pod's). Its answers must pass the same translation backwards. Such
 //! a connection has a record; others between pods of the node have none.
+//!
+//! So it is with what a pod of another node sends outside of a tunnel, as to a port of this node that leads to the pod,
+//! where its answers would not go by the stack ([`crate::overlay`]).
 
+use super::tunnel;
 use crate::{
     connection::{self, Noted},
-    maps::ENDPOINTS,
+    maps::{ENDPOINTS, UPLINKS},
+    overlay,
     parse::{Fragment, Ip, proto},
     scratch::Scratch,
     service::{
@@ -14,24 +19,35 @@ use crate::{
         leave::make_way,
     },
 };
+use aya_ebpf::programs::TcContext;
 use sinabro_common::{
-    abi::connection::{Connection, FLAG_SERVICE, FLAG_STACK},
+    abi::{
+        config::NodeConfig,
+        connection::{Connection, FLAG_SERVICE, FLAG_STACK, OUTSIDE_SHARE},
+    },
     algo::ct_state,
 };
 
 /// Index of the link of the pod of this node that sent a packet which the stack delivers to another, if one did and
 /// the packet says which connection it is of: of protocols without ports nothing is ever translated there. Of a packet in
 /// parts, the first names the connection.
+/// Of a pod of another node: the share of who is outside.
 #[inline(always)]
-pub fn sender(ip: &Ip) -> Option<u32> {
+pub fn sender(ctx: &TcContext, config: &NodeConfig, ip: &Ip) -> Option<u32> {
     if ip.fragment == Fragment::Later || !matches!(ip.proto, proto::TCP | proto::UDP | proto::SCTP)
     {
         return None;
     }
-    // SAFETY: a value that the map just gave.
-    ENDPOINTS
-        .get_ptr(&ip.src)
-        .map(|endpoint| unsafe { (*endpoint).ifindex })
+    if let Some(endpoint) = ENDPOINTS.get_ptr(&ip.src) {
+        // SAFETY: a value that the map just gave.
+        return Some(unsafe { (*endpoint).ifindex });
+    }
+    // SAFETY: the context is valid for as long as the program runs.
+    let came_by = unsafe { (*ctx.skb.skb).ingress_ifindex };
+    let is_outside_of_a_tunnel = overlay::takes(config)
+        && UPLINKS.get_ptr(came_by).is_some()
+        && tunnel::pods_of(&ip.src).is_some();
+    is_outside_of_a_tunnel.then_some(OUTSIDE_SHARE)
 }
 
 /// Notes a packet that the stack delivers between two pods of this node. Zero if there is no room to: its answers

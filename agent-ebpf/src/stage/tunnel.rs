@@ -4,7 +4,8 @@
 //! - no packet but the node's own leaves for another node's tunnel port ([`from_pod`],
 //!   [`leaves`]);
 //! - a tunnel packet is taken if it came by an uplink, whole, from a known node, and its inner
-//!   source is that node's ([`admit`]). It is then stamped (`sinabro_common::abi::node`);
+//!   source is that node's ([`admit`]). What is not delivered there and then ([`crate::overlay`]) is
+//!   stamped ([`stamp`], `sinabro_common::abi::node`);
 //! - the VXLAN device takes what has the stamp, and only for this node's pods and itself
 //!   ([`arrives`]). So it does not matter by which other way a packet reaches the device's
 //!   socket: another interface, a translated port, reassembled fragments;
@@ -18,11 +19,11 @@
 use super::Action;
 use crate::{
     PASS,
-    maps::{ENDPOINTS, NODES, NON_MASQUERADE, OVERLAY, POD_RANGES},
+    maps::{CONFIG, ENDPOINTS, NODES, NON_MASQUERADE, OVERLAY, POD_RANGES},
     parse::{Fragment, Ip, eth, l4::L4, proto},
     rewrite,
 };
-use aya_ebpf::{maps::lpm_trie::Key, programs::TcContext};
+use aya_ebpf::{bindings::__sk_buff, maps::lpm_trie::Key, programs::TcContext};
 use sinabro_common::abi::{
     Addr,
     config::{FLAG_MASQUERADE, FLAG_TUNNELS, NodeConfig},
@@ -112,11 +113,48 @@ pub fn admit(ctx: &TcContext, config: &NodeConfig, overlay: &Overlay, ip: &Ip) -
     if !speaks_for(config, sender, &src) {
         return Err(DropReason::TunnelInner);
     }
-    let field = at + VXLAN_LEN + 6;
-    match rewrite::udp_payload(ctx, ip, field, inner.src, overlay.stamp) {
+    Ok(OURS)
+}
+
+/// Writes the stamp into a tunnel packet that was admitted, whose UDP header is at an offset.
+#[inline(always)]
+pub fn stamp(ctx: &TcContext, overlay: &Overlay, udp: u32) -> Action {
+    let field = udp + UDP_LEN + VXLAN_LEN + 6;
+    let Ok(src) = ctx.load::<[u8; 6]>(field as usize) else {
+        return Err(DropReason::RewriteFailed);
+    };
+    match rewrite::udp_payload(ctx, udp, field, src, overlay.stamp) {
         Ok(()) => Ok(OURS),
         Err(rewrite::Failed) => Err(DropReason::RewriteFailed),
     }
+}
+
+/// What [`crate::overlay::leave`] marks its packets with for the uplink, which takes the mark off again. A pod cannot
+/// mark what it sends: the kernel takes marks off on the way out of a network namespace. It is of the stamp, which
+/// nobody knows, so that no rule of the node's has it by chance.
+#[inline(always)]
+pub fn mark(overlay: &Overlay) -> u32 {
+    let [_, _, a, b, c, d] = overlay.stamp;
+    u32::from_ne_bytes([a, b, c, d]) | 1
+}
+
+/// Whether a packet that leaves by an uplink is of [`crate::overlay::leave`], whose mark it has no more then.
+#[inline(always)]
+pub fn is_made_here(skb: *mut __sk_buff) -> bool {
+    // SAFETY: the context is valid for as long as the program runs.
+    let has = unsafe { (*skb).mark };
+    if has == 0 {
+        return false;
+    }
+    let Some(overlay) = CONFIG.get(0).and_then(overlay) else {
+        return false;
+    };
+    let is = has == mark(overlay);
+    if is {
+        // SAFETY: as above.
+        unsafe { (*skb).mark = 0 };
+    }
+    is
 }
 
 /// The source address of the IP header of either family at an offset.
@@ -193,6 +231,6 @@ fn node(addr: &Addr) -> Option<&'static Node> {
 }
 
 #[inline(always)]
-fn pods_of(addr: &Addr) -> Option<&'static Node> {
+pub fn pods_of(addr: &Addr) -> Option<&'static Node> {
     POD_RANGES.get(Key::new(128, *addr))
 }

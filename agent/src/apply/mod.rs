@@ -2,6 +2,7 @@
 //!
 //! - [`reconcile`]: the difference between a desired and an actual table, and backoff; pure;
 //! - [`links`], [`addresses`], [`routes`], [`neighbours`], [`fdb`]: one kernel table each;
+//! - [`next_hops`]: ways to other nodes past the stack, in a map;
 //! - [`pods`]: host routes and neighbours of this node's pods;
 //! - [`pass`]: one pass over all of them, in an order that keeps traffic flowing;
 //! - [`overlay`]: when to make a pass: when the facts change, when the kernel's tables change,
@@ -17,6 +18,7 @@ pub mod fdb;
 pub mod kernel_events;
 pub mod links;
 pub mod neighbours;
+pub mod next_hops;
 pub mod overlay;
 pub mod pass;
 pub mod pods;
@@ -47,6 +49,8 @@ pub struct OverlayConfig {
     pub uplink: String,
     /// MTU inside the tunnel where it is set by hand.
     pub mtu: Option<u32>,
+    /// Whether packets between pods of two nodes may go past the stack.
+    pub direct: bool,
     /// How often a full pass is made whatever happens; [`PERIOD`] but for tests, which are to see
     /// what the kernel's events cause.
     pub period: Duration,

@@ -20,6 +20,7 @@ use super::{
     routes::Routes,
 };
 use crate::{datapath::Datapath, plan::OverlayPlan, watch::Snapshot};
+use ipnet::IpNet;
 use sinabro_common::{api::Mac, names::ROUTE_PROTOCOL};
 use sinabro_netlink::{Event, NetNs};
 use std::{
@@ -321,7 +322,12 @@ impl Driver {
                     Routes { link }.expected(&plan.routes, &route.dst, &route, removed)
                 }),
                 // Also one that has replaced ours.
-                Some(link) => self.pod(link),
+                Some(link) => {
+                    if self.leads_to_a_peer(&route.dst) {
+                        self.due = Due::Whole;
+                    }
+                    self.pod(link);
+                }
                 None if route.protocol == ROUTE_PROTOCOL && removed => self.due = Due::Whole,
                 None => {}
             },
@@ -341,6 +347,12 @@ impl Driver {
         if !self.plan.as_deref().is_some_and(expected) {
             self.due = Due::Whole;
         }
+    }
+
+    /// Whether the way to a peer may be another one by such a route.
+    fn leads_to_a_peer(&self, dst: &IpNet) -> bool {
+        let peers = self.plan.iter().flat_map(|plan| plan.fdb.values());
+        self.config.direct && peers.copied().any(|peer| dst.contains(&peer))
     }
 
     /// Looks at a pod again, if the link is a pod's.

@@ -13,6 +13,7 @@ use super::{
     fdb::Forwarding,
     links,
     neighbours::Neighbours,
+    next_hops,
     pods::{self, PodRoute, Which},
     reconcile::{Steps, Table, steps, steps_from},
     routes::Routes,
@@ -128,6 +129,15 @@ pub fn run(
         match plan(&mut conn, config, facts) {
             Ok(plan) => {
                 apply(&mut conn, datapath, before, &plan, &mut outcome);
+                if let Some(datapath) =
+                    datapath.filter(|_| config.direct && outcome.device.is_some())
+                {
+                    let before = before.map(|(plan, _)| plan);
+                    let followed = next_hops::follow(&mut conn, datapath, before, &plan);
+                    outcome
+                        .faults
+                        .extend(followed.err().map(|error| Fault::own(Chain(&error))));
+                }
                 outcome.plan = Some(Arc::new(plan));
             }
             Err(fault) => outcome.faults.push(fault),

@@ -112,6 +112,16 @@ pub struct Options {
     #[serde(rename = "localMTU")]
     local_mtu: Option<String>,
 
+    /// Which way packets between nodes go: past the kernel's routes and VXLAN device where that is
+    /// possible (auto), or by these alone (kernel). Nodes may differ.
+    #[arg(
+        long,
+        env = "SINABRO_OVERLAY",
+        value_name = "WHICH",
+        default_value = "auto"
+    )]
+    overlay: Option<String>,
+
     /// UDP port of the VXLAN device, the same on all nodes.
     #[arg(
         long,

@@ -40,6 +40,7 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.bpf_dir, Path::new(names::BPF_DIR));
     assert_eq!(settings.vxlan_port, names::VXLAN_PORT);
     assert_eq!(settings.vxlan_vni, names::VXLAN_VNI);
+    assert_eq!(settings.overlay, OverlayMode::Auto);
     assert_eq!(settings.mtu, None);
     assert_eq!(settings.local_mtu, Some(65_535));
     assert!(settings.masquerade && !settings.tcp_acceleration_loopback);
@@ -210,6 +211,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         uplinks: [eth0, eth1]
         mtu: 1450
         localMTU: 9000
+        overlay: kernel
         vxlanPort: 4789
         vxlanVni: 77
         masquerade: false
@@ -276,6 +278,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         uplinks: vec!["a".into(), "b".into()],
         mtu: Some(1400),
         local_mtu: Some(9000),
+        overlay: OverlayMode::Kernel,
         vxlan_port: 4789,
         vxlan_vni: 77,
         masquerade: false,
@@ -391,6 +394,7 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("localMTU", "65536"),
         ("localMTU", "on"),
         ("vxlanVni", "16777216"),
+        ("overlay", "native"),
         ("vxlanVni", "0"),
         ("vxlanPort", "65536"),
         ("nonMasqueradeCIDRs", "[10.0.0.0/33]"),

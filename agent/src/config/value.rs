@@ -5,7 +5,7 @@ use crate::{
     acceleration::choice::Mode,
     cluster_api::servers::ApiServer,
     handover::ServiceProxy,
-    plan::{MasqueradeIpv6, UdpMapping},
+    plan::{MasqueradeIpv6, OverlayMode, UdpMapping},
 };
 use ipnet::IpNet;
 use std::{
@@ -164,6 +164,13 @@ pub fn udp_mapping(text: &str) -> Result<UdpMapping, String> {
         .into_iter()
         .find(|mapping| mapping.to_string() == text)
         .ok_or_else(|| "expected address-and-port-dependent or endpoint-independent".into())
+}
+
+pub fn overlay_mode(text: &str) -> Result<OverlayMode, String> {
+    OverlayMode::EVERY
+        .into_iter()
+        .find(|mode| mode.to_string() == text)
+        .ok_or_else(|| "expected auto or kernel".into())
 }
 
 pub fn acceleration_mode(text: &str) -> Result<Mode, String> {

@@ -69,6 +69,7 @@ use sinabro_common::{
         counters::PodCounters,
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
+        next_hop::NextHop,
         uplink::Uplink,
     },
     algo::{acceleration, lifetime},
@@ -537,6 +538,8 @@ impl Datapath {
     /// # Errors
     /// If nothing can be left to it.
     pub fn leave(&self) -> Result<(), DatapathError> {
+        // Nobody follows the routes any more; and one of the version before has uplinks that do not know of it.
+        self.maps.next_hops.set(BTreeMap::new())?;
         // Until it is done, what was before is still there.
         match &*lock(&self.transition) {
             None if self.choice.level != Level::None => {
@@ -621,6 +624,22 @@ impl Datapath {
     /// Whose tunnels are taken, and for whom: exactly these from now on.
     pub fn set_tunnels(&self, tunnels: &Tunnels<'_>) -> Result<(), DatapathError> {
         self.maps.nodes.set(tunnels)
+    }
+
+    /// The uplink by which packets may leave past the stack: the only one, if it is Ethernet.
+    pub fn direct_uplink(&self) -> Result<Option<u32>, DatapathError> {
+        self.maps.uplinks.only_ethernet()
+    }
+
+    /// The way to another node as it was set last.
+    pub fn next_hop(&self, tunnel: Addr) -> Option<NextHop> {
+        self.maps.next_hops.get(tunnel)
+    }
+
+    /// To which nodes packets of pods go past the stack, and how: exactly these from now on, by tunnel address. To be
+    /// called after [`Self::set_uplinks`] and [`Self::set_tunnels`]: uplinks drop what they do not know to be so.
+    pub fn set_next_hops(&self, next_hops: BTreeMap<Addr, NextHop>) -> Result<(), DatapathError> {
+        self.maps.next_hops.set(next_hops)
     }
 
     /// Attaches to the VXLAN device, which asks for the uplinks' stamp from then on. Idempotent.

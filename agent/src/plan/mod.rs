@@ -15,5 +15,5 @@ mod tests;
 pub use facts::{Facts, Node};
 pub use masquerade::{MasqueradeIpv6, Masquerading, UdpMapping, non_masquerade};
 pub use overlay::{
-    DeviceSpec, OverlayPlan, OverlaySettings, Peer, PlanError, RouteSpec, own_device,
+    DeviceSpec, OverlayMode, OverlayPlan, OverlaySettings, Peer, PlanError, RouteSpec, own_device,
 };

@@ -17,6 +17,7 @@ use sinabro_common::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     net::IpAddr,
 };
 
@@ -28,6 +29,29 @@ pub const OVERHEAD_V6: u32 = 70;
 const MIN_MTU_V6: u32 = 1280;
 /// Least MTU that every IPv4 host must take whole, RFC 791 section 3.1.
 const MIN_MTU_V4: u32 = 576;
+
+/// Which way packets between nodes go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OverlayMode {
+    /// Past the kernel's routes and its VXLAN device, where that is possible.
+    #[default]
+    Auto,
+    /// By these alone.
+    Kernel,
+}
+
+impl OverlayMode {
+    pub const EVERY: [Self; 2] = [Self::Auto, Self::Kernel];
+}
+
+impl fmt::Display for OverlayMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Kernel => "kernel",
+        })
+    }
+}
 
 /// What the plan needs beside the facts.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use crate::{
     datapath::{Datapath, PortsOf},
     endpoint::Endpoints,
     node::{NodeState, NodeStatus, Uplink},
+    plan::OverlayMode,
     prepare,
     watch::{Snapshot, masquerade_file},
 };
@@ -245,6 +246,7 @@ fn run_overlay(task: &NodeTask, uplink: &str) -> impl Future<Output = ()> + Send
         port: task.settings.vxlan_port,
         uplink: uplink.to_owned(),
         mtu: task.settings.mtu,
+        direct: task.settings.overlay == OverlayMode::Auto,
         period: apply::PERIOD,
     };
     let (facts, routes) = (task.facts.clone(), task.endpoints.routes());

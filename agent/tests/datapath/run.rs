@@ -38,6 +38,7 @@ struct TestRun {
 
 /// Size of `struct __sk_buff` and where its fields are.
 const SK_BUFF: usize = 192;
+const MARK: usize = 8;
 const INGRESS_IFINDEX: usize = 36;
 const IFINDEX: usize = 40;
 
@@ -90,8 +91,23 @@ impl Programs {
         from: u32,
         frame: &[u8],
     ) -> Option<(i32, Vec<u8>)> {
+        let ran = self.run_marked(program, ifindex, from, 0, frame)?;
+        Some((ran.0, ran.1))
+    }
+
+    /// As `run_from`, of a frame with a mark; and the mark that it has then.
+    pub fn run_marked(
+        &self,
+        program: &str,
+        ifindex: u32,
+        from: u32,
+        mark: u32,
+        frame: &[u8],
+    ) -> Option<(i32, Vec<u8>, u32)> {
         let mut out = vec![0; frame.len() + 64];
         let mut context = [0u8; SK_BUFF];
+        let mut context_out = [0u8; SK_BUFF];
+        context[MARK..MARK + 4].copy_from_slice(&mark.to_ne_bytes());
         context[IFINDEX..IFINDEX + 4].copy_from_slice(&ifindex.to_ne_bytes());
         context[INGRESS_IFINDEX..INGRESS_IFINDEX + 4].copy_from_slice(&from.to_ne_bytes());
         let mut attr = TestRun {
@@ -102,6 +118,8 @@ impl Programs {
             data_out: out.as_mut_ptr() as u64,
             ctx_size_in: SK_BUFF as u32,
             ctx_in: context.as_ptr() as u64,
+            ctx_size_out: SK_BUFF as u32,
+            ctx_out: context_out.as_mut_ptr() as u64,
             ..Default::default()
         };
         if let Err(error) = bpf(PROG_TEST_RUN, &mut attr) {
@@ -114,6 +132,7 @@ impl Programs {
             return None;
         }
         out.truncate(attr.data_size_out as usize);
-        Some((attr.return_value as i32, out))
+        let mark = u32::from_ne_bytes(context_out[MARK..MARK + 4].try_into().unwrap());
+        Some((attr.return_value as i32, out, mark))
     }
 }

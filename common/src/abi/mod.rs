@@ -12,6 +12,7 @@ pub mod drop;
 pub mod endpoint;
 pub mod fragment;
 pub mod layout;
+pub mod next_hop;
 pub mod node;
 pub mod service;
 pub mod uplink;

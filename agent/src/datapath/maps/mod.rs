@@ -15,6 +15,7 @@ mod host_ports;
 pub mod layouts;
 pub mod migrations;
 mod netns;
+mod next_hops;
 mod nodes;
 mod prefix;
 mod queues;
@@ -34,6 +35,7 @@ pub use endpoints::{Endpoints, PodLinks};
 pub use host_ports::{HostPorts, PortSet, PortsOf};
 pub use layouts::Layouts;
 pub use netns::NetNs;
+pub use next_hops::NextHops;
 pub use nodes::{Nodes, Tunnels};
 pub use prefix::{Prefix, net as net_of_prefix, prefixes};
 pub use queues::{QueueLimits, QueueUsage};
@@ -62,6 +64,7 @@ pub struct Maps {
     pub drops: Drops,
     pub connections: Connections,
     pub nodes: Nodes,
+    pub next_hops: NextHops,
     pub uplinks: Uplinks,
     pub host_ports: HostPorts,
     pub crowded: Crowded,
@@ -89,6 +92,7 @@ impl Maps {
                 take(ebpf, "SHARES")?,
                 take(ebpf, "LIMITS")?,
             )?,
+            next_hops: NextHops::new(take(ebpf, "NEXT_HOPS")?)?,
             uplinks: Uplinks::new(take(ebpf, "UPLINKS")?)?,
             host_ports: HostPorts::new(take(ebpf, "HOST_PORTS")?)?,
             crowded: Crowded::new(take(ebpf, "CROWDED")?, take(ebpf, "UNUSABLE_PORTS")?)?,

@@ -22,6 +22,7 @@ use sinabro_common::abi::{
     layout::{
         self, Field, FieldKey, FieldSpan, Layout, MAX_FIELDS, MAX_MAPS, MapRecord, OF_KEY, Place,
     },
+    next_hop::{MAX_NEXT_HOPS, NextHop},
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
     service::{
         Affinity, AffinityKey, Backend, Frontend, FrontendKey, MAX_AFFINITIES, MAX_NETNS,
@@ -250,6 +251,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<Addr, Node>("NODES", HASH, MAX_NODE_ADDRESSES, NO_PREALLOC),
         map::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),
         map::<u32, Overlay>("OVERLAY", ARRAY, 1, 0),
+        map::<Addr, NextHop>("NEXT_HOPS", HASH, MAX_NEXT_HOPS, NO_PREALLOC),
         map::<u32, u32>("PATH_MTU", ARRAY, 1, 0),
         map::<Prefix, u8>(
             "NON_MASQUERADE_BEFORE",

@@ -7,6 +7,8 @@ use sinabro_common::abi::{Addr, uplink::Uplink};
 use std::{collections::HashSet, sync::Mutex};
 
 const NAME: &str = "UPLINKS";
+/// Length of such a header.
+const ETHERNET: u32 = 14;
 
 pub struct Uplinks(Mutex<HashMap<MapData, u32, Uplink>>);
 
@@ -36,6 +38,17 @@ impl Uplinks {
         Ok(addresses
             .filter(|addr| *addr != Addr::UNSPECIFIED)
             .collect())
+    }
+
+    /// The one that there is, if there is one and its packets have an Ethernet header.
+    pub fn only_ethernet(&self) -> Result<Option<u32>, DatapathError> {
+        let map = lock(&self.0);
+        let uplinks: Result<Vec<(u32, Uplink)>, MapError> = map.iter().collect();
+        let uplinks = uplinks.map_err(error(NAME, "reading from"))?;
+        Ok(match uplinks[..] {
+            [(index, uplink)] if uplink.header_len == ETHERNET => Some(index),
+            _ => None,
+        })
     }
 
     /// Forgets all others.

@@ -7,6 +7,7 @@
 //! | n3 | Sinabro, packets between its pods through the stack | `without redirect_peer` | |
 //! | n4 | bridge and ptp with host-local | `bridge`, `ptp` | |
 //! | n5, n6 | bridge with host-local, and what flannel makes between nodes | | `flannel's way` |
+//! | n9, n10 | Sinabro, which translates Services, too, and so sends packets past the stack | | `sinabro, direct` |
 //! | n7, n8 | nothing | `bare veth (limit)`, two networks and a veth pair | `bare nodes (limit)` |
 //!
 //! Against an earlier commit n3 and n4 have that commit's programs, and nothing else is compared: by the
@@ -37,6 +38,12 @@ pub enum Way {
     /// On one node, by the MTU of the pods' links.
     LocalMtu,
 }
+
+/// None, but ours to translate.
+const SERVICES: [&str; 2] = [
+    "--service-proxy=on",
+    "--services-file=/run/lab/services.yaml",
+];
 
 pub const WAYS: [Way; 3] = [Way::SameNode, Way::Across, Way::LocalMtu];
 
@@ -102,7 +109,7 @@ impl Scene {
         let earlier = options.programs.earlier();
         let lab = Lab::new(
             present,
-            if earlier.is_some() { 4 } else { 8 },
+            if earlier.is_some() { 4 } else { 10 },
             Lifetime::Process,
         )?;
         // Who has an agent, and which nodes those are to know of.
@@ -115,15 +122,23 @@ impl Scene {
             }
             None => 3,
         };
-        let nodes = &lab.nodes()[..agents];
-        lab.publish_entries(&nodes.iter().map(Node::entry).collect::<Vec<_>>())?;
-        for node in nodes {
+        let direct = lab.nodes().get(8..).unwrap_or_default();
+        let nodes = || lab.nodes()[..agents].iter().chain(direct);
+        lab.publish_entries(&nodes().map(Node::entry).collect::<Vec<_>>())?;
+        for node in &lab.nodes()[..agents] {
             node.start_agent()?;
         }
-        for node in nodes {
+        for node in direct {
+            node.write_services("{kind: List, items: []}\n")?;
+            node.start_agent_with(&SERVICES)?;
+        }
+        for node in nodes() {
             node.wait_ready()?;
         }
         let mut subjects = sinabro(OURS, &lab, 1)?;
+        if !direct.is_empty() {
+            subjects.push(across("sinabro, direct", &lab, 9)?);
+        }
         match earlier {
             Some((commit, _)) => subjects.extend(sinabro(commit, &lab, 3)?),
             None => subjects.extend(theirs(&lab)?),
@@ -132,7 +147,7 @@ impl Scene {
             let earlier = earlier.map(|(commit, _)| (commit, 3));
             subjects.extend(local_mtu::subjects(&lab, earlier, cpus[1])?);
         }
-        for node in lab.nodes().iter().take(6) {
+        for node in lab.nodes().iter().take(6).chain(direct) {
             rules::kube_proxy(node, options.rules)?;
         }
         let mut of_ways = [const { Vec::new() }; 3];

@@ -1,0 +1,130 @@
+//! What comes in a tunnel for a pod of this node.
+
+use super::{CE, ECN, ROOM, is_plain, takes};
+use crate::{
+    PASS,
+    maps::{CONFIG, ENDPOINTS, NEXT_HOPS},
+    nat::drop,
+    parse::{eth, skb::PACKET_HOST},
+    rewrite,
+    scratch::{self, Scratch},
+    service,
+    stage::{deliver, mss, report},
+};
+use aya_ebpf::{
+    bindings::{
+        __sk_buff, BPF_CSUM_LEVEL_DEC, BPF_CSUM_LEVEL_QUERY, BPF_F_ADJ_ROOM_DECAP_L3_IPV6,
+        BPF_F_ADJ_ROOM_FIXED_GSO, BPF_F_ADJ_ROOM_NO_CSUM_RESET,
+        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+    },
+    helpers::{bpf_csum_level, bpf_redirect_peer, bpf_skb_adjust_room},
+    programs::TcContext,
+};
+use sinabro_common::abi::{drop::DropReason, endpoint::Endpoint};
+
+/// Takes a packet out of its tunnel and puts it into its pod, if that is for this node to do and the packet was read
+/// and admitted. [`PASS`] if it is left to the VXLAN device, and the packet as it was; what is in the scratch is not.
+#[inline(never)]
+pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let ctx = TcContext::new(skb);
+    if !is_of_this_kind(&ctx, scratch) || !read(skb, scratch) {
+        return PASS;
+    }
+    // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
+    let Some(receiver) = (unsafe { ENDPOINTS.get(scratch.ip.dst) }) else {
+        return PASS;
+    };
+    if !is_plain(&scratch.ip, &scratch.l4)
+        || deliver::is_too_large(&ctx, ROOM, receiver)
+        || !unwrap(&ctx, scratch)
+    {
+        return PASS;
+    }
+    deliver(skb, scratch, receiver)
+}
+
+/// Whether the outer headers are of the one form that is taken: IPv4 without options behind an Ethernet header, to
+/// this machine, and nothing to be said of congestion.
+#[inline(always)]
+fn is_of_this_kind(ctx: &TcContext, scratch: &Scratch) -> bool {
+    let ip = &scratch.ip;
+    // SAFETY: the context is valid for as long as the program runs.
+    let to_host = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
+    let ours = CONFIG.get(0).is_some_and(takes);
+    if !ours || !to_host || ip.v6 || ip.options || ip.l3 != eth::LEN {
+        return false;
+    }
+    // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
+    let Some(sender) = (unsafe { NEXT_HOPS.get(ip.src) }) else {
+        return false;
+    };
+    let service = ctx.load::<u8>((eth::LEN + 1) as usize);
+    let inner_dst = ctx.load::<[u8; 6]>(ROOM as usize);
+    matches!(service, Ok(service) if service & ECN != CE) && inner_dst == Ok(sender.own_mac)
+}
+
+/// Reads what is inside.
+#[inline(always)]
+fn read(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
+    const INNER: u32 = eth::LEN + ROOM;
+    let ctx = TcContext::new(skb);
+    let is_read = match ctx.load::<[u8; 2]>((INNER - 2) as usize) {
+        Ok(eth::IP4) => scratch::read_ip4::<TcContext>(skb, scratch, INNER),
+        Ok(eth::IP6) => scratch::read_ip6::<TcContext>(skb, scratch, INNER),
+        _ => false,
+    };
+    is_read && scratch::read_l4::<TcContext>(skb, scratch)
+}
+
+/// Takes off the outer headers.
+#[inline(always)]
+fn unwrap(ctx: &TcContext, scratch: &mut Scratch) -> bool {
+    let skb = ctx.skb.skb;
+    let mut flags = BPF_F_ADJ_ROOM_FIXED_GSO as u64;
+    if scratch.ip.v6 {
+        flags |= BPF_F_ADJ_ROOM_DECAP_L3_IPV6 as u64;
+    }
+    // How many of the checksums, one in the other, the card has verified beside the first. What is not told to it the
+    // pod verifies itself.
+    // SAFETY: the context is valid for as long as the program runs.
+    let verified = unsafe { bpf_csum_level(skb, BPF_CSUM_LEVEL_QUERY as u64) };
+    if verified > 0 {
+        flags |= BPF_F_ADJ_ROOM_NO_CSUM_RESET as u64;
+    }
+    // SAFETY: as above. The kernel refuses flags that it does not know, and changes nothing then.
+    if unsafe { bpf_skb_adjust_room(skb, -(ROOM as i32), BPF_ADJ_ROOM_MAC, flags) } != 0 {
+        return false;
+    }
+    if verified > 0 {
+        // SAFETY: as above.
+        unsafe { bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC as u64) };
+    }
+    scratch.ip.l3 -= ROOM;
+    scratch.ip.l4 -= ROOM;
+    scratch.ip.id_at -= ROOM;
+    true
+}
+
+/// What [`crate::stage`]s do at the pod's link with what the stack delivers.
+#[inline(always)]
+fn deliver(skb: *mut __sk_buff, scratch: &mut Scratch, receiver: &Endpoint) -> i32 {
+    let ctx = TcContext::new(skb);
+    match service::arrive::answer(skb, scratch) {
+        PASS | service::TRANSLATED => {}
+        dropped => return dropped,
+    }
+    if mss::begins(&scratch.ip, &scratch.l4)
+        && let Err(reason) = mss::to_the_ways_out(&ctx, &scratch.ip)
+    {
+        return drop(reason);
+    }
+    if rewrite::decrement_ttl(&ctx, &scratch.ip).is_err()
+        || rewrite::macs(&ctx, receiver.mac, receiver.host_mac).is_err()
+        || (scratch.ip.v6 && ctx.store(eth::KIND as usize, &eth::IP6, 0).is_err())
+    {
+        return drop(DropReason::RewriteFailed);
+    }
+    report::received(&ctx, receiver.ifindex);
+    // SAFETY: no pointers involved; an interface that is gone makes the kernel drop the packet.
+    unsafe { bpf_redirect_peer(receiver.ifindex, 0) as i32 }
+}

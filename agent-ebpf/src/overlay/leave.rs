@@ -1,0 +1,228 @@
+//! What a pod sends to a pod of another node.
+
+use super::{CE, ECN, Outer, ROOM, is_plain, way};
+use crate::{
+    PASS,
+    connection::{self, Noted},
+    maps::{CONFIG, PATH_MTU},
+    nat::drop,
+    parse::{
+        Packet as _, eth, ip4, l4, proto,
+        skb::{Frame as _, Head, PACKET_HOST},
+    },
+    rewrite,
+    scratch::Scratch,
+    stage::{mss, tunnel},
+};
+use aya_ebpf::{
+    bindings::{
+        __sk_buff, BPF_ADJ_ROOM_ENCAP_L2_SHIFT, BPF_F_ADJ_ROOM_ENCAP_L2_ETH,
+        BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L4_UDP, BPF_F_ADJ_ROOM_FIXED_GSO,
+        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1,
+    },
+    helpers::{bpf_get_hash_recalc, bpf_get_prandom_u32, bpf_redirect_neigh, bpf_skb_adjust_room},
+    programs::TcContext,
+};
+use sinabro_common::abi::{
+    connection::FLAG_STACK,
+    drop::DropReason,
+    next_hop::NextHop,
+    node::{Node, Overlay},
+};
+
+/// Source ports are of the range that the kernel's are by default (net.ipv4.ip_local_port_range).
+const FIRST_PORT: u32 = 32_768;
+const PORTS: u64 = 60_999 - 32_768 + 1;
+/// As the VXLAN device sets it, which has none of its own (net.ipv4.ip_default_ttl).
+const TTL: u8 = 64;
+/// The greatest length of an IPv4 packet.
+const MAX_LEN: u32 = 65_535;
+const AF_INET: u32 = 2;
+const UDP_LEN: u32 = 8;
+
+const WRAP: u64 = (BPF_F_ADJ_ROOM_FIXED_GSO
+    | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4
+    | BPF_F_ADJ_ROOM_ENCAP_L4_UDP
+    | BPF_F_ADJ_ROOM_ENCAP_L2_ETH) as u64
+    | (eth::LEN as u64) << BPF_ADJ_ROOM_ENCAP_L2_SHIFT;
+
+/// Sends a packet, which is read, to its node; [`PASS`] if that is left to the stack, and the packet as it was, but for what a
+/// SYN announces.
+#[inline(never)]
+pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, was_translated: bool) -> i32 {
+    let ctx = TcContext::new(skb);
+    let Some((node, next)) = way(&scratch.ip.dst) else {
+        return PASS;
+    };
+    let Some(overlay) = CONFIG.get(0).and_then(tunnel::overlay) else {
+        return PASS;
+    };
+    // SAFETY: the context is valid for as long as the program runs.
+    let to_gateway = unsafe { (*skb).pkt_type } == PACKET_HOST;
+    if !to_gateway
+        || !is_plain(&scratch.ip, &scratch.l4)
+        || !fits(&ctx, scratch)
+        || (!was_translated && keeps_to_the_stack(scratch) != 0)
+    {
+        return PASS;
+    }
+    if mss::begins(&scratch.ip, &scratch.l4)
+        && let Err(reason) = mss::to_the_ways_out(&ctx, &scratch.ip)
+    {
+        return drop(reason);
+    }
+    send(skb, scratch, node, next, overlay)
+}
+
+/// Whether neither the packet nor a segment that is cut from it is larger than the way. Who sends what is larger is told so by
+/// the stack.
+#[inline(always)]
+fn fits(ctx: &TcContext, scratch: &Scratch) -> bool {
+    let Some(mtu) = PATH_MTU.get(0) else {
+        return false;
+    };
+    // SAFETY: the context is valid for as long as the program runs.
+    let (len, segment) = unsafe { ((*ctx.skb.skb).len, (*ctx.skb.skb).gso_size) };
+    if segment == 0 {
+        return len <= mtu + eth::LEN;
+    }
+    let ip = &scratch.ip;
+    let header = match ip.proto {
+        proto::TCP => match ctx.load::<u8>((ip.l4 + l4::TCP_DATA_OFFSET) as usize) {
+            Ok(offset) => u32::from(offset >> 4) * 4,
+            Err(_) => return false,
+        },
+        _ => UDP_LEN,
+    };
+    ip.l4 - ip.l3 + header + segment <= *mtu && len + ROOM <= MAX_LEN + eth::LEN
+}
+
+/// Whether a packet is of a connection that the stack translates, as to a port of the node that leads to the pod: then
+/// the stack has to see its answers.
+#[inline(never)]
+fn keeps_to_the_stack(scratch: &mut Scratch) -> u32 {
+    scratch.identify();
+    let Some(found) = connection::find(&scratch.key) else {
+        return 0;
+    };
+    let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
+    // SAFETY: a value that the map just gave.
+    let noted = unsafe {
+        if !(*found).has(FLAG_STACK) {
+            return 0;
+        }
+        connection::note(found, proto, scratch.from_high, flags)
+    };
+    match noted {
+        Noted::Same => {}
+        Noted::Changed => connection::changed(scratch),
+        Noted::Over => {
+            connection::remove(&scratch.key);
+            return 0;
+        }
+    }
+    1
+}
+
+#[inline(always)]
+fn send(
+    skb: *mut __sk_buff,
+    scratch: &mut Scratch,
+    node: &Node,
+    next: &NextHop,
+    overlay: &Overlay,
+) -> i32 {
+    let ctx = TcContext::new(skb);
+    let service = match Head::new(skb).load::<[u8; 2]>(scratch.ip.l3) {
+        Some([_, service]) if !scratch.ip.v6 => service,
+        // Bits 4 to 11 of the header (RFC 8200 §3).
+        Some([high, low]) => high << 4 | low >> 4,
+        None => return PASS,
+    };
+    // SAFETY: the context is valid for as long as the program runs. The kernel refuses what is in a tunnel already,
+    // super-packets of other kinds, and before Linux 5.13 the flag that says that the inner header is Ethernet's.
+    let (hash, wrapped) = unsafe {
+        (
+            bpf_get_hash_recalc(skb),
+            bpf_skb_adjust_room(skb, ROOM as i32, BPF_ADJ_ROOM_MAC, WRAP) == 0,
+        )
+    };
+    if !wrapped {
+        return PASS;
+    }
+    scratch.ip.l3 += ROOM;
+    // SAFETY: as above.
+    let len = unsafe { (*skb).len } - eth::LEN;
+    let Scratch { ip, outer, .. } = scratch;
+    outer.total_len = (len as u16).to_be_bytes();
+    outer.udp_len = (len as u16 - ip4::HEADER_LEN as u16).to_be_bytes();
+    // RFC 6040 §4.1 in its normal mode as the kernel has it, which makes ECT(0) of CE.
+    outer.service = match service & ECN {
+        CE => 2,
+        ecn => ecn,
+    };
+    outer.dst = rewrite::word(&node.tunnel).to_ne_bytes();
+    let port = FIRST_PORT + ((u64::from(hash ^ hash << 16) * PORTS) >> 32) as u32;
+    outer.udp_src = (port as u16).to_be_bytes();
+    outer.inner_dst = next.remote_mac;
+    outer.inner_src = next.own_mac;
+    outer.inner_kind = match ip.v6 {
+        true => eth::IP6,
+        false => eth::IP4,
+    };
+    fill(outer, overlay);
+    if rewrite::decrement_ttl(&ctx, &scratch.ip).is_err()
+        || ctx.store(eth::LEN as usize, &scratch.outer, 0).is_err()
+    {
+        return drop(DropReason::RewriteFailed);
+    }
+    let mut neighbour = bpf_redir_neigh {
+        nh_family: AF_INET,
+        __bindgen_anon_1: bpf_redir_neigh__bindgen_ty_1 { ipv6_nh: [0; 4] },
+    };
+    neighbour.__bindgen_anon_1.ipv4_nh = rewrite::word(&next.gateway);
+    // SAFETY: the context is valid for as long as the program runs, the neighbour for the call. An interface that is gone makes
+    // the kernel drop the packet.
+    unsafe {
+        (*skb).mark = tunnel::mark(overlay);
+        bpf_redirect_neigh(
+            next.ifindex,
+            &raw mut neighbour,
+            size_of::<bpf_redir_neigh>() as i32,
+            0,
+        ) as i32
+    }
+}
+
+/// What is the same for all packets, and the sum.
+#[inline(always)]
+fn fill(outer: &mut Outer, overlay: &Overlay) {
+    outer.version_length = 0x45;
+    // SAFETY: takes nothing.
+    outer.id = (unsafe { bpf_get_prandom_u32() } as u16).to_ne_bytes();
+    // As the device does it: a router that has to cut it may.
+    outer.fragment = [0; 2];
+    outer.ttl = TTL;
+    outer.proto = proto::UDP;
+    outer.src = rewrite::word(&overlay.local).to_ne_bytes();
+    outer.udp_dst = overlay.port;
+    // None: the inner packet has its own (RFC 7348 §5).
+    outer.udp_checksum = [0; 2];
+    outer.vxlan = overlay.vxlan;
+    let words = [
+        [outer.version_length, outer.service],
+        outer.total_len,
+        outer.id,
+        [outer.ttl, outer.proto],
+        [outer.src[0], outer.src[1]],
+        [outer.src[2], outer.src[3]],
+        [outer.dst[0], outer.dst[1]],
+    ];
+    let last = u16::from_ne_bytes([outer.dst[2], outer.dst[3]]);
+    let sum = words.iter().fold(u32::from(last), |sum, word| {
+        sum + u32::from(u16::from_ne_bytes(*word))
+    });
+    // Eight pairs: the first fold leaves 17 bits at most.
+    let sum = (sum & 0xffff) + (sum >> 16);
+    outer.checksum = (!((sum + (sum >> 16)) as u16)).to_ne_bytes();
+}

@@ -1,0 +1,80 @@
+//! Tunnels between nodes without the stack: a packet gets its outer headers at the sender's pod link ([`leave`]) and loses
+//! them at the receiver's uplink ([`arrive`]). Routes, netfilter and the VXLAN device see neither.
+//!
+//! What is sent is what the VXLAN device sends, so each end may do either. To the device is left, unchanged: what it
+//! takes a router to handle (options, fragments, a TTL that ends here, what is too large), ICMP but echo, what speaks
+//! of congestion outside (RFC 6040), what the kernel refuses to wrap up, and all packets while others than ours
+//! translate Services: netfilter has to see both directions of a connection that it translates.
+
+pub mod arrive;
+pub mod leave;
+
+use crate::{
+    maps::NEXT_HOPS,
+    parse::{Fragment, Ip, icmp, l4::L4, proto},
+    stage::{deliver, tunnel},
+};
+use sinabro_common::abi::{
+    Addr,
+    config::{FLAG_DRAINING, FLAG_HANDOVER, FLAG_SERVICES, NodeConfig},
+    next_hop::NextHop,
+    node::Node,
+};
+
+/// From the outer IP header to the inner one: IPv4, UDP, VXLAN, Ethernet (RFC 7348 §5).
+pub const ROOM: u32 = size_of::<Outer>() as u32;
+
+/// The outer headers behind the Ethernet header, and the inner one of these.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Outer {
+    version_length: u8,
+    /// DSCP, and the two bits of ECN.
+    service: u8,
+    total_len: [u8; 2],
+    id: [u8; 2],
+    fragment: [u8; 2],
+    ttl: u8,
+    proto: u8,
+    checksum: [u8; 2],
+    src: [u8; 4],
+    dst: [u8; 4],
+    udp_src: [u8; 2],
+    udp_dst: [u8; 2],
+    udp_len: [u8; 2],
+    udp_checksum: [u8; 2],
+    vxlan: [u8; 8],
+    inner_dst: [u8; 6],
+    inner_src: [u8; 6],
+    inner_kind: [u8; 2],
+}
+
+/// RFC 3168 §5: congestion experienced.
+const CE: u8 = 3;
+const ECN: u8 = 3;
+
+/// Whether packets may go past the stack here.
+#[inline(always)]
+pub fn takes(config: &NodeConfig) -> bool {
+    const OF_SERVICES: u32 = FLAG_SERVICES | FLAG_HANDOVER | FLAG_DRAINING;
+    config.flags & OF_SERVICES == FLAG_SERVICES && deliver::redirects(config)
+}
+
+/// The node whose pods an address is of, and the way there, unless it is this one.
+#[inline(always)]
+fn way(pod: &Addr) -> Option<(&'static Node, &'static NextHop)> {
+    let node = tunnel::pods_of(pod)?;
+    // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
+    let next = unsafe { NEXT_HOPS.get(node.tunnel) }?;
+    Some((node, next))
+}
+
+/// Whether no router has more to do with a packet than to count it.
+#[inline(always)]
+fn is_plain(ip: &Ip, l4: &L4) -> bool {
+    let is_icmp = matches!(ip.proto, proto::ICMP | proto::ICMPV6);
+    ip.ttl > 1
+        && !ip.options
+        && ip.fragment == Fragment::No
+        && (!is_icmp || icmp::is_echo(ip.v6, l4.icmp))
+}

@@ -1,0 +1,374 @@
+//! Tunnels without the stack: `pod_out` wraps up what goes to a pod of another node, `uplink_in` unwraps what comes from one.
+
+use super::*;
+use crate::packet::{ACK, IP4, IcmpError, SCTP, TCP, UDP, icmp_error, in_parts, see, sum};
+use sinabro_agent::datapath::Translation;
+use sinabro_common::abi::{Addr, next_hop::NextHop};
+
+/// Who forwards to the second node, and by which interface.
+const ROUTER: &str = "192.0.2.254";
+const UPLINK: u32 = 4711;
+const MTU: u32 = 1450;
+/// From the outer IP header to the inner one.
+const ROOM: usize = 50;
+
+/// The second node is reached past the stack, and so are its pods. IPv4 outside.
+fn direct(test: impl Fn(&World) + Sync) {
+    both(|world| {
+        if world.underlay[0].is_ipv4() {
+            world.go_direct();
+            test(world);
+        }
+    });
+}
+
+fn far(near: IpAddr) -> IpAddr {
+    ip(if near.is_ipv4() {
+        "10.2.0.7"
+    } else {
+        "fd00:2::7"
+    })
+}
+
+/// Of every protocol, from one to the other.
+fn of_all(src: IpAddr, dst: IpAddr) -> Vec<Ip> {
+    let (from, to) = ((src, 4000), (dst, 80));
+    let echo = if src.is_ipv4() { 8 } else { 128 };
+    vec![
+        packet::tcp(from, to, SYN, b"hello"),
+        packet::tcp(from, to, ACK, b"hello"),
+        packet::udp(from, to, b"hello"),
+        packet::udp(from, to, &[7; 1400]),
+        packet::sctp(from, to, b"hello"),
+        packet::icmp(src, dst, echo, 77),
+    ]
+}
+
+/// What no router may just hand on.
+fn for_a_router(src: IpAddr, dst: IpAddr) -> Vec<(&'static str, Ip)> {
+    let whole = packet::udp((src, 4000), (dst, 80), &[7; 64]);
+    let with = |change: &dyn Fn(&mut Ip)| {
+        let mut changed = whole.clone();
+        change(&mut changed);
+        changed
+    };
+    let [first, later] = in_parts(whole.clone());
+    let quoted = packet::udp((dst, 80), (src, 4000), b"hello").bytes();
+    vec![
+        ("a last hop", with(&|ip| ip.ttl = 1)),
+        ("options", with(&|ip| ip.options = vec![1; 8])),
+        ("a first fragment", first),
+        ("a later fragment", later),
+        ("an error", icmp_error(src, dst, IcmpError::NoPort, &quoted)),
+    ]
+}
+
+impl World {
+    fn go_direct(&self) {
+        self.datapath.set_path_mtu(MTU).unwrap();
+        self.datapath.set_services(true).unwrap();
+        let next = NextHop {
+            gateway: ip(ROUTER).into(),
+            ifindex: UPLINK,
+            remote_mac: vxlan_mac(self.underlay[1]),
+            own_mac: vxlan_mac(self.underlay[0]),
+        };
+        let hops = BTreeMap::from([(Addr::from(self.underlay[1]), next)]);
+        self.datapath.set_next_hops(hops).unwrap();
+    }
+
+    /// As the pod sends it.
+    fn of_pod(&self, ip: &Ip) -> Vec<u8> {
+        packet::eth(HOST_MAC, self.a.mac, ip.kind(), &ip.bytes())
+    }
+
+    fn leaves(&self, frame: &[u8]) -> (i32, Vec<u8>, u32) {
+        let ran = self
+            .programs
+            .run_marked("pod_out", self.a.ifindex, 0, 0, frame);
+        ran.unwrap()
+    }
+
+    /// What leaves of a pod's packet, and the mark that it has.
+    fn wrapped(&self, ip: &Ip) -> (Vec<u8>, u32) {
+        let (action, out, mark) = self.leaves(&self.of_pod(ip));
+        assert_eq!(action, REDIRECT, "{:?}", self.datapath.drops());
+        (out, mark)
+    }
+
+    fn to_the_stack(&self, ip: &Ip, what: &str) {
+        let frame = self.of_pod(ip);
+        let (action, out, mark) = self.leaves(&frame);
+        assert_eq!((action, mark), (PASS, 0), "{what}");
+        assert_eq!(out, frame, "{what}");
+    }
+
+    /// What the second node sends.
+    fn comes(&self, inner: &Ip) -> Vec<u8> {
+        let outer = self.outer(&self.inner(inner));
+        packet::eth(HOST_MAC, [2, 0, 0, 0, 0, 2], outer.kind(), &outer.bytes())
+    }
+
+    /// It is left to the VXLAN device, stamped.
+    fn to_the_device(&self, frame: &[u8], what: &str) {
+        let (action, out) = self.run("uplink_in", 0, frame);
+        assert_eq!(action, PASS, "{what}: {:?}", self.datapath.drops());
+        let stamp = 14 + ROOM - 8..14 + ROOM - 2;
+        assert_ne!(out[stamp.clone()], frame[stamp.clone()], "{what}");
+        assert_eq!(out[..40], frame[..40], "{what}");
+        assert_eq!(out[stamp.end..], frame[stamp.end..], "{what}");
+    }
+}
+
+fn less_a_hop(ip: &Ip) -> Vec<u8> {
+    let ttl = ip.ttl - 1;
+    Ip { ttl, ..ip.clone() }.bytes()
+}
+
+#[test]
+fn what_a_pod_sends_to_another_nodes_pod_is_wrapped_up_as_the_device_does_it() {
+    direct(|world| {
+        for src in [world.a.v4, world.a.v6] {
+            for packet in of_all(src, far(src)) {
+                let (out, mark) = world.wrapped(&packet);
+                assert_ne!(mark, 0);
+                let seen = see(&[&out[..12], &IP4.to_be_bytes(), &out[14..]].concat());
+                assert_eq!((seen.src, seen.dst), (world.underlay[0], world.underlay[1]));
+                assert_eq!((seen.proto, seen.ttl), (UDP, 64));
+                let (from, to) = seen.ports;
+                assert!((32_768..61_000).contains(&from), "{from}");
+                assert_eq!(to, VXLAN_PORT);
+                // No checksum, and free to be cut.
+                assert_eq!(out[14 + 26..14 + 28], [0, 0]);
+                assert_eq!(out[14 + 6..14 + 8], [0, 0]);
+                let macs = [1, 0].map(|node| vxlan_mac(world.underlay[node]));
+                let inner = packet::eth(macs[0], macs[1], packet.kind(), &less_a_hop(&packet));
+                assert_eq!(seen.data, [&[8, 0, 0, 0, 0, 0, 1, 0], &inner[..]].concat());
+            }
+        }
+    });
+}
+
+#[test]
+fn flows_have_ports_of_their_own_and_keep_them() {
+    direct(|world| {
+        let port = |from: u16| {
+            let packet = packet::udp((world.a.v4, from), (far(world.a.v4), 80), b"hello");
+            let out = world.wrapped(&packet).0;
+            u16::from_be_bytes([out[34], out[35]])
+        };
+        let ports: std::collections::BTreeSet<u16> = (4000..4064).map(port).collect();
+        assert!(ports.len() > 56, "{ports:?}");
+        assert_eq!(port(4000), port(4000));
+    });
+}
+
+#[test]
+fn congestion_is_told_outside_and_inside() {
+    direct(|world| {
+        for src in [world.a.v4, world.a.v6] {
+            for (inside, outside) in [(0u8, 0u8), (1, 1), (2, 2), (3, 2), (0xb8, 0), (0xba, 2)] {
+                let mut frame = world.of_pod(&packet::udp((src, 1), (far(src), 2), b"hello"));
+                set_service(&mut frame, inside);
+                let (action, out, _) = world.leaves(&frame);
+                assert_eq!(action, REDIRECT);
+                assert_eq!(out[15], outside, "{inside:#x}");
+            }
+            let inner = packet::udp((far(src), 1), (src, 2), b"hello");
+            for (outside, is_taken) in [(0, true), (2, true), (1, true), (3, false)] {
+                let mut frame = world.comes(&inner);
+                set_service(&mut frame, outside);
+                match is_taken {
+                    true => assert_eq!(world.run("uplink_in", 0, &frame).0, REDIRECT),
+                    false => world.to_the_device(&frame, "congestion"),
+                }
+            }
+        }
+    });
+}
+
+/// Traffic class or type of service.
+fn set_service(frame: &mut [u8], service: u8) {
+    if frame[12..14] == IP4.to_be_bytes() {
+        frame[15] = service;
+        frame[24..26].fill(0);
+        let checksum = !sum(&[&frame[14..34]]);
+        frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+    } else {
+        frame[14] = 0x60 | service >> 4;
+        frame[15] = service << 4;
+    }
+}
+
+#[test]
+fn what_comes_for_a_pod_is_put_into_it() {
+    direct(|world| {
+        for dst in [world.a.v4, world.a.v6] {
+            for packet in of_all(far(dst), dst) {
+                let received = || {
+                    world
+                        .datapath
+                        .pod_counters(world.a.ifindex)
+                        .unwrap()
+                        .unwrap()
+                        .rx_packets
+                };
+                let before = received();
+                let (action, out) = world.run("uplink_in", 0, &world.comes(&packet));
+                assert_eq!(action, REDIRECT, "{:?}", world.datapath.drops());
+                let expected =
+                    packet::eth(world.a.mac, HOST_MAC, packet.kind(), &less_a_hop(&packet));
+                assert_eq!(out, expected);
+                assert_eq!(received(), before + 1);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_router_has_its_part() {
+    direct(|world| {
+        for near in [world.a.v4, world.a.v6] {
+            for (what, packet) in for_a_router(near, far(near)) {
+                world.to_the_stack(&packet, what);
+            }
+            for (what, packet) in for_a_router(far(near), near) {
+                world.to_the_device(&world.comes(&packet), what);
+            }
+            let header = if near.is_ipv4() { 28 } else { 48 };
+            let of = |len: usize| packet::udp((near, 1), (far(near), 2), &vec![7; len - header]);
+            world.wrapped(&of(MTU as usize));
+            world.to_the_stack(&of(MTU as usize + 1), "too large");
+        }
+        // For the node itself.
+        let gateway = packet::udp((ip("10.2.0.7"), 1), (ip("10.1.0.1"), 2), b"hello");
+        world.to_the_device(&world.comes(&gateway), "the gateway");
+        // Nodes that nobody knows the way to, addresses of nobody.
+        for dst in ["10.3.0.7", "10.1.0.99", "203.0.113.7"] {
+            let packet = packet::udp((world.a.v4, 1), (ip(dst), 2), b"hello");
+            world.to_the_stack(&packet, dst);
+        }
+        // To another MAC address than the device's.
+        let mut frame = world.comes(&packet::udp((ip("10.2.0.7"), 1), (world.a.v4, 2), b"hello"));
+        frame[14 + 36] ^= 2;
+        world.to_the_device(&frame, "another MAC address");
+        // To another machine, which is heard here where the link is promiscuous.
+        let mut frame = world.comes(&packet::udp((ip("10.2.0.7"), 1), (world.a.v4, 2), b"hello"));
+        frame[5] ^= 1;
+        world.to_the_device(&frame, "another machine");
+    });
+}
+
+#[test]
+fn nothing_goes_past_the_stack_while_others_translate() {
+    direct(|world| {
+        let there = packet::udp((world.a.v4, 1), (far(world.a.v4), 2), b"hello");
+        let back = packet::udp((far(world.a.v4), 2), (world.a.v4, 1), b"hello");
+        for translation in [
+            Translation::Off,
+            Translation::Handover,
+            Translation::Draining,
+        ] {
+            world.datapath.set_services(translation).unwrap();
+            world.to_the_stack(&there, "others translate");
+            world.to_the_device(&world.comes(&back), "others translate");
+        }
+        world.datapath.set_services(true).unwrap();
+        world.wrapped(&there);
+        world.datapath.set_next_hops(BTreeMap::new()).unwrap();
+        world.to_the_stack(&there, "no way");
+        world.to_the_device(&world.comes(&back), "no way");
+    });
+}
+
+#[test]
+fn a_forged_source_is_none_here_either() {
+    direct(|world| {
+        for (src, dst) in [
+            ("10.3.0.7", world.a.v4),
+            ("10.1.0.6", world.a.v4),
+            ("fd00:3::7", world.a.v6),
+        ] {
+            let inner = packet::udp((ip(src), 1), (dst, 2), b"hello");
+            world.dropped("uplink_in", &world.comes(&inner), TunnelInner, src);
+        }
+        let inner = packet::udp((far(world.a.v4), 1), (world.a.v4, 2), b"hello");
+        let mut outer = world.outer(&world.inner(&inner));
+        outer.src = ip("192.0.2.77");
+        world.dropped("uplink_in", &frame(&outer), TunnelSource, "of nobody");
+        // And a pod says who it is.
+        let inner = packet::udp((world.b.v4, 1), (far(world.a.v4), 2), b"hello");
+        world.dropped(
+            "pod_out",
+            &world.of_pod(&inner),
+            SourceAddr,
+            "of another pod",
+        );
+    });
+}
+
+#[test]
+fn the_uplink_knows_what_is_made_here_by_its_mark_alone() {
+    direct(|world| {
+        let packet = packet::udp((world.a.v4, 1), (far(world.a.v4), 2), b"hello");
+        let (mut out, mark) = world.wrapped(&packet);
+        // As the kernel writes it for the neighbour.
+        out[12..14].copy_from_slice(&IP4.to_be_bytes());
+        let run = |mark| {
+            let ran = world.programs.run_marked(
+                "uplink_out",
+                world.b.ifindex,
+                world.a.ifindex,
+                mark,
+                &out,
+            );
+            let (action, _, mark) = ran.unwrap();
+            (action, mark)
+        };
+        assert_eq!(run(mark), (PASS, 0));
+        for other in [0, 1, mark ^ 2, mark & 0xffff] {
+            let before = kit::dropped(&world.datapath, EncapProhibited);
+            assert_eq!(run(other), (DROP, other));
+            assert_eq!(kit::dropped(&world.datapath, EncapProhibited), before + 1);
+        }
+    });
+}
+
+#[test]
+fn what_the_stack_translates_for_another_nodes_pod_keeps_to_it() {
+    direct(|world| {
+        let uplink = kit::leads_out(world.b.ifindex);
+        world.datapath.set_uplinks(&[uplink]).unwrap();
+        for (proto, near) in [(TCP, world.a.v4), (UDP, world.a.v6), (SCTP, world.a.v6)] {
+            let of = |src: (IpAddr, u16), dst: (IpAddr, u16)| match proto {
+                TCP => packet::tcp(src, dst, SYN, b"hello"),
+                UDP => packet::udp(src, dst, b"hello"),
+                _ => packet::sctp(src, dst, b"hello"),
+            };
+            // Came by a port of the node, which led to the pod, outside of a tunnel.
+            let there = of((far(near), 4000), (near, 80));
+            let arrived = packet::eth(world.a.mac, HOST_MAC, there.kind(), &there.bytes());
+            let answer = of((near, 80), (far(near), 4000));
+            world.wrapped(&answer);
+            assert_eq!(world.run("pod_in", uplink.0, &arrived).0, PASS);
+            world.to_the_stack(&answer, "an answer");
+            world.wrapped(&of((near, 81), (far(near), 4000)));
+        }
+    });
+}
+
+#[test]
+fn what_a_syn_announces_is_lowered_on_both_ways() {
+    direct(|world| {
+        for near in [world.a.v4, world.a.v6] {
+            let announce =
+                |src, dst| packet::tcp_with((src, 1), (dst, 2), SYN, &[2, 4, 0xff, 0x00]);
+            let most = MTU as u16 - if near.is_ipv4() { 40 } else { 60 };
+            let out = world.wrapped(&announce(near, far(near))).0;
+            assert_eq!(out[out.len() - 2..], most.to_be_bytes());
+            let (_, out) = world.run("uplink_in", 0, &world.comes(&announce(far(near), near)));
+            see(&out);
+            assert_eq!(out[out.len() - 2..], most.to_be_bytes());
+        }
+    });
+}

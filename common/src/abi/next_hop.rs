@@ -1,0 +1,24 @@
+//! Other nodes that a pod's packets are sent to straight from the pod's link, past the routes and the VXLAN device.
+//!
+//! Map `NEXT_HOPS`, hash: a node's tunnel address ([`Addr`]) → [`NextHop`]. A node that is not in it is reached by the
+//! kernel's way, and so are all while no agent has looked which way its routes lead.
+
+use super::{Addr, map_type};
+
+/// Nodes, by their tunnel addresses.
+pub const MAX_NEXT_HOPS: u32 = 65_536;
+
+/// The way to another node.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextHop {
+    /// Whom the frame is for on the uplink: a router, or the node itself.
+    pub gateway: Addr,
+    /// Index of the uplink.
+    pub ifindex: u32,
+    /// MAC address of the other node's VXLAN device,
+    pub remote_mac: [u8; 6],
+    /// and of this node's: who sends to it writes it into the inner header.
+    pub own_mac: [u8; 6],
+}
+map_type!(NextHop, 32, 2, [gateway, ifindex, remote_mac, own_mac]);

@@ -1,0 +1,264 @@
+//! Packets between pods of two nodes go past the kernel's routes and VXLAN device where that is possible, and by them where not.
+#![allow(clippy::unwrap_used)]
+
+use ipnet::IpNet;
+use sinabro_common::names;
+use sinabro_lab::{
+    Binaries, Lab, Lifetime, Node, Place, Pod,
+    traffic::{
+        icmp,
+        path::Path,
+        stream::Stream,
+        tally, udp,
+        unbroken::{Pace, Traffic},
+    },
+};
+use sinabro_netlink::{Request, route::Route, sysctl};
+use std::{fs, net::SocketAddr, process::Command, time::Duration};
+
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Probes go by the device.
+const FLAGS: [&str; 3] = [
+    "--service-proxy=on",
+    "--services-file=/run/lab/services.yaml",
+    "--peer-probe=false",
+];
+
+struct World {
+    lab: Lab,
+    pods: [Pod; 2],
+}
+
+impl World {
+    fn new(flags: [&[&str]; 2]) -> Self {
+        let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
+        for (node, flags) in lab.nodes().iter().zip(flags) {
+            node.write_services("{kind: List, items: []}\n").unwrap();
+            start(node, flags);
+        }
+        for node in lab.nodes() {
+            node.wait_ready().unwrap();
+        }
+        let pods = [1, 2].map(|node| lab.node(node).add_pod(&format!("pod{node}")).unwrap());
+        Self { lab, pods }
+    }
+
+    /// What each node's VXLAN device has received and sent.
+    fn by_device(&self) -> [[u64; 2]; 2] {
+        [1, 2].map(|number| counts(self.lab.node(number)))
+    }
+
+    /// What its devices carried of something.
+    fn carried(&self, what: impl FnOnce()) -> [[u64; 2]; 2] {
+        let before = self.by_device();
+        what();
+        let after = self.by_device();
+        [0, 1].map(|node| [0, 1].map(|way| after[node][way] - before[node][way]))
+    }
+}
+
+fn start(node: &Node, flags: &[&str]) {
+    node.start_agent_with(&[&FLAGS, flags].concat()).unwrap();
+}
+
+fn counts(node: &Node) -> [u64; 2] {
+    let read = || Ok(fs::read_to_string("/proc/thread-self/net/dev")?);
+    let text = node.place().run(read).unwrap();
+    let line = text.lines().find_map(|line| {
+        let (name, counts) = line.split_once(':')?;
+        (name.trim() == names::VXLAN_LINK).then_some(counts)
+    });
+    let counts: Vec<u64> = line
+        .unwrap()
+        .split_whitespace()
+        .map(|count| count.parse().unwrap())
+        .collect();
+    // Behind eight columns of what was received, beginning with bytes, are those of what was sent.
+    [counts[1], counts[9]]
+}
+
+fn exchange(world: &World) {
+    let [one, two] = &world.pods;
+    for (from, to) in [(one, two), (two, one)] {
+        for address in to.addresses() {
+            icmp::ping(from.place(), address, PATIENCE).unwrap();
+            udp::echo(from.place(), to.place(), address, 1000, true).unwrap();
+            let path = Path::new("stream", from.place(), to.place(), address);
+            Stream::open(&path)
+                .unwrap()
+                .carry(16 << 20, 128 << 10)
+                .unwrap();
+        }
+    }
+}
+
+#[test]
+fn neither_device_sees_what_goes_past() {
+    let world = World::new([&[], &[]]);
+    assert_eq!(world.carried(|| exchange(&world)), [[0, 0]; 2]);
+}
+
+#[test]
+fn nodes_of_both_kinds_reach_each_other() {
+    let world = World::new([&[], &["--overlay=kernel"]]);
+    let [[received, sent], [of_kernel, by_kernel]] = world.carried(|| exchange(&world));
+    assert_eq!([received, sent], [0, 0]);
+    assert!(of_kernel > 0 && by_kernel > 0, "{of_kernel} {by_kernel}");
+}
+
+#[test]
+fn what_only_a_router_can_do_is_left_to_the_stack() {
+    let world = World::new([&[], &[]]);
+    let [one, two] = &world.pods;
+    for address in two.addresses() {
+        let large = world.carried(|| {
+            udp::echo(one.place(), two.place(), address, 8000, false).unwrap();
+        });
+        // Six parts there and six back.
+        assert_eq!(large, [[6, 6]; 2], "{address}");
+    }
+}
+
+/// Behind a pod, which hands on what comes for one of its ports: `[IPv4, IPv6]`.
+const BEHIND: [&str; 2] = ["10.99.0.2", "fd00:99::2"];
+const BEFORE: [&str; 2] = ["10.99.0.1", "fd00:99::1"];
+const PORT: u16 = 8080;
+
+/// A place behind a pod, by a link named `lan`.
+fn behind(pod: &Pod) -> Place {
+    let place = Place::fresh("behind").unwrap();
+    let (near, far) = (("lan", [2, 0, 0, 0, 9, 1]), ("eth0", [2, 0, 0, 0, 9, 2]));
+    pod.place().cable(near, 1450, &place, far).unwrap();
+    for (end, link, addresses) in [(pod.place(), "lan", BEFORE), (&place, "eth0", BEHIND)] {
+        let nets = addresses.map(|address| {
+            let length = if address.contains(':') { 64 } else { 24 };
+            format!("{address}/{length}").parse().unwrap()
+        });
+        end.set_up(link, &nets).unwrap();
+    }
+    let rules: String = BEHIND
+        .iter()
+        .zip(["ip", "ip6"])
+        .map(|(to, family)| {
+            let number = if family == "ip" { "ipv4" } else { "ipv6" };
+            format!("meta nfproto {number} tcp dport {PORT} dnat {family} to {to}\n")
+        })
+        .collect();
+    let table = format!(
+        "table inet lab {{
+            chain pre {{ type nat hook prerouting priority dstnat; {rules} }}
+            chain post {{ type nat hook postrouting priority srcnat; oifname lan masquerade; }}
+        }}"
+    );
+    let mut nft = Command::new("nft");
+    pod.place().put(nft.arg(table));
+    assert!(nft.status().unwrap().success());
+    let forward = || {
+        sysctl::write(&["net", "ipv4", "ip_forward"], "1")?;
+        Ok(sysctl::write(
+            &["net", "ipv6", "conf", "all", "forwarding"],
+            "1",
+        )?)
+    };
+    pod.place().run(forward).unwrap();
+    place
+}
+
+#[test]
+fn super_packets_leave_a_pod_again_as_they_came() {
+    let world = World::new([&[], &[]]);
+    let [one, two] = &world.pods;
+    let behind = behind(two);
+    for is_cut in [false, true] {
+        if is_cut {
+            tally::cut_before(two.place(), "lan").unwrap();
+        }
+        for (address, of_behind) in two.addresses().into_iter().zip(BEHIND) {
+            let name = format!("to what is behind {address}, cut: {is_cut}");
+            let target = SocketAddr::new(address, PORT);
+            let path = Path::new(&name, one.place(), &behind, of_behind.parse().unwrap());
+            let path = path.through(target, PORT);
+            let carried = world.carried(|| {
+                let stream = Stream::open(&path).unwrap();
+                stream.carry(16 << 20, 128 << 10).unwrap();
+                println!("{name}: {:?}", stream.said().unwrap());
+            });
+            assert_eq!(carried, [[0, 0]; 2], "{name}");
+        }
+    }
+}
+
+/// The underlay's router, which hands on what is sent to it.
+const ROUTER: &str = "172.30.0.1";
+const BEFORE_EVENTS: Duration = Duration::from_secs(5);
+const PHASE: Duration = Duration::from_secs(2);
+
+/// Packets that the router has handed on.
+fn routed(world: &World) -> u64 {
+    let read = || Ok(fs::read_to_string("/proc/thread-self/net/snmp")?);
+    let text = world.lab.router().place().run(read).unwrap();
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
+    let names = lines.next().unwrap().split(' ');
+    let at = names.clone().position(|name| name == "ForwDatagrams");
+    let value = lines.next().unwrap().split(' ').nth(at.unwrap());
+    value.unwrap().parse().unwrap()
+}
+
+/// Ways change and agents go while pods of both nodes talk: nothing is lost, and nothing stands still.
+#[test]
+fn ways_are_followed_under_load() {
+    let world = World::new([&[], &[]]);
+    let [one, two] = &world.pods;
+    let paths: Vec<_> = [(one, two), (two, one)]
+        .iter()
+        .flat_map(|(from, to)| {
+            to.addresses().map(|address| {
+                let name = format!("{} to {address}", from.id());
+                Path::new(&name, from.place(), to.place(), address)
+            })
+        })
+        .collect();
+    let pace = Pace {
+        pause: Duration::from_millis(10),
+        clients: 1,
+    };
+    let traffic = Traffic::start(&paths, pace).unwrap();
+    traffic.watch(BEFORE_EVENTS);
+    let during = |what: &str, act: &dyn Fn()| {
+        traffic.event(what).unwrap();
+        act();
+        traffic.watch(PHASE);
+        let (by_router, by_device) = (routed(&world), world.by_device());
+        traffic.watch(PHASE);
+        traffic.must_flow(what).unwrap();
+        let after = world.by_device();
+        let devices = [0, 1].map(|node| after[node][1] > by_device[node][1]);
+        (routed(&world) > by_router, devices)
+    };
+    let n1 = world.lab.node(1);
+    let far: IpNet = IpNet::from(world.lab.node(2).addresses()[0]);
+    let by_router = Route::to(far).via(ROUTER.parse().unwrap());
+    let change = |request: Request| n1.netlink().unwrap().execute(request).unwrap();
+
+    let direct = [false, false];
+    assert_eq!(during("nothing happened", &|| {}), (false, direct));
+    let act = || change(by_router.add());
+    assert_eq!(during("a router came between", &act), (true, direct));
+    let act = || change(by_router.delete());
+    assert_eq!(during("it went again", &act), (false, direct));
+    let act = || n1.stop_agent().unwrap();
+    assert_eq!(during("an agent was stopped", &act).1, [true, false]);
+    let act = || {
+        start(n1, &[]);
+        n1.wait_ready().unwrap();
+    };
+    assert_eq!(during("it was started", &act), (false, direct));
+    let act = || n1.kill_agent().unwrap();
+    assert_eq!(during("it was killed", &act), (false, direct));
+    let act = || {
+        start(n1, &["--overlay=kernel"]);
+        n1.wait_ready().unwrap();
+    };
+    assert_eq!(during("it was told to leave it", &act).1, [true, false]);
+    println!("{}", traffic.finish().unwrap());
+}
