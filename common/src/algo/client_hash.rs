@@ -29,7 +29,7 @@ pub fn of(seed: u64, addr: &Addr, port: [u8; 2]) -> u64 {
 /// The finalizer of MurmurHash3 (64 bit): each bit of the input changes each of the output with a chance of
 /// nearly one half, and no two inputs have one output.
 #[inline(always)]
-const fn mixed(mut hash: u64) -> u64 {
+pub const fn mixed(mut hash: u64) -> u64 {
     hash ^= hash >> 33;
     hash = hash.wrapping_mul(0xff51_afd7_ed55_8ccd);
     hash ^= hash >> 33;

@@ -78,7 +78,7 @@ impl Tables for Watched {
         &self.maps
     }
 
-    /// Primes that are no less than the number of endpoints.
+    /// Short ones that are no less than the number of endpoints.
     fn table_length(&self, endpoints: usize) -> Option<u32> {
         [3, 7]
             .into_iter()
