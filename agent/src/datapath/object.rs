@@ -316,13 +316,24 @@ fn load_object(
 }
 
 fn load_program(name: &str, program: &mut Program) -> Result<(), DatapathError> {
-    let result = match program {
+    let mut load = || match program {
         Program::SchedClassifier(program) => program.load(),
         Program::SockOps(program) => program.load(),
         Program::SkMsg(program) => program.load(),
         Program::CgroupSockAddr(program) => program.load(),
         _ => Err(ProgramError::UnexpectedProgramType),
     };
+    let interrupted = |result: &Result<(), ProgramError>| match result {
+        Err(ProgramError::LoadError { io_error, .. }) => sys::is_interrupted(io_error),
+        _ => false,
+    };
+    let mut result = load();
+    for _ in 0..sys::ATTEMPTS {
+        if !interrupted(&result) {
+            break;
+        }
+        result = load();
+    }
     result.map_err(|error| refused(name, error))
 }
 
@@ -501,6 +512,12 @@ pub fn trim() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sinabro_lab::{Lifetime, Namespace};
+    use std::{
+        sync::atomic::{AtomicBool, Ordering},
+        thread,
+        time::Duration,
+    };
 
     #[test]
     fn keeps_the_end_of_a_verifier_log() {
@@ -508,6 +525,48 @@ mod tests {
         let tail = tail(&log);
         assert!(tail.starts_with("80\n") && tail.ends_with("\n99"));
         assert_eq!(super::tail("one"), "one");
+    }
+
+    extern "C" fn nothing(_: libc::c_int) {}
+
+    /// Several, as aya tries a second time by itself.
+    #[test]
+    fn signals_that_come_meanwhile_refuse_no_program() {
+        use nix::sys::signal;
+        let handler = signal::SigHandler::Handler(nothing);
+        let flags = signal::SaFlags::SA_RESTART;
+        let action = signal::SigAction::new(handler, flags, signal::SigSet::empty());
+        // SAFETY: the handler does nothing.
+        unsafe { signal::sigaction(signal::SIGUSR2, &action) }.unwrap();
+        let node = Namespace::new("node", Lifetime::Process).unwrap();
+        let load = || {
+            let directory = Path::new(names::BPF_DIR);
+            make_directory(directory)?;
+            let mut loader = loader(directory);
+            let mut ebpf = load_maps(&mut loader, "pod", files::object("pod")?)?;
+            // SAFETY: it has no conditions.
+            let verified = unsafe { libc::pthread_self() };
+            let is_over = AtomicBool::new(false);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    for _ in 0..sys::ATTEMPTS / 2 {
+                        if is_over.load(Ordering::Acquire) {
+                            break;
+                        }
+                        // SAFETY: that thread waits for the end of this one.
+                        let sent = unsafe { libc::pthread_kill(verified, libc::SIGUSR2) };
+                        assert_eq!(sent, 0);
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                });
+                let mut programs = ebpf.programs_mut();
+                let loaded = programs.try_for_each(|(name, program)| load_program(name, program));
+                is_over.store(true, Ordering::Release);
+                loaded
+            })?;
+            Ok(())
+        };
+        node.run(load).unwrap();
     }
 
     #[test]

@@ -67,6 +67,16 @@ pub(super) unsafe fn bpf<T>(cmd: libc::c_int, attr: &mut T) -> io::Result<RawFd>
     }
 }
 
+/// How often a program is loaded again that was not verified to its end; libbpf does so five times.
+pub const ATTEMPTS: usize = 100;
+
+/// Whether a program was not verified to its end, because a signal came for this thread (`do_check`,
+/// kernel/bpf/verifier.c: `-EAGAIN`): it was not refused. Signals need not be for us: who stops the process or looks at it
+/// with a debugger sends them, too.
+pub fn is_interrupted(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EAGAIN)
+}
+
 /// # Safety
 ///
 /// `fd` was just given by the kernel and belongs to nobody else.
@@ -351,10 +361,19 @@ pub fn verifier_statistics<I>(
         function_count: functions.records.chunks(functions.record_len.max(1)).len() as u32,
         line_len: 0,
     };
-    // SAFETY: the program has `count` instructions of the size that the kernel's have, as just
-    // checked, there are as many records as are counted, the license is terminated, the log as long as it says;
-    // all outlive the call, and the descriptor is new.
-    let loaded = unsafe { bpf(PROG_LOAD, &mut attr).map(|fd| own(fd)) };
+    let mut load = || {
+        // SAFETY: the program has `count` instructions of the size that the kernel's have, as just
+        // checked, there are as many records as are counted, the license is terminated, the log as long as it says;
+        // all outlive the call, and the descriptor is new.
+        unsafe { bpf(PROG_LOAD, &mut attr).map(|fd| own(fd)) }
+    };
+    let mut loaded = load();
+    for _ in 0..ATTEMPTS {
+        if !loaded.as_ref().is_err_and(is_interrupted) {
+            break;
+        }
+        loaded = load();
+    }
     let end = log.iter().position(|&byte| byte == 0);
     log.truncate(end.unwrap_or(log.len()));
     let log = String::from_utf8_lossy(&log).into_owned();
