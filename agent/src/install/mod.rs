@@ -362,11 +362,11 @@ impl Installer {
             }
         }
         self.unsettled = None;
-        let has_portmap = self.can_portmap(status);
+        let has_portmap = self.can_portmap(now, status);
         let (state_dir, socket) = (&self.config.state_dir, &self.config.socket);
         let ours = Ours::new(state_dir, socket, has_portmap);
         let plugins = ours.plugins(found.list());
-        let versions = self.versions(conflist::types(&plugins), status);
+        let versions = self.versions(now, conflist::types(&plugins), status);
         let list = conflist::list(found.list(), plugins, &versions);
         if found.list() == Some(&list) {
             file::set_mode(&path, CONFLIST_MODE)?;
@@ -401,9 +401,9 @@ impl Installer {
     }
 
     /// Whether portmap is there and knows a version that can be offered.
-    fn can_portmap(&mut self, status: &mut InstallStatus) -> bool {
+    fn can_portmap(&mut self, now: Instant, status: &mut InstallStatus) -> bool {
         let dir = &self.config.bin_dir;
-        match self.asker.ask(dir, conflist::PORTMAP) {
+        match self.asker.ask(now, dir, conflist::PORTMAP) {
             Err(Unasked::Missing { .. }) => false,
             answer => {
                 let can = versions::common(&[answer]).is_some();
@@ -420,10 +420,10 @@ impl Installer {
     }
 
     /// What can be offered to all plugins of the list.
-    fn versions(&mut self, types: Vec<&str>, status: &mut InstallStatus) -> Versions {
+    fn versions(&mut self, now: Instant, types: Vec<&str>, status: &mut InstallStatus) -> Versions {
         let chained = types.into_iter().filter(|name| *name != names::CNI_PLUGIN);
         let dir = &self.config.bin_dir;
-        let known: Vec<_> = chained.map(|name| self.asker.ask(dir, name)).collect();
+        let known: Vec<_> = chained.map(|name| self.asker.ask(now, dir, name)).collect();
         for unasked in known.iter().filter_map(|answer| answer.as_ref().err()) {
             let text = unasked.to_string();
             match unasked {

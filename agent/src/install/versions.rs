@@ -6,7 +6,8 @@
 //! when its file changes.
 //!
 //! A plugin that cannot be asked, because it is not there, hangs, or is linked with libraries that
-//! the agent's container lacks, counts as one of [`ASSUMED`].
+//! the agent's container lacks, counts as one of [`ASSUMED`]. It is asked again now and then: a machine that is busy, as
+//! it is when it starts, may have kept it from answering.
 
 use nix::{
     sys::signal::{Signal, killpg},
@@ -31,7 +32,13 @@ const OFFERED: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 const PLAIN: usize = 3;
 /// Of the reference plugins since 2021.
 const ASSUMED: [&str; 3] = ["0.3.1", "0.4.0", "1.0.0"];
-const DEADLINE: Duration = Duration::from_secs(2);
+/// How long one may take to answer. Tests have the patience of tests: how busy the machine is, is no part of them.
+const DEADLINE: Duration = match cfg!(test) {
+    true => Duration::from_secs(60),
+    false => Duration::from_secs(2),
+};
+/// How soon one that did not answer is asked again.
+const AGAIN: Duration = Duration::from_secs(60);
 /// How soon a program that is being written is started again.
 const BUSY: Duration = Duration::from_millis(10);
 const MAX_ANSWER: u64 = 64 * 1024;
@@ -65,8 +72,35 @@ pub enum Unasked {
 }
 
 /// Asks plugins, and remembers what each file answered.
-#[derive(Debug, Default)]
-pub struct Asker(HashMap<PathBuf, (Stamp, Result<Vec<String>, Unasked>)>);
+#[derive(Debug)]
+pub struct Asker {
+    known: HashMap<PathBuf, Asked>,
+    deadline: Duration,
+}
+
+impl Default for Asker {
+    fn default() -> Self {
+        Self {
+            known: HashMap::new(),
+            deadline: DEADLINE,
+        }
+    }
+}
+
+/// What a file answered, and when it was asked.
+#[derive(Debug)]
+struct Asked {
+    stamp: Stamp,
+    answer: Result<Vec<String>, Unasked>,
+    at: Instant,
+}
+
+impl Asked {
+    fn holds(&self, stamp: &Stamp, now: Instant) -> bool {
+        let is_over = || now.saturating_duration_since(self.at) >= AGAIN;
+        self.stamp == *stamp && (self.answer.is_ok() || !is_over())
+    }
+}
 
 /// Tells a file from its successor.
 #[derive(Debug, PartialEq, Eq)]
@@ -81,12 +115,12 @@ impl Asker {
     ///
     /// # Errors
     /// Why it did not say.
-    pub fn ask(&mut self, dir: &Path, name: &str) -> Result<Vec<String>, Unasked> {
+    pub fn ask(&mut self, now: Instant, dir: &Path, name: &str) -> Result<Vec<String>, Unasked> {
         let path = dir.join(name);
         // A name with a slash would be looked for elsewhere; runtimes refuse it.
         let meta = (!name.contains('/')).then(|| path.metadata());
         let Some(meta) = meta.and_then(Result::ok).filter(|meta| meta.is_file()) else {
-            self.0.remove(&path);
+            self.known.remove(&path);
             return Err(Unasked::Missing {
                 name: name.to_owned(),
                 dir: dir.to_owned(),
@@ -97,16 +131,21 @@ impl Asker {
             size: meta.size(),
             changed: (meta.ctime(), meta.ctime_nsec()),
         };
-        if let Some((known, answer)) = self.0.get(&path)
-            && *known == stamp
+        if let Some(asked) = self.known.get(&path)
+            && asked.holds(&stamp, now)
         {
-            return answer.clone();
+            return asked.answer.clone();
         }
-        let answer = ask(&path).map_err(|error| Unasked::Silent {
+        let answer = ask(&path, self.deadline).map_err(|error| Unasked::Silent {
             path: path.clone(),
             reason: error.to_string(),
         });
-        self.0.insert(path, (stamp, answer.clone()));
+        let asked = Asked {
+            stamp,
+            answer: answer.clone(),
+            at: now,
+        };
+        self.known.insert(path, asked);
         answer
     }
 }
@@ -132,8 +171,8 @@ struct Answer {
     supported_versions: Vec<String>,
 }
 
-fn ask(path: &Path) -> io::Result<Vec<String>> {
-    let mut child = start(path)?;
+fn ask(path: &Path, deadline: Duration) -> io::Result<Vec<String>> {
+    let mut child = start(path, deadline)?;
     if let Some(mut input) = child.stdin.take() {
         // Less than a pipe holds. One that does not read it may answer all the same.
         let _ = input.write_all(br#"{"cniVersion":"1.0.0"}"#);
@@ -148,14 +187,14 @@ fn ask(path: &Path) -> io::Result<Vec<String>> {
         });
         let _ = sender.send(output.map(|_| text));
     })?;
-    let answer = answer.recv_timeout(DEADLINE);
+    let answer = answer.recv_timeout(deadline);
     // Before it is waited for, while its number is certainly its own.
     if let Ok(group) = i32::try_from(child.id()) {
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
     child.wait()?;
     let text = answer.map_err(|_| {
-        let text = format!("no answer in {} s", DEADLINE.as_secs());
+        let text = format!("no answer in {} s", deadline.as_secs());
         io::Error::new(io::ErrorKind::TimedOut, text)
     })??;
     let answer: Answer = serde_json::from_slice(&text).map_err(|error| {
@@ -165,8 +204,8 @@ fn ask(path: &Path) -> io::Result<Vec<String>> {
     Ok(answer.supported_versions)
 }
 
-fn start(path: &Path) -> io::Result<Child> {
-    let deadline = Instant::now() + DEADLINE;
+fn start(path: &Path, deadline: Duration) -> io::Result<Child> {
+    let deadline = Instant::now() + deadline;
     loop {
         let child = Command::new(path)
             .env_clear()
@@ -263,25 +302,46 @@ pub(super) mod tests {
             script(&path, &say);
         };
         answering(r#"["1.0.0"]"#);
-        for _ in 0..3 {
-            assert_eq!(asker.ask(dir.path(), "chained"), plugin(&["1.0.0"]));
+        let now = Instant::now();
+        for time in [now, now, now + AGAIN * 2] {
+            assert_eq!(asker.ask(time, dir.path(), "chained"), plugin(&["1.0.0"]));
         }
         assert_eq!(fs::read(&count).unwrap(), b"x\n");
         answering(r#"["1.0.0","1.1.0"]"#);
         assert_eq!(
-            asker.ask(dir.path(), "chained"),
+            asker.ask(now, dir.path(), "chained"),
             plugin(&["1.0.0", "1.1.0"])
         );
     }
 
     #[test]
+    fn a_plugin_that_said_nothing_is_asked_again_after_a_while() {
+        let dir = tempfile::tempdir().unwrap();
+        let can = dir.path().join("can");
+        let say = format!(
+            "[ -e {} ] && echo '{{\"supportedVersions\":[\"1.1.0\"]}}'",
+            can.display()
+        );
+        script(&dir.path().join("chained"), &say);
+        let (mut asker, now) = (Asker::default(), Instant::now());
+        let mut ask = |time| asker.ask(time, dir.path(), "chained");
+        assert!(matches!(ask(now), Err(Unasked::Silent { .. })));
+        fs::write(&can, "").unwrap();
+        // Not at every look: one that hangs takes its time.
+        let before = now + AGAIN - Duration::from_nanos(1);
+        assert!(matches!(ask(before), Err(Unasked::Silent { .. })));
+        assert_eq!(ask(now + AGAIN), plugin(&["1.1.0"]));
+    }
+
+    #[test]
     fn a_plugin_that_says_nothing_of_use_is_told() {
         let dir = tempfile::tempdir().unwrap();
+        let now = Instant::now();
         let mut asker = Asker::default();
-        let missing = asker.ask(dir.path(), "chained").unwrap_err();
+        let missing = asker.ask(now, dir.path(), "chained").unwrap_err();
         assert!(matches!(missing, Unasked::Missing { .. }), "{missing}");
         script(&dir.path().join("x"), "true");
-        let outside = asker.ask(&dir.path().join("sub"), "../x").unwrap_err();
+        let outside = asker.ask(now, &dir.path().join("sub"), "../x").unwrap_err();
         assert!(matches!(outside, Unasked::Missing { .. }), "{outside}");
         let path = dir.path().join("chained");
         for (text, why) in [
@@ -293,12 +353,21 @@ pub(super) mod tests {
             ("sleep 60 & exit 0", "no answer"),
         ] {
             script(&path, text);
-            let silent = asker.ask(dir.path(), "chained").unwrap_err().to_string();
+            if why == "no answer" {
+                asker.deadline = Duration::from_secs(1);
+            }
+            let silent = asker
+                .ask(now, dir.path(), "chained")
+                .unwrap_err()
+                .to_string();
             assert!(silent.contains(why), "{text}: {silent}");
         }
         // Linked with a loader that is not there, as in the agent's container.
         fs::write(&path, "#!/nonexistent/loader\n").unwrap();
-        let silent = asker.ask(dir.path(), "chained").unwrap_err().to_string();
+        let silent = asker
+            .ask(now, dir.path(), "chained")
+            .unwrap_err()
+            .to_string();
         assert!(silent.contains("No such file"), "{silent}");
     }
 }

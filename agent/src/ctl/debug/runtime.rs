@@ -4,7 +4,7 @@ use super::{Part, files, text};
 use crate::{config::Places, install::versions::Asker, own_node};
 use anyhow::Context as _;
 use serde_json::Value;
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, time::Instant};
 
 pub fn parts(places: &Places) -> Vec<(String, Part)> {
     vec![
@@ -21,8 +21,8 @@ fn node_info(places: &Places) -> Part {
 
 /// What each plugin of the configurations answers to VERSION.
 fn versions(places: &Places) -> Vec<u8> {
-    let mut asker = Asker::default();
-    let answer = |name: String| match asker.ask(&places.cni_bin_dir, &name) {
+    let (mut asker, now) = (Asker::default(), Instant::now());
+    let answer = |name: String| match asker.ask(now, &places.cni_bin_dir, &name) {
         Ok(known) => format!("{name}: {}", known.join(", ")),
         Err(error) => format!("{name}: {error}"),
     };
