@@ -104,10 +104,41 @@ async fn write(path: PathBuf, mut latest: watch::Receiver<Option<Arc<Facts>>>) {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::watch::nodes_parse;
     use proptest::prelude::*;
+    use sinabro_lab::wait::eventually;
+    use std::{fs, thread};
+    use tempfile::TempDir;
+
+    /// For the file, of which a write may be under way when a test ends: nobody waits for it, and what it puts in place
+    /// behind the back of who empties the directory keeps that there.
+    pub struct StateDir(TempDir);
+
+    impl StateDir {
+        pub fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
+        }
+
+        pub fn path(&self) -> &Path {
+            self.0.path()
+        }
+    }
+
+    impl Drop for StateDir {
+        fn drop(&mut self) {
+            // Without a directory nothing is written.
+            let gone = || match fs::remove_dir_all(self.path()) {
+                Err(error) => error.kind() == io::ErrorKind::NotFound,
+                Ok(()) => true,
+            };
+            if !thread::panicking() {
+                eventually("an end of what is written", gone);
+                assert!(!self.path().exists());
+            }
+        }
+    }
 
     fn facts(nodes: u8) -> Facts {
         Facts::new((0..nodes).map(|n| Node {
@@ -131,7 +162,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_latest_facts_are_kept_and_make_a_nodes_file() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = StateDir::new();
         let path = dir.path().join("nodes.json");
         assert_eq!(load(&path).await, None);
         std::fs::write(dir.path().join(".nodes.json.tmp-0123"), "[{").unwrap();

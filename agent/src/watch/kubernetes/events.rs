@@ -25,7 +25,9 @@ pub(super) enum Event<T> {
 }
 
 /// A watch that has begun.
-pub(super) struct Events<K: Keep>(BoxStream<'static, kube::Result<WatchEvent<K::Object>>>);
+pub(super) struct Events<K: Keep>(
+    pub(super) BoxStream<'static, kube::Result<WatchEvent<K::Object>>>,
+);
 
 impl<K: Keep> Watcher<K> {
     /// Begins a watch: of the changes after `from`, or of all objects first.

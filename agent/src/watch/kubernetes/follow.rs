@@ -60,7 +60,7 @@ impl<K: Keep> Watcher<K> {
     }
 
     /// Takes changes until the watch ends, and publishes those that are news.
-    async fn take_changes(&mut self, events: &mut Events<K>) -> Result<(), WatchError> {
+    pub(super) async fn take_changes(&mut self, events: &mut Events<K>) -> Result<(), WatchError> {
         let mut unpublished: Option<Unpublished> = None;
         loop {
             let now = Instant::now();
