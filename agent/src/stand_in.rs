@@ -6,8 +6,11 @@
 use crate::{cluster_api::ClusterApi, config::ClusterAccess};
 use std::{
     collections::VecDeque,
-    net::SocketAddr,
-    sync::{Arc, Mutex},
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 use tokio::{
@@ -44,7 +47,7 @@ pub struct StandIn {
 impl StandIn {
     pub async fn start() -> Self {
         let mut stand_in = Self {
-            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            address: SocketAddr::from((own_address(), 0)),
             answers: Arc::default(),
             requests: mpsc::unbounded_channel().1,
             running: None,
@@ -122,6 +125,16 @@ impl StandIn {
         let access = ClusterAccess::Kubeconfig(file.path().into());
         ClusterApi::new(&access).await.unwrap()
     }
+}
+
+/// A loopback address that this process has given to nobody, and hardly any other process: what listens on a port of
+/// it may end and begin again, and nobody else has the port meanwhile, nor is taken for it.
+pub fn own_address() -> Ipv4Addr {
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let given = GIVEN.fetch_add(1, Ordering::Relaxed);
+    // The first of 127.0.0.0/8 are everybody's.
+    let own = (std::process::id() << 8 | given & 0xff) % 0x00ff_0000;
+    Ipv4Addr::from_bits(0x7f01_0000 + own)
 }
 
 /// A Status object as the API server sends it.

@@ -5,12 +5,13 @@ use super::{
 };
 use crate::{
     plan::services::{HealthCheck, ServiceName},
+    stand_in::own_address,
     troubles::Standing,
     watch::nodes::Taint,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{Ipv4Addr, SocketAddr},
+    net::SocketAddr,
     sync::Arc,
 };
 use tokio::{
@@ -26,7 +27,9 @@ async fn get(at: SocketAddr, path: &str) -> std::io::Result<(u16, String, String
     stream.write_all(request.as_bytes()).await?;
     let mut text = String::new();
     stream.read_to_string(&mut text).await?;
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    // A server that ends closes connections that it has begun nothing on.
+    let ended = || std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
+    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(ended)?;
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     Ok((status, head.to_lowercase(), body.into()))
 }
@@ -93,13 +96,14 @@ async fn a_node_is_well_once_it_translates_and_while_it_stays() {
 
 #[tokio::test]
 async fn a_services_port_says_whether_there_are_endpoints_here() {
-    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let own = own_address();
+    let free = || std::net::TcpListener::bind((own, 0)).unwrap();
     let (one, taken) = (free(), free());
     let port = one.local_addr().unwrap().port();
     drop(one);
     let name = |name: &str| ServiceName::new("lab", name);
     let checks = |services: &[(&str, u16, usize)]| HealthChecks {
-        addresses: BTreeSet::from([Ipv4Addr::LOCALHOST.into()]),
+        addresses: BTreeSet::from([own.into()]),
         services: services
             .iter()
             .map(|(service, port, local_endpoints)| {
@@ -117,7 +121,7 @@ async fn a_services_port_says_whether_there_are_endpoints_here() {
     let (sender, wanted) = watch::channel(checks(&[("web", port, 2)]));
     let (translating, translates) = watch::channel(false);
     tokio::spawn(ports::serve(wanted, translates, health, standing.clone()));
-    let at = SocketAddr::from(([127, 0, 0, 1], port));
+    let at = SocketAddr::from((own, port));
     let until = async |status: Option<u16>, weight: &str| {
         for _ in 0..500 {
             let answer = get(at, "/any").await.ok();
