@@ -60,14 +60,17 @@ impl Drop for Group {
     }
 }
 
-/// Runs where mounts are nobody else's.
-fn with_own_mounts(f: impl FnOnce() + Send) {
+/// Runs where mounts are nobody else's, with a directory for them. It is removed from outside, where nothing is mounted.
+fn with_own_mounts(f: impl FnOnce(&Path) + Send) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().canonicalize().unwrap();
     let run = || {
         unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS).unwrap();
         mount_to(None, "/".as_ref(), MsFlags::MS_REC | MsFlags::MS_PRIVATE);
-        f();
+        f(&path);
     };
     thread::scope(|scope| scope.spawn(run).join().unwrap());
+    dir.close().unwrap();
 }
 
 fn mount_to(source: Option<&Path>, target: &Path, flags: MsFlags) {
@@ -78,10 +81,8 @@ fn mount_to(source: Option<&Path>, target: &Path, flags: MsFlags) {
 #[test]
 fn a_named_directory_is_one_or_has_one_below() {
     let machines = below("/sys/fs/cgroup".as_ref()).unwrap();
-    with_own_mounts(|| {
-        let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path().canonicalize().unwrap();
-        assert!(matches!(below(&dir), Err(CgroupError::NotBelow(_))));
+    with_own_mounts(|dir| {
+        assert!(matches!(below(dir), Err(CgroupError::NotBelow(_))));
         assert!(matches!(
             below(&dir.join("none")),
             Err(CgroupError::Look { .. })
@@ -104,9 +105,7 @@ fn a_named_directory_is_one_or_has_one_below() {
 fn a_part_of_the_hierarchy_is_taken_only_if_it_is_named() {
     let group = Group::new("part");
     let machines = below("/sys/fs/cgroup".as_ref()).unwrap();
-    with_own_mounts(|| {
-        let host = tempfile::tempdir().unwrap();
-        let host = host.path().canonicalize().unwrap();
+    with_own_mounts(|host| {
         let (part, root) = (host.join("part"), host.join("root"));
         for (dir, source) in [(&part, &group.0), (&root, &machines)] {
             fs::create_dir(dir).unwrap();
