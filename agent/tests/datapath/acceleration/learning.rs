@@ -1,6 +1,6 @@
 //! Whose connections are enrolled is learnt from those before.
 
-use super::{World, ask, enrolled, read_exact, with_timeout, world};
+use super::{World, ask, enrolled, read_exact, unknown_port, with_timeout, world};
 use crate::kit;
 use sinabro_common::abi::acceleration::Skip;
 use std::{
@@ -17,7 +17,7 @@ struct Server<'a> {
 
 impl<'a> Server<'a> {
     fn new(w: &'a World, at: IpAddr) -> Self {
-        let listener = w.b.run(|| TcpListener::bind((at, 0)).unwrap());
+        let listener = w.b.run(|| TcpListener::bind((at, unknown_port())).unwrap());
         Self { w, listener }
     }
 

@@ -1,7 +1,10 @@
 //! What accelerated connections cost the kernel: charged to who connects, within limits, for as
 //! long as the memory is taken, and no longer.
 
-use super::{World, ask, bound, connect, connect_enrolled, read_exact, sockets, world, world_with};
+use super::{
+    World, ask, bound, connect, connect_enrolled, read_exact, sockets, unknown_port, world,
+    world_with,
+};
 use crate::kit::{self, Pod};
 use aya::maps::{HashMap, Map, MapData};
 use sinabro_agent::datapath::{DatapathConfig, QueueLimits};
@@ -288,7 +291,8 @@ fn messages_are_charged_for_as_long_as_their_reader_keeps_them() {
 fn what_nobody_accepted_is_charged_until_its_listener_closes() {
     world(true, true, |w| {
         for reset_first in [false, true] {
-            let listener = w.b.run(|| TcpListener::bind((w.b.v4, 0)).unwrap());
+            let listener =
+                w.b.run(|| TcpListener::bind((w.b.v4, unknown_port())).unwrap());
             let address = listener.local_addr().unwrap();
             let client = w.a.run(|| TcpStream::connect(address).unwrap());
             assert_eq!(send(&client, 3000), 3000);
@@ -420,7 +424,7 @@ fn no_share_is_lost_or_spent_twice_under_concurrency() {
             let (client, server) = if n.is_multiple_of(2) { (a, b) } else { (b, a) };
             let at = if n % 4 < 2 { server.v4 } else { server.v6 };
             for round in 0..150 {
-                let listener = server.run(|| TcpListener::bind((at, 0)).unwrap());
+                let listener = server.run(|| TcpListener::bind((at, unknown_port())).unwrap());
                 let address = listener.local_addr().unwrap();
                 let socket = client.run(|| TcpStream::connect(address).unwrap());
                 let accepted = (round % 7 != 0).then(|| listener.accept().unwrap().0);

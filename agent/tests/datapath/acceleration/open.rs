@@ -2,7 +2,7 @@
 
 use super::{
     ask, bound, connect, enrolled, pattern, read_exact, set, sockets, traffic, transfer,
-    with_timeout, world,
+    unknown_port, with_timeout, world,
 };
 use crate::kit::{self, Pod};
 use sinabro_common::abi::acceleration::Reason;
@@ -19,7 +19,8 @@ use std::{
 fn what_is_sent_together_with_connecting_arrives_in_order() {
     const CONNECTIONS: usize = 2000;
     world(true, true, |w| {
-        let listener = w.b.run(|| TcpListener::bind((w.b.v4, 0)).unwrap());
+        let listener =
+            w.b.run(|| TcpListener::bind((w.b.v4, unknown_port())).unwrap());
         let address = listener.local_addr().unwrap();
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -62,7 +63,7 @@ fn what_is_sent_together_with_connecting_arrives_in_order() {
 fn data_that_waits_for_accept_is_read_in_order() {
     world(true, true, |w| {
         for at in [w.b.v4, w.b.v6] {
-            let listener = w.b.run(|| TcpListener::bind((at, 0)).unwrap());
+            let listener = w.b.run(|| TcpListener::bind((at, unknown_port())).unwrap());
             let address = listener.local_addr().unwrap();
             let data = pattern(9, 100_000);
             let mut clients: Vec<TcpStream> = (0..20)
@@ -165,7 +166,8 @@ fn servers_that_wait_for_data_before_they_accept_get_it_first() {
     world(true, true, |w| {
         for n in 0..20u8 {
             // Another each time: of one whose connections do not pair it would be learnt.
-            let listener = w.b.run(|| TcpListener::bind((w.b.v4, 0)).unwrap());
+            let listener =
+                w.b.run(|| TcpListener::bind((w.b.v4, unknown_port())).unwrap());
             let seconds = 5i32.to_ne_bytes();
             set(
                 &listener,
@@ -288,7 +290,9 @@ fn a_socket_that_connects_again_is_another() {
             kit::eventually("forgetting both", || enrolled().is_empty());
             let to_pod = round % 2 == 0;
             let listener = match to_pod {
-                true => w.b.run(|| TcpListener::bind((w.b.v4, 0)).unwrap()),
+                true => {
+                    w.b.run(|| TcpListener::bind((w.b.v4, unknown_port())).unwrap())
+                }
                 false => TcpListener::bind((node, 0)).unwrap(),
             };
             let address = listener.local_addr().unwrap();
