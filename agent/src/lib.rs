@@ -15,7 +15,8 @@
 //! - [`telemetry`]: metrics and health;
 //! - [`service_health`]: what load balancers ask of a node;
 //! - [`uninstall`]: takes all of it away again;
-//! - [`ctl`]: `sinabroctl`, for people.
+//! - [`ctl`]: `sinabroctl`, for people;
+//! - [`memory`]: no more of it than is used.
 //!
 //! Only `apply`, `endpoint` and `datapath` change the kernel; `plan` is pure.
 
@@ -34,6 +35,7 @@ pub mod endpoint;
 pub mod handover;
 pub mod install;
 pub mod ipam;
+pub mod memory;
 pub mod node;
 pub mod own_node;
 pub mod plan;

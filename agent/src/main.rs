@@ -6,7 +6,7 @@
 use anyhow::Context as _;
 use sinabro_agent::{
     config::{ConfigError, LogFormat, Settings},
-    ctl, run,
+    ctl, memory, run,
     telemetry::recent_log::RECENT,
 };
 use std::{
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
 
 fn start(settings: Settings) -> anyhow::Result<()> {
     start_log(&settings)?;
-    bound_memory();
+    memory::bound();
     // Almost all work is short; what blocks runs on the pool, a thread for each of a burst of
     // pods, and threads end when the burst is over.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -74,17 +74,4 @@ fn start_log(settings: &Settings) -> anyhow::Result<()> {
         LogFormat::Json => log.json().init(),
     }
     Ok(())
-}
-
-/// glibc gives every few threads a heap of their own and keeps what they freed: with a pool of
-/// short-lived threads that is most of the agent's memory. Two heaps suffice. And it gives the end
-/// of a heap back only beyond a limit, which it raises to twice the largest piece ever freed, tens
-/// of megabytes after the kernel's type information was read; a limit that was set stays.
-fn bound_memory() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: mallopt only sets a parameter of malloc; no other thread runs yet.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 2);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, 128 * 1024);
-    }
 }

@@ -2,6 +2,7 @@
 
 use super::{DatapathError, maps::shape};
 use aya::include_bytes_aligned;
+use nix::unistd::{SysconfVar, sysconf};
 use std::borrow::Cow;
 
 static OBJECTS: [(&str, &[u8]); 5] = [
@@ -34,6 +35,34 @@ pub fn object(name: &str) -> Result<&'static [u8], DatapathError> {
     built
         .map(|(_, bytes)| *bytes)
         .ok_or(DatapathError::NotBuilt)
+}
+
+/// Has nothing of them in this process's memory until somebody asks again, for whom they are in the file that this program
+/// is. They are read when it starts, and by nobody who is in a hurry after that.
+pub fn release() {
+    let Ok(Some(page)) = sysconf(SysconfVar::PAGE_SIZE) else {
+        return;
+    };
+    for (_, bytes) in &OBJECTS {
+        let Some(pages) = whole_pages(bytes, page as usize) else {
+            continue;
+        };
+        let (at, len) = (pages.as_ptr().cast_mut().cast(), pages.len());
+        // SAFETY: whole pages of constants without addresses in them, so that neither the program nor its loader has written
+        // to them: a private mapping of the program's file, of which the kernel gives what it gave before.
+        let result = unsafe { libc::madvise(at, len, libc::MADV_DONTNEED) };
+        if result != 0 {
+            let error = std::io::Error::last_os_error();
+            tracing::debug!(%error, "the programs' objects stay in memory");
+        }
+    }
+}
+
+/// The part that has each of its pages for itself.
+fn whole_pages(bytes: &[u8], page: usize) -> Option<&[u8]> {
+    let before = bytes.as_ptr().addr().wrapping_neg() % page;
+    let len = bytes.len().checked_sub(before)? / page * page;
+    bytes.get(before..before + len)
 }
 
 /// Five ELF files, as the compiler made them.
@@ -97,5 +126,68 @@ pub fn spoil(object: &mut Cow<'static, [u8]>) {
     };
     for number in 0..usize::from(sections) {
         section(number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs::File, os::unix::fs::FileExt as _};
+
+    #[test]
+    fn whole_pages_are_within() {
+        let bytes = vec![0; 5 * 64];
+        let first = bytes.as_ptr().addr().next_multiple_of(64) - bytes.as_ptr().addr();
+        let of = |from: usize, to: usize| {
+            let pages = whole_pages(&bytes[first + from..first + to], 64)?;
+            let at = pages.as_ptr().addr() - bytes.as_ptr().addr() - first;
+            Some((at, at + pages.len()))
+        };
+        assert_eq!(of(0, 128), Some((0, 128)));
+        assert_eq!(of(0, 127), Some((0, 64)));
+        assert_eq!(of(1, 192), Some((64, 192)));
+        assert_eq!(of(1, 127), Some((64, 64)));
+        assert_eq!(of(1, 63), None);
+    }
+
+    /// How many pages of all objects are in this process's memory, and how many there are (`pagemap`, bit 63 of each).
+    fn in_memory() -> (usize, usize) {
+        let page = sysconf(SysconfVar::PAGE_SIZE).unwrap().unwrap() as usize;
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        let (mut present, mut all) = (0, 0);
+        for (_, bytes) in &OBJECTS {
+            let pages = whole_pages(bytes, page).unwrap_or_default();
+            let first = pages.as_ptr().addr() / page;
+            for number in first..first + pages.len() / page {
+                let mut entry = [0; 8];
+                pagemap
+                    .read_exact_at(&mut entry, number as u64 * 8)
+                    .unwrap();
+                present += (u64::from_ne_bytes(entry) >> 63) as usize;
+                all += 1;
+            }
+        }
+        (present, all)
+    }
+
+    #[test]
+    fn objects_that_were_released_are_in_the_file_alone_and_the_same_when_they_are_read() {
+        // Other tests may read them meanwhile, and the kernel maps what is around a page with it.
+        const TURNS: usize = 100;
+        let copies = OBJECTS.map(|(_, bytes)| bytes.to_vec());
+        let mut last = None;
+        for _ in 0..TURNS {
+            // All are read by that.
+            assert!(OBJECTS.iter().map(|(_, bytes)| *bytes).eq(&copies));
+            let (before, all) = in_memory();
+            release();
+            let (after, _) = in_memory();
+            if before == all && after <= all / 10 {
+                assert!(OBJECTS.iter().map(|(_, bytes)| *bytes).eq(&copies));
+                return;
+            }
+            last = Some((before, after, all));
+        }
+        panic!("before, after, of: {last:?}");
     }
 }

@@ -42,8 +42,9 @@ mod verify;
 
 pub use apart::Apart;
 pub use error::DatapathError;
+pub use files::release as release_objects;
 pub use level::{Choice, Level};
-pub use object::{fingerprint, make_directory, trim as release_memory};
+pub use object::{fingerprint, make_directory};
 pub use remove::{Removed, remove};
 pub use service_room::ServiceRoom;
 pub use verify::verify;

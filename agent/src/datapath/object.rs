@@ -20,6 +20,7 @@ use super::{
     raw_map::RawMap,
     sys,
 };
+use crate::memory;
 use aya::{
     Ebpf, EbpfLoader,
     programs::{Program, ProgramError},
@@ -180,7 +181,7 @@ pub fn load(
         load_object(&mut loader, SOCK_OBJECT, &files.sock)
     });
     drop(loader);
-    trim();
+    memory::release();
     Ok(Objects {
         pod,
         uplink,
@@ -255,7 +256,7 @@ pub fn try_each(directory: &Path, object: &'static str) -> Result<Tried, Datapat
     say_what_there_is(&mut loader);
     let tried = try_programs(&mut loader, object, files::object(object)?.into());
     drop(loader);
-    trim();
+    memory::release();
     tried
 }
 
@@ -497,16 +498,6 @@ fn raise_memlock() {
     };
     // SAFETY: reads one structure.
     unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) };
-}
-
-/// Gives back what is not used any more: parsing the kernel's type information takes tens of
-/// megabytes, once.
-pub fn trim() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: no preconditions.
-    unsafe {
-        libc::malloc_trim(0);
-    }
 }
 
 #[cfg(test)]

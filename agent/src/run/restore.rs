@@ -12,6 +12,7 @@ use crate::{
     datapath::{self, Datapath, DatapathConfig, QueueLimits, Translation},
     endpoint::{Endpoints, Programs},
     ipam::Allocator,
+    memory,
 };
 use anyhow::Context as _;
 use sinabro_common::{
@@ -94,7 +95,8 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
     // An address must not be given again with the flows of its last pod.
     sweep(&datapath);
     // An archive of all programs was made.
-    datapath::release_memory();
+    memory::release();
+    datapath::release_objects();
     Ok(Restored {
         datapath,
         endpoints,

@@ -139,7 +139,7 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
             Ok((took, begun, waiting, is_less)) => {
                 if !is_begun && begun {
                     // All there is was read and planned.
-                    crate::datapath::release_memory();
+                    crate::memory::release();
                 }
                 is_begun = begun;
                 helped = is_less;

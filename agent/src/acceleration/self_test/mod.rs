@@ -12,7 +12,8 @@ pub mod file;
 
 use crate::{
     chain::Chain,
-    datapath::{Apart, DatapathError, release_memory},
+    datapath::{Apart, DatapathError},
+    memory,
     state_file::FileError,
 };
 use sinabro_battery::{self as battery, Between, Class, Outcome, Row};
@@ -61,7 +62,7 @@ pub enum SelfTestError {
 /// If it could not be run.
 pub fn run(bpf_dir: &Path, cgroup: Option<&Path>) -> Result<SelfTestReport, SelfTestError> {
     let outcomes = observe(bpf_dir, cgroup);
-    release_memory();
+    memory::release();
     Ok(judge(&outcomes?))
 }
 

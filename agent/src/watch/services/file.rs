@@ -77,7 +77,7 @@ async fn follow(
             into.replace(objects.all);
             drop(bytes);
             // Nobody else reads a hundred megabytes at once.
-            crate::datapath::release_memory();
+            crate::memory::release();
             Ok(objects.ranges)
         });
         let taken = taken.await.map_err(|error| error.to_string()).flatten();
