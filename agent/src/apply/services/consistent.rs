@@ -93,8 +93,11 @@ mod tests {
         let page = publisher.page(None, Some(&name(service)));
         let mut sets = page.services[0].ports[0].sets.iter();
         let is_tables = |flags| flags & FRONTEND_CONSISTENT != 0;
-        let frontends = publisher.services[&name(service)].frontends.iter();
-        let flagged = frontends.filter(|(_, frontend)| is_tables(frontend.flags));
+        let applied = publisher.services[&name(service)].open();
+        let flagged = applied
+            .frontends
+            .iter()
+            .filter(|(_, frontend)| is_tables(frontend.flags));
         match sets.find(|set| set.clients == ServiceClients::Outside) {
             Some(set) => {
                 assert_eq!(set.balancing, Some(ServiceBalancing::Maglev));

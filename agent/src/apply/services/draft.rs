@@ -6,6 +6,7 @@ use super::{
     backends::Endpoint,
     consistent,
     keys::{family_of, flags, key, keys, used_roles},
+    packed::Packed,
     roles::{self, ROLES},
     sources,
     staged::Staged,
@@ -74,6 +75,7 @@ impl<T: Tables> Publisher<T> {
             return Err(error);
         }
         let known = self.services.remove_entry(name);
+        let known = known.map(|(name, packed)| (name, packed.open()));
         let (name, mut before) = known.unwrap_or_else(|| (name.clone(), Applied::default()));
         self.adopt(&name, &mut before, plan, &keys);
         let had = |key: &FrontendKey| before.frontends.iter().any(|(other, _)| other == key);
@@ -91,7 +93,7 @@ impl<T: Tables> Publisher<T> {
             Err(Full(map)) => {
                 let service = name.clone();
                 if !before.ports.is_empty() || !before.frontends.is_empty() {
-                    self.services.insert(name, before);
+                    self.services.insert(name, Packed::from(&before));
                 }
                 let room = self.room_of(map);
                 return Err(ServiceError::Full { service, map, room });
@@ -201,7 +203,7 @@ impl<T: Tables> Publisher<T> {
                 }
             }
             ports.push(AppliedPort {
-                name: self.names.get(name.as_str()),
+                name: name.as_str().into(),
                 protocol: port.protocol,
                 number,
                 families,

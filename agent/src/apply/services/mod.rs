@@ -4,6 +4,7 @@
 //! - `draft`, `keys`: what a plan takes, before anything is written; `staged`: how it is written;
 //! - [`room`], [`backends`], `index`: which entries are free, and whose the others are;
 //! - `consistent`: tables by which all nodes say the same of a client;
+//! - `packed`, `owners`: what is kept of each Service, which may be tens of thousands;
 //! - [`sources`]: who may use frontends that not everybody may;
 //! - `restore`: what an earlier agent left;
 //! - `report`: what is published, for people.
@@ -23,6 +24,8 @@ mod consistent;
 mod draft;
 mod index;
 mod keys;
+mod owners;
+mod packed;
 mod report;
 mod restore;
 mod roles;
@@ -37,9 +40,11 @@ mod tests;
 
 use crate::{
     datapath::{ClientPrefix, DatapathError, ServiceRoom},
-    plan::services::{Protocol, ServiceName, ServicePlan, facts::Shared as Names},
+    plan::services::{Protocol, ServiceName, ServicePlan},
 };
 use backends::Backends;
+use owners::Owners;
+use packed::Packed;
 use restore::Found;
 use roles::ROLES;
 use room::{Ids, Ranges};
@@ -95,8 +100,8 @@ pub enum ServiceError {
     },
 }
 
-/// What is published of a Service.
-#[derive(Clone, Debug, Default)]
+/// What is published of a Service, kept as [`Packed`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Applied {
     ports: Vec<AppliedPort>,
     /// Sorted.
@@ -111,9 +116,9 @@ impl Applied {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct AppliedPort {
-    name: Arc<str>,
+    name: Box<str>,
     protocol: Protocol,
     /// [`Frontend::service`].
     number: u32,
@@ -121,7 +126,7 @@ struct AppliedPort {
     families: [Option<Family>; 2],
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Family {
     /// Index by what it is for ([`roles`]); [`REFUSES`] of one that no frontend has. The same where two lead to the same.
     roles: [u32; ROLES],
@@ -143,8 +148,8 @@ impl Family {
 pub struct Publisher<T> {
     tables: T,
     room: ServiceRoom,
-    services: BTreeMap<ServiceName, Applied>,
-    owners: HashMap<FrontendKey, ServiceName>,
+    services: BTreeMap<ServiceName, Packed>,
+    owners: Owners,
     /// What is not as it was planned, and why. Plans are not kept: they take many times what is published.
     waiting: BTreeMap<ServiceName, ServiceError>,
     /// Frontends went since somebody asked, which others may wait for.
@@ -159,8 +164,6 @@ pub struct Publisher<T> {
     sources: Sources,
     numbers: HashSet<u32>,
     next_number: u32,
-    /// Of ports.
-    names: Names<str>,
     /// None once all of it is somebody's, or gone.
     found: Option<Found>,
 }
@@ -293,8 +296,6 @@ impl<T: Tables> Publisher<T> {
                 failed.entry(at).or_insert(error);
             }
             one.after.frontends.sort_unstable_by_key(|(key, _)| *key);
-            // It stays as it is, and there are many.
-            one.after.frontends.shrink_to_fit();
             for frontend in &one.replaced {
                 self.let_go(now, frontend);
             }
@@ -322,7 +323,7 @@ impl<T: Tables> Publisher<T> {
                 self.wait(&one.name, error);
             }
             if !one.after.ports.is_empty() || !one.after.frontends.is_empty() {
-                self.services.insert(one.name, one.after);
+                self.services.insert(one.name, Packed::from(&one.after));
             }
         }
         if are_strays

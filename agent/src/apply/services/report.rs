@@ -1,6 +1,8 @@
 //! What is published, for people: read from the maps.
 
-use super::{Applied, AppliedPort, Publisher, Usage, backends::at, consistent, tables::Tables};
+use super::{
+    AppliedPort, Publisher, Usage, backends::at, consistent, packed::Packed, tables::Tables,
+};
 use crate::{datapath::net_of_prefix, plan::services::ServiceName};
 use ipnet::IpNet;
 use sinabro_common::{
@@ -36,15 +38,15 @@ impl<T: Tables> Publisher<T> {
         let waiting = self
             .waiting
             .range::<ServiceName, _>((from, Bound::Unbounded));
-        let mut all: BTreeMap<&ServiceName, Option<&Applied>> = BTreeMap::new();
+        let mut all: BTreeMap<&ServiceName, Option<&Packed>> = BTreeMap::new();
         all.extend(
             waiting
                 .take(SERVICES_OF_A_PAGE + 1)
                 .map(|(name, _)| (name, None)),
         );
         let published = published.take(SERVICES_OF_A_PAGE + 1);
-        all.extend(published.map(|(name, applied)| (name, Some(applied))));
-        for (name, applied) in all {
+        all.extend(published.map(|(name, packed)| (name, Some(packed))));
+        for (name, packed) in all {
             if !names(name) {
                 break;
             }
@@ -53,7 +55,7 @@ impl<T: Tables> Publisher<T> {
                 page.more = true;
                 break;
             }
-            let report = self.report(name, applied);
+            let report = self.report(name, packed);
             let sets = report.ports.iter().flat_map(|port| &port.sets);
             endpoints += sets
                 .map(|set| set.endpoints.len() + set.frontends.len() + set.source_ranges.len())
@@ -84,9 +86,8 @@ impl<T: Tables> Publisher<T> {
         }
     }
 
-    fn report(&self, name: &ServiceName, applied: Option<&Applied>) -> ServiceReport {
-        let nothing = Applied::default();
-        let applied = applied.unwrap_or(&nothing);
+    fn report(&self, name: &ServiceName, packed: Option<&Packed>) -> ServiceReport {
+        let applied = packed.map(Packed::open).unwrap_or_default();
         let own = applied.frontends.iter().filter(|(key, _)| key.proto == 0);
         let ports = applied.ports.iter();
         ServiceReport {

@@ -6,6 +6,7 @@ use super::{
     backends::Backends,
     consistent,
     keys::{family_of, key},
+    owners::Owners,
     roles::{self, ROLES},
     room::{Ids, Ranges},
     sources::Sources,
@@ -13,7 +14,7 @@ use super::{
 };
 use crate::{
     datapath::DatapathError,
-    plan::services::{FrontendKind, PortPlan, ServiceName, ServicePlan, facts::Shared as Names},
+    plan::services::{FrontendKind, PortPlan, ServiceName, ServicePlan},
 };
 use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set};
 use std::{
@@ -91,7 +92,7 @@ impl<T: Tables> Publisher<T> {
             tables,
             room,
             services: BTreeMap::new(),
-            owners: HashMap::new(),
+            owners: Owners::default(),
             waiting: BTreeMap::new(),
             has_gone: false,
             sets,
@@ -102,7 +103,6 @@ impl<T: Tables> Publisher<T> {
             sources,
             numbers,
             next_number: anywhere(),
-            names: Names::default(),
             found: Some(found),
         })
     }
@@ -125,7 +125,8 @@ impl<T: Tables> Publisher<T> {
             }
         }
         self.sweep_sources()?;
-        let ports = self.services.values().flat_map(|applied| &applied.ports);
+        let all = self.services.values();
+        let ports = all.flat_map(|packed| packed.open().ports);
         self.numbers = ports.map(|port| port.number).collect();
         // One after the other fills a tree by half.
         self.services = mem::take(&mut self.services).into_iter().collect();
@@ -139,8 +140,13 @@ impl<T: Tables> Publisher<T> {
 
     /// Takes out who may use what is not there any more.
     pub(super) fn sweep_sources(&mut self) -> Result<(), DatapathError> {
-        let all = self.services.values();
-        let numbers: HashSet<u32> = all.flat_map(Applied::numbers).collect();
+        if self.sources.usage().0 == 0 {
+            return Ok(());
+        }
+        let mut numbers = HashSet::new();
+        for packed in self.services.values() {
+            numbers.extend(packed.open().numbers());
+        }
         let is_somebodys = |number| numbers.contains(&number);
         self.sources.sweep(&self.tables, is_somebodys)
     }
@@ -161,7 +167,7 @@ impl<T: Tables> Publisher<T> {
             if let Some(frontend) = found.frontends.remove(key) {
                 adopted.insert(*key, frontend);
                 before.frontends.push((*key, frontend));
-                self.owners.insert(*key, name.clone());
+                self.owners.put(key, name);
             }
         }
         let ports = plan.ports.iter();
@@ -198,7 +204,7 @@ impl<T: Tables> Publisher<T> {
         };
         let families = of_family.map(|frontends| self.adopted_family(&frontends));
         let port = AppliedPort {
-            name: self.names.get(name),
+            name: name.into(),
             protocol: port.protocol,
             number,
             families,

@@ -124,7 +124,7 @@ impl<T: Tables> Publisher<T> {
         };
         let puts: Vec<_> = wanted.into_iter().filter(is_new).collect();
         for (key, _) in &puts {
-            self.owners.entry(*key).or_insert_with(|| name.clone());
+            self.owners.put(key, &name);
         }
         let gone = |old: &&AppliedPort| ports.iter().all(|port| port.number != old.number);
         let numbers = before
