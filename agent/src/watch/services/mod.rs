@@ -2,7 +2,7 @@
 //!
 //! - [`file`](self::file): a file of Services and EndpointSlices;
 //! - [`kubernetes`]: the Kubernetes API;
-//! - [`store`], `packed`: what is known, by name;
+//! - [`store`], `packed`, `slice_name`: what is known, by name;
 //! - [`ranges`]: which addresses are Services' alone;
 //! - [`objects`], [`parse`]: what the API's objects say of it.
 //!
@@ -14,6 +14,7 @@ pub mod objects;
 mod packed;
 pub mod parse;
 pub mod ranges;
+mod slice_name;
 pub mod store;
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use super::{
     objects::{ApiService, ApiSlice, Metadata},
     packed::Packed,
     parse::{self, Common},
+    slice_name::SliceName,
 };
 use crate::plan::services::{Service, ServiceName, Slice};
 use k8s_openapi::jiff::Timestamp;
@@ -73,7 +74,7 @@ struct Entry {
 
 #[derive(Debug)]
 struct NamedSlice {
-    name: Box<str>,
+    name: SliceName,
     slice: Packed,
     listed: u32,
 }
@@ -320,15 +321,9 @@ impl Known {
             return;
         }
         let owner = parse::owner(metadata);
-        let has = |entry: &Entry| {
-            entry
-                .slices
-                .iter()
-                .any(|slice| *slice.name == *metadata.name)
-        };
         let is_known = owner.as_ref().is_some_and(|owner| {
             let entry = self.services.get(owner);
-            entry.is_some_and(has)
+            entry.is_some_and(|entry| entry.has(owner, metadata))
         });
         if moved && !is_known {
             self.remove_slice_anywhere(metadata);
@@ -345,7 +340,7 @@ impl Known {
         let slices = &mut self.entry(&owner).slices;
         match slices
             .iter_mut()
-            .find(|known| *known.name == *metadata.name)
+            .find(|known| known.name.is(&metadata.name, owner.name()))
         {
             Some(known) => {
                 known.listed = listed;
@@ -358,7 +353,7 @@ impl Known {
                 // Most have one, and there are many.
                 slices.reserve_exact(1);
                 slices.push(NamedSlice {
-                    name: metadata.name.as_str().into(),
+                    name: SliceName::new(&metadata.name, owner.name()),
                     slice,
                     listed,
                 });
@@ -380,13 +375,15 @@ impl Known {
             Kind::Services => parse::name(metadata).ok(),
             Kind::Slices => parse::owner(metadata),
         };
-        let entry = owner.and_then(|owner| self.services.get_mut(&owner));
-        if let Some(entry) = entry {
+        if let Some(owner) = owner
+            && let Some(entry) = self.services.get_mut(&owner)
+        {
             match kind {
                 Kind::Services => entry.listed = list,
                 Kind::Slices => {
                     let mut slices = entry.slices.iter_mut();
-                    if let Some(slice) = slices.find(|slice| *slice.name == *metadata.name) {
+                    let is = |slice: &&mut NamedSlice| slice.name.is(&metadata.name, owner.name());
+                    if let Some(slice) = slices.find(is) {
                         slice.listed = list;
                     }
                 }
@@ -436,7 +433,9 @@ impl Known {
             return false;
         };
         let before = entry.slices.len();
-        entry.slices.retain(|slice| *slice.name != *name);
+        entry
+            .slices
+            .retain(|slice| !slice.name.is(name, owner.name()));
         let removed = entry.slices.len() != before;
         self.forget_if_empty(owner);
         removed
@@ -444,13 +443,8 @@ impl Known {
 
     /// A slice whose label named another Service until now, which nobody does who makes slices by program.
     fn remove_slice_anywhere(&mut self, metadata: &Metadata) {
-        let has = |entry: &Entry| {
-            entry
-                .slices
-                .iter()
-                .any(|slice| *slice.name == *metadata.name)
-        };
-        let owners = self.services.iter().filter(|(_, entry)| has(entry));
+        let has = |(owner, entry): &(&ServiceName, &Entry)| entry.has(owner, metadata);
+        let owners = self.services.iter().filter(has);
         let owners: Vec<_> = owners.map(|(owner, _)| owner.clone()).collect();
         for owner in owners {
             if owner.namespace() == metadata.namespace {
@@ -493,6 +487,12 @@ impl Known {
 impl Entry {
     fn is_empty(&self) -> bool {
         self.service.is_none() && self.slices.is_empty()
+    }
+
+    /// Whether it has the slice; `owner`: whose it is.
+    fn has(&self, owner: &ServiceName, slice: &Metadata) -> bool {
+        let mut slices = self.slices.iter();
+        slices.any(|known| known.name.is(&slice.name, owner.name()))
     }
 }
 
