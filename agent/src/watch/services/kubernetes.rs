@@ -25,7 +25,7 @@ use tokio::sync::watch;
 
 /// The label is a mark by being there.
 const SERVICES: &str = "!service.kubernetes.io/headless";
-/// As is [`super::objects::PROXY`]. Services that have it are wanted for their addresses, which are somebody's.
+/// As is [`super::objects::Labels::proxy`]. Services that have it are wanted for their addresses, which are somebody's.
 const SLICES: &str = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
 
 /// Watches as long as somebody waits for changes. `ranges`: what is known of the ranges of Services' addresses; else they

@@ -5,12 +5,6 @@
 
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Deserializer};
-use std::collections::BTreeMap;
-
-/// Whose endpoints a slice has.
-pub const OWNER: &str = "kubernetes.io/service-name";
-/// Says that a Service is for another proxy than the node's own.
-pub const PROXY: &str = "service.kubernetes.io/service-proxy-name";
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -19,9 +13,21 @@ pub struct Metadata {
     pub name: String,
     pub resource_version: String,
     #[serde(deserialize_with = "or_null")]
-    pub labels: BTreeMap<String, String>,
+    pub labels: Labels,
     #[serde(deserialize_with = "or_null")]
     annotations: Annotations,
+}
+
+/// Others, of which objects have many, would be most of what is in memory while they are read.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Labels {
+    /// Whose endpoints a slice has.
+    #[serde(rename = "kubernetes.io/service-name")]
+    pub owner: Option<String>,
+    /// Says that a Service is for another proxy than the node's own.
+    #[serde(rename = "service.kubernetes.io/service-proxy-name")]
+    pub proxy: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -184,4 +190,21 @@ fn or_null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     parser: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(parser)?.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Not even looked at: what is kept of them while a list is read is many times what is kept of their object.
+    #[test]
+    fn labels_that_nobody_asks_for_are_passed_over() {
+        let labels = json!({"a": [5], "kubernetes.io/service-name": "web", "b": null});
+        let metadata = json!({"name": "web-1", "labels": labels});
+        let metadata: Metadata = serde_json::from_value(metadata).unwrap();
+        assert_eq!(metadata.labels.owner.as_deref(), Some("web"));
+        assert_eq!(metadata.labels.proxy, None);
+        assert!(size_of::<Labels>() <= 2 * size_of::<String>());
+    }
 }

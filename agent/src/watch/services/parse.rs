@@ -3,7 +3,7 @@
 //! The API server checks objects, so what it lets through and nobody could implement is rare and belongs to whoever
 //! wrote it: the reason names the field, and costs that object alone.
 
-use super::objects::{ApiEndpoint, ApiService, ApiSlice, Metadata, OWNER, PROXY, Port};
+use super::objects::{ApiEndpoint, ApiService, ApiSlice, Metadata, Port};
 use crate::{
     plan::services::{
         Endpoint, Protocol, Service, ServiceName, Slice,
@@ -52,7 +52,7 @@ pub fn name(metadata: &Metadata) -> Result<ServiceName, String> {
 
 /// Whose endpoints a slice has; none if it belongs to no Service.
 pub fn owner(metadata: &Metadata) -> Option<ServiceName> {
-    let name = metadata.labels.get(OWNER)?;
+    let name = metadata.labels.owner.as_deref()?;
     (!name.is_empty() && !name.contains('/')).then(|| ServiceName::new(&metadata.namespace, name))
 }
 
@@ -65,7 +65,7 @@ pub fn service(object: &ApiService, common: &mut Common) -> Result<Service, Stri
         true => one,
         false => &spec.cluster_ips,
     };
-    let excluded = if object.metadata.labels.contains_key(PROXY) {
+    let excluded = if object.metadata.labels.proxy.is_some() {
         Some(Exclusion::OtherProxy)
     } else if spec.r#type == "ExternalName" {
         Some(Exclusion::ExternalName)
