@@ -117,7 +117,7 @@ pub mod tests {
     pub struct StateDir(TempDir);
 
     impl StateDir {
-        pub fn new() -> Self {
+        pub fn made() -> Self {
             Self(tempfile::tempdir().unwrap())
         }
 
@@ -162,7 +162,7 @@ pub mod tests {
 
     #[tokio::test]
     async fn the_latest_facts_are_kept_and_make_a_nodes_file() {
-        let dir = StateDir::new();
+        let dir = StateDir::made();
         let path = dir.path().join("nodes.json");
         assert_eq!(load(&path).await, None);
         std::fs::write(dir.path().join(".nodes.json.tmp-0123"), "[{").unwrap();

@@ -66,7 +66,7 @@ impl Turn {
         self.0 = self.0.wrapping_add(STEP);
         // The upper half, as a part of 2^32.
         let part = client_hash::mixed(self.0) >> 32;
-        (part * u64::from(length) >> 32) as usize
+        ((part * u64::from(length)) >> 32) as usize
     }
 }
 

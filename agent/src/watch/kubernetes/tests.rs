@@ -50,7 +50,7 @@ fn bookmark(version: u32, ends: bool) -> String {
 impl Test {
     async fn new() -> Self {
         let server = StandIn::start().await;
-        let dir = StateDir::new();
+        let dir = StateDir::made();
         let (source, own) = watch_nodes(&server, &dir).await;
         Self {
             server,
@@ -249,7 +249,7 @@ async fn all_nodes_are_asked_of_the_servers_cache_and_never_older_than_before() 
 #[tokio::test]
 async fn a_bookmark_is_a_sign_of_life() {
     let server = StandIn::start().await;
-    let dir = StateDir::new();
+    let dir = StateDir::made();
     let (sender, _updates) = watch::channel(Snapshot::default());
     let (own, _) = watch::channel(None);
     let nodes = Nodes::new("n1".into(), dir.path().join("nodes.json"), sender, own);
@@ -274,7 +274,7 @@ async fn a_bookmark_is_a_sign_of_life() {
 #[tokio::test]
 async fn after_a_silent_watch_all_nodes_are_asked_for_again() {
     let mut server = StandIn::start().await;
-    let dir = StateDir::new();
+    let dir = StateDir::made();
     let (sender, mut updates) = watch::channel(Snapshot::default());
     let (own, _) = watch::channel(None);
     let nodes = Nodes::new("n1".into(), dir.path().join("nodes.json"), sender, own);
