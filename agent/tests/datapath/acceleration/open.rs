@@ -8,7 +8,7 @@ use crate::kit::{self, Pod};
 use sinabro_common::abi::acceleration::Reason;
 use sinabro_netlink::sysctl;
 use std::{
-    io::Write,
+    io::{ErrorKind, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     thread,
 };
@@ -219,7 +219,16 @@ fn the_same_four_numbers_again_are_another_connection() {
         let mut servers = Vec::new();
         for n in 0..300u32 {
             let client = bound(&w.a, w.a.v4, 5555);
-            client.connect(&address.into()).unwrap();
+            // The socket before is closed, but a process that another test starts has it until it is another program.
+            kit::eventually("the four numbers", || {
+                match client.connect(&address.into()) {
+                    Err(error) if error.kind() == ErrorKind::AddrNotAvailable => false,
+                    result => {
+                        result.unwrap();
+                        true
+                    }
+                }
+            });
             client.set_linger(Some(std::time::Duration::ZERO)).unwrap();
             let mut client = with_timeout(client.into());
             let mut server = with_timeout(listener.accept().unwrap().0);
