@@ -4,7 +4,7 @@
 use ipnet::IpNet;
 use sinabro_common::names;
 use sinabro_lab::{
-    Binaries, Lab, Lifetime, Node, Place, Pod,
+    Binaries, Lab, Lifetime, Node, Place, Pod, confinement,
     traffic::{
         icmp,
         path::Path,
@@ -31,8 +31,16 @@ struct World {
 
 impl World {
     fn new(flags: [&[&str]; 2]) -> Self {
+        Self::on(|_| {}, flags)
+    }
+
+    /// On nodes that are made ready before their agents come.
+    fn on(prepare: impl Fn(&Lab), flags: [&[&str]; 2]) -> Self {
         let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
+        prepare(&lab);
         for (node, flags) in lab.nodes().iter().zip(flags) {
+            let prepared = node.ctl(&["prepare"]).unwrap();
+            assert!(prepared.status.success(), "{prepared:?}");
             node.write_services("{kind: List, items: []}\n").unwrap();
             start(node, flags);
         }
@@ -58,7 +66,9 @@ impl World {
 }
 
 fn start(node: &Node, flags: &[&str]) {
-    node.start_agent_with(&[&FLAGS, flags].concat()).unwrap();
+    let flags = [&FLAGS, flags].concat();
+    node.start_confined_agent(&flags, &confinement::AGENT)
+        .unwrap();
 }
 
 fn counts(node: &Node) -> [u64; 2] {
@@ -104,6 +114,22 @@ fn nodes_of_both_kinds_reach_each_other() {
     let [[received, sent], [of_kernel, by_kernel]] = world.carried(|| exchange(&world));
     assert_eq!([received, sent], [0, 0]);
     assert!(of_kernel > 0 && by_kernel > 0, "{of_kernel} {by_kernel}");
+}
+
+/// What is to be encrypted passes IPsec's policies in the stack alone. This one lets all pass.
+#[test]
+fn a_node_with_policies_of_ipsec_sends_by_the_stack() {
+    let world = World::on(
+        |lab| {
+            let policy = "xfrm policy add dst 198.51.100.0/24 dir out action allow";
+            let policy: Vec<&str> = ["ip"].into_iter().chain(policy.split(' ')).collect();
+            lab.node(1).command(&policy).unwrap();
+        },
+        [&[], &[]],
+    );
+    let [[received, sent], [there, back]] = world.carried(|| exchange(&world));
+    assert!(received > 0 && sent > 0, "{received} {sent}");
+    assert_eq!([there, back], [0, 0]);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::{Error, NetNs, Result};
 use netlink_packet_core::Emitable;
 use netlink_sys::{
     Socket, SocketAddr,
-    protocols::{NETLINK_NETFILTER, NETLINK_ROUTE, NETLINK_SOCK_DIAG},
+    protocols::{NETLINK_NETFILTER, NETLINK_ROUTE, NETLINK_SOCK_DIAG, NETLINK_XFRM},
 };
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
@@ -136,6 +136,11 @@ impl Conn {
     pub(crate) fn sock_diag() -> Result<Conn> {
         open(NETLINK_SOCK_DIAG)
             .map_err(|error| Error::system("open a netlink socket of sock_diag", &error))
+    }
+
+    /// Opens a socket that tells of IPsec.
+    pub(crate) fn xfrm() -> Result<Conn> {
+        open(NETLINK_XFRM).map_err(|error| Error::system("open a netlink socket of xfrm", &error))
     }
 
     /// Opens a socket in another network namespace; the calling thread stays where it is.

@@ -5,7 +5,7 @@
 //! - [`link`], [`veth`], [`vxlan`], [`bridge`], [`vlan`]: interfaces;
 //! - [`addr`], [`route`], [`rule`], [`neigh`], [`fdb`]: what hangs on them;
 //! - [`nft`], [`xtables`], [`tc`], [`conntrack`]: firewalls and filters, anybody's, to be looked at, and connections;
-//! - [`sock_diag`]: the namespace's sockets;
+//! - [`sock_diag`]: the namespace's sockets; [`xfrm`]: whether IPsec has policies;
 //! - [`monitor`]: what the kernel says has changed;
 //! - [`netns`]: network namespaces, entered on threads of their own;
 //! - [`sysctl`]: settings below /proc/sys.
@@ -47,6 +47,7 @@ pub mod veth;
 pub mod vlan;
 pub mod vxlan;
 mod wire;
+pub mod xfrm;
 pub mod xtables;
 
 pub use conn::{Conn, Request};

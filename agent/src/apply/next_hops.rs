@@ -1,7 +1,8 @@
 //! By which way each peer is reached, for packets that go there past the stack.
 //!
 //! The kernel is asked, as its routes lead. A peer that several ways lead to, or another than the uplink, is left to the
-//! stack: it alone knows how a flow is spread over them, and policies of routing.
+//! stack: it alone knows how a flow is spread over them, and policies of routing. So are all where IPsec has policies: what
+//! is to be encrypted passes them in the stack alone.
 
 use crate::{
     chain::Chain,
@@ -9,7 +10,7 @@ use crate::{
     plan::OverlayPlan,
 };
 use sinabro_common::abi::{Addr, next_hop::NextHop};
-use sinabro_netlink::Conn;
+use sinabro_netlink::{Conn, xfrm};
 use std::{collections::BTreeMap, net::IpAddr};
 
 /// Looks up the ways to all peers, or to those alone that `before` did not have.
@@ -28,6 +29,7 @@ pub fn follow(
         IpAddr::V4(_) => datapath.direct_uplink()?,
         IpAddr::V6(_) => None,
     };
+    let uplink = uplink.filter(|_| !has_ipsec());
     if let Some(uplink) = uplink {
         for (mac, &remote) in &plan.fdb {
             let tunnel = Addr::from(remote);
@@ -45,6 +47,17 @@ pub fn follow(
         }
     }
     datapath.set_next_hops(next_hops)
+}
+
+/// Whether anything that leaves may have to be encrypted.
+fn has_ipsec() -> bool {
+    match xfrm::policies_out() {
+        Ok(policies) => policies > 0,
+        Err(error) => {
+            tracing::debug!(error = %Chain(&error), "nothing is sent past the stack");
+            true
+        }
+    }
 }
 
 /// Whom a packet to an address is given to on the uplink; none if it does not leave by it alone.
