@@ -7,6 +7,10 @@
 
 use crate::{ui, workspace};
 use anyhow::{Context as _, Result, bail};
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
 use serde::{Deserialize, Serialize};
 use std::{
     env,
@@ -23,10 +27,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Names process groups that stand still meanwhile, separated by spaces: builds that go on beside tests. Whatever their
+/// priority, they hold locks of the kernel's now and then while others wait.
+const PAUSE: &str = "SINABRO_TEST_PAUSE";
+
 /// What measures for how long traffic stands still has the machine for itself, at the end.
-const ALONE: [&str; 6] = [
+const ALONE: [&str; 8] = [
     "handover",
     "layouts",
+    "masquerade",
+    "overlay_direct",
     "refused",
     "restart",
     "sinabro_lab",
@@ -166,7 +176,13 @@ pub fn run(
         scope.spawn(|| lane(&waiting));
         lane(&working);
     });
+    // What makes programs may wait for what would stand still.
+    if alone.iter().any(|call| late.contains(&call.name())) {
+        prepare();
+    }
+    let paused = Paused::groups(&env::var(PAUSE).unwrap_or_default())?;
     lane(&alone);
+    drop(paused);
     failure
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner)?;
@@ -174,6 +190,34 @@ pub fn run(
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
     report(outcomes, started.elapsed())
+}
+
+/// Process groups that stand still.
+struct Paused(Vec<Pid>);
+
+impl Paused {
+    fn groups(names: &str) -> Result<Self> {
+        let groups = names
+            .split_whitespace()
+            .map(|name| Ok(Pid::from_raw(name.parse()?)));
+        let groups: Result<Vec<_>> = groups.collect();
+        let paused = Self(groups.with_context(|| format!("{PAUSE}={names}"))?);
+        // Who has ended needs no rest.
+        paused.signal(Signal::SIGSTOP);
+        Ok(paused)
+    }
+
+    fn signal(&self, signal: Signal) {
+        for group in &self.0 {
+            let _ = killpg(*group, signal);
+        }
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGCONT);
+    }
 }
 
 /// Runs one and prints what it has said.
@@ -282,6 +326,7 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::CommandExt as _;
 
     fn call(name: &str) -> Call {
         Call {
@@ -298,22 +343,43 @@ mod tests {
             "peers",
             "a",
             "upgrade",
-            "masquerade",
+            "agent",
             "b",
             "restart",
-            "agent",
+            "masquerade",
             "datapath",
         ]
         .map(call);
-        let order = in_order(calls.into(), &["masquerade", "upgrade"]);
+        let order = in_order(calls.into(), &["agent", "upgrade"]);
         let names =
             |calls: &[Call]| -> Vec<_> { calls.iter().map(|c| c.name().to_owned()).collect() };
-        assert_eq!(
-            names(&order.working),
-            ["a", "b", "agent", "datapath", "masquerade"]
-        );
+        assert_eq!(names(&order.working), ["a", "b", "datapath", "agent"]);
         assert_eq!(names(&order.waiting), ["peers"]);
-        assert_eq!(names(&order.alone), ["upgrade", "restart"]);
+        assert_eq!(names(&order.alone), ["upgrade", "restart", "masquerade"]);
+    }
+
+    #[test]
+    fn what_goes_on_beside_tests_stands_still_as_long_as_it_is_to() {
+        let mut sleeper = Command::new("sleep")
+            .arg("60")
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let state = |pid: u32| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            stat.rsplit(')').next().unwrap().trim_start().chars().next()
+        };
+        let id = sleeper.id();
+        let paused = Paused::groups(&format!("{id} ")).unwrap();
+        sinabro_lab::wait::eventually("it to stand still", || state(id) == Some('T'));
+        drop(paused);
+        sinabro_lab::wait::eventually("it to go on", || state(id) == Some('S'));
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+        // One that is gone, none, and what is no number.
+        drop(Paused::groups(&id.to_string()).unwrap());
+        drop(Paused::groups("").unwrap());
+        assert!(Paused::groups("12 all").is_err());
     }
 
     #[test]
