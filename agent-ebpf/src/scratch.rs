@@ -10,6 +10,7 @@
 //! all callers it would not check again, and what no caller needs it would not give, and the verifier knows neither.
 
 use crate::{
+    forward::Way,
     overlay::Outer,
     parse::{
         Ip, ip4, ip6,
@@ -101,6 +102,8 @@ pub struct Scratch {
     pub answer: Answer,
     /// Headers of a tunnel.
     pub outer: Outer,
+    /// Which way the kernel's routes lead.
+    pub way: Way,
 }
 
 impl Scratch {

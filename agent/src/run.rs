@@ -11,6 +11,7 @@
 //! links, programs and maps stay as they are, the pods keep their network.
 
 mod follow_node;
+mod forwarding;
 mod handover;
 mod periodic;
 mod restore;
@@ -45,6 +46,7 @@ use crate::{
 };
 use anyhow::{Context as _, anyhow, bail};
 use follow_node::{NodeTask, follow_node};
+use forwarding::{ForwardingTask, follow_forwarding};
 use periodic::{every, every_or};
 use restore::{Restored, log_collected, restore, sweep};
 use sinabro_common::names;
@@ -141,6 +143,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         masquerade: masquerade.clone(),
         node: node_sender,
         overlay: overlay_sender,
+    }));
+    let (forwarding_sender, forwarding) = watch::channel(None);
+    tasks.spawn(follow_forwarding(ForwardingTask {
+        settings: settings.clone(),
+        datapath: datapath.clone(),
+        node: node.clone(),
+        forwarding: forwarding_sender,
     }));
     tasks.spawn(every(COLLECT, {
         let endpoints = endpoints.clone();
@@ -306,6 +315,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         masquerade,
         node,
         overlay,
+        forwarding,
         install,
         troubles,
         announcer,

@@ -242,6 +242,14 @@ impl Node {
         Ok(status)
     }
 
+    /// What the agent says of itself.
+    pub fn status(&self) -> Result<StatusReport> {
+        match self.ask(Request::Status)? {
+            Response::Status(status) => Ok(*status),
+            other => bail!("asked for the status, got {other:?}"),
+        }
+    }
+
     /// Waits until the agent has ended by itself, and says how.
     pub fn agent_end(&self) -> Result<ExitStatus> {
         match locked(&self.agent).take() {

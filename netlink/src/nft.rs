@@ -7,10 +7,14 @@
 //! Numbers are those of linux/netfilter/nf_tables.h. Reading needs CAP_NET_ADMIN.
 
 use crate::{
-    Conn, Result,
+    Conn, Error, Result,
     wire::{self, Attr, Garbage, Message, Raw},
 };
-use std::fmt;
+use netlink_sys::{Socket, protocols::NETLINK_NETFILTER};
+use std::{
+    fmt, io,
+    os::fd::{AsFd, BorrowedFd},
+};
 
 const SUBSYSTEM: u16 = 10;
 const NEW_CHAIN: u16 = SUBSYSTEM << 8 | 3;
@@ -40,15 +44,19 @@ pub struct Chain {
 pub struct Base {
     /// As in `filter` or `nat`.
     pub kind: String,
-    /// Number within the family: [`FORWARD`] of IP.
+    /// Number within the family: of IP, [`PREROUTING`], [`FORWARD`], [`POSTROUTING`] or another.
     pub hook: u32,
     pub priority: i32,
     /// What becomes of a packet that no rule decides: dropped.
     pub drops: bool,
 }
 
+/// NF_INET_PRE_ROUTING.
+pub const PREROUTING: u32 = 0;
 /// NF_INET_FORWARD.
 pub const FORWARD: u32 = 2;
+/// NF_INET_POST_ROUTING.
+pub const POSTROUTING: u32 = 4;
 
 /// Whose packets (NFPROTO_…).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,6 +265,16 @@ fn find(tail: &[u8], kind: u16) -> Parsed<Option<Attr<'_>>> {
     Ok(None)
 }
 
+/// Appends an attribute that is a text, which ends with a zero.
+fn push_text(request: &mut Vec<u8>, kind: u16, text: &str) {
+    let length = (4 + text.len() + 1) as u16;
+    request.extend(length.to_ne_bytes());
+    request.extend(kind.to_ne_bytes());
+    request.extend(text.as_bytes());
+    request.push(0);
+    request.resize(request.len().next_multiple_of(4), 0);
+}
+
 fn u32_be(attr: &Attr<'_>) -> Parsed<u32> {
     attr.array().map(u32::from_be_bytes)
 }
@@ -327,16 +345,74 @@ impl Nft {
     /// # Errors
     /// As [`Nft::chains`].
     pub fn rules(&mut self) -> Result<Vec<Rule>> {
+        self.list_rules(&[0; HEADER])
+    }
+
+    /// The rules of one chain, in their order.
+    ///
+    /// # Errors
+    /// As [`Nft::chains`].
+    pub fn rules_of(&mut self, chain: &Chain) -> Result<Vec<Rule>> {
+        let mut request = vec![chain.family.0, 0, 0, 0];
+        // NFTA_RULE_TABLE, NFTA_RULE_CHAIN.
+        for (kind, name) in [(1, &chain.table), (2, &chain.name)] {
+            push_text(&mut request, kind, name);
+        }
+        self.list_rules(&request)
+    }
+
+    fn list_rules(&mut self, request: &[u8]) -> Result<Vec<Rule>> {
         let parse = |message: &Message<'_>| match message.kind {
             NEW_RULE => Rule::parse(message.body).map(Some),
             _ => Ok(None),
         };
-        self.0.dump(
-            "list rules of nf_tables",
-            GET_RULE,
-            &Raw(&[0; HEADER]),
-            parse,
-        )
+        let what = "list rules of nf_tables";
+        self.0.dump(what, GET_RULE, &Raw(request), parse)
+    }
+}
+
+/// NFNLGRP_NFTABLES.
+const GROUP: u32 = 7;
+
+/// A socket that can be read when rules have changed in the network namespace of the thread that made it.
+#[derive(Debug)]
+pub struct Changes(Socket);
+
+impl Changes {
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn follow() -> Result<Self> {
+        let open = || -> io::Result<Self> {
+            let mut socket = Socket::new(NETLINK_NETFILTER)?;
+            socket.bind_auto()?;
+            socket.add_membership(GROUP)?;
+            Ok(Self(socket))
+        };
+        open().map_err(|error| Error::system("follow changes of nf_tables", &error))
+    }
+
+    /// Reads what there is, so that it can be waited for the next change. Never blocks.
+    ///
+    /// # Errors
+    /// If the socket failed.
+    pub fn drain(&mut self) -> Result<()> {
+        let mut datagram = [0; 64];
+        loop {
+            // The rest of a longer one goes with it.
+            match self.0.recv(&mut &mut datagram[..], libc::MSG_DONTWAIT) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                // More than there was room for: a change like any other.
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(error) => return Err(Error::system("follow changes of nf_tables", &error)),
+            }
+        }
+    }
+}
+
+impl AsFd for Changes {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -1,5 +1,5 @@
 //! The tables of iptables-legacy and ip6tables-legacy, read only: of filter the policy of its FORWARD
-//! chain and the interfaces that its rules speak of, of any which chains it has.
+//! chain and the interfaces that its rules speak of, of any which chains it has, and whether it has anything.
 //!
 //! nf_tables knows nothing of these tables. They are read as iptables reads them, by getsockopt on a
 //! socket of the family (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h), which
@@ -21,6 +21,8 @@ const GET_ENTRIES: libc::c_int = 65;
 /// struct ipt_getinfo: name, valid hooks, five hook entries, five underflows, count, size.
 const INFO: usize = 32 + 4 + 5 * 4 + 5 * 4 + 4 + 4;
 const UNDERFLOWS: usize = 32 + 4 + 5 * 4;
+const VALID_HOOKS: usize = 32;
+const COUNT: usize = INFO - 8;
 const SIZE: usize = INFO - 4;
 /// struct ipt_get_entries: name, size, entries at the alignment of a counter.
 const ENTRIES: usize = 40;
@@ -86,6 +88,22 @@ pub fn has_chain(family: Family, name: &str, chain: &str) -> Result<bool> {
         let mut parts = table.entries.windows(chain.len());
         parts.any(|part| part == chain)
     }))
+}
+
+/// Whether somebody has rules or chains in a table, if there is the table.
+///
+/// # Errors
+/// As [`filter`].
+pub fn is_used(family: Family, name: &str) -> Result<bool> {
+    let Some(Table { info, .. }) = table(family, name)? else {
+        return Ok(false);
+    };
+    let hooks = number(&info, VALID_HOOKS).map(u32::count_ones);
+    match (hooks, number(&info, COUNT)) {
+        // It begins with a policy for each hook, and an end.
+        (Some(hooks), Some(count)) => Ok(count > hooks + 1),
+        _ => Err(malformed(family, name)),
+    }
 }
 
 /// What the kernel says of a table: struct ipt_getinfo, and the entries.

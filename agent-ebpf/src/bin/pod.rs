@@ -9,7 +9,7 @@
 use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, macros::classifier, programs::TcContext};
 use sinabro_common::abi::drop::{DropReason, Hook};
 use sinabro_ebpf::{
-    PASS,
+    PASS, forward,
     maps::{CONFIG, POD_LINKS},
     nat::DROPPED,
     overlay,
@@ -120,6 +120,12 @@ fn checked(ctx: &TcContext) -> Action {
                 match overlay::leave::leave(ctx.skb.skb, scratch, was_translated) {
                     PASS => {}
                     action => return Ok(action),
+                }
+                if forward::takes(config) {
+                    match forward::leave::leave(ctx.skb.skb, scratch, was_translated) {
+                        PASS => {}
+                        action => return Ok(action),
+                    }
                 }
             }
             match deliver::local(ctx, config, ifindex, scratch, receiver, was_translated)? {

@@ -21,7 +21,7 @@ use sinabro_common::abi::{
     drop::{DropReason, Hook},
 };
 use sinabro_ebpf::{
-    PASS,
+    PASS, forward,
     maps::{CONFIG, UPLINKS},
     nat::{self, DROPPED},
     overlay,
@@ -65,7 +65,7 @@ pub fn uplink_in(ctx: TcContext) -> i32 {
         return PASS;
     }
     let action = match check_source(skb, scratch) {
-        PASS => finish(&ctx, nat::arrive::arrive(skb, scratch)),
+        PASS => finish(&ctx, arrive(skb, scratch)),
         tunnel::OURS => unwrap(skb, scratch),
         action => action,
     };
@@ -93,6 +93,15 @@ fn stamp(skb: *mut __sk_buff, udp: u32) -> i32 {
             dropped => dropped,
         },
         None => PASS,
+    }
+}
+
+/// What is for a pod of this node goes into it past the stack, if it may.
+#[inline(always)]
+fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    match nat::arrive::arrive(skb, scratch) {
+        nat::arrive::TRANSLATED => forward::arrive::arrive(skb, scratch),
+        action => action,
     }
 }
 

@@ -29,6 +29,8 @@ use sinabro_common::abi::{
 /// Segments of TCP with one of these say how far a connection is.
 const SYN_FIN_RST: u8 = TCP_SYN | TCP_FIN | TCP_RST;
 
+/// The packet has another destination now, which is in `scratch.alias`.
+pub const TRANSLATED: i32 = 71;
 /// Nobody's alias is the packet's destination.
 const NONE: i32 = 66;
 /// A fragment has its pod's address now.
@@ -38,7 +40,7 @@ const OF_SERVICE: i32 = 69;
 /// The alias leads to no record: a claim that is being made, or one that was left behind.
 const ORPHAN: i32 = 70;
 
-/// What comes in, and what waits behind it if it is a fragment.
+/// What comes in, and what waits behind it if it is a fragment: [`TRANSLATED`], or what becomes of it.
 ///
 /// One function after another, as in [`super::leave::leave`].
 #[inline(always)]
@@ -85,6 +87,7 @@ fn translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let to = (&scratch.alias.addr, scratch.alias.port);
     match translate(&ctx, scratch, End::Destination, to) {
         PASS if scratch.ip.fragment == Fragment::First => GIVEN,
+        PASS => TRANSLATED,
         action => action,
     }
 }

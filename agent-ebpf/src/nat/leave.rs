@@ -93,7 +93,7 @@ fn prepare(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 
 /// Gives the packet what the scratch says.
 #[inline(never)]
-fn translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+pub fn translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let ctx = TcContext::new(skb);
     if scratch.ip.fragment == Fragment::First {
         let nat = scratch.connection.nat;

@@ -45,7 +45,7 @@ pub fn drop(reason: DropReason) -> i32 {
 
 /// Destinations that pods reach with their own address.
 #[inline(always)]
-fn keeps_source(addr: Addr) -> bool {
+pub fn keeps_source(addr: Addr) -> bool {
     NON_MASQUERADE.get(Key::new(128, addr)).is_some()
 }
 

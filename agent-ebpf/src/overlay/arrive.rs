@@ -1,15 +1,13 @@
 //! What comes in a tunnel for a pod of this node.
 
-use super::{CE, ECN, ROOM, is_plain, takes};
+use super::{CE, ECN, ROOM, takes};
 use crate::{
     PASS,
     maps::{CONFIG, ENDPOINTS, NEXT_HOPS},
     nat::drop,
     parse::{eth, skb::PACKET_HOST},
-    rewrite,
     scratch::{self, Scratch},
-    service,
-    stage::{deliver, mss, report},
+    stage::deliver,
 };
 use aya_ebpf::{
     bindings::{
@@ -17,10 +15,10 @@ use aya_ebpf::{
         BPF_F_ADJ_ROOM_FIXED_GSO, BPF_F_ADJ_ROOM_NO_CSUM_RESET,
         bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
     },
-    helpers::{bpf_csum_level, bpf_redirect_peer, bpf_skb_adjust_room},
+    helpers::{bpf_csum_level, bpf_skb_adjust_room},
     programs::TcContext,
 };
-use sinabro_common::abi::{drop::DropReason, endpoint::Endpoint};
+use sinabro_common::abi::drop::DropReason;
 
 /// Takes a packet out of its tunnel and puts it into its pod, if that is for this node to do and the packet was read
 /// and admitted. [`PASS`] if it is left to the VXLAN device, and the packet as it was; what is in the scratch is not.
@@ -34,13 +32,17 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(receiver) = (unsafe { ENDPOINTS.get(scratch.ip.dst) }) else {
         return PASS;
     };
-    if !is_plain(&scratch.ip, &scratch.l4)
+    if !deliver::is_plain(&scratch.ip, &scratch.l4)
         || deliver::is_too_large(&ctx, ROOM, receiver)
         || !unwrap(&ctx, scratch)
     {
         return PASS;
     }
-    deliver(skb, scratch, receiver)
+    // As the outer header announced its own.
+    if scratch.ip.v6 && ctx.store(eth::KIND as usize, &eth::IP6, 0).is_err() {
+        return drop(DropReason::RewriteFailed);
+    }
+    deliver::from_outside(skb, scratch, receiver)
 }
 
 /// Whether the outer headers are of the one form that is taken: IPv4 without options behind an Ethernet header, to
@@ -103,28 +105,4 @@ fn unwrap(ctx: &TcContext, scratch: &mut Scratch) -> bool {
     scratch.ip.l4 -= ROOM;
     scratch.ip.id_at -= ROOM;
     true
-}
-
-/// What [`crate::stage`]s do at the pod's link with what the stack delivers.
-#[inline(always)]
-fn deliver(skb: *mut __sk_buff, scratch: &mut Scratch, receiver: &Endpoint) -> i32 {
-    let ctx = TcContext::new(skb);
-    match service::arrive::answer(skb, scratch) {
-        PASS | service::TRANSLATED => {}
-        dropped => return dropped,
-    }
-    if mss::begins(&scratch.ip, &scratch.l4)
-        && let Err(reason) = mss::to_the_ways_out(&ctx, &scratch.ip)
-    {
-        return drop(reason);
-    }
-    if rewrite::decrement_ttl(&ctx, &scratch.ip).is_err()
-        || rewrite::macs(&ctx, receiver.mac, receiver.host_mac).is_err()
-        || (scratch.ip.v6 && ctx.store(eth::KIND as usize, &eth::IP6, 0).is_err())
-    {
-        return drop(DropReason::RewriteFailed);
-    }
-    report::received(&ctx, receiver.ifindex);
-    // SAFETY: no pointers involved; an interface that is gone makes the kernel drop the packet.
-    unsafe { bpf_redirect_peer(receiver.ifindex, 0) as i32 }
 }

@@ -1,18 +1,18 @@
 //! What a pod sends to a pod of another node.
 
-use super::{CE, ECN, Outer, ROOM, is_plain, way};
+use super::{CE, ECN, Outer, ROOM, way};
 use crate::{
     PASS,
     connection::{self, Noted},
-    maps::{CONFIG, PATH_MTU},
+    maps::CONFIG,
     nat::drop,
     parse::{
-        Packet as _, eth, ip4, l4, proto,
+        Packet as _, eth, ip4, proto,
         skb::{Frame as _, Head, PACKET_HOST},
     },
     rewrite,
     scratch::Scratch,
-    stage::{mss, tunnel},
+    stage::{deliver, mss, tunnel},
 };
 use aya_ebpf::{
     bindings::{
@@ -35,10 +35,7 @@ const FIRST_PORT: u32 = 32_768;
 const PORTS: u64 = 60_999 - 32_768 + 1;
 /// As the VXLAN device sets it, which has none of its own (net.ipv4.ip_default_ttl).
 const TTL: u8 = 64;
-/// The greatest length of an IPv4 packet.
-const MAX_LEN: u32 = 65_535;
 const AF_INET: u32 = 2;
-const UDP_LEN: u32 = 8;
 
 const WRAP: u64 = (BPF_F_ADJ_ROOM_FIXED_GSO
     | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4
@@ -60,8 +57,8 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, was_translated: bool) -
     // SAFETY: the context is valid for as long as the program runs.
     let to_gateway = unsafe { (*skb).pkt_type } == PACKET_HOST;
     if !to_gateway
-        || !is_plain(&scratch.ip, &scratch.l4)
-        || !fits(&ctx, scratch)
+        || !deliver::is_plain(&scratch.ip, &scratch.l4)
+        || !deliver::fits(&ctx, scratch, ROOM)
         || (!was_translated && keeps_to_the_stack(scratch) != 0)
     {
         return PASS;
@@ -72,29 +69,6 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, was_translated: bool) -
         return drop(reason);
     }
     send(skb, scratch, node, next, overlay)
-}
-
-/// Whether neither the packet nor a segment that is cut from it is larger than the way. Who sends what is larger is told so by
-/// the stack.
-#[inline(always)]
-fn fits(ctx: &TcContext, scratch: &Scratch) -> bool {
-    let Some(mtu) = PATH_MTU.get(0) else {
-        return false;
-    };
-    // SAFETY: the context is valid for as long as the program runs.
-    let (len, segment) = unsafe { ((*ctx.skb.skb).len, (*ctx.skb.skb).gso_size) };
-    if segment == 0 {
-        return len <= mtu + eth::LEN;
-    }
-    let ip = &scratch.ip;
-    let header = match ip.proto {
-        proto::TCP => match ctx.load::<u8>((ip.l4 + l4::TCP_DATA_OFFSET) as usize) {
-            Ok(offset) => u32::from(offset >> 4) * 4,
-            Err(_) => return false,
-        },
-        _ => UDP_LEN,
-    };
-    ip.l4 - ip.l3 + header + segment <= *mtu && len + ROOM <= MAX_LEN + eth::LEN
 }
 
 /// Whether a packet is of a connection that the stack translates, as to a port of the node that leads to the pod: then

@@ -11,7 +11,6 @@ pub mod leave;
 
 use crate::{
     maps::NEXT_HOPS,
-    parse::{Fragment, Ip, icmp, l4::L4, proto},
     stage::{deliver, tunnel},
 };
 use sinabro_common::abi::{
@@ -67,14 +66,4 @@ fn way(pod: &Addr) -> Option<(&'static Node, &'static NextHop)> {
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
     let next = unsafe { NEXT_HOPS.get(node.tunnel) }?;
     Some((node, next))
-}
-
-/// Whether no router has more to do with a packet than to count it.
-#[inline(always)]
-fn is_plain(ip: &Ip, l4: &L4) -> bool {
-    let is_icmp = matches!(ip.proto, proto::ICMP | proto::ICMPV6);
-    ip.ttl > 1
-        && !ip.options
-        && ip.fragment == Fragment::No
-        && (!is_icmp || icmp::is_echo(ip.v6, l4.icmp))
 }

@@ -1,20 +1,27 @@
-//! Same-node traffic goes straight into the receiving pod.
+//! Packets go straight into the pod that they are for: what a pod of the same node sends ([`local`]), and what came by an
+//! uplink ([`from_outside`]).
 //!
 //! Left to the stack, whose routes deliver it too: fragments, because only their first part
 //! names the flow; ICMP other than echo, because it speaks of a flow that the stack may have
 //! translated; options and extension headers, because a router must act on them; a TTL that
 //! ends here, and what is too large for the receiver, because someone must say so.
 
-use super::{Action, report, track};
+use super::{Action, mss, report, track};
 use crate::{
     PASS,
-    maps::ENDPOINTS,
-    parse::{Fragment, Ip, eth, icmp, proto, skb::PACKET_HOST},
+    maps::{ENDPOINTS, PATH_MTU},
+    nat::drop,
+    parse::{
+        Fragment, Ip, eth, icmp,
+        l4::{self, L4},
+        proto,
+        skb::PACKET_HOST,
+    },
     rewrite::{self, End},
     scratch::Scratch,
     service,
 };
-use aya_ebpf::{helpers::bpf_redirect_peer, programs::TcContext};
+use aya_ebpf::{bindings::__sk_buff, helpers::bpf_redirect_peer, programs::TcContext};
 use sinabro_common::abi::{
     config::{FLAG_REDIRECT_PEER, NodeConfig},
     drop::DropReason,
@@ -46,6 +53,66 @@ pub fn is_too_large(ctx: &TcContext, outside: u32, receiver: &Endpoint) -> bool 
     mtu != 0 && len > mtu + outside + eth::LEN && segments == 0
 }
 
+/// Whether no router has more to do with a packet than to count it.
+#[inline(always)]
+pub fn is_plain(ip: &Ip, l4: &L4) -> bool {
+    let is_icmp = matches!(ip.proto, proto::ICMP | proto::ICMPV6);
+    ip.ttl > 1
+        && !ip.options
+        && ip.fragment == Fragment::No
+        && (!is_icmp || icmp::is_echo(ip.v6, l4.icmp))
+}
+
+/// Whether neither a packet that a pod sends nor a segment that is cut from it is larger than the ways out, with `room` more
+/// before it. Who sends what is larger is told so by the stack.
+#[inline(always)]
+pub fn fits(ctx: &TcContext, scratch: &Scratch, room: u32) -> bool {
+    /// The greatest length of an IPv4 packet.
+    const MAX_LEN: u32 = 65_535;
+    const UDP_LEN: u32 = 8;
+    let Some(mtu) = PATH_MTU.get(0) else {
+        return false;
+    };
+    // SAFETY: the context is valid for as long as the program runs.
+    let (len, segment) = unsafe { ((*ctx.skb.skb).len, (*ctx.skb.skb).gso_size) };
+    if segment == 0 {
+        return len <= mtu + eth::LEN;
+    }
+    let ip = &scratch.ip;
+    let header = match ip.proto {
+        proto::TCP => match ctx.load::<u8>((ip.l4 + l4::TCP_DATA_OFFSET) as usize) {
+            Ok(offset) => u32::from(offset >> 4) * 4,
+            Err(_) => return false,
+        },
+        _ => UDP_LEN,
+    };
+    ip.l4 - ip.l3 + header + segment <= *mtu && len + room <= MAX_LEN + eth::LEN
+}
+
+/// Delivers what came by an uplink, is read, and has the receiver's address: it passes no queue and no program of the pod's link,
+/// so what `pod_in` does is done here.
+#[inline(always)]
+pub fn from_outside(skb: *mut __sk_buff, scratch: &mut Scratch, receiver: &Endpoint) -> i32 {
+    let ctx = TcContext::new(skb);
+    match service::arrive::answer(skb, scratch) {
+        PASS | service::TRANSLATED => {}
+        dropped => return dropped,
+    }
+    if mss::begins(&scratch.ip, &scratch.l4)
+        && let Err(reason) = mss::to_the_ways_out(&ctx, &scratch.ip)
+    {
+        return drop(reason);
+    }
+    if rewrite::decrement_ttl(&ctx, &scratch.ip).is_err()
+        || rewrite::macs(&ctx, receiver.mac, receiver.host_mac).is_err()
+    {
+        return drop(DropReason::RewriteFailed);
+    }
+    report::received(&ctx, receiver.ifindex);
+    // SAFETY: no pointers involved; an interface that is gone makes the kernel drop the packet.
+    unsafe { bpf_redirect_peer(receiver.ifindex, 0) as i32 }
+}
+
 /// The pod of this node that a packet is for, where anything depends on that.
 #[inline(always)]
 pub fn receiver(config: &NodeConfig, ip: &Ip) -> Option<&'static Endpoint> {
@@ -72,17 +139,13 @@ pub fn local(
     let Some(receiver) = receiver else {
         return Ok(PASS);
     };
-    let (ip, l4) = (&scratch.ip, &scratch.l4);
     // The packet type is kept on the way into the pod, so it must be right: not a frame to some
     // other MAC address or to all.
     // SAFETY: the context is valid for as long as the program runs.
     let to_gateway = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
     if !to_gateway
         || receiver.ifindex == ifindex
-        || ip.ttl <= 1
-        || ip.options
-        || ip.fragment != Fragment::No
-        || (matches!(ip.proto, proto::ICMP | proto::ICMPV6) && !icmp::is_echo(ip.v6, l4.icmp))
+        || !is_plain(&scratch.ip, &scratch.l4)
         || is_too_large(ctx, 0, receiver)
     {
         return Ok(PASS);

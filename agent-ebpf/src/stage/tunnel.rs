@@ -129,7 +129,7 @@ pub fn stamp(ctx: &TcContext, overlay: &Overlay, udp: u32) -> Action {
     }
 }
 
-/// What [`crate::overlay::leave`] marks its packets with for the uplink, which takes the mark off again. A pod cannot
+/// What [`crate::overlay::leave`] and [`crate::forward::leave`] mark their packets with for the uplink, which takes the mark off again. A pod cannot
 /// mark what it sends: the kernel takes marks off on the way out of a network namespace. It is of the stamp, which
 /// nobody knows, so that no rule of the node's has it by chance.
 #[inline(always)]
@@ -138,7 +138,7 @@ pub fn mark(overlay: &Overlay) -> u32 {
     u32::from_ne_bytes([a, b, c, d]) | 1
 }
 
-/// Whether a packet that leaves by an uplink is of [`crate::overlay::leave`], whose mark it has no more then.
+/// Whether a packet that leaves by an uplink has that mark, and so is as it is to be. It has no mark any more then.
 #[inline(always)]
 pub fn is_made_here(skb: *mut __sk_buff) -> bool {
     // SAFETY: the context is valid for as long as the program runs.

@@ -12,7 +12,7 @@ use crate::{
     handover::ServiceProxy,
     install::InstallStatus,
     node::{NodeState, NodeStatus},
-    plan::overlay::node_reports,
+    plan::{Forwarding, overlay::node_reports},
     probe::Probe,
     telemetry::{Provider, Reports, drops::RecentDrops, metrics::Metrics, recent_log::RECENT},
     watch::{Snapshot, masquerade_file},
@@ -60,6 +60,8 @@ pub struct Core {
     pub node: watch::Receiver<NodeStatus>,
     /// Follows whichever overlay runs.
     pub overlay: watch::Receiver<OverlayStatus>,
+    /// By which way packets leave the cluster, once that is known.
+    pub forwarding: watch::Receiver<Option<Forwarding>>,
     /// How plugin and configuration are on the node, if they are this agent's business.
     pub install: Option<watch::Receiver<InstallStatus>>,
     /// Whether other nodes answer.
@@ -226,6 +228,15 @@ impl Core {
             ServiceProxy::Off | ServiceProxy::On => now.clone(),
         };
         modes.insert("serviceProxy".into(), text);
+        if let Some(way) = &*self.forwarding.borrow() {
+            let text = match way {
+                Forwarding::Direct if !self.datapath.translates_alone() => {
+                    "kernel: others translate Services, too".to_owned()
+                }
+                way => way.to_string(),
+            };
+            modes.insert("forwarding".into(), text);
+        }
         let facts = self.services.iter().flat_map(|services| &services.facts);
         let ranges: Vec<_> = facts.flat_map(|facts| facts.dropped_ranges()).collect();
         if !ranges.is_empty() {

@@ -10,14 +10,33 @@ use tracing::warn;
 
 /// A socket that the kernel says on what has changed.
 #[derive(Debug)]
-pub struct KernelEvents(AsyncFd<Fd>);
+pub struct KernelEvents(AsyncFd<Fd<Monitor>>);
 
+/// What owns a socket, as tokio wants it.
 #[derive(Debug)]
-struct Fd(Monitor);
+pub struct Fd<T>(pub T);
 
-impl AsRawFd for Fd {
+impl<T: AsFd> AsRawFd for Fd<T> {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()
+    }
+}
+
+impl<T: AsFd> Fd<T> {
+    /// # Errors
+    /// If the runtime cannot wait for it.
+    pub fn register(owner: T) -> io::Result<AsyncFd<Self>> {
+        // SAFETY: the owner's socket is its own, and Fd neither closes nor replaces it before AsyncFd is dropped.
+        Ok(unsafe { AsyncFd::register_with_interest(Self(owner), Interest::READABLE)? })
+    }
+}
+
+/// Waits until there is something to read.
+pub async fn readable<T: AsFd>(events: &AsyncFd<Fd<T>>) {
+    // Only an end of the runtime fails here.
+    if let Ok(mut ready) = events.readable().await {
+        // The caller now reads all there is; what comes later wakes it again.
+        ready.clear_ready();
     }
 }
 
@@ -27,12 +46,9 @@ impl KernelEvents {
             Some(netns) => Monitor::in_netns(netns),
             None => Monitor::new(),
         };
-        let monitor = monitor.map_err(io::Error::other).and_then(|monitor| {
-            // SAFETY: Monitor owns its socket, and Fd neither closes nor replaces it before
-            // AsyncFd is dropped.
-            Ok(unsafe { AsyncFd::register_with_interest(Fd(monitor), Interest::READABLE)? })
-        });
+        let monitor = monitor.map_err(io::Error::other);
         monitor
+            .and_then(Fd::register)
             .inspect_err(|error| warn!("cannot follow the kernel's events, polling: {error}"))
             .map(Self)
             .ok()
@@ -40,11 +56,7 @@ impl KernelEvents {
 
     /// Waits until there is something to read.
     pub async fn readable(&self) {
-        // Only an end of the runtime fails here.
-        if let Ok(mut ready) = self.0.readable().await {
-            // The caller now reads all there is; what comes later wakes it again.
-            ready.clear_ready();
-        }
+        readable(&self.0).await;
     }
 
     /// All events until now.

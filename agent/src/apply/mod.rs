@@ -3,6 +3,7 @@
 //! - [`reconcile`]: the difference between a desired and an actual table, and backoff; pure;
 //! - [`links`], [`addresses`], [`routes`], [`neighbours`], [`fdb`]: one kernel table each;
 //! - [`next_hops`]: ways to other nodes past the stack, in a map;
+//! - [`forwarding`]: whether what leaves the cluster goes past netfilter;
 //! - [`pods`]: host routes and neighbours of this node's pods;
 //! - [`pass`]: one pass over all of them, in an order that keeps traffic flowing;
 //! - [`overlay`]: when to make a pass: when the facts change, when the kernel's tables change,
@@ -15,6 +16,7 @@
 
 pub mod addresses;
 pub mod fdb;
+pub mod forwarding;
 pub mod kernel_events;
 pub mod links;
 pub mod neighbours;

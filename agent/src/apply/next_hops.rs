@@ -50,7 +50,7 @@ pub fn follow(
 }
 
 /// Whether anything that leaves may have to be encrypted.
-fn has_ipsec() -> bool {
+pub(super) fn has_ipsec() -> bool {
     match xfrm::policies_out() {
         Ok(policies) => policies > 0,
         Err(error) => {

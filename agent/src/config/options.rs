@@ -122,6 +122,17 @@ pub struct Options {
     )]
     overlay: Option<String>,
 
+    /// Which way packets go between pods and what is outside of the cluster, where Services are
+    /// translated here: past netfilter, its tracking of connections and the rules of firewalls, if nobody
+    /// has such rules for what is forwarded (auto); in any case (direct); or by the kernel's stack alone (kernel).
+    #[arg(
+        long,
+        env = "SINABRO_FORWARDING",
+        value_name = "WHICH",
+        default_value = "auto"
+    )]
+    forwarding: Option<String>,
+
     /// UDP port of the VXLAN device, the same on all nodes.
     #[arg(
         long,

@@ -541,6 +541,8 @@ impl Datapath {
     pub fn leave(&self) -> Result<(), DatapathError> {
         // Nobody follows the routes any more; and one of the version before has uplinks that do not know of it.
         self.maps.next_hops.set(BTreeMap::new())?;
+        // Nor others' rules.
+        self.set_forwarding(false)?;
         // Until it is done, what was before is still there.
         match &*lock(&self.transition) {
             None if self.choice.level != Level::None => {
@@ -579,6 +581,18 @@ impl Datapath {
             } => Ok(()),
             _ => self.maps.config.services(translation.into()),
         }
+    }
+
+    /// Whether what is sent to Services is translated here, and nobody else has a part in it.
+    pub fn translates_alone(&self) -> bool {
+        let config = self.maps.config.get();
+        config.is_ok_and(|config| Translation::of(&config) == Translation::On)
+    }
+
+    /// Whether what pods send out of the cluster, and what answers it, goes past the stack while Services are translated here
+    /// and by nobody else. It stays so as [`Self::set_services`] does, until this agent ends.
+    pub fn set_forwarding(&self, is_direct: bool) -> Result<(), DatapathError> {
+        self.maps.config.forwarding(is_direct)
     }
 
     /// MTU of every way out of the node: pods announce no larger segments there.

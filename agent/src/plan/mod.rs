@@ -5,6 +5,7 @@
 
 pub mod conflicts;
 pub mod facts;
+pub mod forwarding;
 pub mod masquerade;
 pub mod overlay;
 pub mod services;
@@ -13,6 +14,7 @@ pub mod services;
 mod tests;
 
 pub use facts::{Facts, Node};
+pub use forwarding::{Forwarding, ForwardingMode};
 pub use masquerade::{MasqueradeIpv6, Masquerading, UdpMapping, non_masquerade};
 pub use overlay::{
     DeviceSpec, OverlayMode, OverlayPlan, OverlaySettings, Peer, PlanError, RouteSpec, own_device,

@@ -119,7 +119,7 @@ pub fn skipped() -> bool {
 }
 
 /// The calling thread's network: in [`fresh`], the node's.
-fn this_place() -> Place {
+pub fn this_place() -> Place {
     Place::new("node", NetNs::current().unwrap())
 }
 

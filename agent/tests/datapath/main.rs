@@ -6,6 +6,7 @@
 mod acceleration;
 mod battery;
 mod drop_events;
+mod forward;
 mod kit;
 mod logs;
 mod nat_property;

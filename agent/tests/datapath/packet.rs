@@ -49,7 +49,7 @@ pub fn eth(dst: [u8; 6], src: [u8; 6], kind: u16, payload: &[u8]) -> Vec<u8> {
 }
 
 /// An IP packet of either family, with fields that tests like to change.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Ip {
     pub src: IpAddr,
     pub dst: IpAddr,

@@ -42,6 +42,10 @@ pub const FLAG_HANDOVER: u32 = 1 << 8;
 /// With [`FLAG_SERVICES`]: no connection begins that is translated here. Those that are there go on.
 pub const FLAG_DRAINING: u32 = 1 << 9;
 
+/// With [`FLAG_SERVICES`] alone of the three: what pods of this node send out of the cluster, and what answers it, goes past the
+/// stack, by the kernel's routes and neighbours, but without netfilter.
+pub const FLAG_FORWARD: u32 = 1 << 10;
+
 /// The highest byte of the flags: the layout generation ([`super::layout::Place`]) of the programs that
 /// run, zero if an agent set them that knows of none, whose maps are those of the first.
 const GENERATION_SHIFT: u32 = 24;

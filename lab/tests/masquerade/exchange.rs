@@ -17,17 +17,18 @@ use std::{
 
 #[test]
 fn the_far_host_sees_the_node_and_its_answers_find_the_pod() {
-    let world = World::new(2);
-    for (family, far) in far().into_iter().enumerate() {
-        let node = world.own()[family];
-        for pod in world.pods() {
-            let (from, to) = (pod.place(), &world.beyond);
-            let seen = [
-                ("TCP", tcp::transfer(from, to, far, 1 << 20).unwrap().seen),
-                ("UDP", udp::echo(from, to, far, 500, false).unwrap()),
-                ("ICMP", icmp::ping_seen(from, to, far).unwrap()),
-            ];
-            assert!(seen.iter().all(|(_, seen)| *seen == node), "{seen:?}");
+    for world in World::by_both_ways(2) {
+        for (family, far) in far().into_iter().enumerate() {
+            let node = world.own()[family];
+            for pod in world.pods() {
+                let (from, to) = (pod.place(), &world.beyond);
+                let seen = [
+                    ("TCP", tcp::transfer(from, to, far, 1 << 20).unwrap().seen),
+                    ("UDP", udp::echo(from, to, far, 500, false).unwrap()),
+                    ("ICMP", icmp::ping_seen(from, to, far).unwrap()),
+                ];
+                assert!(seen.iter().all(|(_, seen)| *seen == node), "{seen:?}");
+            }
         }
     }
 }
@@ -38,17 +39,18 @@ fn closed(address: IpAddr) -> SocketAddr {
 }
 
 fn every_hop(mode: Mode) {
-    let world = World::new(1);
-    for (family, far) in far().into_iter().enumerate() {
-        let hops = trace(world.pod(1).place(), mode, closed(far)).unwrap();
-        let [own, way @ ..] = &hops[..] else {
-            panic!("no hops");
-        };
-        // By whichever of its addresses the node speaks to its pods.
-        let addresses = addresses_of_node(&world);
-        assert!(addresses.contains(own), "{own} of {addresses:?}");
-        let [first, second] = routers()[family];
-        assert_eq!(way, [first, second, far], "{mode:?}, {}", FAMILIES[family]);
+    for world in World::by_both_ways(1) {
+        for (family, far) in far().into_iter().enumerate() {
+            let hops = trace(world.pod(1).place(), mode, closed(far)).unwrap();
+            let [own, way @ ..] = &hops[..] else {
+                panic!("no hops");
+            };
+            // By whichever of its addresses the node speaks to its pods.
+            let addresses = addresses_of_node(&world);
+            assert!(addresses.contains(own), "{own} of {addresses:?}");
+            let [first, second] = routers()[family];
+            assert_eq!(way, [first, second, far], "{mode:?}, {}", FAMILIES[family]);
+        }
     }
 }
 
@@ -78,15 +80,16 @@ fn traceroute_by_syns_names_every_hop() {
 
 #[test]
 fn a_closed_port_of_the_far_host_is_heard_of() {
-    let world = World::new(1);
-    for (family, far) in far().into_iter().enumerate() {
-        let pod = world.pod(1).place();
-        let heard = errors::of_closed_port(pod, closed(far), b"anybody?");
-        let heard = heard.unwrap_or_else(|error| panic!("{}: {error:#}", FAMILIES[family]));
-        assert!(heard.is_closed_port() && heard.from == far, "{heard:?}");
-        assert_eq!(heard.quoted, b"anybody?");
-        let refused = tcp::connects(pod, closed(far)).unwrap_err();
-        assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
+    for world in World::by_both_ways(1) {
+        for (family, far) in far().into_iter().enumerate() {
+            let pod = world.pod(1).place();
+            let heard = errors::of_closed_port(pod, closed(far), b"anybody?");
+            let heard = heard.unwrap_or_else(|error| panic!("{}: {error:#}", FAMILIES[family]));
+            assert!(heard.is_closed_port() && heard.from == far, "{heard:?}");
+            assert_eq!(heard.quoted, b"anybody?");
+            let refused = tcp::connects(pod, closed(far)).unwrap_err();
+            assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
+        }
     }
 }
 
@@ -94,22 +97,23 @@ fn a_closed_port_of_the_far_host_is_heard_of() {
 #[test]
 fn a_protocol_without_ports_finds_its_way_back() {
     const GRE: i32 = 47;
-    let world = World::new(1);
-    for (family, far) in far().into_iter().enumerate() {
-        let pod = world.pod(1);
-        let client = raw(pod.place(), pod.addresses()[family], GRE);
-        let server = raw(&world.beyond, far, GRE);
-        let said = b"\0\0\x08\0 of no header's shape";
-        client
-            .send_to(said, &SocketAddr::new(far, 0).into())
-            .unwrap();
-        let (heard, seen) = next(&server, far);
-        assert_eq!((&heard[..], seen), (&said[..], world.own()[family]));
-        server
-            .send_to(said, &SocketAddr::new(seen, 0).into())
-            .unwrap();
-        let (heard, from) = next(&client, far);
-        assert_eq!((&heard[..], from), (&said[..], far));
+    for world in World::by_both_ways(1) {
+        for (family, far) in far().into_iter().enumerate() {
+            let pod = world.pod(1);
+            let client = raw(pod.place(), pod.addresses()[family], GRE);
+            let server = raw(&world.beyond, far, GRE);
+            let said = b"\0\0\x08\0 of no header's shape";
+            client
+                .send_to(said, &SocketAddr::new(far, 0).into())
+                .unwrap();
+            let (heard, seen) = next(&server, far);
+            assert_eq!((&heard[..], seen), (&said[..], world.own()[family]));
+            server
+                .send_to(said, &SocketAddr::new(seen, 0).into())
+                .unwrap();
+            let (heard, from) = next(&client, far);
+            assert_eq!((&heard[..], from), (&said[..], far));
+        }
     }
 }
 

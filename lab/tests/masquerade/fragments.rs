@@ -9,11 +9,13 @@ use sinabro_lab::traffic::{
     icmp, udp,
 };
 
-/// As it is where the kernel tracks connections, and puts packets together for that, and where it does not.
-pub fn worlds() -> [(World, &'static str); 2] {
+/// As it is where the kernel tracks connections, and puts packets together for that, where it does not, and where all that is in
+/// one part goes past the stack.
+pub fn worlds() -> [(World, &'static str); 3] {
     [
         (World::new(2), "tracked"),
         (World::with(2, &[], &[]), "untracked"),
+        (World::direct(2), "direct"),
     ]
 }
 

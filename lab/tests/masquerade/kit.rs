@@ -6,7 +6,10 @@
 //!               fd00:172:30::1    2001:db8:2::10     2001:db8:3::10
 //! ```
 
-use sinabro_lab::{Binaries, Lab, Lifetime, Node, Place, Pod, traffic::packet::Interface};
+use sinabro_lab::{
+    Binaries, Lab, Lifetime, Node, Place, Pod, node::SERVICES_FLAGS, traffic::packet::Interface,
+    wait::wait_for,
+};
 use sinabro_netlink::{Family, route::Route, sysctl};
 use std::{net::IpAddr, process::Command};
 
@@ -34,6 +37,41 @@ impl World {
         let world = Self::with(pods, &[], &[]);
         world.guard();
         world
+    }
+
+    /// The same, but that packets go past the node's stack, where Services are the agent's.
+    pub fn direct(pods: usize) -> Self {
+        Self::direct_with(pods, &[])
+    }
+
+    /// The same with flags of the agent.
+    pub fn direct_with(pods: usize, flags: &[&str]) -> Self {
+        let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
+        lab.node(1)
+            .write_services("{kind: List, items: []}\n")
+            .unwrap();
+        let world = Self::in_lab(lab, pods, &[&SERVICES_FLAGS, flags].concat());
+        world.wait_for_way("direct");
+        world
+    }
+
+    /// By the stack, and past it.
+    pub fn by_both_ways(pods: usize) -> impl Iterator<Item = Self> {
+        [Self::new, Self::direct]
+            .into_iter()
+            .map(move |make| make(pods))
+    }
+
+    /// Waits until packets go by a way, as the agent says.
+    pub fn wait_for_way(&self, beginning: &str) {
+        wait_for(beginning, || {
+            let status = self.node().status()?;
+            let way = status.modes.get("forwarding").map(String::as_str);
+            let is = way.is_some_and(|way| way.starts_with(beginning));
+            anyhow::ensure!(is, "packets go by {way:?}");
+            Ok(Some(()))
+        })
+        .unwrap();
     }
 
     /// The same without rules that have the kernel track connections, and so put packets in parts together;

@@ -6,6 +6,7 @@ mod crowds;
 mod early;
 mod ends;
 mod exchange;
+mod forwarding;
 mod fragments;
 mod hostile;
 mod kit;

@@ -7,8 +7,8 @@ use ipnet::IpNet;
 use sinabro_common::abi::{
     Addr,
     config::{
-        FLAG_CARRYING, FLAG_DRAINING, FLAG_HANDOVER, FLAG_SERVICES, FLAG_STAMPED, FLAG_TUNNELS,
-        NodeConfig,
+        FLAG_CARRYING, FLAG_DRAINING, FLAG_FORWARD, FLAG_HANDOVER, FLAG_SERVICES, FLAG_STAMPED,
+        FLAG_TUNNELS, NodeConfig,
     },
 };
 use std::{collections::HashSet, fs, path::Path, sync::Mutex, thread, time::Duration};
@@ -107,11 +107,14 @@ impl Config {
     }
 
     /// Whether stamps are asked for stays as it is while tunnels are checked, and so does what is about
-    /// the programs: [`Self::runs`], [`Self::carrying`]; and so does [`Self::services`].
+    /// the programs: [`Self::runs`], [`Self::carrying`]; and so do [`Self::services`] and [`Self::forwarding`].
     pub fn set(&self, config: NodeConfig) -> Result<(), DatapathError> {
         self.change(|before| {
             let tunnels = config.flags & FLAG_TUNNELS != 0;
-            let kept = FLAG_CARRYING | Translation::FLAGS | if tunnels { FLAG_STAMPED } else { 0 };
+            let kept = FLAG_CARRYING
+                | FLAG_FORWARD
+                | Translation::FLAGS
+                | if tunnels { FLAG_STAMPED } else { 0 };
             let flags = config.flags | before.flags & kept;
             NodeConfig { flags, ..config }.with_generation(before.generation())
         })
@@ -135,9 +138,19 @@ impl Config {
 
     /// What becomes of what is sent to Services.
     pub fn services(&self, translation: Translation) -> Result<(), DatapathError> {
+        self.set_flags(Translation::FLAGS, translation.flags())
+    }
+
+    /// Whether what leaves the cluster goes past the stack.
+    pub fn forwarding(&self, is_direct: bool) -> Result<(), DatapathError> {
+        self.set_flags(FLAG_FORWARD, if is_direct { FLAG_FORWARD } else { 0 })
+    }
+
+    /// Of some flags, has these and no others be set.
+    fn set_flags(&self, some: u32, these: u32) -> Result<(), DatapathError> {
         let mut map = lock(&self.0);
         let before = read(&map)?;
-        let flags = before.flags & !Translation::FLAGS | translation.flags();
+        let flags = before.flags & !some | these;
         match flags == before.flags {
             true => Ok(()),
             false => write(&mut map, NodeConfig { flags, ..before }),

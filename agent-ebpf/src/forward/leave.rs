@@ -1,0 +1,245 @@
+//! What a pod sends out of the cluster.
+
+use super::Way;
+use crate::{
+    PASS,
+    connection::{self, Noted},
+    maps::{CONFIG, UPLINKS},
+    nat::{drop, keeps_source, leave::translated},
+    parse::{
+        Packet as _, eth, proto,
+        skb::{Frame as _, Head, PACKET_HOST},
+    },
+    rewrite,
+    scratch::Scratch,
+    stage::{deliver, mss, tunnel},
+};
+use aya_ebpf::{
+    bindings::{__sk_buff, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1},
+    helpers::{bpf_fib_lookup, bpf_redirect_neigh},
+    programs::TcContext,
+};
+use sinabro_common::{
+    abi::{
+        Addr,
+        config::FLAG_MASQUERADE,
+        connection::{Connection, FLAG_MASQUERADED, FLAG_SERVICE},
+        drop::DropReason,
+    },
+    algo::{checksum, ct_state},
+};
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+/// BPF_FIB_LKUP_RET_SUCCESS: a plain route that leads on, and a neighbour that is known.
+const LEADS_ON: i64 = 0;
+
+/// Somebody else may have a part in the packet's connection,
+const NOT_OURS: u32 = 0;
+/// it is translated here, at the uplink if at all,
+const OURS: u32 = 1;
+/// or its source is to be what `scratch.connection` says.
+const KNOWN: u32 = 2;
+
+/// Sends a packet, which is read, by its uplink; [`PASS`] if that is left to the stack, and the packet as it was, but for what a
+/// SYN announces.
+#[inline(never)]
+pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, was_translated: bool) -> i32 {
+    let ctx = TcContext::new(skb);
+    // SAFETY: the context is valid for as long as the program runs.
+    let to_gateway = unsafe { (*skb).pkt_type } == PACKET_HOST;
+    if !to_gateway
+        || is_of_many(&ctx, scratch)
+        || !deliver::is_plain(&scratch.ip, &scratch.l4)
+        || !deliver::fits(&ctx, scratch, 0)
+    {
+        return PASS;
+    }
+    let whose = whose(scratch, was_translated);
+    if whose == NOT_OURS || find_way(skb, scratch) == 0 {
+        return PASS;
+    }
+    if mss::begins(&scratch.ip, &scratch.l4)
+        && let Err(reason) = mss::to_the_ways_out(&ctx, &scratch.ip)
+    {
+        return drop(reason);
+    }
+    if whose == KNOWN {
+        match masquerade(skb, scratch) {
+            PASS => {}
+            dropped => return dropped,
+        }
+    }
+    if rewrite::decrement_ttl(&ctx, &scratch.ip).is_err() {
+        return drop(DropReason::RewriteFailed);
+    }
+    send(&scratch.way)
+}
+
+/// Gives the packet the source that its record says, and a mark by which the uplink knows that: it need not read the packet once
+/// more. Without a mark to give it is left to the uplink.
+#[inline(always)]
+fn masquerade(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let Some(overlay) = CONFIG.get(0).and_then(tunnel::overlay) else {
+        return PASS;
+    };
+    match translated(skb, scratch) {
+        PASS => {}
+        dropped => return dropped,
+    }
+    let Scratch { ip, connection, .. } = scratch;
+    if !ip.v6 {
+        let (from, to) = (rewrite::word(&ip.src), rewrite::word(&connection.nat));
+        ip.checksum = checksum::replaced(ip.checksum, from, to);
+    }
+    // SAFETY: the context is valid for as long as the program runs.
+    unsafe { (*skb).mark = tunnel::mark(overlay) };
+    PASS
+}
+
+#[inline(always)]
+fn send(way: &Way) -> i32 {
+    let [a, b, c, d] = [0, 4, 8, 12].map(|at| {
+        u32::from_ne_bytes([
+            way.dst[at],
+            way.dst[at + 1],
+            way.dst[at + 2],
+            way.dst[at + 3],
+        ])
+    });
+    let mut neighbour = bpf_redir_neigh {
+        nh_family: way.family.into(),
+        // An IPv4 address is the first of the four.
+        __bindgen_anon_1: bpf_redir_neigh__bindgen_ty_1 {
+            ipv6_nh: [a, b, c, d],
+        },
+    };
+    // SAFETY: the neighbour is valid for the call. An interface that is gone makes the kernel drop the packet.
+    unsafe {
+        bpf_redirect_neigh(
+            way.ifindex,
+            &raw mut neighbour,
+            size_of::<bpf_redir_neigh>() as i32,
+            0,
+        ) as i32
+    }
+}
+
+/// Whether it is a super-packet of another protocol than TCP. How long the segments are that are cut from it depends on what is in it:
+/// a tunnel of the pod's own, for example.
+#[inline(always)]
+fn is_of_many(ctx: &TcContext, scratch: &Scratch) -> bool {
+    // SAFETY: the context is valid for as long as the program runs.
+    let segment = unsafe { (*ctx.skb.skb).gso_size };
+    segment != 0 && scratch.ip.proto != proto::TCP
+}
+
+/// Whether the packet's connection is translated here, whichever way it goes, or will be.
+#[inline(never)]
+fn whose(scratch: &mut Scratch, was_translated: bool) -> u32 {
+    // A Service's endpoint outside of the cluster.
+    if was_translated {
+        return u32::from(!keeps_source(scratch.ip.dst));
+    }
+    scratch.identify();
+    match connection::find(&scratch.key) {
+        // SAFETY: a value that the map just gave.
+        Some(found) => unsafe { noted(found, scratch) },
+        None => u32::from(begins_masqueraded(scratch)),
+    }
+}
+
+/// What the client of a masqueraded connection sends is [`KNOWN`], unless it begins or the record is over: what becomes of that
+/// the uplink decides. What the endpoint of a Service sends to a client outside is [`OURS`].
+///
+/// # Safety
+/// `connection` is a value that the map gave in this run of the program.
+#[inline(always)]
+unsafe fn noted(connection: *mut Connection, scratch: &mut Scratch) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let is_from_client = (*connection).client_is_high() == scratch.from_high;
+        let is_of_service = (*connection).has(FLAG_SERVICE);
+        if !is_from_client || is_of_service {
+            return u32::from(is_of_service != is_from_client);
+        }
+        if !(*connection).has(FLAG_MASQUERADED) {
+            return NOT_OURS;
+        }
+        let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
+        if proto == proto::TCP && ct_state::begins(proto, flags) {
+            return OURS;
+        }
+        match connection::note(connection, proto, scratch.from_high, flags) {
+            Noted::Over => return OURS,
+            Noted::Changed => connection::changed(scratch),
+            Noted::Same => {}
+        }
+        scratch.connection.nat = Addr::at(&raw const (*connection).nat);
+        scratch.connection.nat_port = (*connection).nat_port;
+    }
+    KNOWN
+}
+
+/// Whether a packet that has no record begins a connection that gets one at the uplink. Of datagrams nobody can say so: the first
+/// one goes by the stack.
+#[inline(always)]
+fn begins_masqueraded(scratch: &Scratch) -> bool {
+    let Some(config) = CONFIG.get(0) else {
+        return false;
+    };
+    let source = match scratch.ip.v6 {
+        false => &config.masquerade_v4,
+        true => &config.masquerade_v6,
+    };
+    scratch.ip.proto == proto::TCP
+        && ct_state::begins(proto::TCP, scratch.l4.tcp_flags)
+        && config.flags & FLAG_MASQUERADE != 0
+        && *source != Addr::UNSPECIFIED
+        && !keeps_source(scratch.ip.dst)
+}
+
+/// Asks the kernel's routes, as the stack would, for the way in `scratch.way`. Zero unless it leads out by an uplink that is
+/// Ethernet: what ends here, is refused, goes through another tunnel or needs a neighbour to be looked for is the stack's.
+#[inline(never)]
+fn find_way(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
+    let Scratch { ip, l4, way, .. } = scratch;
+    way.proto = ip.proto;
+    way.src_port = l4.src_port;
+    way.dst_port = l4.dst_port;
+    way.len = 0;
+    way.service = [0; 4];
+    way.vlan = [0; 4];
+    if ip.v6 {
+        way.family = AF_INET6;
+        way.src = ip.src.0;
+        way.dst = ip.dst.0;
+    } else {
+        way.family = AF_INET;
+        way.src = [0; 16];
+        way.dst = [0; 16];
+        way.src[..4].copy_from_slice(&rewrite::word(&ip.src).to_ne_bytes());
+        way.dst[..4].copy_from_slice(&rewrite::word(&ip.dst).to_ne_bytes());
+        if let Some([_, service]) = Head::new(skb).load::<[u8; 2]>(ip.l3) {
+            way.service[0] = service;
+        }
+    }
+    // SAFETY: the context is valid for as long as the program runs, and `Way` is what the helper reads and writes.
+    let answer = unsafe {
+        way.ifindex = (*skb).ifindex;
+        bpf_fib_lookup(
+            skb.cast(),
+            core::ptr::from_mut(way).cast(),
+            size_of::<Way>() as i32,
+            0,
+        )
+    };
+    if answer != LEADS_ON {
+        return 0;
+    }
+    let Some(uplink) = UPLINKS.get_ptr(way.ifindex) else {
+        return 0;
+    };
+    // SAFETY: a value that the map just gave.
+    u32::from(unsafe { (*uplink).header_len } == eth::LEN)
+}

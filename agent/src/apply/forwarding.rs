@@ -1,0 +1,203 @@
+//! Whether what pods send out of the cluster, and what answers it, goes past netfilter.
+//!
+//! Rules that others have there for what is forwarded, such as those of a firewall, would not be met any more. So
+//! they are looked for, and so are queues on pods' links. Not theirs are those of Kubernetes' Services, which are translated before, and of `hostPort`s, whose
+//! connections have no record and go by the stack all the same.
+
+use super::next_hops::has_ipsec;
+use crate::{
+    chain::Chain,
+    config::Settings,
+    datapath::{Datapath, DatapathError},
+    install::others,
+    plan::Forwarding,
+};
+use sinabro_netlink::{
+    Family,
+    nft::{self, Nft, Rule},
+    xtables,
+};
+
+/// Tables of kube-proxy, and of the plugin `portmap` by nftables.
+const OF_SERVICES: [&str; 2] = ["kube-proxy", "cni_hostport"];
+/// What the names of their chains by iptables begin with.
+const CHAINS_OF_SERVICES: [&str; 2] = ["KUBE-", "CNI-HOSTPORT-"];
+/// The type of the plugin that limits pods by queues on their links, in configurations.
+const BANDWIDTH: &str = "bandwidth";
+/// Tables of iptables-legacy.
+const LEGACY: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
+
+/// Looks at the kernel and says so to the data path.
+///
+/// # Errors
+/// If the data path cannot be told.
+pub fn follow(settings: &Settings, datapath: &Datapath) -> Result<Forwarding, DatapathError> {
+    let may_translate = settings.service_proxy.may_be_on();
+    let is_single = datapath.direct_uplink()?.is_some();
+    let obstacle = |rules_count| {
+        if has_ipsec() {
+            return Some("there are policies of IPsec (ip xfrm policy)".into());
+        }
+        if rules_count && others::is_chained(&settings.cni_conf_dir, BANDWIDTH) {
+            return Some(format!(
+                "the plugin {BANDWIDTH} limits by queues of the stack"
+            ));
+        }
+        rules_count.then(rules_of_others).flatten()
+    };
+    let chosen = Forwarding::choose(settings.forwarding, may_translate, is_single, obstacle);
+    datapath.set_forwarding(chosen == Forwarding::Direct)?;
+    Ok(chosen)
+}
+
+/// The first place where somebody has rules for what is forwarded; what cannot be looked at may be one.
+fn rules_of_others() -> Option<String> {
+    let found = in_nftables().and_then(|found| match found {
+        None => in_legacy_tables(),
+        found => Ok(found),
+    });
+    found.unwrap_or_else(|error| Some(format!("cannot look for rules: {}", Chain(&error))))
+}
+
+fn in_nftables() -> sinabro_netlink::Result<Option<String>> {
+    let mut nft = Nft::new()?;
+    for chain in nft.chains()? {
+        if !sees_forwarded(&chain) {
+            continue;
+        }
+        let drops = chain.base.as_ref().is_some_and(|base| base.drops);
+        let mut has_rules = || {
+            nft.rules_of(&chain)
+                .map(|rules| !rules.iter().all(is_of_services))
+        };
+        if drops || (chain.uses > 0 && has_rules()?) {
+            let nft::Chain {
+                family,
+                table,
+                name,
+                ..
+            } = &chain;
+            return Ok(Some(format!("rules in chain {family} {table} {name}")));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a packet that the stack forwards passes a chain.
+fn sees_forwarded(chain: &nft::Chain) -> bool {
+    let Some(base) = &chain.base else {
+        return false;
+    };
+    match chain.family.to_string().as_str() {
+        "inet" | "ip" | "ip6" => {
+            let hooks = [nft::PREROUTING, nft::FORWARD, nft::POSTROUTING];
+            hooks.contains(&base.hook) && !OF_SERVICES.contains(&chain.table.as_str())
+        }
+        // Of a link, after our programs.
+        "netdev" => true,
+        _ => false,
+    }
+}
+
+/// Whether a rule does no more than to lead to the chains of Services.
+fn is_of_services(rule: &Rule) -> bool {
+    let last = rule
+        .expressions
+        .last()
+        .map(String::as_str)
+        .unwrap_or_default();
+    let chain = last
+        .strip_prefix("jump(")
+        .or_else(|| last.strip_prefix("goto("))
+        .unwrap_or_default();
+    CHAINS_OF_SERVICES.iter().any(|of| chain.starts_with(of))
+}
+
+fn in_legacy_tables() -> sinabro_netlink::Result<Option<String>> {
+    for (family, program) in [
+        (Family::V4, "iptables-legacy"),
+        (Family::V6, "ip6tables-legacy"),
+    ] {
+        for table in LEGACY {
+            if xtables::is_used(family, table)? {
+                return Ok(Some(format!("rules in table {table} of {program}")));
+            }
+        }
+        let filter = xtables::filter(family)?;
+        if filter.is_some_and(|filter| filter.drops_forwarded) {
+            return Ok(Some(format!("{program} drops what is forwarded")));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(expressions: &[&str]) -> Rule {
+        Rule {
+            family: nft::Family(2),
+            table: "filter".into(),
+            chain: "FORWARD".into(),
+            handle: 1,
+            expressions: expressions.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    #[test]
+    fn rules_that_lead_to_services_are_nobody_elses() {
+        for (expressions, is) in [
+            (
+                &["match(comment)", "counter", "jump(KUBE-FORWARD)"][..],
+                true,
+            ),
+            (&["match(addrtype)", "jump(CNI-HOSTPORT-DNAT)"], true),
+            (&["goto(KUBE-POSTROUTING)"], true),
+            (&["jump(DOCKER-USER)"], false),
+            (&["counter", "drop"], false),
+            (&["jump(MY-KUBE-RULES)"], false),
+            (&[], false),
+        ] {
+            assert_eq!(is_of_services(&rule(expressions)), is, "{expressions:?}");
+        }
+    }
+
+    #[test]
+    fn chains_of_what_is_forwarded_are_looked_at() {
+        let chain = |family, table: &str, hook| nft::Chain {
+            family: nft::Family(family),
+            table: table.into(),
+            name: "c".into(),
+            base: Some(nft::Base {
+                kind: "filter".into(),
+                hook,
+                priority: 0,
+                drops: false,
+            }),
+            uses: 1,
+        };
+        for (family, table, hook, is) in [
+            (2, "filter", nft::FORWARD, true),
+            (10, "filter", nft::FORWARD, true),
+            (1, "firewalld", nft::PREROUTING, true),
+            (2, "nat", nft::POSTROUTING, true),
+            (5, "filter", 0, true),
+            // What is for the node, or its own.
+            (2, "filter", 1, false),
+            (2, "filter", 3, false),
+            // A bridge's, and kube-proxy's.
+            (7, "filter", nft::FORWARD, false),
+            (2, "kube-proxy", nft::FORWARD, false),
+            (10, "cni_hostport", nft::PREROUTING, false),
+        ] {
+            let chain = chain(family, table, hook);
+            assert_eq!(sees_forwarded(&chain), is, "{chain}");
+            let called = nft::Chain {
+                base: None,
+                ..chain
+            };
+            assert!(!sees_forwarded(&called), "{called}");
+        }
+    }
+}

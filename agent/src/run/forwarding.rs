@@ -1,0 +1,74 @@
+//! The task that says by which way packets leave the cluster, as rules of others come and go.
+
+use crate::{
+    apply::{
+        forwarding,
+        kernel_events::{Fd, readable},
+    },
+    chain::Chain,
+    config::Settings,
+    datapath::Datapath,
+    node::NodeStatus,
+    plan::Forwarding,
+};
+use anyhow::Context as _;
+use sinabro_netlink::nft::Changes;
+use std::{future::pending, io, sync::Arc, time::Duration};
+use tokio::{io::unix::AsyncFd, sync::watch, task::spawn_blocking, time::sleep};
+
+/// How often the kernel is looked at although nothing was heard: of iptables-legacy and of IPsec nothing ever is.
+const REFRESH: Duration = Duration::from_secs(30);
+/// Rules come in groups, and kube-proxy's all the time.
+const SETTLE: Duration = Duration::from_millis(500);
+
+pub(super) struct ForwardingTask {
+    pub(super) settings: Arc<Settings>,
+    pub(super) datapath: Arc<Datapath>,
+    pub(super) node: watch::Receiver<NodeStatus>,
+    /// What came of it.
+    pub(super) forwarding: watch::Sender<Option<Forwarding>>,
+}
+
+pub(super) async fn follow_forwarding(mut task: ForwardingTask) -> anyhow::Result<()> {
+    let mut changes = open();
+    loop {
+        let (settings, datapath) = (task.settings.clone(), task.datapath.clone());
+        let looked = spawn_blocking(move || forwarding::follow(&settings, &datapath));
+        let way = looked.await.context("looking for the way out failed")?;
+        let way = way.context("cannot say by which way packets leave the cluster")?;
+        task.forwarding.send_if_modified(|known| {
+            let is_new = known.as_ref() != Some(&way);
+            if is_new {
+                tracing::info!(way = %way, "packets out of the cluster");
+                *known = Some(way);
+            }
+            is_new
+        });
+        tokio::select! {
+            () = sleep(REFRESH) => {}
+            changed = task.node.changed() => changed.context("what follows the node ended")?,
+            () = rules_change(&mut changes) => {}
+        }
+    }
+}
+
+/// Without it, what changes is noticed by the next look.
+fn open() -> Option<AsyncFd<Fd<Changes>>> {
+    let opened = Changes::follow().map_err(io::Error::other);
+    opened
+        .and_then(Fd::register)
+        .inspect_err(|error| tracing::warn!("cannot follow changes of rules, polling: {error}"))
+        .ok()
+}
+
+async fn rules_change(changes: &mut Option<AsyncFd<Fd<Changes>>>) {
+    let Some(open) = changes else {
+        return pending().await;
+    };
+    readable(open).await;
+    sleep(SETTLE).await;
+    if let Err(error) = open.get_mut().0.drain() {
+        tracing::warn!("lost changes of rules, looking again: {}", Chain(&error));
+        *changes = self::open();
+    }
+}
