@@ -2,7 +2,8 @@
 //!
 //! | nodes | |
 //! |---|---|
-//! | n1, n2 | Sinabro |
+//! | n1, n2 | Sinabro, Services translated by it, so that packets go past the stack |
+//! | n9, n10 | Sinabro, packets by the stack |
 //! | n3, n4 | `ptp`, masquerade by iptables |
 //! | n5, n6 | `ptp`, masquerade by nftables |
 //! | n7, n8 | `ptp`, no translation |
@@ -24,19 +25,24 @@ use crate::bench::{
     http::Nginx,
     pod::{others, rules},
 };
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use ipnet::IpNet;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place,
     datapath::Planted,
     lab::UNDERLAY_MTU,
+    node::SERVICES_FLAGS,
     traffic::{
         self,
         seat::{Ends, Seat},
     },
+    wait::wait_for,
 };
 use sinabro_netlink::{Family, link, route::Route};
 use std::{net::IpAddr, process::Command, time::Instant};
+
+/// As OURS, but that packets pass the node's stack, as they do where others translate Services.
+const BY_STACK: &str = "sinabro, by the stack";
 
 pub struct Subject {
     pub name: String,
@@ -65,30 +71,31 @@ impl Scene {
     pub fn make(cpus: [usize; 2], options: &Options) -> Result<Self> {
         let present = Binaries::at(options.programs.present())?;
         let earlier = options.programs.earlier();
-        let pairs = if earlier.is_some() { 2 } else { 4 };
+        let pairs = if earlier.is_some() { 2 } else { 5 };
         let lab = Lab::new(present, 2 * pairs, Lifetime::Process)?;
         let outside = Place::fresh("outside")?;
         for node in lab.nodes() {
             connect(node, &outside)
                 .with_context(|| format!("cannot connect {} to the outside", node.name()))?;
         }
-        let agents = match earlier {
+        let others = match earlier {
             Some((_, dir)) => {
                 for number in [3, 4] {
                     lab.node(number).set_binaries(Binaries::at(dir)?);
                 }
-                4
+                [3, 4]
             }
-            None => 2,
+            None => [9, 10],
         };
-        let nodes = &lab.nodes()[..agents];
-        for node in nodes {
+        let agents = [1, 2].into_iter().chain(others);
+        for number in agents.clone() {
+            let node = lab.node(number);
             // Each is a cluster of its own: there is no way between them.
             node.write_nodes(&[node.entry()])?;
-            start(node)?;
+            start(node, number < 9)?;
         }
-        for node in nodes {
-            node.wait_ready()?;
+        for number in agents {
+            lab.node(number).wait_ready()?;
         }
         let seat = Seat {
             place: &outside,
@@ -109,7 +116,10 @@ impl Scene {
             let mut subjects = vec![scene.sinabro(OURS, number)?];
             match earlier {
                 Some((commit, _)) => subjects.push(scene.sinabro(commit, number + 2)?),
-                None => subjects.extend(scene.others(number)?),
+                None => {
+                    subjects.push(scene.sinabro(BY_STACK, number + 8)?);
+                    subjects.extend(scene.others(number)?);
+                }
             }
             for subject in &subjects {
                 rules::kube_proxy(scene.lab.node(subject.node), rules.unwrap_or(0))?;
@@ -229,6 +239,9 @@ impl Scene {
     /// An error unless the host outside sees of each subject what it stands for.
     pub fn verify(&self) -> Result<()> {
         for subject in self.plain.iter().chain(&self.kube_proxy) {
+            if subject.name == OURS {
+                wait_until_direct(self.node(subject))?;
+            }
             let seen = || -> Result<IpAddr> {
                 let ends = self.ends(subject)?;
                 let listener = ends.listen(0)?;
@@ -248,6 +261,17 @@ impl Scene {
         }
         Ok(())
     }
+}
+
+fn wait_until_direct(node: &Node) -> Result<()> {
+    wait_for("packets to go past the stack", || {
+        let status = node.status()?;
+        let way = status.modes.get("forwarding").map(String::as_str);
+        match way {
+            Some("direct") => Ok(Some(())),
+            _ => bail!("{} says {way:?}", node.name()),
+        }
+    })
 }
 
 fn family(addresses: &[IpAddr], ipv6: bool) -> Result<IpAddr> {
@@ -296,14 +320,18 @@ fn connect(node: &Node, outside: &Place) -> Result<()> {
 }
 
 /// Starts an agent with room for what is measured. Commits before the table of connections know no such
-/// setting, and give out few ports if they are not told others.
-fn start(node: &Node) -> Result<()> {
+/// setting, and give out few ports if they are not told others. They go past the stack if they can and are to.
+fn start(node: &Node, is_direct: bool) -> Result<()> {
     let mut help = Command::new(node.binaries().agent());
     let help = crate::workspace::output(help.arg("--help"))?;
     let mut flags = Vec::new();
     match help.contains("--connections ") {
         true => flags.push("--connections=1200000"),
         false => flags.push("--masquerade-ports=16384-65535"),
+    }
+    if is_direct && help.contains("--forwarding ") {
+        node.write_services("{kind: List, items: []}\n")?;
+        flags.extend(SERVICES_FLAGS);
     }
     node.start_agent_with(&flags)
 }
