@@ -67,7 +67,7 @@ use sinabro_common::{
         connection::{
             ALIASES_EACH, ALL_SHARES, HOST_SHARE, Limits, MAX_CONNECTIONS, OUTSIDE_SHARE,
         },
-        counters::PodCounters,
+        counters::{PeerCounters, PodCounters},
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
         next_hop::NextHop,
@@ -623,8 +623,16 @@ impl Datapath {
     }
 
     /// Whose tunnels are taken, and for whom: exactly these from now on.
+    /// The other nodes' packets are counted from then on.
     pub fn set_tunnels(&self, tunnels: &Tunnels<'_>) -> Result<(), DatapathError> {
-        self.maps.nodes.set(tunnels)
+        self.maps.nodes.set(tunnels)?;
+        self.maps.peers.set(&tunnels.peers())
+    }
+
+    /// Tunnel packets between this node and each other one, by tunnel address, summed over CPUs; by
+    /// [`Addr::UNSPECIFIED`] those of nodes that are gone.
+    pub fn peer_counters(&self) -> Result<BTreeMap<Addr, PeerCounters>, DatapathError> {
+        self.maps.peers.all()
     }
 
     /// The uplink by which packets may leave past the stack: the only one, if it is Ethernet.
