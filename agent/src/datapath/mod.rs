@@ -53,8 +53,8 @@ use crate::chain::Chain;
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
 pub use maps::{
-    Connections, DropEvents, PodAcceleration, PortSet, PortsOf, Prefix as ClientPrefix,
-    QueueLimits, QueueUsage, Services, Translation, Tunnels, net_of_prefix,
+    Connections, DirectUplink, DropEvents, PodAcceleration, PortSet, PortsOf,
+    Prefix as ClientPrefix, QueueLimits, QueueUsage, Services, Translation, Tunnels, net_of_prefix,
     prefixes as client_prefixes,
 };
 use maps::{Maps, shape};
@@ -622,8 +622,8 @@ impl Datapath {
         self.maps.non_masquerade.set(prefixes)
     }
 
-    /// Whose tunnels are taken, and for whom: exactly these from now on.
-    /// The other nodes' packets are counted from then on.
+    /// Whose tunnels are taken, and for whom: exactly these from now on. What goes to and comes from each other
+    /// node is counted.
     pub fn set_tunnels(&self, tunnels: &Tunnels<'_>) -> Result<(), DatapathError> {
         self.maps.nodes.set(tunnels)?;
         self.maps.peers.set(&tunnels.peers())
@@ -635,9 +635,9 @@ impl Datapath {
         self.maps.peers.all()
     }
 
-    /// The uplink by which packets may leave past the stack: the only one, if it is Ethernet.
-    pub fn direct_uplink(&self) -> Result<Option<u32>, DatapathError> {
-        self.maps.uplinks.only_ethernet()
+    /// The uplink by which packets may leave past the stack.
+    pub fn direct_uplink(&self) -> Result<DirectUplink, DatapathError> {
+        self.maps.uplinks.direct()
     }
 
     /// The way to another node as it was set last.

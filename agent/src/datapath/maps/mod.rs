@@ -43,7 +43,7 @@ pub use prefix::{Prefix, net as net_of_prefix, prefixes};
 pub use queues::{QueueLimits, QueueUsage};
 pub use services::Services;
 pub use socket_frontends::SocketFrontends;
-pub use uplinks::Uplinks;
+pub use uplinks::{DirectUplink, Uplinks};
 
 use super::{DatapathError, raw_map::RawMap};
 use aya::{
