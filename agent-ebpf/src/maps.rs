@@ -16,7 +16,7 @@ use sinabro_common::abi::{
         Limits, MAX_CONNECTIONS, MAX_CROWDED, MAX_FRAGMENTS, OTHER_SHARES, PORT_TABLES, Share,
         TakenPorts, Tuple,
     },
-    counters::PodCounters,
+    counters::{MAX_PEER_COUNTERS, PeerCounters, PodCounters},
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
     fragment::{EarlyFragment, EarlyKey, MAX_EARLY_FRAGMENTS},
@@ -85,6 +85,10 @@ pub static OVERLAY: Array<Overlay> = Array::pinned(1, 0);
 
 #[map]
 pub static NEXT_HOPS: HashMap<Addr, NextHop> = HashMap::pinned(MAX_NEXT_HOPS, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static PEER_COUNTERS: PerCpuHashMap<Addr, PeerCounters> =
+    PerCpuHashMap::pinned(MAX_PEER_COUNTERS, BPF_F_NO_PREALLOC);
 
 #[map]
 pub static PATH_MTU: Array<u32> = Array::pinned(1, 0);

@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 use ipnet::IpNet;
-use sinabro_common::names;
+use sinabro_common::{
+    api::{NodeReport, PathCounts, PathPackets, PeerPath, Request as Ask, Response},
+    names,
+};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod, confinement,
     traffic::{
@@ -12,6 +15,7 @@ use sinabro_lab::{
         tally, udp,
         unbroken::{Pace, Traffic},
     },
+    wait::eventually,
 };
 use sinabro_netlink::{Request, route::Route, sysctl};
 use std::{fs, net::SocketAddr, process::Command, time::Duration};
@@ -56,6 +60,34 @@ impl World {
         [1, 2].map(|number| counts(self.lab.node(number)))
     }
 
+    /// What each node has counted of the other.
+    fn counted(&self) -> [PathCounts; 2] {
+        [1, 2].map(|number| {
+            let node = self.lab.node(number);
+            let packets = other(node).packets.unwrap();
+            match node.ask(Ask::Metrics).unwrap() {
+                Response::Metrics(metrics) => assert_eq!(metrics.overlay_packets, Some(packets)),
+                answer => panic!("{answer:?}"),
+            }
+            packets
+        })
+    }
+
+    /// What it counted of something.
+    fn counts_of(&self, what: impl FnOnce()) -> [PathCounts; 2] {
+        let before = self.counted();
+        what();
+        let after = self.counted();
+        let less = |a: PathPackets, b: PathPackets| PathPackets {
+            sent: a.sent - b.sent,
+            received: a.received - b.received,
+        };
+        [0, 1].map(|node| PathCounts {
+            direct: less(after[node].direct, before[node].direct),
+            kernel: less(after[node].kernel, before[node].kernel),
+        })
+    }
+
     /// What its devices carried of something.
     fn carried(&self, what: impl FnOnce()) -> [[u64; 2]; 2] {
         let before = self.by_device();
@@ -69,6 +101,40 @@ fn start(node: &Node, flags: &[&str]) {
     let flags = [&FLAGS, flags].concat();
     node.start_confined_agent(&flags, &confinement::AGENT)
         .unwrap();
+}
+
+/// What a node says of the other one.
+fn other(node: &Node) -> NodeReport {
+    let nodes = match node.ask(Ask::Nodes { after: None }).unwrap() {
+        Response::Nodes(nodes) => nodes,
+        answer => panic!("{answer:?}"),
+    };
+    nodes.into_iter().find(|node| !node.local).unwrap()
+}
+
+/// Why a node reaches the other one by the stack.
+fn why(node: &Node) -> String {
+    match other(node).path {
+        Some(PeerPath::Kernel { why }) => why,
+        path => panic!("{path:?}"),
+    }
+}
+
+fn goes_direct(node: &Node) -> bool {
+    other(node).path == Some(PeerPath::Direct)
+}
+
+const NOTHING: PathPackets = PathPackets {
+    sent: 0,
+    received: 0,
+};
+
+fn is_both_ways(packets: PathPackets) -> bool {
+    packets.sent > 0 && packets.received > 0
+}
+
+fn shown(node: &Node, command: &str) -> String {
+    String::from_utf8(node.ctl(&[command]).unwrap().stdout).unwrap()
 }
 
 fn counts(node: &Node) -> [u64; 2] {
@@ -105,15 +171,33 @@ fn exchange(world: &World) {
 #[test]
 fn neither_device_sees_what_goes_past() {
     let world = World::new([&[], &[]]);
-    assert_eq!(world.carried(|| exchange(&world)), [[0, 0]; 2]);
+    let counts = world.counts_of(|| {
+        assert_eq!(world.carried(|| exchange(&world)), [[0, 0]; 2]);
+    });
+    for (node, counts) in world.lab.nodes().iter().zip(counts) {
+        assert!(goes_direct(node), "{:?}", other(node));
+        assert!(is_both_ways(counts.direct), "{counts:?}");
+        assert_eq!(counts.kernel, NOTHING);
+        let status = shown(node, "status");
+        let mode = status
+            .lines()
+            .find(|line| line.starts_with("Mode overlay:"));
+        assert!(mode.unwrap().ends_with(" direct"), "{status}");
+    }
 }
 
 #[test]
 fn nodes_of_both_kinds_reach_each_other() {
     let world = World::new([&[], &["--overlay=kernel"]]);
-    let [[received, sent], [of_kernel, by_kernel]] = world.carried(|| exchange(&world));
-    assert_eq!([received, sent], [0, 0]);
-    assert!(of_kernel > 0 && by_kernel > 0, "{of_kernel} {by_kernel}");
+    let [one, two] = world.counts_of(|| {
+        let [[received, sent], [of_kernel, by_kernel]] = world.carried(|| exchange(&world));
+        assert_eq!([received, sent], [0, 0]);
+        assert!(of_kernel > 0 && by_kernel > 0, "{of_kernel} {by_kernel}");
+    });
+    assert!(goes_direct(world.lab.node(1)));
+    assert!(is_both_ways(one.direct) && one.kernel == NOTHING, "{one:?}");
+    assert_eq!(why(world.lab.node(2)), "the setting overlay is kernel");
+    assert!(is_both_ways(two.kernel) && two.direct == NOTHING, "{two:?}");
 }
 
 /// What is to be encrypted passes IPsec's policies in the stack alone. This one lets all pass.
@@ -127,9 +211,67 @@ fn a_node_with_policies_of_ipsec_sends_by_the_stack() {
         },
         [&[], &[]],
     );
-    let [[received, sent], [there, back]] = world.carried(|| exchange(&world));
-    assert!(received > 0 && sent > 0, "{received} {sent}");
-    assert_eq!([there, back], [0, 0]);
+    let [one, two] = world.counts_of(|| {
+        let [[received, sent], [there, back]] = world.carried(|| exchange(&world));
+        assert!(received > 0 && sent > 0, "{received} {sent}");
+        assert_eq!([there, back], [0, 0]);
+    });
+    let n1 = world.lab.node(1);
+    assert!(why(n1).starts_with("IPsec has policies"), "{}", why(n1));
+    let status = shown(n1, "status");
+    assert!(status.contains("kernel: IPsec has policies"), "{status}");
+    assert!(is_both_ways(one.kernel) && one.direct == NOTHING, "{one:?}");
+    assert!(goes_direct(world.lab.node(2)));
+    assert!(is_both_ways(two.direct) && two.kernel == NOTHING, "{two:?}");
+}
+
+#[test]
+fn services_of_others_keep_packets_in_the_stack() {
+    let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
+    for node in lab.nodes() {
+        node.start_agent().unwrap();
+    }
+    for node in lab.nodes() {
+        node.wait_ready().unwrap();
+        eventually("the other node is known", || other(node).path.is_some());
+        let why = why(node);
+        assert!(why.starts_with("Services are not ours"), "{why}");
+    }
+}
+
+/// A route of one node to the other changes, and an agent goes and comes.
+#[test]
+fn what_is_said_of_a_way_follows_it() {
+    let world = World::new([&[], &[]]);
+    let [n1, n2] = [1, 2].map(|number| world.lab.node(number));
+    let to = n2.addresses()[0];
+    let change = |what: &str| {
+        let route = format!("ip route {what}");
+        n1.command(&route.split(' ').collect::<Vec<_>>()).unwrap();
+    };
+    let hops = format!("nexthop via {ROUTER} nexthop via 172.30.0.13");
+    change(&format!("add {to}/32 {hops}"));
+    eventually("a second next hop", || !goes_direct(n1));
+    assert!(why(n1).contains("several next hops"), "{}", why(n1));
+    let nodes = shown(n1, "nodes");
+    assert!(nodes.contains("  kernel: the route to it"), "{nodes}");
+    assert!(shown(n1, "status").contains("direct but to 1 node\n"));
+    assert!(goes_direct(n2));
+    change(&format!("del {to}/32"));
+    eventually("one next hop", || goes_direct(n1));
+
+    exchange(&world);
+    let before = other(n1).packets.unwrap();
+    assert!(is_both_ways(before.direct), "{before:?}");
+    n1.kill_agent().unwrap();
+    start(n1, &["--overlay=kernel"]);
+    n1.wait_ready().unwrap();
+    let after = other(n1).packets.unwrap();
+    assert_eq!(after.direct, before.direct);
+    exchange(&world);
+    let after = other(n1).packets.unwrap();
+    assert_eq!(after.direct, before.direct);
+    assert!(after.kernel.sent > before.kernel.sent, "{after:?}");
 }
 
 #[test]
@@ -137,11 +279,16 @@ fn what_only_a_router_can_do_is_left_to_the_stack() {
     let world = World::new([&[], &[]]);
     let [one, two] = &world.pods;
     for address in two.addresses() {
-        let large = world.carried(|| {
-            udp::echo(one.place(), two.place(), address, 8000, false).unwrap();
+        let counts = world.counts_of(|| {
+            let large = world.carried(|| {
+                udp::echo(one.place(), two.place(), address, 8000, false).unwrap();
+            });
+            // Six parts there and six back.
+            assert_eq!(large, [[6, 6]; 2], "{address}");
         });
-        // Six parts there and six back.
-        assert_eq!(large, [[6, 6]; 2], "{address}");
+        for PathCounts { direct, kernel } in counts {
+            assert_eq!((direct, kernel.sent, kernel.received), (NOTHING, 6, 6));
+        }
     }
 }
 

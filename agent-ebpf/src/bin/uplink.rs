@@ -28,7 +28,7 @@ use sinabro_ebpf::{
     parse::{eth, l4::L4, skb},
     scratch::{self, Scratch},
     service,
-    stage::{Action, tunnel},
+    stage::{Action, report::Peer, tunnel},
 };
 #[path = "../event.rs"]
 mod event;
@@ -77,9 +77,16 @@ pub fn uplink_in(ctx: TcContext) -> i32 {
 fn unwrap(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     // Not read any more of what is inside.
     let udp = scratch.ip.l4;
+    let sender = Peer::find(&scratch.ip.src);
     match overlay::arrive::arrive(skb, scratch) {
-        PASS => stamp(skb, udp),
-        action if action < DROPPED => action,
+        PASS => {
+            sender.count(|peer| &mut peer.kernel_rx);
+            stamp(skb, udp)
+        }
+        action if action < DROPPED => {
+            sender.count(|peer| &mut peer.direct_rx);
+            action
+        }
         dropped => event::dropped_for((dropped - DROPPED) as u32),
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     },
     rewrite,
     scratch::Scratch,
-    stage::{deliver, mss, tunnel},
+    stage::{deliver, mss, report::Peer, tunnel},
 };
 use aya_ebpf::{
     bindings::{
@@ -150,6 +150,7 @@ fn send(
     {
         return drop(DropReason::RewriteFailed);
     }
+    Peer::find(&node.tunnel).count(|peer| &mut peer.direct_tx);
     let mut neighbour = bpf_redir_neigh {
         nh_family: AF_INET,
         __bindgen_anon_1: bpf_redir_neigh__bindgen_ty_1 { ipv6_nh: [0; 4] },

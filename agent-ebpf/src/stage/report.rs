@@ -1,9 +1,11 @@
-//! Counters: what each pod sent and received, and why packets were dropped.
+//! Counters: what each pod sent and received, what went between this node and each other one by which way, and why
+//! packets were dropped.
 //!
 //! A segmentation offload packet counts once, as it does in an interface's own counters.
 
-use crate::maps::{DROPS, POD_COUNTERS};
+use crate::maps::{DROPS, PEER_COUNTERS, POD_COUNTERS};
 use aya_ebpf::programs::TcContext;
+use sinabro_common::abi::{Addr, counters::PeerCounters};
 
 /// A pod sent a packet.
 #[inline(always)]
@@ -25,6 +27,26 @@ pub fn received(ctx: &TcContext, ifindex: u32) {
         unsafe {
             (*counters).rx_packets += 1;
             (*counters).rx_bytes += u64::from(ctx.len());
+        }
+    }
+}
+
+/// This CPU's counters of another node, by its tunnel address.
+#[derive(Clone, Copy)]
+pub struct Peer(Option<*mut PeerCounters>);
+
+impl Peer {
+    #[inline(always)]
+    pub fn find(tunnel: &Addr) -> Self {
+        Self(PEER_COUNTERS.get_ptr_mut(tunnel))
+    }
+
+    /// Counts a packet.
+    #[inline(always)]
+    pub fn count(self, of: impl Fn(&mut PeerCounters) -> &mut u64) {
+        if let Some(counters) = self.0 {
+            // SAFETY: as in `sent`; found while this program runs, so it lives until that ends.
+            unsafe { *of(&mut *counters) += 1 };
         }
     }
 }

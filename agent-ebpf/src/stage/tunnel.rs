@@ -16,7 +16,7 @@
 //! address: such a packet may come in to the node itself, and the answer of an address that is
 //! nobody's in the cluster may come through a tunnel.
 
-use super::Action;
+use super::{Action, report::Peer};
 use crate::{
     PASS,
     maps::{CONFIG, ENDPOINTS, NODES, NON_MASQUERADE, OVERLAY, POD_RANGES},
@@ -77,7 +77,10 @@ pub fn leaves(ctx: &TcContext, ip: &Ip) -> Action {
     match node(&ip.dst) {
         None => Ok(PASS),
         Some(_) if forwarded => Err(DropReason::EncapProhibited),
-        Some(_) => Ok(OURS),
+        Some(node) => {
+            Peer::find(&node.tunnel).count(|peer| &mut peer.kernel_tx);
+            Ok(OURS)
+        }
     }
 }
 

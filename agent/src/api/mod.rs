@@ -2,10 +2,11 @@
 //!
 //! - [`server`]: connections, peers, deadlines, limits;
 //! - [`pod`]: the CNI plugin's requests;
-//! - [`status`]: reports for `sinabroctl` and telemetry, [`acceleration`], [`connections`] and [`services`] among them.
+//! - [`status`]: reports for `sinabroctl` and telemetry, [`acceleration`], [`connections`], [`paths`] and [`services`] among them.
 
 mod acceleration;
 mod connections;
+mod paths;
 pub mod pod;
 pub mod server;
 mod services;

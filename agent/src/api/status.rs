@@ -1,13 +1,13 @@
 //! What the agent says about itself, to `sinabroctl` and to scrapers.
 
-use super::{acceleration, connections, services};
+use super::{acceleration, connections, paths, services};
 use crate::{
     announce::Announcer,
     apply::OverlayStatus,
     chain::Chain,
     config::Settings,
     connections::Room,
-    datapath::{Datapath, DatapathError, Level},
+    datapath::{Datapath, DatapathError, Level, Translation},
     endpoint::{Endpoints, release::Reaper},
     handover::ServiceProxy,
     install::InstallStatus,
@@ -168,8 +168,10 @@ impl Core {
             Request::Status => Ok(Response::Status(Box::new(self.status()))),
             Request::Endpoints => self.endpoint_reports().map(Response::Endpoints),
             Request::Ipam => Ok(Response::Ipam(self.ipam_report())),
-            Request::Nodes { after } => Ok(Response::Nodes(self.nodes_after(after.as_deref()))),
-            Request::Metrics => self.metrics_report().map(Response::Metrics),
+            Request::Nodes { after } => self.nodes_after(after.as_deref()).map(Response::Nodes),
+            Request::Metrics => self
+                .metrics_report()
+                .map(|report| Response::Metrics(Box::new(report))),
             Request::Acceleration => self.acceleration_report().map(Response::Acceleration),
             Request::Log => Ok(Response::Log(RECENT.text())),
             _ => Err("this is not a request for a report".to_owned()),
@@ -230,13 +232,14 @@ impl Core {
         modes.insert("serviceProxy".into(), text);
         if let Some(way) = &*self.forwarding.borrow() {
             let text = match way {
-                Forwarding::Direct if !self.datapath.translates_alone() => {
+                Forwarding::Direct if !self.translates_alone() => {
                     "kernel: others translate Services, too".to_owned()
                 }
                 way => way.to_string(),
             };
             modes.insert("forwarding".into(), text);
         }
+        modes.insert("overlay".into(), paths::mode(self));
         let facts = self.services.iter().flat_map(|services| &services.facts);
         let ranges: Vec<_> = facts.flat_map(|facts| facts.dropped_ranges()).collect();
         if !ranges.is_empty() {
@@ -244,6 +247,11 @@ impl Core {
             modes.insert("serviceCIDRs".into(), ranges.join(", "));
         }
         modes
+    }
+
+    /// Whether nobody else has a part in what is sent to Services.
+    fn translates_alone(&self) -> bool {
+        matches!(self.datapath.translation(), Ok(Translation::On))
     }
 
     /// Of the table of connections.
@@ -413,7 +421,7 @@ impl Core {
 
     /// A page of the nodes. They are in the order of their names, so one that comes or goes
     /// meanwhile moves no other to another page.
-    fn nodes_after(&self, after: Option<&str>) -> Vec<NodeReport> {
+    fn nodes_after(&self, after: Option<&str>) -> Result<Vec<NodeReport>, String> {
         let all = self.node_reports();
         let begin = after.map_or(0, |after| {
             all.partition_point(|node| node.name.as_str() <= after)
@@ -421,7 +429,8 @@ impl Core {
         let end = all.len().min(begin + NODES_OF_A_PAGE);
         let mut page = all[begin..end].to_vec();
         self.probe.complete(&mut page);
-        page
+        paths::complete(self, &mut page).map_err(|error| Chain(&error).to_string())?;
+        Ok(page)
     }
 
     fn node_reports(&self) -> Arc<Vec<NodeReport>> {
@@ -445,6 +454,7 @@ impl Core {
             text: reason.text().into(),
             packets,
         };
+        let packets = paths::packets(self);
         let table = connections::table(&self.datapath);
         let table = table.map_err(|error| Chain(&error).to_string())?;
         Ok(MetricsReport {
@@ -454,6 +464,7 @@ impl Core {
             connections: Some(table),
             acceleration_memory: self.acceleration_memory()?,
             services: services::usage(self),
+            overlay_packets: Some(packets.map_err(|error| Chain(&error).to_string())?),
             ..MetricsReport::default()
         })
     }

@@ -4,7 +4,7 @@
 //! they are looked for, and so are queues on pods' links. Not theirs are those of Kubernetes' Services, which are translated before, and of `hostPort`s, whose
 //! connections have no record and go by the stack all the same.
 
-use super::next_hops::has_ipsec;
+use super::next_hops::only_uplink;
 use crate::{
     chain::Chain,
     config::Settings,
@@ -33,10 +33,10 @@ const LEGACY: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 /// If the data path cannot be told.
 pub fn follow(settings: &Settings, datapath: &Datapath) -> Result<Forwarding, DatapathError> {
     let may_translate = settings.service_proxy.may_be_on();
-    let is_single = datapath.direct_uplink()?.is_some();
+    let uplink = datapath.direct_uplink()?;
     let obstacle = |rules_count| {
-        if has_ipsec() {
-            return Some("there are policies of IPsec (ip xfrm policy)".into());
+        if let Err(why) = only_uplink(uplink) {
+            return Some(why.to_string());
         }
         if rules_count && others::is_chained(&settings.cni_conf_dir, BANDWIDTH) {
             return Some(format!(
@@ -45,7 +45,7 @@ pub fn follow(settings: &Settings, datapath: &Datapath) -> Result<Forwarding, Da
         }
         rules_count.then(rules_of_others).flatten()
     };
-    let chosen = Forwarding::choose(settings.forwarding, may_translate, is_single, obstacle);
+    let chosen = Forwarding::choose(settings.forwarding, may_translate, obstacle);
     datapath.set_forwarding(chosen == Forwarding::Direct)?;
     Ok(chosen)
 }

@@ -2,7 +2,7 @@
 //!
 //! - [`reconcile`]: the difference between a desired and an actual table, and backoff; pure;
 //! - [`links`], [`addresses`], [`routes`], [`neighbours`], [`fdb`]: one kernel table each;
-//! - [`next_hops`]: ways to other nodes past the stack, in a map;
+//! - [`next_hops`]: ways to other nodes past the stack, in a map; [`ways`]: what is said about them;
 //! - [`forwarding`]: whether what leaves the cluster goes past netfilter;
 //! - [`pods`]: host routes and neighbours of this node's pods;
 //! - [`pass`]: one pass over all of them, in an order that keeps traffic flowing;
@@ -28,6 +28,7 @@ pub mod reconcile;
 pub mod report;
 pub mod routes;
 pub mod services;
+pub mod ways;
 
 pub use overlay::{Overlay, PERIOD, spawn, spawn_in};
 pub use pods::PodRoute;
@@ -37,6 +38,7 @@ use std::{
     sync::Arc,
     time::{Duration, SystemTime},
 };
+use ways::Ways;
 
 /// Settings of the overlay on this node.
 #[derive(Clone, Debug)]
@@ -63,6 +65,8 @@ pub struct OverlayConfig {
 pub struct OverlayStatus {
     /// Every known node by name, with its problem if it has one. Shared: there may be thousands.
     pub nodes: Arc<Vec<NodeReport>>,
+    /// By which way they are reached, as of the last look.
+    pub ways: Arc<Ways>,
     /// What is wrong with the node's own part; empty when it is as it should be. A faulty peer
     /// is in `nodes` alone: it must not make this node unready.
     pub problems: Vec<String>,

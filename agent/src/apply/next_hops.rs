@@ -4,9 +4,10 @@
 //! stack: it alone knows how a flow is spread over them, and policies of routing. So are all where IPsec has policies: what
 //! is to be encrypted passes them in the stack alone.
 
+use super::ways::{Ways, Why};
 use crate::{
     chain::Chain,
-    datapath::{Datapath, DatapathError},
+    datapath::{Datapath, DatapathError, DirectUplink},
     plan::OverlayPlan,
 };
 use sinabro_common::abi::{Addr, next_hop::NextHop};
@@ -22,55 +23,83 @@ pub fn follow(
     datapath: &Datapath,
     before: Option<&OverlayPlan>,
     plan: &OverlayPlan,
-) -> Result<(), DatapathError> {
+) -> Result<Ways, DatapathError> {
     let mut next_hops = BTreeMap::new();
-    // Tunnels over IPv6 are the kernel's.
-    let uplink = match plan.device.local {
-        IpAddr::V4(_) => datapath.direct_uplink()?,
-        IpAddr::V6(_) => None,
+    let mut ways = Ways {
+        none: None,
+        not: BTreeMap::new(),
     };
-    let uplink = uplink.filter(|_| !has_ipsec());
-    if let Some(uplink) = uplink {
-        for (mac, &remote) in &plan.fdb {
-            let tunnel = Addr::from(remote);
-            let is_known = before.is_some_and(|before| before.fdb.get(mac) == Some(&remote));
-            let next = match datapath.next_hop(tunnel).filter(|_| is_known) {
-                Some(next) => Some(next),
-                None => gateway(conn, remote, uplink).map(|gateway| NextHop {
-                    gateway: gateway.into(),
-                    ifindex: uplink,
-                    remote_mac: mac.0,
-                    own_mac: plan.device.mac.0,
-                }),
-            };
-            next_hops.extend(next.map(|next| (tunnel, next)));
+    match uplink(datapath.direct_uplink()?, plan) {
+        Err(why) => ways = Ways::none(why),
+        Ok(uplink) => {
+            for (mac, &remote) in &plan.fdb {
+                let tunnel = Addr::from(remote);
+                let is_known = before.is_some_and(|before| before.fdb.get(mac) == Some(&remote));
+                let next = match datapath.next_hop(tunnel).filter(|_| is_known) {
+                    Some(next) => Ok(next),
+                    None => gateway(conn, remote, uplink).map(|gateway| NextHop {
+                        gateway: gateway.into(),
+                        ifindex: uplink,
+                        remote_mac: mac.0,
+                        own_mac: plan.device.mac.0,
+                    }),
+                };
+                match next {
+                    Ok(next) => {
+                        next_hops.insert(tunnel, next);
+                    }
+                    Err(why) => {
+                        ways.not.insert(remote, why);
+                    }
+                }
+            }
         }
     }
-    datapath.set_next_hops(next_hops)
+    datapath.set_next_hops(next_hops)?;
+    Ok(ways)
 }
 
-/// Whether anything that leaves may have to be encrypted.
-pub(super) fn has_ipsec() -> bool {
+/// The uplink by which packets to peers may leave past the stack.
+fn uplink(uplink: DirectUplink, plan: &OverlayPlan) -> Result<u32, Why> {
+    // Tunnels over IPv6 are the kernel's.
+    if plan.device.local.is_ipv6() {
+        return Err(Why::Ipv6);
+    }
+    only_uplink(uplink)
+}
+
+/// The uplink by which packets may leave past the stack, if none of them may have to be encrypted.
+pub(super) fn only_uplink(uplink: DirectUplink) -> Result<u32, Why> {
+    let uplink = match uplink {
+        DirectUplink::At(index) => index,
+        DirectUplink::Missing => return Err(Why::NoUplink),
+        DirectUplink::Several => return Err(Why::SeveralUplinks),
+        DirectUplink::OtherHeader => return Err(Why::OtherHeader),
+    };
     match xfrm::policies_out() {
-        Ok(policies) => policies > 0,
-        Err(error) => {
-            tracing::debug!(error = %Chain(&error), "nothing is sent past the stack");
-            true
-        }
+        Ok(0) => Ok(uplink),
+        Ok(_) => Err(Why::Ipsec),
+        Err(error) => Err(Why::IpsecUnknown(Chain(&error).to_string())),
     }
 }
 
-/// Whom a packet to an address is given to on the uplink; none if it does not leave by it alone.
-fn gateway(conn: &mut Conn, to: IpAddr, uplink: u32) -> Option<IpAddr> {
-    let route = conn
-        .route_entry(to)
-        .inspect_err(|error| tracing::debug!(%to, error = %Chain(error), "no way past the stack"))
-        .ok()?;
-    let is_plain = route.kind == libc::RTN_UNICAST && route.more_hops.is_empty();
-    (is_plain && route.oif == Some(uplink)).then_some(())?;
+/// Whom a packet to an address is given to on the uplink, if it leaves by it alone.
+fn gateway(conn: &mut Conn, to: IpAddr, uplink: u32) -> Result<IpAddr, Why> {
+    let route = conn.route_entry(to);
+    let route = route.map_err(|error| Why::NoRoute(Chain(&error).to_string()))?;
+    if route.kind != libc::RTN_UNICAST {
+        return Err(Why::OtherRoute);
+    }
+    if !route.more_hops.is_empty() {
+        return Err(Why::SeveralNextHops);
+    }
+    if route.oif != Some(uplink) {
+        return Err(Why::OtherDevice);
+    }
     match route.gateway {
-        None => Some(to),
+        None => Ok(to),
         // Another family's is the stack's to find.
-        Some(gateway) => (gateway.is_ipv4() == to.is_ipv4()).then_some(gateway),
+        Some(gateway) if gateway.is_ipv4() != to.is_ipv4() => Err(Why::OtherFamily),
+        Some(gateway) => Ok(gateway),
     }
 }

@@ -18,6 +18,7 @@ use super::{
     reconcile::{Backoff, Table as _},
     report::{OverlayReport, log_nodes, log_own},
     routes::Routes,
+    ways::Ways,
 };
 use crate::{datapath::Datapath, plan::OverlayPlan, watch::Snapshot};
 use ipnet::IpNet;
@@ -86,6 +87,7 @@ pub fn spawn_in(
         due_pods: Which::All,
         faults: Vec::new(),
         report: OverlayReport::default(),
+        ways: Arc::default(),
         pod_faults: Vec::new(),
         retry_at: None,
         backoff: Backoff::new(RETRY, PERIOD),
@@ -113,6 +115,7 @@ struct Driver {
     faults: Vec<Fault>,
     /// and what is said about it.
     report: OverlayReport,
+    ways: Arc<Ways>,
     /// What failed when pods were last looked at.
     pod_faults: Vec<Fault>,
     retry_at: Option<tokio::time::Instant>,
@@ -204,6 +207,10 @@ impl Driver {
             // Without a new plan the kernel is still as the last one wanted it.
             self.plan = outcome.plan.or(self.plan.take());
             self.faults = outcome.faults;
+            // So are the ways.
+            if let Some(ways) = outcome.ways {
+                self.ways = Arc::new(ways);
+            }
             let (own, plan) = (&self.config.node, self.plan.as_deref());
             self.report = OverlayReport::new(own, &snapshot, plan, &self.faults);
         }
@@ -380,6 +387,7 @@ impl Driver {
                 log_nodes(&status.nodes, &self.report.nodes);
                 status.nodes = self.report.nodes.clone();
             }
+            status.ways = self.ways.clone();
             log_own(status, &problems);
             status.problems = problems;
             status.runs += 1;

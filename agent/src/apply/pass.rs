@@ -17,6 +17,7 @@ use super::{
     pods::{self, PodRoute, Which},
     reconcile::{Steps, Table, steps, steps_from},
     routes::Routes,
+    ways::{Ways, Why},
 };
 use crate::{
     chain::Chain,
@@ -93,6 +94,8 @@ pub struct Outcome {
     /// The VXLAN device, once it is known.
     pub device: Option<u32>,
     pub changed: usize,
+    /// By which way peers are reached; none if that was not looked at.
+    pub ways: Option<Ways>,
     /// What failed of the overlay.
     pub faults: Vec<Fault>,
     /// What failed of the pods' host routes.
@@ -129,14 +132,16 @@ pub fn run(
         match plan(&mut conn, config, facts) {
             Ok(plan) => {
                 apply(&mut conn, datapath, before, &plan, &mut outcome);
-                if let Some(datapath) =
-                    datapath.filter(|_| config.direct && outcome.device.is_some())
-                {
-                    let before = before.map(|(plan, _)| plan);
-                    let followed = next_hops::follow(&mut conn, datapath, before, &plan);
-                    outcome
-                        .faults
-                        .extend(followed.err().map(|error| Fault::own(Chain(&error))));
+                match datapath.filter(|_| outcome.device.is_some()) {
+                    Some(_) if !config.direct => outcome.ways = Some(Ways::none(Why::Setting)),
+                    Some(datapath) => {
+                        let before = before.map(|(plan, _)| plan);
+                        match next_hops::follow(&mut conn, datapath, before, &plan) {
+                            Ok(ways) => outcome.ways = Some(ways),
+                            Err(error) => outcome.faults.push(Fault::own(Chain(&error))),
+                        }
+                    }
+                    None => {}
                 }
                 outcome.plan = Some(Arc::new(plan));
             }

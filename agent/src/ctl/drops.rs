@@ -63,7 +63,7 @@ pub fn run(common: &Common, flags: &DropFlags) -> Result<Exit, Failure> {
     }
     let metrics: MetricsReport =
         client::ask(common, Request::Metrics, |response| match response {
-            Response::Metrics(report) => Some(report),
+            Response::Metrics(report) => Some(*report),
             _ => None,
         })?;
     let wanted = |drop: &DropReport| flags.reason.as_ref().is_none_or(|r| *r == drop.reason);

@@ -8,7 +8,7 @@ use sinabro_common::api::{MetricsReport, Request, Response};
 
 pub fn show(common: &Common) -> Result<Exit, client::Error> {
     let report = client::ask(common, Request::Metrics, |response| match response {
-        Response::Metrics(report) => Some(report),
+        Response::Metrics(report) => Some(*report),
         _ => None,
     })?;
     print(common, &report, table)?;

@@ -4,7 +4,9 @@ use crate::ctl::{
     Common, Exit, client, print,
     table::{Table, age, join},
 };
-use sinabro_common::api::{NODES_OF_A_PAGE, NodeReport, PeerProbe, Request, Response};
+use sinabro_common::api::{
+    NODES_OF_A_PAGE, NodeReport, PathPackets, PeerPath, PeerProbe, Request, Response,
+};
 
 /// All nodes, asked for page by page.
 pub fn all(common: &Common) -> Result<Vec<NodeReport>, client::Error> {
@@ -40,6 +42,9 @@ fn table(nodes: &[NodeReport]) -> String {
         "POD CIDRS",
         "TUNNEL",
         "ANSWERS",
+        "DIRECT",
+        "KERNEL",
+        "PATH",
         "PROBLEM",
     ]);
     for node in nodes {
@@ -54,6 +59,9 @@ fn table(nodes: &[NodeReport]) -> String {
             join(&node.pod_cidrs),
             tunnel,
             node.probe.as_ref().map(answers).unwrap_or_default(),
+            packets(node.packets.map(|packets| packets.direct)),
+            packets(node.packets.map(|packets| packets.kernel)),
+            node.path.as_ref().map(path).unwrap_or_default(),
             node.problem.clone().unwrap_or_default(),
         ]);
     }
@@ -73,6 +81,21 @@ fn answers(probe: &PeerProbe) -> String {
             ..
         } => format!("up to {largest} bytes"),
         PeerProbe::Silent { seconds } => format!("silent {}", age(seconds)),
+    }
+}
+
+/// `812 out, 790 in`.
+fn packets(packets: Option<PathPackets>) -> String {
+    packets.map_or(String::new(), |PathPackets { sent, received }| {
+        format!("{sent} out, {received} in")
+    })
+}
+
+/// `direct`, `kernel: …`.
+fn path(path: &PeerPath) -> String {
+    match path {
+        PeerPath::Direct => "direct".into(),
+        PeerPath::Kernel { why } => format!("kernel: {why}"),
     }
 }
 

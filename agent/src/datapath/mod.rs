@@ -53,8 +53,8 @@ use crate::chain::Chain;
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
 pub use maps::{
-    Connections, DropEvents, PodAcceleration, PortSet, PortsOf, Prefix as ClientPrefix,
-    QueueLimits, QueueUsage, Services, Translation, Tunnels, net_of_prefix,
+    Connections, DirectUplink, DropEvents, PodAcceleration, PortSet, PortsOf,
+    Prefix as ClientPrefix, QueueLimits, QueueUsage, Services, Translation, Tunnels, net_of_prefix,
     prefixes as client_prefixes,
 };
 use maps::{Maps, shape};
@@ -67,7 +67,7 @@ use sinabro_common::{
         connection::{
             ALIASES_EACH, ALL_SHARES, HOST_SHARE, Limits, MAX_CONNECTIONS, OUTSIDE_SHARE,
         },
-        counters::PodCounters,
+        counters::{PeerCounters, PodCounters},
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
         next_hop::NextHop,
@@ -583,12 +583,6 @@ impl Datapath {
         }
     }
 
-    /// Whether what is sent to Services is translated here, and nobody else has a part in it.
-    pub fn translates_alone(&self) -> bool {
-        let config = self.maps.config.get();
-        config.is_ok_and(|config| Translation::of(&config) == Translation::On)
-    }
-
     /// Whether what pods send out of the cluster, and what answers it, goes past the stack while Services are translated here
     /// and by nobody else. It stays so as [`Self::set_services`] does, until this agent ends.
     pub fn set_forwarding(&self, is_direct: bool) -> Result<(), DatapathError> {
@@ -636,14 +630,22 @@ impl Datapath {
         self.maps.non_masquerade.set(prefixes)
     }
 
-    /// Whose tunnels are taken, and for whom: exactly these from now on.
+    /// Whose tunnels are taken, and for whom: exactly these from now on. What goes to and comes from each other
+    /// node is counted.
     pub fn set_tunnels(&self, tunnels: &Tunnels<'_>) -> Result<(), DatapathError> {
-        self.maps.nodes.set(tunnels)
+        self.maps.nodes.set(tunnels)?;
+        self.maps.peers.set(&tunnels.peers())
     }
 
-    /// The uplink by which packets may leave past the stack: the only one, if it is Ethernet.
-    pub fn direct_uplink(&self) -> Result<Option<u32>, DatapathError> {
-        self.maps.uplinks.only_ethernet()
+    /// Tunnel packets between this node and each other one, by tunnel address, summed over CPUs; by
+    /// [`Addr::UNSPECIFIED`] those of nodes that are gone.
+    pub fn peer_counters(&self) -> Result<BTreeMap<Addr, PeerCounters>, DatapathError> {
+        self.maps.peers.all()
+    }
+
+    /// The uplink by which packets may leave past the stack.
+    pub fn direct_uplink(&self) -> Result<DirectUplink, DatapathError> {
+        self.maps.uplinks.direct()
     }
 
     /// The way to another node as it was set last.

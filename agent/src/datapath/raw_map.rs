@@ -3,6 +3,7 @@
 use super::sys::{self, MapInfo};
 use std::{
     io,
+    ops::AddAssign,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
 };
@@ -10,6 +11,7 @@ use std::{
 const MAP_CREATE: libc::c_int = 0;
 const MAP_LOOKUP_ELEM: libc::c_int = 1;
 const MAP_UPDATE_ELEM: libc::c_int = 2;
+const MAP_DELETE_ELEM: libc::c_int = 3;
 const MAP_LOOKUP_BATCH: libc::c_int = 24;
 const MAP_UPDATE_BATCH: libc::c_int = 26;
 
@@ -26,6 +28,8 @@ const MMAPABLE: u32 = 1 << 10;
 
 /// Entries read at once: more than any hash bucket holds, else the kernel refuses.
 const BATCH: usize = 4096;
+/// The same where each has a value for each CPU. If a bucket holds more, it is tried with more.
+const BATCH_PER_CPU: usize = 256;
 
 /// A map, and the lengths of its keys and values.
 pub struct RawMap {
@@ -41,6 +45,16 @@ pub enum Put {
     Any = 0,
     /// `BPF_NOEXIST`.
     New = 1,
+}
+
+/// Of the commands on one entry.
+#[repr(C)]
+struct Element {
+    map: u32,
+    pad: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
 }
 
 /// Of the commands on many entries.
@@ -143,6 +157,65 @@ impl RawMap {
         }
     }
 
+    /// Removes an entry, if it is there.
+    pub fn remove(&self, key: &[u8]) -> io::Result<()> {
+        if key.len() != self.key_len {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut attr = Element {
+            map: self.fd.as_raw_fd() as u32,
+            pad: 0,
+            key: key.as_ptr() as u64,
+            // The command takes none.
+            value: 0,
+            flags: 0,
+        };
+        // SAFETY: the key has the length of the map's, as just checked, and outlives the call.
+        match unsafe { sys::bpf(MAP_DELETE_ELEM, &mut attr) }.map(drop) {
+            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// A value of zeros, on all CPUs.
+    pub fn zeros(&self) -> Vec<u8> {
+        vec![0; self.value_len]
+    }
+
+    /// A key's values of all CPUs, added up.
+    pub fn sum_of<V: aya::Pod + Default + AddAssign>(&self, key: &[u8]) -> io::Result<Option<V>> {
+        self.must_hold(self.key_len, size_of::<V>())?;
+        Ok(self.get(key)?.map(|values| sum(&values)))
+    }
+
+    /// Calls `each` with every entry of a hash table that has a value for each CPU, those added up.
+    pub fn for_each_sum<K: aya::Pod, V: aya::Pod + Default + AddAssign>(
+        &self,
+        mut each: impl FnMut(K, V),
+    ) -> io::Result<()> {
+        self.must_hold(size_of::<K>(), size_of::<V>())?;
+        let mut from = None;
+        loop {
+            let read = |key: &[u8], values: &[u8]| {
+                // SAFETY: a key is as long as the type, as just checked, which takes any bytes (`aya::Pod`).
+                let key = unsafe { key.as_ptr().cast::<K>().read_unaligned() };
+                each(key, sum(values));
+            };
+            from = self.some(from, BATCH_PER_CPU, read)?;
+            if from.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// An error unless keys and the values of one CPU are so long.
+    fn must_hold(&self, key: usize, value: usize) -> io::Result<()> {
+        match (key, value) == (self.key_len, self.info.value_size as usize) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
     fn element(
         &self,
         command: libc::c_int,
@@ -150,18 +223,10 @@ impl RawMap {
         value: &mut [u8],
         flags: u64,
     ) -> io::Result<()> {
-        #[repr(C)]
-        struct Attr {
-            map: u32,
-            pad: u32,
-            key: u64,
-            value: u64,
-            flags: u64,
-        }
         if (key.len(), value.len()) != (self.key_len, self.value_len) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let mut attr = Attr {
+        let mut attr = Element {
             map: self.fd.as_raw_fd() as u32,
             pad: 0,
             key: key.as_ptr() as u64,
@@ -307,6 +372,16 @@ impl RawMap {
             each(key, value);
         })
     }
+}
+
+/// Of the values of all CPUs, each at a multiple of eight.
+fn sum<V: aya::Pod + Default + AddAssign>(values: &[u8]) -> V {
+    let mut sum = V::default();
+    for value in values.chunks_exact(size_of::<V>().next_multiple_of(8)) {
+        // SAFETY: as long as the type at least, which takes any bytes (`aya::Pod`).
+        sum += unsafe { value.as_ptr().cast::<V>().read_unaligned() };
+    }
+    sum
 }
 
 #[cfg(test)]

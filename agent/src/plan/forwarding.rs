@@ -37,18 +37,16 @@ pub enum Forwarding {
 }
 
 impl Forwarding {
-    /// The way for the node's uplinks: `is_single` if there is one, and it is Ethernet. `obstacle` is what the kernel has that only its stack
-    /// can do: asked for where it matters alone, whether rules count or not.
+    /// `obstacle` is what the kernel has that only its stack can do: asked for where it matters alone, with rules of others or
+    /// without.
     pub fn choose(
         mode: ForwardingMode,
         may_translate: bool,
-        is_single: bool,
         obstacle: impl FnOnce(bool) -> Option<String>,
     ) -> Self {
         let why = match mode {
             ForwardingMode::Kernel => Some("forwarding: kernel".to_owned()),
             _ if !may_translate => Some("serviceProxy: off".to_owned()),
-            _ if !is_single => Some("there is not one uplink alone, of Ethernet".to_owned()),
             ForwardingMode::Auto => obstacle(true),
             ForwardingMode::Direct => obstacle(false),
         };
@@ -72,12 +70,12 @@ mod tests {
     #[test]
     fn rules_of_others_count_unless_they_are_not_to() {
         let rules = |counts: bool| counts.then(|| "rules".to_owned());
-        let choose = |mode| Forwarding::choose(mode, true, true, rules).to_string();
+        let choose = |mode| Forwarding::choose(mode, true, rules).to_string();
         assert_eq!(choose(ForwardingMode::Auto), "kernel: rules");
         assert_eq!(choose(ForwardingMode::Direct), "direct");
         assert_eq!(choose(ForwardingMode::Kernel), "kernel: forwarding: kernel");
         let ipsec = |_: bool| Some("IPsec".to_owned());
-        let chosen = Forwarding::choose(ForwardingMode::Direct, true, true, ipsec);
+        let chosen = Forwarding::choose(ForwardingMode::Direct, true, ipsec);
         assert_eq!(chosen.to_string(), "kernel: IPsec");
     }
 
@@ -85,10 +83,8 @@ mod tests {
     fn the_kernel_is_asked_for_nothing_where_it_does_not_matter() {
         let asked = |_: bool| -> Option<String> { unreachable!("asked") };
         for mode in ForwardingMode::EVERY {
-            for (may_translate, is_single) in [(false, true), (true, false)] {
-                let chosen = Forwarding::choose(mode, may_translate, is_single, asked);
-                assert_ne!(chosen, Forwarding::Direct, "{mode}");
-            }
+            let chosen = Forwarding::choose(mode, false, asked);
+            assert_ne!(chosen, Forwarding::Direct, "{mode}");
         }
     }
 }

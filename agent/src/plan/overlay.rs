@@ -329,6 +329,8 @@ pub fn node_reports(facts: &Facts, own: &str, plan: Option<&OverlayPlan>) -> Vec
             tunnel: peer.and_then(|peer| peer.tunnel),
             gateway: peer.and_then(|peer| peer.gateway),
             probe: None,
+            path: None,
+            packets: None,
             problem: peer.and_then(Peer::problem),
         }
     };
@@ -340,6 +342,8 @@ pub fn node_reports(facts: &Facts, own: &str, plan: Option<&OverlayPlan>) -> Vec
         tunnel: None,
         gateway: None,
         probe: None,
+        path: None,
+        packets: None,
         problem: Some(why.clone()),
     };
     let readable = facts.nodes.values().map(report);

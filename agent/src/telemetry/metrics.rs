@@ -39,6 +39,7 @@
 //! | `sinabro_peer_probes_answered_total`, `…_lost_total` | | echo requests to peers |
 //! | `sinabro_peer_round_trip_seconds` | | how long answers took, a histogram |
 //! | `sinabro_trouble` | reason | how many troubles of this kind the node has; see docs/troubleshooting.md |
+//! | `sinabro_overlay_packets_total` | path, direction | tunnel packets between this node and others, `direct` or by the `kernel`'s device |
 //! | `sinabro_overlay_passes_total`, `sinabro_overlay_failed_passes_total` | | reconciliations |
 //! | `sinabro_overlay_pass_duration_seconds_total` | | time spent in them |
 //! | `sinabro_overlay_last_success_time_seconds` | | when all was as planned, Unix time |
@@ -59,8 +60,8 @@ use prometheus_client::{
     registry::Registry,
 };
 use sinabro_common::api::{
-    AccelerationCount, EndpointReport, MessageCount, ServiceMapUsage, ServiceUsage, ShareReport,
-    TableReport,
+    AccelerationCount, EndpointReport, MessageCount, PathCounts, PathPackets, ServiceMapUsage,
+    ServiceUsage, ShareReport, TableReport,
 };
 use std::{
     collections::BTreeMap,
@@ -594,6 +595,22 @@ fn overlay(page: &mut Page, reports: &Reports) {
         "Nodes not reached as they should be",
         faulty as f64,
     );
+    if let Some(PathCounts { direct, kernel }) = reports.metrics.overlay_packets {
+        let of_path = |(path, packets): (&str, PathPackets)| {
+            let of = [("transmit", packets.sent), ("receive", packets.received)];
+            of.map(|(direction, n)| {
+                let labels: Labels = vec![("path", path.into()), ("direction", direction.into())];
+                (labels, n)
+            })
+        };
+        page.counters(
+            "overlay_packets",
+            "Tunnel packets between this node and others",
+            [("direct", direct), ("kernel", kernel)]
+                .into_iter()
+                .flat_map(of_path),
+        );
+    }
     page.counter(
         "overlay_passes",
         "Reconciliations of the overlay",

@@ -1,7 +1,8 @@
 use super::{metrics::Metrics, *};
 use sinabro_common::api::{
-    AccelerationCount, DropReport, MemoryReport, MessageCount, Owner, PeersReport, PodRef,
-    RangeReport, ServiceMapUsage, ServiceUsage, ShareReport, SourceReport, TableReport,
+    AccelerationCount, DropReport, MemoryReport, MessageCount, Owner, PathCounts, PathPackets,
+    PeersReport, PodRef, RangeReport, ServiceMapUsage, ServiceUsage, ShareReport, SourceReport,
+    TableReport,
 };
 use std::{
     collections::BTreeMap,
@@ -117,6 +118,8 @@ fn reports() -> Reports {
                 tunnel: None,
                 gateway: None,
                 probe: None,
+                path: None,
+                packets: None,
                 problem: (name == "node-b").then(|| "it has no address".into()),
             })
             .to_vec()
@@ -157,6 +160,16 @@ fn reports() -> Reports {
                     resting: 45,
                     capacity: 46,
                 }],
+            }),
+            overlay_packets: Some(PathCounts {
+                direct: PathPackets {
+                    sent: 51,
+                    received: 52,
+                },
+                kernel: PathPackets {
+                    sent: 53,
+                    received: 54,
+                },
             }),
             counters: BTreeMap::from([
                 ("sinabro_gc_freed_total".into(), 4),
@@ -270,6 +283,10 @@ fn every_report_is_in_the_scrape() {
         r#"sinabro_peer_round_trip_seconds_bucket{le="0.0005"} 1"#,
         r#"sinabro_trouble{reason="PeerSilent"} 1.0"#,
         r#"sinabro_trouble{reason="AddressContested"} 2.0"#,
+        r#"sinabro_overlay_packets_total{path="direct",direction="transmit"} 51"#,
+        r#"sinabro_overlay_packets_total{path="direct",direction="receive"} 52"#,
+        r#"sinabro_overlay_packets_total{path="kernel",direction="transmit"} 53"#,
+        r#"sinabro_overlay_packets_total{path="kernel",direction="receive"} 54"#,
         "sinabro_overlay_passes_total 6",
         "sinabro_overlay_failed_passes_total 1",
         "sinabro_overlay_pass_duration_seconds_total 1.5",

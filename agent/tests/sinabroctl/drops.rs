@@ -51,7 +51,7 @@ fn metrics() -> (Request, Response) {
         drops,
         ..MetricsReport::default()
     };
-    (Request::Metrics, Response::Metrics(report))
+    (Request::Metrics, Response::Metrics(Box::new(report)))
 }
 
 fn page(after: u64, wait: u64, packets: Vec<DroppedPacket>) -> (Request, Response) {

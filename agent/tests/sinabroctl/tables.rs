@@ -161,6 +161,8 @@ fn nodes_show_tunnel_or_problem() {
         tunnel: tunnel.map(|t| t.parse().unwrap()),
         gateway: None,
         probe: None,
+        path: None,
+        packets: None,
         problem: problem.map(Into::into),
     };
     let mut report = vec![
@@ -212,6 +214,57 @@ fn nodes_show_tunnel_or_problem() {
 }
 
 #[test]
+fn nodes_show_by_which_way_they_are_reached_and_why() {
+    // As an agent of before says it.
+    let before = serde_json::json!({
+        "name": "node-a", "addresses": [], "podCIDRs": [], "local": false,
+        "tunnel": "192.168.0.1", "problem": null,
+    });
+    let before: NodeReport = serde_json::from_value(before).unwrap();
+    assert_eq!((&before.path, before.packets), (&None, None));
+    let packets = |sent, received| PathPackets { sent, received };
+    let reached = |name: &str, path| NodeReport {
+        name: name.into(),
+        path: Some(path),
+        packets: Some(PathCounts {
+            direct: packets(812, 790),
+            kernel: packets(3, 4),
+        }),
+        ..before.clone()
+    };
+    let why = "IPsec has policies".to_owned();
+    let report = vec![
+        before.clone(),
+        reached("node-b", PeerPath::Direct),
+        reached("node-c", PeerPath::Kernel { why }),
+    ];
+    let request = || Request::Nodes { after: None };
+    let output = ask(request(), Response::Nodes(report.clone()), &["nodes"]);
+    let lines: Vec<_> = text(&output.stdout).lines().collect();
+    assert!(lines[0].contains("  DIRECT") && lines[0].contains("  KERNEL"));
+    assert!(lines[1].ends_with("  -"), "{}", lines[1]);
+    let counts = "  812 out, 790 in  3 out, 4 in  ";
+    for (line, path) in [
+        (lines[2], "direct "),
+        (lines[3], "kernel: IPsec has policies "),
+    ] {
+        assert!(line.contains(&format!("{counts}{path}")), "{line}");
+    }
+
+    let output = ask(
+        request(),
+        Response::Nodes(report.clone()),
+        &["-o", "json", "nodes"],
+    );
+    let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(printed[1]["path"]["state"], "direct");
+    assert_eq!(printed[2]["path"]["why"], "IPsec has policies");
+    assert_eq!(printed[2]["packets"]["direct"]["received"], 790);
+    let printed: Vec<NodeReport> = serde_json::from_value(printed).unwrap();
+    assert_eq!(printed, report);
+}
+
+#[test]
 fn metrics_are_drops_connections_and_counters() {
     let report = MetricsReport {
         drops: vec![DropReport {
@@ -231,6 +284,7 @@ fn metrics_are_drops_connections_and_counters() {
             ..TableReport::default()
         }),
         services: None,
+        overlay_packets: None,
         acceleration_memory: None,
         counters: BTreeMap::from([("sinabro_gc_freed_total".into(), 7)]),
     };
@@ -243,7 +297,11 @@ fn metrics_are_drops_connections_and_counters() {
         (report, "4 of 16 (25%), 1 unanswered, 3 masqueraded"),
         (before, "Masqueraded flows:       1 of 4 (25%)"),
     ] {
-        let output = ask(Request::Metrics, Response::Metrics(report), &["metrics"]);
+        let output = ask(
+            Request::Metrics,
+            Response::Metrics(Box::new(report)),
+            &["metrics"],
+        );
         assert_eq!(output.status.code(), Some(0));
         let text = text(&output.stdout);
         for part in [

@@ -240,7 +240,7 @@ pub enum Response {
     Endpoints(Vec<EndpointReport>),
     Ipam(IpamReport),
     Nodes(Vec<NodeReport>),
-    Metrics(MetricsReport),
+    Metrics(Box<MetricsReport>),
     Acceleration(AccelerationReport),
     /// To Log: the last lines of the agent's log.
     Log(String),

@@ -203,8 +203,37 @@ pub struct NodeReport {
     /// Whether it answers through the tunnel; none if it is not asked.
     #[serde(default)]
     pub probe: Option<PeerProbe>,
+    /// By which way pods' packets go there; none for the node itself, and from an agent that does not say.
+    #[serde(default)]
+    pub path: Option<PeerPath>,
+    /// Tunnel packets between it and this node, from and to pods or the nodes themselves.
+    #[serde(default)]
+    pub packets: Option<PathCounts>,
     /// What is wrong with its entry, if anything.
     pub problem: Option<String>,
+}
+
+/// By which way pods' packets go to a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "camelCase")]
+pub enum PeerPath {
+    /// Past the kernel's stack, if a packet can.
+    Direct,
+    /// By the kernel's routes and VXLAN device alone.
+    Kernel { why: String },
+}
+
+/// Tunnel packets by their way. What the kernel cuts or puts together counts once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathCounts {
+    pub direct: PathPackets,
+    pub kernel: PathPackets,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathPackets {
+    pub sent: u64,
+    pub received: u64,
 }
 
 /// What a peer's answers to echo requests inside the tunnel say.
@@ -296,6 +325,9 @@ pub struct MetricsReport {
     /// None where others translate what is sent to Services.
     #[serde(default)]
     pub services: Option<super::ServiceUsage>,
+    /// Between this node and all others, also those that are gone; unknown to earlier agents.
+    #[serde(default)]
+    pub overlay_packets: Option<PathCounts>,
     /// Any further counter by its Prometheus name.
     pub counters: BTreeMap<String, u64>,
 }

@@ -17,6 +17,7 @@ pub mod migrations;
 mod netns;
 mod next_hops;
 mod nodes;
+mod peers;
 mod prefix;
 mod queues;
 mod services;
@@ -37,11 +38,12 @@ pub use layouts::Layouts;
 pub use netns::NetNs;
 pub use next_hops::NextHops;
 pub use nodes::{Nodes, Tunnels};
+pub use peers::Peers;
 pub use prefix::{Prefix, net as net_of_prefix, prefixes};
 pub use queues::{QueueLimits, QueueUsage};
 pub use services::Services;
 pub use socket_frontends::SocketFrontends;
-pub use uplinks::Uplinks;
+pub use uplinks::{DirectUplink, Uplinks};
 
 use super::{DatapathError, raw_map::RawMap};
 use aya::{
@@ -65,6 +67,7 @@ pub struct Maps {
     pub connections: Connections,
     pub nodes: Nodes,
     pub next_hops: NextHops,
+    pub peers: Peers,
     pub uplinks: Uplinks,
     pub host_ports: HostPorts,
     pub crowded: Crowded,
@@ -93,6 +96,7 @@ impl Maps {
                 take(ebpf, "LIMITS")?,
             )?,
             next_hops: NextHops::new(take(ebpf, "NEXT_HOPS")?)?,
+            peers: Peers::new(take(ebpf, "PEER_COUNTERS")?)?,
             uplinks: Uplinks::new(take(ebpf, "UPLINKS")?)?,
             host_ports: HostPorts::new(take(ebpf, "HOST_PORTS")?)?,
             crowded: Crowded::new(take(ebpf, "CROWDED")?, take(ebpf, "UNUSABLE_PORTS")?)?,

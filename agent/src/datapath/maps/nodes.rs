@@ -12,7 +12,7 @@ use sinabro_common::abi::{
     node::{Node, Overlay, vxlan_header},
 };
 use std::{
-    collections::{BTreeMap, HashMap as Records},
+    collections::{BTreeMap, BTreeSet, HashMap as Records},
     hash::Hash,
     net::IpAddr,
     sync::Mutex,
@@ -35,6 +35,14 @@ pub struct Tunnels<'a> {
     pub nodes: &'a BTreeMap<IpAddr, IpAddr>,
     /// Pod ranges, this node's included → the tunnel address of their node.
     pub ranges: &'a BTreeMap<IpNet, IpAddr>,
+}
+
+impl Tunnels<'_> {
+    /// The other nodes, by their tunnel addresses.
+    pub fn peers(&self) -> BTreeSet<Addr> {
+        let tunnels = self.nodes.values().filter(|&&node| node != self.local);
+        tunnels.map(|&node| node.into()).collect()
+    }
 }
 
 pub struct Nodes(Mutex<Inner>);

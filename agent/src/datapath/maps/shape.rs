@@ -15,7 +15,7 @@ use sinabro_common::abi::{
         Alias, Connection, ConnectionKey as Ends, Fragment, FragmentKey, HOST_PORT_WORDS, Limits,
         MAX_CROWDED, MAX_FRAGMENTS, OTHER_SHARES, PORT_TABLES, Share, TakenPorts, Tuple,
     },
-    counters::PodCounters,
+    counters::{MAX_PEER_COUNTERS, PeerCounters, PodCounters},
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
     fragment::{EarlyFragment, EarlyKey, MAX_EARLY_FRAGMENTS},
@@ -252,6 +252,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),
         map::<u32, Overlay>("OVERLAY", ARRAY, 1, 0),
         map::<Addr, NextHop>("NEXT_HOPS", HASH, MAX_NEXT_HOPS, NO_PREALLOC),
+        map::<Addr, PeerCounters>("PEER_COUNTERS", PERCPU_HASH, MAX_PEER_COUNTERS, NO_PREALLOC),
         map::<u32, u32>("PATH_MTU", ARRAY, 1, 0),
         map::<Prefix, u8>(
             "NON_MASQUERADE_BEFORE",

@@ -10,6 +10,19 @@ const NAME: &str = "UPLINKS";
 /// Length of such a header.
 const ETHERNET: u32 = 14;
 
+/// By which uplink packets may leave past the stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectUplink {
+    /// The only one, whose packets have an Ethernet header.
+    At(u32),
+    /// There is none,
+    Missing,
+    /// or more than one, among which the stack chooses,
+    Several,
+    /// or another header is in front of packets, or none.
+    OtherHeader,
+}
+
 pub struct Uplinks(Mutex<HashMap<MapData, u32, Uplink>>);
 
 impl Uplinks {
@@ -40,14 +53,15 @@ impl Uplinks {
             .collect())
     }
 
-    /// The one that there is, if there is one and its packets have an Ethernet header.
-    pub fn only_ethernet(&self) -> Result<Option<u32>, DatapathError> {
+    pub fn direct(&self) -> Result<DirectUplink, DatapathError> {
         let map = lock(&self.0);
         let uplinks: Result<Vec<(u32, Uplink)>, MapError> = map.iter().collect();
         let uplinks = uplinks.map_err(error(NAME, "reading from"))?;
         Ok(match uplinks[..] {
-            [(index, uplink)] if uplink.header_len == ETHERNET => Some(index),
-            _ => None,
+            [] => DirectUplink::Missing,
+            [(index, uplink)] if uplink.header_len == ETHERNET => DirectUplink::At(index),
+            [_] => DirectUplink::OtherHeader,
+            _ => DirectUplink::Several,
         })
     }
 

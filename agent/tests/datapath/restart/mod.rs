@@ -29,11 +29,12 @@ use std::{
     time::Duration,
 };
 
-const MAPS: [&str; 21] = [
+const MAPS: [&str; 22] = [
     "CONFIG",
     "ENDPOINTS",
     "POD_LINKS",
     "POD_COUNTERS",
+    "v2/PEER_COUNTERS",
     "DROPS",
     "v2/CONNECTIONS",
     "v2/ALIASES",

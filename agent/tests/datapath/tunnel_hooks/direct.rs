@@ -13,7 +13,7 @@ const MTU: u32 = 1450;
 const ROOM: usize = 50;
 
 /// The second node is reached past the stack, and so are its pods. IPv4 outside.
-fn direct(test: impl Fn(&World) + Sync) {
+pub(super) fn direct(test: impl Fn(&World) + Sync) {
     both(|world| {
         if world.underlay[0].is_ipv4() {
             world.go_direct();
@@ -22,7 +22,7 @@ fn direct(test: impl Fn(&World) + Sync) {
     });
 }
 
-fn far(near: IpAddr) -> IpAddr {
+pub(super) fn far(near: IpAddr) -> IpAddr {
     ip(if near.is_ipv4() {
         "10.2.0.7"
     } else {
@@ -90,13 +90,25 @@ impl World {
     }
 
     /// What leaves of a pod's packet, and the mark that it has.
-    fn wrapped(&self, ip: &Ip) -> (Vec<u8>, u32) {
+    pub(super) fn wrapped(&self, ip: &Ip) -> (Vec<u8>, u32) {
         let (action, out, mark) = self.leaves(&self.of_pod(ip));
         assert_eq!(action, REDIRECT, "{:?}", self.datapath.drops());
         (out, mark)
     }
 
-    fn to_the_stack(&self, ip: &Ip, what: &str) {
+    /// The verdict of the uplink on what was wrapped up, and the mark that it has then.
+    pub(super) fn passes_the_uplink(&self, wrapped: &[u8], mark: u32) -> (i32, u32) {
+        // As the kernel writes it for the neighbour.
+        let frame = [&wrapped[..12], &IP4.to_be_bytes(), &wrapped[14..]].concat();
+        let (from, by) = (self.a.ifindex, self.b.ifindex);
+        let ran = self
+            .programs
+            .run_marked("uplink_out", by, from, mark, &frame);
+        let (action, _, mark) = ran.unwrap();
+        (action, mark)
+    }
+
+    pub(super) fn to_the_stack(&self, ip: &Ip, what: &str) {
         let frame = self.of_pod(ip);
         let (action, out, mark) = self.leaves(&frame);
         assert_eq!((action, mark), (PASS, 0), "{what}");
@@ -104,13 +116,13 @@ impl World {
     }
 
     /// What the second node sends.
-    fn comes(&self, inner: &Ip) -> Vec<u8> {
+    pub(super) fn comes(&self, inner: &Ip) -> Vec<u8> {
         let outer = self.outer(&self.inner(inner));
         packet::eth(HOST_MAC, [2, 0, 0, 0, 0, 2], outer.kind(), &outer.bytes())
     }
 
     /// It is left to the VXLAN device, stamped.
-    fn to_the_device(&self, frame: &[u8], what: &str) {
+    pub(super) fn to_the_device(&self, frame: &[u8], what: &str) {
         let (action, out) = self.run("uplink_in", 0, frame);
         assert_eq!(action, PASS, "{what}: {:?}", self.datapath.drops());
         let stamp = 14 + ROOM - 8..14 + ROOM - 2;
@@ -311,20 +323,8 @@ fn a_forged_source_is_none_here_either() {
 fn the_uplink_knows_what_is_made_here_by_its_mark_alone() {
     direct(|world| {
         let packet = packet::udp((world.a.v4, 1), (far(world.a.v4), 2), b"hello");
-        let (mut out, mark) = world.wrapped(&packet);
-        // As the kernel writes it for the neighbour.
-        out[12..14].copy_from_slice(&IP4.to_be_bytes());
-        let run = |mark| {
-            let ran = world.programs.run_marked(
-                "uplink_out",
-                world.b.ifindex,
-                world.a.ifindex,
-                mark,
-                &out,
-            );
-            let (action, _, mark) = ran.unwrap();
-            (action, mark)
-        };
+        let (out, mark) = world.wrapped(&packet);
+        let run = |mark| world.passes_the_uplink(&out, mark);
         assert_eq!(run(mark), (PASS, 0));
         for other in [0, 1, mark ^ 2, mark & 0xffff] {
             let before = kit::dropped(&world.datapath, EncapProhibited);

@@ -1,6 +1,7 @@
 //! Tunnels: `pod_out`, `uplink_out`, `uplink_in` and both programs of the VXLAN device on single packets.
 
 mod arriving;
+mod counted;
 mod direct;
 mod leaving;
 mod own;
@@ -67,6 +68,10 @@ fn with(config: &DatapathConfig, test: impl Fn(&World) + Sync) {
 impl World {
     /// The first `count` of the nodes are known.
     fn know(&self, count: usize) {
+        self.tell(&self.datapath, count);
+    }
+
+    fn tell(&self, datapath: &Datapath, count: usize) {
         let mut nodes: BTreeMap<IpAddr, IpAddr> = BTreeMap::new();
         let mut ranges = BTreeMap::new();
         for (number, &tunnel) in (1..).zip(&self.underlay[..count]) {
@@ -78,7 +83,7 @@ impl World {
         if count > 1 {
             nodes.insert(ip(SECOND_OF_SECOND), self.underlay[1]);
         }
-        self.datapath
+        datapath
             .set_tunnels(&Tunnels {
                 local: self.underlay[0],
                 port: VXLAN_PORT,

@@ -1,0 +1,97 @@
+//! By which way packets between pods go to other nodes, and how many did.
+
+use super::status::Core;
+use crate::{
+    apply::ways::Why,
+    chain::Chain,
+    datapath::{DatapathError, Level, Translation},
+};
+use sinabro_common::{
+    abi::{Addr, counters::PeerCounters},
+    api::{NodeReport, PathCounts, PathPackets, PeerPath},
+};
+
+/// Adds to each node by which way it is reached.
+///
+/// # Errors
+/// If the maps cannot be read.
+pub fn complete(core: &Core, nodes: &mut [NodeReport]) -> Result<(), DatapathError> {
+    let why = why(core)?;
+    let counters = core.datapath.peer_counters()?;
+    let overlay = core.overlay.borrow();
+    for node in nodes {
+        let Some(tunnel) = node.tunnel else {
+            continue;
+        };
+        let why = why.as_ref().or_else(|| overlay.ways.not.get(&tunnel));
+        node.path = Some(match why {
+            Some(why) => PeerPath::Kernel {
+                why: why.to_string(),
+            },
+            None => PeerPath::Direct,
+        });
+        let counters = counters.get(&Addr::from(tunnel));
+        node.packets = counters.map(|counters| count(*counters));
+    }
+    Ok(())
+}
+
+/// For `sinabroctl status`: `direct`, `direct but to 2 nodes`, `kernel: …`.
+pub fn mode(core: &Core) -> String {
+    match why(core) {
+        Err(error) => format!("not known: {}", Chain(&error)),
+        Ok(Some(why)) => format!("kernel: {why}"),
+        Ok(None) => match core.overlay.borrow().ways.not.len() {
+            0 => "direct".into(),
+            1 => "direct but to 1 node".into(),
+            not => format!("direct but to {not} nodes"),
+        },
+    }
+}
+
+/// Of all nodes, also of those that are gone.
+///
+/// # Errors
+/// If the map cannot be read.
+pub fn packets(core: &Core) -> Result<PathCounts, DatapathError> {
+    let mut all = PeerCounters::default();
+    for counters in core.datapath.peer_counters()?.into_values() {
+        all += counters;
+    }
+    Ok(count(all))
+}
+
+/// Why no node is reached past the stack, if none is. What needs no look at the kernel comes first: it says most.
+fn why(core: &Core) -> Result<Option<Why>, DatapathError> {
+    let of_routes = core.overlay.borrow().ways.none.clone();
+    if of_routes == Some(Why::Setting) {
+        return Ok(of_routes);
+    }
+    let choice = core.datapath.choice();
+    let redirects = match choice.level {
+        Level::Current | Level::LastGood => true,
+        Level::Reduced => false,
+        // Those that ran go on.
+        Level::None => choice.ran,
+    };
+    if !redirects {
+        return Ok(Some(Why::Programs));
+    }
+    Ok(match core.datapath.translation()? {
+        Translation::On => of_routes,
+        other => Some(Why::Services(other)),
+    })
+}
+
+fn count(counters: PeerCounters) -> PathCounts {
+    PathCounts {
+        direct: PathPackets {
+            sent: counters.direct_tx,
+            received: counters.direct_rx,
+        },
+        kernel: PathPackets {
+            sent: counters.kernel_tx,
+            received: counters.kernel_rx,
+        },
+    }
+}

@@ -1,0 +1,90 @@
+//! By which way packets between pods go to other nodes, and why not past the stack.
+
+use crate::datapath::Translation;
+use std::{collections::BTreeMap, fmt, net::IpAddr};
+
+/// What a look at the kernel's routes found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ways {
+    /// Why no node is reached past the stack, if none is,
+    pub none: Option<Why>,
+    /// and why these are not, by their tunnel addresses.
+    pub not: BTreeMap<IpAddr, Why>,
+}
+
+impl Default for Ways {
+    /// Before the first look.
+    fn default() -> Self {
+        Self::none(Why::NotYet)
+    }
+}
+
+impl Ways {
+    pub fn none(why: Why) -> Self {
+        Self {
+            none: Some(why),
+            not: BTreeMap::new(),
+        }
+    }
+}
+
+/// Why packets go by the kernel's routes and VXLAN device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    NotYet,
+    /// `overlay: kernel`.
+    Setting,
+    /// Those that run do not send past the stack.
+    Programs,
+    /// Not on, which it is not.
+    Services(Translation),
+    NoUplink,
+    SeveralUplinks,
+    /// Another header than Ethernet's, or none.
+    OtherHeader,
+    /// Tunnels between IPv6 addresses.
+    Ipv6,
+    Ipsec,
+    /// Whether IPsec has policies: what the kernel said.
+    IpsecUnknown(String),
+    /// To that node: what the kernel said.
+    NoRoute(String),
+    /// It is none that leads to one machine.
+    OtherRoute,
+    /// Another than the uplink.
+    OtherDevice,
+    SeveralNextHops,
+    /// The next hop's is not the node's.
+    OtherFamily,
+}
+
+impl fmt::Display for Why {
+    /// In words that lead to the next step.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotYet => "not looked up yet",
+            Self::Setting => "the setting overlay is kernel",
+            Self::Programs => "the programs do not redirect, see mode programs of status",
+            Self::Services(Translation::Handover) => {
+                "kube-proxy has connections yet, see mode serviceProxy of status"
+            }
+            Self::Services(Translation::Draining) => {
+                "connections to Services end first, see mode serviceProxy of status"
+            }
+            Self::Services(_) => "Services are not ours, see mode serviceProxy of status",
+            Self::NoUplink => "no uplink, see the setting uplinks",
+            Self::SeveralUplinks => "several uplinks, see the setting uplinks",
+            Self::OtherHeader => "the uplink is not Ethernet",
+            Self::Ipv6 => "the nodes know each other by IPv6",
+            Self::Ipsec => "IPsec has policies, see ip xfrm policy",
+            Self::IpsecUnknown(error) => {
+                return write!(f, "whether IPsec has policies is not known: {error}");
+            }
+            Self::NoRoute(error) => return f.write_str(error),
+            Self::OtherRoute => "the route to it is not unicast, see ip route get",
+            Self::OtherDevice => "the route to it is not by the uplink, see ip route get",
+            Self::SeveralNextHops => "the route to it has several next hops, see ip route get",
+            Self::OtherFamily => "the route to it has a next hop of the other IP version",
+        })
+    }
+}

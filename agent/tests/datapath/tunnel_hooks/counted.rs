@@ -1,0 +1,176 @@
+//! What goes between this node and each other one, counted by its way.
+
+use super::{direct::far, *};
+use sinabro_common::abi::{Addr, counters::PeerCounters};
+use std::net::Ipv4Addr;
+
+const NONE: PeerCounters = PeerCounters {
+    direct_tx: 0,
+    direct_rx: 0,
+    kernel_tx: 0,
+    kernel_rx: 0,
+};
+
+fn counted(datapath: &Datapath, tunnel: IpAddr) -> Option<PeerCounters> {
+    let all = datapath.peer_counters().unwrap();
+    all.get(&Addr::from(tunnel)).copied()
+}
+
+/// Of all together, also those that are gone.
+fn sum(datapath: &Datapath) -> PeerCounters {
+    let mut sum = NONE;
+    for counters in datapath.peer_counters().unwrap().into_values() {
+        sum += counters;
+    }
+    sum
+}
+
+impl World {
+    fn second(&self) -> PeerCounters {
+        counted(&self.datapath, self.underlay[1]).unwrap()
+    }
+
+    /// As the VXLAN device sends it to a node.
+    fn of_device(&self, to: IpAddr) -> Vec<u8> {
+        let inner = self.inner(&packet::udp((self.a.v4, 1), (ip("10.2.0.7"), 2), b"hello"));
+        let mut outer = self.outer(&inner);
+        (outer.src, outer.dst) = (self.underlay[0], to);
+        frame(&outer)
+    }
+}
+
+#[test]
+fn each_way_is_counted_and_nothing_twice() {
+    direct::direct(|world| {
+        for near in [world.a.v4, world.a.v6] {
+            let before = world.second();
+            let there = packet::udp((near, 1), (far(near), 2), b"hello");
+            let back = packet::udp((far(near), 2), (near, 1), b"hello");
+            let (out, mark) = world.wrapped(&there);
+            let direct_tx = before.direct_tx + 1;
+            assert_eq!(
+                world.second(),
+                PeerCounters {
+                    direct_tx,
+                    ..before
+                }
+            );
+            // What is made here passes the uplink, too.
+            assert_eq!(world.passes_the_uplink(&out, mark).0, PASS);
+            assert_eq!(
+                world.second(),
+                PeerCounters {
+                    direct_tx,
+                    ..before
+                }
+            );
+            assert_eq!(world.run("uplink_in", 0, &world.comes(&back)).0, REDIRECT);
+            let expected = PeerCounters {
+                direct_tx,
+                direct_rx: before.direct_rx + 1,
+                ..before
+            };
+            assert_eq!(world.second(), expected);
+            // What is left to the stack is counted where its device sends it.
+            let last_hop = Ip { ttl: 1, ..there };
+            world.to_the_stack(&last_hop, "a last hop");
+            assert_eq!(world.second(), expected);
+            world.to_the_device(&world.comes(&Ip { ttl: 1, ..back }), "a last hop");
+            let kernel_rx = before.kernel_rx + 1;
+            assert_eq!(
+                world.second(),
+                PeerCounters {
+                    kernel_rx,
+                    ..expected
+                }
+            );
+        }
+        assert_eq!(counted(&world.datapath, world.underlay[2]), Some(NONE));
+    });
+}
+
+#[test]
+fn the_devices_packets_are_counted_on_both_ways() {
+    both(|world| {
+        let own = world.of_device(world.underlay[1]);
+        world.passes("uplink_out", &own, "the device's");
+        let expected = PeerCounters {
+            kernel_tx: 1,
+            ..NONE
+        };
+        assert_eq!(world.second(), expected);
+        // By another address of the node it is the same node.
+        if world.underlay[0].is_ipv4() {
+            world.passes("uplink_out", &world.of_device(ip(SECOND_OF_SECOND)), "");
+            assert_eq!(world.second().kernel_tx, 2);
+        }
+        let before = world.second();
+        let inner = world.inner(&from_to(ip("10.2.0.7"), world.a.v4));
+        world.admitted(&world.outer(&inner), &inner, "honest");
+        let expected = PeerCounters {
+            kernel_rx: 1,
+            ..before
+        };
+        assert_eq!(world.second(), expected);
+        // What is dropped is counted as that alone.
+        let forged = world.inner(&from_to(ip("10.3.0.7"), world.a.v4));
+        let forged = frame(&world.outer(&forged));
+        world.dropped("uplink_in", &forged, TunnelInner, "forged");
+        let forwarded = world.run("uplink_out", world.a.ifindex, &own);
+        assert_eq!(forwarded.0, DROP);
+        assert_eq!(world.second(), expected);
+        assert_eq!(sum(&world.datapath), expected);
+    });
+}
+
+#[test]
+fn counts_outlive_agents_and_their_sum_outlives_nodes() {
+    both(|world| {
+        for &node in &world.underlay[1..] {
+            world.passes("uplink_out", &world.of_device(node), "the device's");
+        }
+        let of = |kernel_tx| PeerCounters { kernel_tx, ..NONE };
+        let seen = |datapath: &Datapath| [1, 2].map(|at| counted(datapath, world.underlay[at]));
+        let expect = |datapath: &Datapath, each| {
+            assert_eq!(seen(datapath), each);
+            assert_eq!(sum(datapath), of(2));
+        };
+        expect(&kit::load(), [Some(of(1)), Some(of(1))]);
+        world.know(2);
+        expect(&world.datapath, [Some(of(1)), None]);
+        world.know(3);
+        expect(&world.datapath, [Some(of(1)), Some(NONE)]);
+        // Nodes go while no agent is there.
+        let next = kit::load();
+        world.tell(&next, 1);
+        expect(&next, [None, None]);
+    });
+}
+
+/// Kernels may have fewer counters at hand than that (`__alloc_percpu_gfp` without waiting).
+#[test]
+fn thousands_of_nodes_are_counted() {
+    kit::fresh(|| {
+        const NODES: u32 = 10_000;
+        let datapath = kit::load();
+        let local = IpAddr::from(Ipv4Addr::new(10, 0, 0, 1));
+        let nodes = (0..=NODES).map(|n| IpAddr::from(Ipv4Addr::from(0x0a00_0001 + n)));
+        let nodes: BTreeMap<IpAddr, IpAddr> = nodes.map(|node| (node, node)).collect();
+        let mut tunnels = Tunnels {
+            local,
+            port: VXLAN_PORT,
+            vni: VXLAN_VNI,
+            gateways: &[],
+            nodes: &nodes,
+            ranges: &BTreeMap::new(),
+        };
+        datapath.set_tunnels(&tunnels).unwrap();
+        let counted = datapath.peer_counters().unwrap();
+        assert_eq!(counted.len(), NODES as usize);
+        let alone = BTreeMap::from([(local, local)]);
+        tunnels.nodes = &alone;
+        datapath.set_tunnels(&tunnels).unwrap();
+        let left: Vec<Addr> = datapath.peer_counters().unwrap().into_keys().collect();
+        assert_eq!(left, [Addr::UNSPECIFIED]);
+    });
+}
