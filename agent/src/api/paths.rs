@@ -67,6 +67,14 @@ fn why(core: &Core) -> Result<Option<Why>, DatapathError> {
     if of_routes == Some(Why::Setting) {
         return Ok(of_routes);
     }
+    Ok(of_programs(core)?.or(of_routes))
+}
+
+/// Why the programs send nothing past the stack, if they do not.
+///
+/// # Errors
+/// If their settings cannot be read.
+pub fn of_programs(core: &Core) -> Result<Option<Why>, DatapathError> {
     let choice = core.datapath.choice();
     let redirects = match choice.level {
         Level::Current | Level::LastGood => true,
@@ -78,7 +86,7 @@ fn why(core: &Core) -> Result<Option<Why>, DatapathError> {
         return Ok(Some(Why::Programs));
     }
     Ok(match core.datapath.translation()? {
-        Translation::On => of_routes,
+        Translation::On => None,
         other => Some(Why::Services(other)),
     })
 }

@@ -7,7 +7,7 @@ use crate::{
     chain::Chain,
     config::Settings,
     connections::Room,
-    datapath::{Datapath, DatapathError, Level, Translation},
+    datapath::{Datapath, DatapathError, Level},
     endpoint::{Endpoints, release::Reaper},
     handover::ServiceProxy,
     install::InstallStatus,
@@ -231,11 +231,9 @@ impl Core {
         };
         modes.insert("serviceProxy".into(), text);
         if let Some(way) = &*self.forwarding.borrow() {
-            let text = match way {
-                Forwarding::Direct if !self.translates_alone() => {
-                    "kernel: others translate Services, too".to_owned()
-                }
-                way => way.to_string(),
+            let text = match (way, paths::of_programs(self)) {
+                (Forwarding::Direct, Ok(Some(why))) => format!("kernel: {why}"),
+                (way, _) => way.to_string(),
             };
             modes.insert("forwarding".into(), text);
         }
@@ -247,11 +245,6 @@ impl Core {
             modes.insert("serviceCIDRs".into(), ranges.join(", "));
         }
         modes
-    }
-
-    /// Whether nobody else has a part in what is sent to Services.
-    fn translates_alone(&self) -> bool {
-        matches!(self.datapath.translation(), Ok(Translation::On))
     }
 
     /// Of the table of connections.

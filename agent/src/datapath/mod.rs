@@ -555,38 +555,34 @@ impl Datapath {
     /// Sets this node's settings. Flows masqueraded as another address than the new one end at the next
     /// [`Self::sweep`].
     pub fn set_node_config(&self, config: NodeConfig) -> Result<(), DatapathError> {
-        match self.choice {
-            // By them the next agent knows whether programs ran.
-            Choice {
-                level: Level::None,
-                ran: false,
-                ..
-            } => Ok(()),
-            _ => {
-                self.maps.config.set(config)?;
-                self.set_unusable_ports()
-            }
+        if !self.is_set_up() {
+            return Ok(());
         }
+        self.maps.config.set(config)?;
+        self.set_unusable_ports()
+    }
+
+    /// Whether programs run, or ran and go on. By their settings the next agent knows it, so without programs none are written.
+    fn is_set_up(&self) -> bool {
+        self.choice.level != Level::None || self.choice.ran
     }
 
     /// What becomes from now on of what is sent to Services, by what is published. It stays so, however often
     /// [`Self::set_node_config`] is called and whatever agent comes next, until it is set otherwise.
     pub fn set_services(&self, translation: impl Into<Translation>) -> Result<(), DatapathError> {
-        match self.choice {
-            // As above.
-            Choice {
-                level: Level::None,
-                ran: false,
-                ..
-            } => Ok(()),
-            _ => self.maps.config.services(translation.into()),
+        match self.is_set_up() {
+            true => self.maps.config.services(translation.into()),
+            false => Ok(()),
         }
     }
 
     /// Whether what pods send out of the cluster, and what answers it, goes past the stack while Services are translated here
     /// and by nobody else. It stays so as [`Self::set_services`] does, until this agent ends.
     pub fn set_forwarding(&self, is_direct: bool) -> Result<(), DatapathError> {
-        self.maps.config.forwarding(is_direct)
+        match self.is_set_up() {
+            true => self.maps.config.forwarding(is_direct),
+            false => Ok(()),
+        }
     }
 
     /// MTU of every way out of the node: pods announce no larger segments there.
