@@ -153,7 +153,7 @@ fn tick(flows: &[Flow], stop: &AtomicBool) -> Result<Vec<Gap>> {
         let due = Duration::from(clock.now()?).saturating_sub(next);
         let round = Round::begun(due)?;
         for flow in flows {
-            flow.send(number)?;
+            timed(&mut absences, || flow.send(number))?;
         }
         absences.extend(round.end()?);
         next = (next + TICK).max(clock.now()?.into());
@@ -187,7 +187,7 @@ fn hear(flows: &[Flow], epoll: &Epoll, stop: &AtomicBool) -> Result<Vec<Gap>> {
         let round = Round::begun(Duration::ZERO)?;
         for event in &events[..ready] {
             let (flow, side) = (event.data() as usize / 2, event.data() as usize % 2);
-            flows[flow].hear(side, epoll)?;
+            timed(&mut absences, || flows[flow].hear(side, epoll))?;
         }
         absences.extend(round.end()?);
     }
@@ -241,6 +241,17 @@ impl Round {
         let at = self.due;
         Ok((length > STALL).then_some(Gap { at, length }))
     }
+}
+
+/// Nothing that a thread calls waits for the network. What takes so long nevertheless was held up by the machine, also if that says that the
+/// thread ran: a virtual one whose processor was taken away for a while, by a quota, is not told of all of it. It is the one flow whose message
+/// was on its way into the network that would seem to have stood still.
+fn timed(absences: &mut Vec<Gap>, call: impl FnOnce() -> Result<()>) -> Result<()> {
+    let at = now()?;
+    call()?;
+    let length = Duration::from_nanos(u64::try_from(now()? - at).unwrap_or(0));
+    absences.extend((length > ALLOWED).then_some(Gap { at, length }));
+    Ok(())
 }
 
 fn ran() -> Result<Duration> {

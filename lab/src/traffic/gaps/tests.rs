@@ -137,3 +137,22 @@ fn a_stopped_meter_is_not_taken_for_an_outage() {
             .is_err()
     );
 }
+
+#[test]
+fn a_call_that_the_machine_holds_up_is_its_own() {
+    let mut absences = Vec::new();
+    timed(&mut absences, || Ok(())).unwrap();
+    assert_eq!(absences, []);
+    let held = 2 * ALLOWED;
+    let began = now().unwrap();
+    timed(&mut absences, || {
+        while now()? < began + nanos(held) {}
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(absences.len(), 1);
+    assert!(
+        absences[0].at >= began && absences[0].length >= held,
+        "{absences:?}"
+    );
+}
