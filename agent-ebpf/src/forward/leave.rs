@@ -41,15 +41,14 @@ const OURS: u32 = 1;
 /// or its source is to be what `scratch.connection` says.
 const KNOWN: u32 = 2;
 
-/// Sends a packet, which is read, by its uplink; [`PASS`] if that is left to the stack, and the packet as it was, but for what a
-/// SYN announces.
+/// Sends a packet, which is read, by its uplink; [`PASS`] if that is left to the stack, and the packet as it was.
 #[inline(never)]
 pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, was_translated: bool) -> i32 {
     let ctx = TcContext::new(skb);
     // SAFETY: the context is valid for as long as the program runs.
     let to_gateway = unsafe { (*skb).pkt_type } == PACKET_HOST;
     if !to_gateway
-        || is_of_many(&ctx, scratch)
+        || has_segments_of_its_own(&ctx, scratch)
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
         || !deliver::fits(&ctx, scratch, 0)
     {
@@ -125,10 +124,10 @@ fn send(way: &Way) -> i32 {
     }
 }
 
-/// Whether it is a super-packet of another protocol than TCP. How long the segments are that are cut from it depends on what is in it:
-/// a tunnel of the pod's own, for example.
+/// Whether it is a super-packet of another protocol than TCP: how long the segments are that are cut from it depends on what is in
+/// it, a tunnel of the pod's own, for example.
 #[inline(always)]
-fn is_of_many(ctx: &TcContext, scratch: &Scratch) -> bool {
+fn has_segments_of_its_own(ctx: &TcContext, scratch: &Scratch) -> bool {
     // SAFETY: the context is valid for as long as the program runs.
     let segment = unsafe { (*ctx.skb.skb).gso_size };
     segment != 0 && scratch.ip.proto != proto::TCP
