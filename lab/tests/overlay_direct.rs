@@ -11,6 +11,7 @@ use sinabro_lab::{
     traffic::{
         icmp,
         path::Path,
+        snmp,
         stream::Stream,
         tally, udp,
         unbroken::{Pace, Traffic},
@@ -366,17 +367,6 @@ const ROUTER: &str = "172.30.0.1";
 const BEFORE_EVENTS: Duration = Duration::from_secs(5);
 const PHASE: Duration = Duration::from_secs(2);
 
-/// Packets that the router has handed on.
-fn routed(world: &World) -> u64 {
-    let read = || Ok(fs::read_to_string("/proc/thread-self/net/snmp")?);
-    let text = world.lab.router().place().run(read).unwrap();
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
-    let names = lines.next().unwrap().split(' ');
-    let at = names.clone().position(|name| name == "ForwDatagrams");
-    let value = lines.next().unwrap().split(' ').nth(at.unwrap());
-    value.unwrap().parse().unwrap()
-}
-
 /// Ways change and agents go while pods of both nodes talk: nothing is lost, and nothing stands still.
 #[test]
 fn ways_are_followed_under_load() {
@@ -397,16 +387,17 @@ fn ways_are_followed_under_load() {
     };
     let traffic = Traffic::start(&paths, pace).unwrap();
     traffic.watch(BEFORE_EVENTS);
+    let handed_on = || snmp::forwarded(world.lab.router().place()).unwrap();
     let during = |what: &str, act: &dyn Fn()| {
         traffic.event(what).unwrap();
         act();
         traffic.watch(PHASE);
-        let (by_router, by_device) = (routed(&world), world.by_device());
+        let (by_router, by_device) = (handed_on(), world.by_device());
         traffic.watch(PHASE);
         traffic.must_flow(what).unwrap();
         let after = world.by_device();
         let devices = [0, 1].map(|node| after[node][1] > by_device[node][1]);
-        (routed(&world) > by_router, devices)
+        (handed_on() > by_router, devices)
     };
     let n1 = world.lab.node(1);
     let far: IpNet = IpNet::from(world.lab.node(2).addresses()[0]);

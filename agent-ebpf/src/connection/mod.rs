@@ -203,20 +203,23 @@ pub unsafe fn is_over(connection: *const Connection, proto: u8, idle_ns: u64) ->
 }
 
 /// Whether the ports of datagrams may be another's: of a question that has its answer, or of what has been idle for a while.
-/// Sockets draw their ports by chance, and who draws the same one again is the same client, or comes after it.
+/// Sockets draw their ports by chance, and who draws the same one again is the same client, or comes after it. Not before
+/// they have been idle for `pause_ns`.
 ///
 /// # Safety
 /// As in [`note`].
 #[inline(always)]
-pub unsafe fn makes_way(connection: *const Connection, proto: u8) -> bool {
+pub unsafe fn makes_way(connection: *const Connection, proto: u8, pause_ns: u64) -> bool {
     if proto != proto::UDP {
         return false;
     }
     // SAFETY: the caller's promise.
     unsafe {
-        let idle = now().wrapping_sub((*connection).last_seen_ns);
-        (idle > MAKES_WAY_AFTER_NS && idle < 1 << 63)
-            || stage(connection, proto) as u32 == Stage::Replied as u32
+        // Another processor may have noted a packet since.
+        let idle = now().saturating_sub((*connection).last_seen_ns);
+        idle >= pause_ns
+            && (idle > MAKES_WAY_AFTER_NS
+                || stage(connection, proto) as u32 == Stage::Replied as u32)
     }
 }
 

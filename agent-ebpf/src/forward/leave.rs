@@ -198,11 +198,22 @@ fn begins_masqueraded(scratch: &Scratch) -> bool {
         && !keeps_source(scratch.ip.dst)
 }
 
+/// Whether an IPv4 packet to this address is not handed on by any router: "this network", multicast, reserved and
+/// broadcast addresses (RFC 6890 §2.2.2). The stack sees to that before it asks its routes, which know nothing of it.
+#[inline(always)]
+fn is_nobody(dst: u32) -> bool {
+    let [first, ..] = dst.to_ne_bytes();
+    matches!(first, 0 | 224..)
+}
+
 /// Asks the kernel's routes, as the stack would, for the way in `scratch.way`. Zero unless it leads out by an uplink that is
 /// Ethernet: what ends here, is refused, goes through another tunnel or needs a neighbour to be looked for is the stack's.
 #[inline(never)]
 fn find_way(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
     let Scratch { ip, l4, way, .. } = scratch;
+    if !ip.v6 && is_nobody(rewrite::word(&ip.dst)) {
+        return 0;
+    }
     way.proto = ip.proto;
     way.src_port = l4.src_port;
     way.dst_port = l4.dst_port;

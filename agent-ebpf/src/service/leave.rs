@@ -22,7 +22,7 @@ use sinabro_common::{
         Addr,
         connection::{Connection, FLAG_MASQUERADED, FLAG_SERVICE},
         drop::DropReason,
-        service::{BACKEND_SERVING, FrontendKey},
+        service::{BACKEND_DRAINING, BACKEND_SERVING, FrontendKey},
     },
     algo::ct_state::{self, SEEN},
 };
@@ -30,11 +30,15 @@ use sinabro_common::{
 /// Segments of TCP with one of these say how far a connection is.
 const SYN_FIN_RST: u8 = TCP_SYN | TCP_FIN | TCP_RST;
 
+/// What a port sends after a question that has its answer, and this pause, goes to no endpoint that is about to end: most
+/// likely it is another socket's, and of an endpoint that has ended the cluster hears later. In a handshake there is none.
+const PAUSE_NS: u64 = 1_000_000_000;
+
 /// `scratch.alias` has the packet's endpoint.
 pub const KNOWN: i32 = 65;
 /// Its tuple leads nowhere yet.
 const NEW: i32 = 66;
-/// It leads to an endpoint that does not serve any more, and may have another.
+/// It leads to an endpoint that does not serve any more, or that it need not have any longer, and may have another.
 pub const STALE: i32 = 67;
 
 /// Gives a packet to a Service its endpoint as the destination: [`super::TRANSLATED`], a drop, or nothing to do with
@@ -126,7 +130,11 @@ pub fn noted(scratch: &mut Scratch) -> i32 {
         {
             return left(scratch);
         }
-        let serves = serves(found);
+        let backend = backend_flags(found);
+        let serves = backend & BACKEND_SERVING != 0;
+        // Asked before this packet is noted: its port may have been drawn again.
+        let moves =
+            backend & BACKEND_DRAINING != 0 && connection::makes_way(found, proto, PAUSE_NS);
         if proto == proto::TCP
             && ct_state::begins(proto, flags)
             && (connection::stage(found, proto).is_closed()
@@ -141,32 +149,32 @@ pub fn noted(scratch: &mut Scratch) -> i32 {
             }
             Noted::Same => {}
         }
-        match serves || proto == proto::TCP {
+        match (serves && !moves) || proto == proto::TCP {
             true => KNOWN,
             false => STALE,
         }
     }
 }
 
-/// Whether a connection's endpoint still serves.
+/// What a connection's endpoint does by now: none of its flags if it is gone.
 ///
 /// # Safety
 /// `connection` is a value that the map gave in this run of the program.
 #[inline(always)]
-unsafe fn serves(connection: *const Connection) -> bool {
+unsafe fn backend_flags(connection: *const Connection) -> u16 {
     // SAFETY: the caller's promise, and a value that the map just gave.
     unsafe {
-        BACKENDS
-            .get_ptr((*connection).endpoint)
-            .is_some_and(|backend| {
-                (*backend).generation == (*connection).endpoint_generation
-                    && (*backend).flags & BACKEND_SERVING != 0
-            })
+        match BACKENDS.get_ptr((*connection).endpoint) {
+            Some(backend) if (*backend).generation == (*connection).endpoint_generation => {
+                (*backend).flags
+            }
+            _ => 0,
+        }
     }
 }
 
 /// # Safety
-/// As in [`serves`].
+/// As in [`backend_flags`].
 #[inline(always)]
 unsafe fn is_unanswered(connection: *const Connection, from_high: bool) -> bool {
     // SAFETY: the caller's promise.
@@ -194,7 +202,7 @@ pub fn make_way(scratch: &mut Scratch) -> bool {
     unsafe {
         if (*found).flags & (FLAG_SERVICE | FLAG_MASQUERADED) != FLAG_SERVICE
             || (*found).client_is_high() != scratch.from_high
-            || !connection::makes_way(found, scratch.key.proto)
+            || !connection::makes_way(found, scratch.key.proto, 0)
         {
             return false;
         }

@@ -376,6 +376,34 @@ fn routes_are_the_kernels() {
     });
 }
 
+/// Of these the stack knows before it asks its routes.
+#[test]
+fn addresses_that_no_router_hands_on_are_the_stacks() {
+    world(|w| {
+        let [[v4, ..], [v6, ..]] = w.families();
+        let begins = |pod: IpAddr, dst: &str| {
+            let dst = dst.parse().unwrap();
+            packet::tcp((pod, 1), (dst, 2), SYN, b"")
+        };
+        for dst in [
+            "0.0.0.0",
+            "0.1.2.3",
+            "224.0.0.5",
+            "239.1.2.3",
+            "240.0.0.1",
+            "255.255.255.255",
+        ] {
+            w.is_left(&begins(v4, dst), dst);
+        }
+        for dst in ["ff02::1", "ff0e::1", "fe80::1"] {
+            w.is_left(&begins(v6, dst), dst);
+        }
+        for dst in ["1.0.0.1", "126.1.1.1", "128.0.0.1", "223.1.1.1"] {
+            w.goes(&begins(v4, dst));
+        }
+    });
+}
+
 #[test]
 fn nothing_goes_past_the_stack_unless_it_may() {
     world(|w| {

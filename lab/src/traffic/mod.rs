@@ -27,6 +27,7 @@ pub mod round_trips;
 pub mod sctp;
 pub mod seat;
 pub mod segment;
+pub mod snmp;
 pub mod stream;
 pub mod tally;
 pub mod tcp;

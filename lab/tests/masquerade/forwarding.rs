@@ -7,6 +7,7 @@ use sinabro_lab::{
     traffic::{
         icmp,
         path::Path,
+        snmp,
         stream::Stream,
         tcp, udp,
         unbroken::{Pace, Traffic},
@@ -18,32 +19,9 @@ use std::{
     time::Duration,
 };
 
-/// Packets that the node's stack has handed on, of both families.
+/// Packets that the node's stack has handed on.
 fn forwarded(world: &World) -> u64 {
-    let read = |path: &'static str| {
-        let read = move || Ok(fs::read_to_string(path)?);
-        world.node().place().run(read).unwrap()
-    };
-    let text = read("/proc/thread-self/net/snmp");
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
-    let at = lines
-        .next()
-        .unwrap()
-        .split(' ')
-        .position(|name| name == "ForwDatagrams");
-    let v4: u64 = lines
-        .next()
-        .unwrap()
-        .split(' ')
-        .nth(at.unwrap())
-        .unwrap()
-        .parse()
-        .unwrap();
-    let text = read("/proc/thread-self/net/snmp6");
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("Ip6OutForwDatagrams"));
-    v4 + line.unwrap().trim().parse::<u64>().unwrap()
+    snmp::forwarded(world.node().place()).unwrap()
 }
 
 /// Netfilter's connections of the machine's network that the node is, if it keeps any.

@@ -17,6 +17,7 @@ use std::{
     fs::{self, File},
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    ops::Range,
     path::PathBuf,
     process::{Child, Stdio},
     sync::{
@@ -36,6 +37,8 @@ pub const REPLICAS: usize = 3;
 const ANSWER: Duration = Duration::from_secs(5);
 /// The machine runs a cluster besides.
 const PAUSE: Duration = Duration::from_millis(20);
+/// What this process asks from, by UDP: each is used again after some ten seconds.
+const PORTS: Range<u16> = 20_000..20_256;
 /// Of each asker; below it nothing was tested.
 const LEAST: usize = 50;
 /// Ends the programs once it is there: in a pod, and on a node.
@@ -253,16 +256,19 @@ fn script(service: &[IpAddr], stop: &str) -> String {
 /// The same of this thread.
 fn ask_by_packets(service: &[IpAddr], stop: &AtomicBool) -> String {
     let mut said = String::new();
+    let mut ports = PORTS.cycle();
     while !stop.load(Ordering::Relaxed) {
         for address in service {
             let (tcp, udp) = (
                 SocketAddr::new(*address, TCP_PORT),
                 SocketAddr::new(*address, UDP_PORT),
             );
-            for (what, answer) in [("TCP", ask_tcp(tcp)), ("UDP", ask_udp(udp))] {
+            let port = ports.next().unwrap_or(0);
+            for (what, at, answer) in [("TCP", tcp, ask_tcp(tcp)), ("UDP", udp, ask_udp(port, udp))]
+            {
                 said += &match answer {
                     Ok(name) => format!("ok {name}\n"),
-                    Err(error) => format!("{what} {tcp}: {error:#}\n"),
+                    Err(error) => format!("{what} {at}: {error:#}\n"),
                 };
             }
         }
@@ -282,8 +288,10 @@ fn ask_tcp(target: SocketAddr) -> Result<String> {
     Ok(name.to_owned())
 }
 
-fn ask_udp(target: SocketAddr) -> Result<String> {
-    let socket = UdpSocket::bind((sinabro_lab::traffic::any(target.ip()), 0))?;
+/// From a port that an earlier question came from, as happens to who asks a lot: its record leads to an endpoint that may
+/// be about to end.
+fn ask_udp(port: u16, target: SocketAddr) -> Result<String> {
+    let socket = UdpSocket::bind((sinabro_lab::traffic::any(target.ip()), port))?;
     socket.set_read_timeout(Some(ANSWER))?;
     socket.connect(target)?;
     socket.send(b"hostname")?;

@@ -1,8 +1,9 @@
 //! Who gets no endpoint, who gets another, and what is left when it is over.
 
 use super::*;
+use crate::uplink_hooks::age;
 use sinabro_agent::datapath::ConnectionLimits;
-use sinabro_common::abi::connection::ALL_SHARES;
+use sinabro_common::abi::{connection::ALL_SHARES, service::BACKEND_DRAINING};
 
 #[test]
 fn who_may_have_no_endpoint_is_dropped() {
@@ -102,6 +103,47 @@ fn udp_moves_away_from_an_endpoint_that_does_not_serve_and_tcp_stays() {
             }
         }
         check_table();
+    });
+}
+
+/// Whoever asks from a port that was used before asks anew, and of an endpoint that has ended the cluster hears late.
+#[test]
+fn udp_asks_an_endpoint_that_is_about_to_end_nothing_new() {
+    world(|w| {
+        for (number, client) in (1..).zip(w.clients()) {
+            let all = endpoints(client, 2);
+            let (service, at) = w.publish(number, UDP, &all[..1]);
+            let ask = |port| w.goes_to(&make(UDP, (client, port), at, 0));
+            let answer = |port| {
+                let said = |by| make(UDP, by, (client, port), 0);
+                w.arrives_as(&said(all[0]), &said(at));
+            };
+            let [question, waits, stream, apart] = [2000, 2001, 2002, 2003];
+            assert_eq!(ask(stream), all[0]);
+            age(3);
+            for port in [question, waits, stream, apart] {
+                assert_eq!(ask(port), all[0]);
+            }
+            for port in [question, stream, apart] {
+                answer(port);
+            }
+            // What comes at once belongs to what was before.
+            service.backend(0, all[0], BACKEND_SERVING | BACKEND_DRAINING, 1);
+            assert_eq!(ask(question), all[0]);
+            // Nobody else is there.
+            age(2);
+            assert_eq!(ask(apart), all[0]);
+            answer(apart);
+            service.backend(1, all[1], BACKEND_SERVING, 1);
+            service.slots(1, [1]);
+            assert_eq!(ask(question), all[1]);
+            assert_eq!(ask(waits), all[0]);
+            assert_eq!(ask(stream), all[0]);
+            age(4);
+            assert_eq!(ask(waits), all[1]);
+            assert_eq!(ask(stream), all[1]);
+            check_table();
+        }
     });
 }
 

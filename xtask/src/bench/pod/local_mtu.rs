@@ -3,20 +3,20 @@
 //!
 //! All are plain: nothing is accelerated.
 
-use super::scene::{Subject, Way, field_of_snmp, field_of_snmp6};
+use super::scene::{Subject, Way};
 use crate::bench::{figures::OURS, http::Nginx};
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use sinabro_common::api::{LocalMtuWish, TcpAcceleration};
 use sinabro_lab::{
     Lab, Node, Place, Pod,
     traffic::{
         datagrams::{datagrams, headers},
         seat::{Ends, Seat},
+        snmp,
         tcp::segment_size,
     },
 };
 use std::{
-    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
 };
@@ -101,10 +101,10 @@ impl Site {
             "TCP to {} has segments of {segment} bytes",
             ends.address
         );
-        let before = fragments(ends.client.place)?;
+        let before = snmp::fragments(ends.client.place)?;
         let size = DATAGRAM + headers(ends.address);
         let sent = datagrams(ends, size, Duration::from_millis(20))?.sent;
-        let fragments = fragments(ends.client.place)?.saturating_sub(before);
+        let fragments = snmp::fragments(ends.client.place)?.saturating_sub(before);
         ensure!(
             (fragments == 0) == large,
             "{fragments} fragments were made of {sent} datagrams of {DATAGRAM} bytes to {}",
@@ -112,16 +112,4 @@ impl Site {
         );
         Ok(())
     }
-}
-
-/// Fragments that a pod has made, of both families.
-fn fragments(pod: &Place) -> Result<u64> {
-    let read = |file: &str| {
-        let path = format!("/proc/thread-self/net/{file}");
-        pod.run(move || Ok(fs::read_to_string(path)?))
-    };
-    let (v4, v6) = (read("snmp")?, read("snmp6")?);
-    let v4 = field_of_snmp(&v4, "FragCreates").context("no FragCreates in /proc/net/snmp")?;
-    let v6 = field_of_snmp6(&v6, "Ip6FragCreates");
-    Ok(v4 + v6.context("no Ip6FragCreates in /proc/net/snmp6")?)
 }

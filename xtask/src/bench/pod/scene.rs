@@ -27,9 +27,10 @@ use sinabro_lab::{
     traffic::{
         round_trips::round_trips,
         seat::{Ends, Seat},
+        snmp,
     },
 };
-use std::{fmt, fs, net::IpAddr, time::Duration};
+use std::{fmt, net::IpAddr, time::Duration};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Way {
@@ -213,11 +214,11 @@ impl Scene {
             };
             let node = self.lab.node(number);
             for ipv6 in [false, true] {
-                let before = forwarded(node)?;
+                let before = snmp::forwarded(node.place())?;
                 let ends = self.ends(subject, ipv6);
                 let time = Duration::from_millis(50);
                 let asked = round_trips(ends, &ends.listen(0)?, 64, 1, time)?;
-                let packets = forwarded(node)?.saturating_sub(before);
+                let packets = snmp::forwarded(node.place())?.saturating_sub(before);
                 // A request and its answer, if they do; else what else the node does meanwhile.
                 let expected = 2 * asked.count;
                 let went = packets >= expected;
@@ -313,44 +314,4 @@ fn theirs(lab: &Lab) -> Result<Vec<Subject>> {
     let bridge = pair("bridge", ["10.99.1.0/24", "fd00:99:1::/64"])?;
     let ptp = pair("ptp", ["10.99.2.0/24", "fd00:99:2::/64"])?;
     Ok(vec![by_stack, bridge, ptp, veth, flannel, nodes])
-}
-
-/// Packets that a node's stack has forwarded, of both families.
-fn forwarded(node: &Node) -> Result<u64> {
-    let read = |file: &str| {
-        let path = format!("/proc/thread-self/net/{file}");
-        node.place().run(move || Ok(fs::read_to_string(path)?))
-    };
-    let (v4, v6) = (read("snmp")?, read("snmp6")?);
-    let v4 = field_of_snmp(&v4, "ForwDatagrams").context("no ForwDatagrams in /proc/net/snmp")?;
-    let v6 = field_of_snmp6(&v6, "Ip6OutForwDatagrams");
-    Ok(v4 + v6.context("no Ip6OutForwDatagrams in /proc/net/snmp6")?)
-}
-
-/// A field of `Ip`: a line of names, and one of values.
-pub fn field_of_snmp(text: &str, name: &str) -> Option<u64> {
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
-    let at = lines.next()?.split(' ').position(|field| field == name)?;
-    lines.next()?.split(' ').nth(at)?.parse().ok()
-}
-
-pub fn field_of_snmp6(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim().parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn forwarded_packets_are_read() {
-        let text = "Ip: Forwarding DefaultTTL ForwDatagrams\nIp: 1 64 77\nIcmp: A\nIcmp: 5\n";
-        assert_eq!(field_of_snmp(text, "ForwDatagrams"), Some(77));
-        assert_eq!(field_of_snmp(text, "InReceives"), None);
-        assert_eq!(field_of_snmp("Ip: ForwDatagrams\n", "ForwDatagrams"), None);
-        let text = "Ip6InReceives    \t3\nIp6OutForwDatagrams             \t42\n";
-        assert_eq!(field_of_snmp6(text, "Ip6OutForwDatagrams"), Some(42));
-        assert_eq!(field_of_snmp6(text, "Ip6OutRequests"), None);
-    }
 }

@@ -1,0 +1,53 @@
+//! What the stack of a place's network counts by itself (RFC 4293), of both families.
+
+use crate::Place;
+use anyhow::{Context as _, Result};
+use std::fs;
+
+/// Packets that it has handed on.
+pub fn forwarded(place: &Place) -> Result<u64> {
+    both(place, "ForwDatagrams", "Ip6OutForwDatagrams")
+}
+
+/// Fragments that it has made.
+pub fn fragments(place: &Place) -> Result<u64> {
+    both(place, "FragCreates", "Ip6FragCreates")
+}
+
+fn both(place: &Place, v4: &str, v6: &str) -> Result<u64> {
+    let [of_v4, of_v6] = place.run(|| {
+        let read = |file| fs::read_to_string(format!("/proc/thread-self/net/{file}"));
+        Ok([read("snmp")?, read("snmp6")?])
+    })?;
+    let of_v4 = field(&of_v4, v4).with_context(|| format!("no {v4} in /proc/net/snmp"))?;
+    let of_v6 = field6(&of_v6, v6).with_context(|| format!("no {v6} in /proc/net/snmp6"))?;
+    Ok(of_v4 + of_v6)
+}
+
+/// A field of `Ip`: a line of names, and one of values.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
+    let at = lines.next()?.split(' ').position(|field| field == name)?;
+    lines.next()?.split(' ').nth(at)?.parse().ok()
+}
+
+fn field6(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forwarded_packets_are_read() {
+        let text = "Ip: Forwarding DefaultTTL ForwDatagrams\nIp: 1 64 77\nIcmp: A\nIcmp: 5\n";
+        assert_eq!(field(text, "ForwDatagrams"), Some(77));
+        assert_eq!(field(text, "InReceives"), None);
+        assert_eq!(field("Ip: ForwDatagrams\n", "ForwDatagrams"), None);
+        let text = "Ip6InReceives    \t3\nIp6OutForwDatagrams             \t42\n";
+        assert_eq!(field6(text, "Ip6OutForwDatagrams"), Some(42));
+        assert_eq!(field6(text, "Ip6OutRequests"), None);
+    }
+}
