@@ -13,7 +13,7 @@ use sinabro_lab::{
         path::Path,
         snmp,
         stream::Stream,
-        tally, udp,
+        tally, tcp, udp,
         unbroken::{Pace, Traffic},
     },
     wait::eventually,
@@ -289,6 +289,65 @@ fn what_only_a_router_can_do_is_left_to_the_stack() {
         });
         for PathCounts { direct, kernel } in counts {
             assert_eq!((direct, kernel.sent, kernel.received), (NOTHING, 6, 6));
+        }
+    }
+}
+
+/// Of the underlay: a provider's, everybody's, and a data centre's.
+const MTUS: [u32; 3] = [1400, 1500, 9000];
+/// What stands before a packet between two nodes (RFC 7348 §5).
+const OUTSIDE: usize = 50;
+
+/// Whatever each of two nodes sends by, all arrives, at every size of packets up to the largest.
+#[test]
+fn every_pair_of_ways_carries_all_of_every_size() {
+    let ways: [&[&str]; 2] = [&[], &["--overlay=kernel"]];
+    for mtu in MTUS {
+        for flags in ways.iter().flat_map(|one| ways.map(|two| [*one, two])) {
+            let world = World::on(|lab| set_mtu(lab, mtu), flags);
+            let devices = world.carried(|| large(&world, mtu as usize));
+            let by_device = flags.map(|flags| !flags.is_empty());
+            // A device receives what another way has sent, too, if its node leaves that to it.
+            let seen = devices.map(|[received, sent]| (received > 0, sent > 0));
+            let expected = by_device.map(|is_kernels| (is_kernels, is_kernels));
+            assert_eq!(seen, expected, "{mtu}, {flags:?}: {devices:?}");
+        }
+    }
+}
+
+fn set_mtu(lab: &Lab, mtu: u32) {
+    let mtu = mtu.to_string();
+    let set = |place: &Place, link: &str| {
+        let mut ip = Command::new("ip");
+        place.put(ip.args(["link", "set", link, "mtu", &mtu]));
+        assert!(ip.status().unwrap().success(), "{link}");
+    };
+    for node in lab.nodes() {
+        set(lab.router().place(), &format!("to-{}", node.name()));
+        set(node.place(), "eth0");
+    }
+}
+
+/// Bytes of a stream: some, or with SINABRO_THOROUGH as many as are promised.
+fn stream_len() -> u64 {
+    match std::env::var_os("SINABRO_THOROUGH") {
+        Some(_) => 64 << 20,
+        None => 8 << 20,
+    }
+}
+
+/// Streams, and datagrams that fill a packet, both ways.
+fn large(world: &World, mtu: usize) {
+    let [one, two] = &world.pods;
+    for (from, to) in [(one, two), (two, one)] {
+        for address in to.addresses() {
+            let headers = if address.is_ipv4() { 28 } else { 48 };
+            let full = mtu - OUTSIDE - headers;
+            for size in [1, full - 1, full] {
+                udp::echo(from.place(), to.place(), address, size, true).unwrap();
+            }
+            // Back comes no more than a digest.
+            tcp::transfer(from.place(), to.place(), address, stream_len()).unwrap();
         }
     }
 }

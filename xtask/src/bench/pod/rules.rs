@@ -24,6 +24,15 @@ pub fn kube_proxy(node: &Node, services: u32) -> Result<()> {
     Ok(())
 }
 
+/// Has the kernel track a node's connections, as one rule that asks for their state does.
+pub fn tracking(node: &Node) -> Result<()> {
+    for ipv6 in [false, true] {
+        let rules = "*filter\n-A FORWARD -m conntrack --ctstate INVALID -j DROP\nCOMMIT\n";
+        restore(node, ipv6, rules)?;
+    }
+    Ok(())
+}
+
 /// Masquerade of what leaves a node's range to outside the cluster, as flannel makes it.
 pub fn flannel(node: &Node, range: IpNet) -> Result<()> {
     let ipv6 = range.addr().is_ipv6();

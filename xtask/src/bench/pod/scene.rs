@@ -9,6 +9,7 @@
 //! | n5, n6 | bridge with host-local, and what flannel makes between nodes | | `flannel's way` |
 //! | n9, n10 | Sinabro, which translates Services, too, and so sends packets past the stack | | `sinabro, direct` |
 //! | n7, n8 | nothing | `bare veth (limit)`, two networks and a veth pair | `bare nodes (limit)` |
+//! | n11, n12 | nothing but netfilter's connection tracking, as a cluster's nodes have it | | `bare nodes, tracked` |
 //!
 //! Against an earlier commit n3 and n4 have that commit's programs, and nothing else is compared: by the
 //! link's MTU n1's pods are compared with n3's.
@@ -110,7 +111,7 @@ impl Scene {
         let earlier = options.programs.earlier();
         let lab = Lab::new(
             present,
-            if earlier.is_some() { 4 } else { 10 },
+            if earlier.is_some() { 4 } else { 12 },
             Lifetime::Process,
         )?;
         // Who has an agent, and which nodes those are to know of.
@@ -123,7 +124,7 @@ impl Scene {
             }
             None => 3,
         };
-        let direct = lab.nodes().get(8..).unwrap_or_default();
+        let direct = lab.nodes().get(8..10).unwrap_or_default();
         let nodes = || lab.nodes()[..agents].iter().chain(direct);
         lab.publish_entries(&nodes().map(Node::entry).collect::<Vec<_>>())?;
         for node in &lab.nodes()[..agents] {
@@ -297,14 +298,11 @@ fn theirs(lab: &Lab) -> Result<Vec<Subject>> {
     let [client, server] = pods;
     let flannel = Subject::new("flannel's way", Way::Across, [end(&client?), end(&server?)]);
 
-    let bare = [lab.node(7), lab.node(8)].map(|node| {
-        let addresses: [IpAddr; 2] = node.addresses().try_into().ok()?;
-        Some((node.place(), addresses))
-    });
-    let [Some(client), Some(server)] = bare else {
-        anyhow::bail!("a node has not one address of each family");
-    };
-    let nodes = Subject::new("bare nodes (limit)", Way::Across, [client, server]);
+    let nodes = bare("bare nodes (limit)", lab, [7, 8])?;
+    for number in [11, 12] {
+        rules::tracking(lab.node(number))?;
+    }
+    let tracked = bare("bare nodes, tracked", lab, [11, 12])?;
     let veth = others::cable()?;
     let veth = Subject::new(
         "bare veth (limit)",
@@ -313,5 +311,18 @@ fn theirs(lab: &Lab) -> Result<Vec<Subject>> {
     );
     let bridge = pair("bridge", ["10.99.1.0/24", "fd00:99:1::/64"])?;
     let ptp = pair("ptp", ["10.99.2.0/24", "fd00:99:2::/64"])?;
-    Ok(vec![by_stack, bridge, ptp, veth, flannel, nodes])
+    Ok(vec![by_stack, bridge, ptp, veth, flannel, nodes, tracked])
+}
+
+/// Two nodes themselves.
+fn bare(name: &str, lab: &Lab, numbers: [usize; 2]) -> Result<Subject> {
+    let ends = numbers.map(|number| {
+        let node = lab.node(number);
+        let addresses: [IpAddr; 2] = node.addresses().try_into().ok()?;
+        Some((node.place(), addresses))
+    });
+    let [Some(client), Some(server)] = ends else {
+        anyhow::bail!("a node has not one address of each family");
+    };
+    Ok(Subject::new(name, Way::Across, [client, server]))
 }
