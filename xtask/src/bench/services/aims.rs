@@ -2,7 +2,7 @@
 //! their number costs nothing.
 
 use super::{
-    case::{CONNECTS, DIRECT, EXCHANGES},
+    case::{CONNECTS, DIRECT, EXCHANGES, FROM_OUTSIDE},
     kube_proxy::Mode,
 };
 use crate::bench::{
@@ -19,6 +19,8 @@ const NFTABLES: f64 = 1.15;
 const IPTABLES: f64 = 2.0;
 /// Most Services to fewest.
 const FLAT: f64 = 0.95;
+/// By a node port from outside.
+const OUTSIDE: f64 = 1.0;
 
 pub fn aims(rows: &[Row]) -> Vec<Aim> {
     let aim = |row: &Row| {
@@ -31,8 +33,13 @@ pub fn aims(rows: &[Row]) -> Vec<Aim> {
 fn bound(row: &Row) -> Option<Bound> {
     let is_itself = row.against.starts_with(&format!("{OURS}, "));
     let is_many = row.case.starts_with(&MANY.to_string());
+    let is_outside = row.case.contains(FROM_OUTSIDE);
     let least = match (&*row.metric, &*row.against) {
         (CONNECTS | EXCHANGES, _) if is_itself => FLAT,
+        (CONNECTS | EXCHANGES, against) if is_outside => match against == Mode::Nftables.name() {
+            true => OUTSIDE,
+            false => return None,
+        },
         (CONNECTS, DIRECT) => CONNECTS_DIRECT,
         (EXCHANGES, DIRECT) => EXCHANGES_DIRECT,
         (CONNECTS, against) if against == Mode::Nftables.name() => NFTABLES,
@@ -48,7 +55,7 @@ mod tests {
     use crate::bench::services::case::cases;
 
     #[test]
-    fn connections_are_held_against_all_and_datagrams_against_the_pods_address() {
+    fn connections_are_held_against_all_and_datagrams_against_the_pods_address_and_nftables() {
         let numbers = [10, MANY];
         let mut bounds = Vec::new();
         for case in cases(&numbers) {
@@ -76,7 +83,9 @@ mod tests {
             [8, 8, 4]
         );
         assert_eq!(count(1, EXCHANGES_DIRECT), 8);
-        assert!(bounds.iter().filter(|both| both[1].is_some()).count() == 8);
+        assert_eq!([count(0, OUTSIDE), count(1, OUTSIDE)], [8, 8]);
+        let held = |at: usize| bounds.iter().filter(|both| both[at].is_some()).count();
+        assert_eq!([held(0), held(1)], [28, 16]);
         let names = ("sinabro, 10000 Services", "sinabro, 10 Services");
         let row = Row::new("TCP", CONNECTS, "1/s", (names.0, &[1.0]), (names.1, &[1.0]));
         assert_eq!(bound(&row.unwrap()), Some(Bound::AtLeast(FLAT)));

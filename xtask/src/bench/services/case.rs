@@ -2,7 +2,7 @@
 
 use super::{
     objects::TARGET,
-    scene::{Scene, Site, Way},
+    scene::{Scene, Site, WAYS, Way},
 };
 use crate::bench::{
     figures::{Figures, Grouped, OURS, Outcome, rates},
@@ -17,6 +17,8 @@ use std::{fmt, net::SocketAddr, time::Duration};
 pub const DIRECT: &str = "pod's address";
 pub const CONNECTS: &str = "connections";
 pub const EXCHANGES: &str = "requests";
+/// In the names of cases.
+pub const FROM_OUTSIDE: &str = "node port from outside";
 /// Threads at each end of short connections.
 const THREADS: usize = 4;
 /// Bytes of a request, and of a response.
@@ -53,10 +55,13 @@ impl Case {
             Kind::Echoes => "UDP request/response",
         };
         let way = match self.way {
-            Way::Near => "same node",
-            Way::Far => "across nodes",
+            Way::Near | Way::IntoNear => "same node",
+            Way::Far | Way::IntoFar => "across nodes",
         };
-        format!("{kind}, {way}")
+        match self.way.is_from_outside() {
+            false => format!("{kind}, {way}"),
+            true => format!("{kind}, {FROM_OUTSIDE}, {way}"),
+        }
     }
 }
 
@@ -82,7 +87,7 @@ pub fn cases(numbers: &[u32]) -> impl Iterator<Item = Case> {
     let kinds = [Kind::Connections, Kind::Echoes];
     let cases = kinds
         .into_iter()
-        .flat_map(|kind| [Way::Near, Way::Far].map(|way| (kind, way)));
+        .flat_map(|kind| WAYS.map(|way| (kind, way)));
     cases.flat_map(move |(kind, way)| {
         numbers.iter().map(move |number| Case {
             number: Number(*number),
@@ -92,10 +97,11 @@ pub fn cases(numbers: &[u32]) -> impl Iterator<Item = Case> {
     })
 }
 
-/// Who is measured in a case: each site by its Services, and ours by the pod's own address, too.
+/// Who is measured in a case: each site by its Services, and ours by the pod's own address, too, which nobody outside has.
 pub fn subjects<'a>(scene: &'a Scene, case: &Case) -> Vec<(&'static str, &'a Site)> {
     let sites = scene.sites(case.number.0);
     let direct = sites.iter().find(|site| site.mode.is_none());
+    let direct = direct.filter(|_| !case.way.is_from_outside());
     let direct = direct.map(|site| (DIRECT, *site));
     let sites = sites.iter().map(|site| (site.name(), *site));
     sites.chain(direct).collect()

@@ -49,11 +49,16 @@ impl Cgroups {
     pub fn enter(&self, node: &str) -> Result<()> {
         join(&self.of(node))
     }
+
+    /// Moves this process to where it was: its sockets are no node's.
+    pub fn leave(&self) -> Result<()> {
+        join(&self.before)
+    }
 }
 
 impl Drop for Cgroups {
     fn drop(&mut self) {
-        let _ = join(&self.before);
+        let _ = self.leave();
         let top = self.mount.join(DIR);
         for entry in fs::read_dir(&top).into_iter().flatten().flatten() {
             let _ = remove(&entry.path());

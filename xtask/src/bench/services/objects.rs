@@ -1,11 +1,16 @@
 //! The Services of a node's cluster: how many are wanted, of which a few lead to pods that are there.
 
 use serde_json::{Value, json};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+};
 
 /// Of a Service, and of its endpoints.
 pub const PORT: u16 = 80;
 pub const TARGET: u16 = 8080;
+/// Of the first Service that leads to a pod, on every node.
+const NODE_PORT: u16 = 30_000;
 /// So many Services lead to a pod, spread evenly over all: where a list of rules is gone along, they stand
 /// for the list's mean.
 const LEADING: u32 = 8;
@@ -46,20 +51,35 @@ impl Services {
             .collect()
     }
 
+    /// Where clients outside find it, on a node.
+    pub fn node_ports(&self, pod: usize, node: IpAddr) -> Vec<SocketAddr> {
+        (0..self.each())
+            .map(|turn| SocketAddr::new(node, self.node_port(pod, turn)))
+            .collect()
+    }
+
+    fn node_port(&self, pod: usize, turn: u32) -> u16 {
+        NODE_PORT + turn as u16 * self.pods.len() as u16 + pod as u16
+    }
+
     /// Lists as the API server answers with them: Services, and EndpointSlices.
     pub fn lists(&self) -> [Value; 2] {
         // On no machine.
         let mut endpoints: Vec<IpAddr> = (0..self.number)
             .map(|number| Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 250, 1, 0)) + number).into())
             .collect();
+        let mut node_ports = BTreeMap::new();
         for (pod, address) in self.pods.iter().enumerate() {
             for turn in 0..self.each() {
-                endpoints[self.leading(pod, turn) as usize] = *address;
+                let number = self.leading(pod, turn);
+                endpoints[number as usize] = *address;
+                node_ports.insert(number, self.node_port(pod, turn));
             }
         }
-        let services = (0..)
-            .zip(&endpoints)
-            .map(|(number, endpoint)| service(number, self.ports(endpoint)));
+        let services = (0..).zip(&endpoints).map(|(number, endpoint)| {
+            let node_port = node_ports.get(&number).copied();
+            service(number, self.ports(endpoint), node_port)
+        });
         let services = services.collect();
         let slices = (0..)
             .zip(&endpoints)
@@ -108,16 +128,25 @@ fn metadata(number: u32) -> Value {
     })
 }
 
-fn service(number: u32, protocols: &[&str]) -> Value {
+fn service(number: u32, protocols: &[&str], node_port: Option<u16>) -> Value {
     let address = address(number);
     let port = |protocol: &&str| {
         let name = protocol.to_lowercase();
-        json!({"name": name, "protocol": protocol, "port": PORT, "targetPort": TARGET})
+        let mut port = json!({
+            "name": name,
+            "protocol": protocol,
+            "port": PORT,
+            "targetPort": TARGET,
+        });
+        if let Some(node_port) = node_port {
+            port["nodePort"] = node_port.into();
+        }
+        port
     };
     json!({
         "metadata": metadata(number),
         "spec": {
-            "type": "ClusterIP",
+            "type": node_port.map_or("ClusterIP", |_| "NodePort"),
             "clusterIP": address,
             "clusterIPs": [address],
             "ipFamilies": ["IPv4"],
@@ -180,6 +209,17 @@ mod tests {
                     .map(|target| target.to_string());
                 assert_eq!(targets.collect::<BTreeSet<_>>(), addresses);
                 assert_eq!(leading.len(), if number == 10 { 5 } else { 8 });
+                let by_node_port: Vec<u64> = leading
+                    .iter()
+                    .map(|at| {
+                        let spec = &list["items"][*at]["spec"];
+                        assert_eq!(spec["type"], "NodePort");
+                        spec["ports"][0]["nodePort"].as_u64().unwrap()
+                    })
+                    .collect();
+                let told = services.node_ports(pod, *address).into_iter();
+                let told: Vec<u64> = told.map(|target| target.port().into()).collect();
+                assert_eq!(by_node_port, told);
                 let mean = leading.iter().sum::<usize>() as f64 / leading.len() as f64;
                 assert!(
                     (mean / f64::from(number) - 0.5).abs() < 0.11,

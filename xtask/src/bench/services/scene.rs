@@ -20,7 +20,7 @@ use sinabro_lab::{
     },
 };
 use std::{
-    net::{SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr, TcpStream},
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -33,16 +33,40 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Who translates.
 pub const TRANSLATORS: [Option<Mode>; 3] = [None, Some(Mode::Nftables), Some(Mode::Iptables)];
 
-/// Where the server is.
+/// Who asks, and where the server is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
+    /// A pod, one of its own node,
     Near,
+    /// or of another.
     Far,
+    /// Somebody outside of the cluster by a port of a node, a pod of that node,
+    IntoNear,
+    /// or of another.
+    IntoFar,
+}
+
+pub const WAYS: [Way; 4] = [Way::Near, Way::Far, Way::IntoNear, Way::IntoFar];
+
+impl Way {
+    pub fn is_from_outside(self) -> bool {
+        matches!(self, Self::IntoNear | Self::IntoFar)
+    }
+
+    /// The server's place among the pods that Services lead to.
+    fn pod(self) -> usize {
+        match self {
+            Self::Near | Self::IntoNear => 0,
+            Self::Far | Self::IntoFar => 1,
+        }
+    }
 }
 
 pub struct Site {
     pub mode: Option<Mode>,
     node: usize,
+    /// Of the node.
+    address: IpAddr,
     client: Pod,
     near: Pod,
     services: Services,
@@ -58,10 +82,10 @@ impl Site {
     }
 
     pub fn targets(&self, way: Way) -> Vec<SocketAddr> {
-        self.services.targets(match way {
-            Way::Near => 0,
-            Way::Far => 1,
-        })
+        match way.is_from_outside() {
+            false => self.services.targets(way.pod()),
+            true => self.services.node_ports(way.pod(), self.address),
+        }
     }
 }
 
@@ -102,6 +126,7 @@ impl Scene {
             Ok(Site {
                 mode,
                 node,
+                address: lab.node(node).addresses()[0],
                 client,
                 near,
                 services,
@@ -162,18 +187,22 @@ impl Scene {
         let ends = self.ends(site, way)?;
         let listener = ends.listen(TARGET)?;
         let connect = || Ok(TcpStream::connect_timeout(&target, LOOK)?);
-        let client = site.client.place().run(connect)?;
+        let client = ends.client.place.run(connect)?;
         let (_, peer) = traffic::accept(&listener, Instant::now() + PATIENCE)?;
         // Not its port: two Services may lead the same one to a pod, and netfilter gives out another then.
         let (peer, own) = (peer.ip(), client.local_addr()?.ip());
-        ensure!(peer == own, "the server sees {peer} instead of {own}");
+        // Whom it sees of clients outside differs.
+        ensure!(
+            way.is_from_outside() || peer == own,
+            "the server sees {peer} instead of {own}"
+        );
         Ok(())
     }
 
     /// An error unless each Service that leads to a pod does so.
     pub fn verify(&self) -> Result<()> {
         for site in &self.sites {
-            for way in [Way::Near, Way::Far] {
+            for way in WAYS {
                 for target in site.targets(way) {
                     self.leads(site, way, target).with_context(|| {
                         let node = self.lab.node(site.node).name();
@@ -195,15 +224,21 @@ impl Scene {
 
     /// Ends of what is asked of a site, whose pods this process plays from here on.
     pub fn ends<'a>(&'a self, site: &'a Site, way: Way) -> Result<Ends<'a>> {
-        self.cgroups.enter(self.lab.node(site.node).name())?;
-        let server = match way {
-            Way::Near => &site.near,
-            Way::Far => &self.far,
+        let from = match way.is_from_outside() {
+            false => {
+                self.cgroups.enter(self.lab.node(site.node).name())?;
+                site.client.place()
+            }
+            true => {
+                self.cgroups.leave()?;
+                self.lab.outside().place()
+            }
         };
+        let server = [&site.near, &self.far][way.pod()];
         let [client, cpu] = self.cpus;
         Ok(Ends {
             client: Seat {
-                place: site.client.place(),
+                place: from,
                 cpu: client,
             },
             server: Seat {
