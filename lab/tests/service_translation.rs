@@ -18,7 +18,7 @@ use sinabro_lab::{
 use socket2::{Domain, Protocol, SockRef, Type};
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     process::{Command, Stdio},
     thread,
@@ -86,12 +86,20 @@ fn serve(place: &Place, own: IpAddr) {
     let answer = |stream: TcpStream| -> std::io::Result<()> {
         let mut lines = BufReader::new(stream.try_clone()?);
         let (mut line, mut stream) = (String::new(), stream);
-        while lines.read_line(&mut line)? > 0 {
-            let len: usize = line.trim().parse().map_err(std::io::Error::other)?;
-            stream.write_all(&vec![b'x'; len])?;
-            line.clear();
+        loop {
+            match lines.read_line(&mut line) {
+                Ok(0) => return Ok(()),
+                Ok(_) => {
+                    let len: usize = line.trim().parse().map_err(std::io::Error::other)?;
+                    stream.write_all(&vec![b'x'; len])?;
+                    line.clear();
+                }
+                // A blocking read of a socket that may be accelerated, woken by room for what it has written
+                // (docs/tcp-acceleration.md).
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
         }
-        Ok(())
     };
     thread::spawn(move || {
         for stream in listener.incoming() {
