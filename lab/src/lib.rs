@@ -17,6 +17,7 @@
 //! - [`kernel`]: what the running kernel lacks;
 //! - [`traffic`]: what is sent between them;
 //! - [`checks`], [`measures`]: what must hold and how well, for the demo and the tests alike;
+//! - [`amount`]: how much tests do;
 //! - [`wait`]: how everything here waits for a condition;
 //! - [`residue`]: what is left behind on the machine, which must be nothing.
 //!
@@ -24,6 +25,7 @@
 //! come from a node's address. Needs root.
 
 pub mod agent;
+pub mod amount;
 pub mod checks;
 pub mod cni;
 pub mod confinement;

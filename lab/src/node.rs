@@ -7,7 +7,7 @@ use crate::{
     place::Place,
     self_test,
 };
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Serialize;
 use sinabro_common::{
@@ -304,14 +304,7 @@ impl Node {
 
     /// Runs a command in the node's network; an error if it fails.
     pub fn command(&self, command: &[&str]) -> Result<()> {
-        let [program, arguments @ ..] = command else {
-            bail!("no command");
-        };
-        self.place().run(|| {
-            let output = Command::new(program).args(arguments).output()?;
-            ensure!(output.status.success(), "{command:?}: {output:?}");
-            Ok(())
-        })
+        self.place().command(command)
     }
 
     /// Runs `sinabroctl` on the node.

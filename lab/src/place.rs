@@ -1,6 +1,6 @@
 //! A network namespace where sockets are made, and the cables between such places.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail, ensure};
 use ipnet::IpNet;
 use nix::sched::{CloneFlags, setns};
 use sinabro_netlink::{Conn, NetNs, addr::Addr, link, veth::Veth};
@@ -59,6 +59,18 @@ impl Place {
         unsafe { command.pre_exec(move || Ok(setns(&net, CloneFlags::CLONE_NEWNET)?)) };
     }
 
+    /// Runs a program to its end inside this network namespace; an error if it fails.
+    pub fn command(&self, command: &[&str]) -> Result<()> {
+        let [program, arguments @ ..] = command else {
+            bail!("no command");
+        };
+        self.run(|| {
+            let output = Command::new(program).args(arguments).output()?;
+            ensure!(output.status.success(), "{command:?}: {output:?}");
+            Ok(())
+        })
+    }
+
     /// A netlink connection to this network.
     pub fn conn(&self) -> Result<Conn> {
         Ok(Conn::in_netns(&self.net)?)
@@ -91,6 +103,12 @@ impl Place {
             peer_netns: Some(&to.net),
         };
         Ok(self.conn()?.create_veth(&veth)?.index)
+    }
+
+    pub fn set_mtu(&self, link: &str, mtu: u32) -> Result<()> {
+        Ok(self
+            .conn()?
+            .execute(link::set_mtu(self.index(link)?, mtu))?)
     }
 
     /// Puts a link under a bridge of this place.

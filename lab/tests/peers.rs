@@ -16,7 +16,7 @@ use sinabro_lab::{
     traffic::packet::{self, checksum, inject, interface},
     wait::{eventually, eventually_some},
 };
-use sinabro_netlink::{Conn, link, sysctl};
+use sinabro_netlink::sysctl;
 use std::{io::Read as _, time::Duration};
 
 fn lab(nodes: usize) -> Lab {
@@ -169,9 +169,7 @@ fn a_link_on_the_way_that_takes_less_is_named_with_what_it_takes() {
     let (n1, n2, n3) = (lab.node(1), lab.node(2), lab.node(3));
     // A bridge drops what is too large for a port, and says nothing.
     let set = |mtu| {
-        let mut conn = Conn::in_netns(lab.router().place().net()).unwrap();
-        let port = conn.link_by_name("to-n2").unwrap().index;
-        conn.execute(link::set_mtu(port, mtu)).unwrap();
+        lab.router().place().set_mtu("to-n2", mtu).unwrap();
     };
     set(1400);
     // At the next look at full size, which every start begins with.

@@ -6,7 +6,7 @@ use sinabro_lab::{
     node::pod_cidrs,
     traffic::packet::{Interface, interface},
 };
-use std::{net::IpAddr, process::Command};
+use std::net::IpAddr;
 
 pub const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
 
@@ -49,16 +49,4 @@ pub fn next_port() -> u16 {
     use std::sync::atomic::{AtomicU16, Ordering};
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-pub fn set_mtu(place: &Place, link: &str, mtu: u32) {
-    let mtu = mtu.to_string();
-    command(place, &["ip", "link", "set", link, "mtu", &mtu]);
-}
-
-/// Runs a program in a place, which has to succeed.
-pub fn command(place: &Place, command: &[&str]) {
-    let output = place.run(|| Ok(Command::new(command[0]).args(&command[1..]).output()?));
-    let output = output.unwrap();
-    assert!(output.status.success(), "{command:?}: {output:?}");
 }

@@ -2,7 +2,7 @@
 //! not what the packet's way carries in the end.
 
 use crate::{
-    kit::{FAMILIES, TCP_HEADERS, command, mtus, next_port, scene},
+    kit::{FAMILIES, TCP_HEADERS, mtus, next_port, scene},
     streams::{Wire, misfits},
 };
 use sinabro_lab::{
@@ -42,7 +42,7 @@ fn translate(node: &Node, targets: &[SocketAddr], server: SocketAddr, masquerade
             chain post {{ type nat hook postrouting priority srcnat; meta mark 0x4000 masquerade; }}
         }}"
     );
-    command(node.place(), &["nft", &table]);
+    node.place().command(&["nft", &table]).unwrap();
 }
 
 /// A stream both ways through a translation; none of its packets is too large for its way.

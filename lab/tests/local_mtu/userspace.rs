@@ -2,7 +2,7 @@
 //! as a virtual machine's, or a sandbox's.
 
 use crate::{
-    kit::{FAMILIES, eth0, mtus, next_port, scene, set_mtu},
+    kit::{FAMILIES, eth0, mtus, next_port, scene},
     streams::{Wire, misfits},
 };
 use anyhow::{Result, anyhow, ensure};
@@ -342,8 +342,8 @@ fn an_end_with_a_larger_link_is_not_believed() {
     let scene = scene();
     let lab = scene.lab();
     lab.route_pods_from_outside().unwrap();
-    set_mtu(lab.outside().place(), "eth0", 9000);
-    set_mtu(lab.router().place(), "out0", 9000);
+    lab.outside().place().set_mtu("eth0", 9000).unwrap();
+    lab.router().place().set_mtu("out0", 9000).unwrap();
     let (pod, outside) = (scene.pod(1, 1), lab.outside().place());
     let wires = Wire::all(&scene);
     for (family, in_family) in FAMILIES.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! A way that comes to carry less while connections use it.
 
 use crate::{
-    kit::{FAMILIES, TCP_HEADERS, mtus, scene, set_mtu},
+    kit::{FAMILIES, TCP_HEADERS, mtus, scene},
     streams::Wire,
 };
 use sinabro_lab::{
@@ -47,7 +47,7 @@ fn a_link_beyond_the_node_becomes_smaller_while_streams_go_on() {
         .iter()
         .for_each(|stream| stream.carry(BYTES, 16 << 10).unwrap());
     for link in ["br0", "out0"] {
-        set_mtu(lab.router().place(), link, SMALLER as u32);
+        lab.router().place().set_mtu(link, SMALLER as u32).unwrap();
     }
     for (family, stream) in streams.iter().enumerate() {
         stream.carry(BYTES, 16 << 10).unwrap();
@@ -80,12 +80,11 @@ fn the_uplinks_become_smaller_while_streams_between_nodes_go_on() {
         .iter()
         .for_each(|stream| stream.carry(BYTES, 16 << 10).unwrap());
     for node in lab.nodes() {
-        set_mtu(
-            lab.router().place(),
-            &format!("to-{}", node.name()),
-            SMALLER as u32,
-        );
-        set_mtu(node.place(), "eth0", SMALLER as u32);
+        lab.router()
+            .place()
+            .set_mtu(&format!("to-{}", node.name()), SMALLER as u32)
+            .unwrap();
+        node.place().set_mtu("eth0", SMALLER as u32).unwrap();
     }
     for node in lab.nodes() {
         wait_for(&format!("{} to know its uplink's MTU", node.name()), || {

@@ -1,8 +1,9 @@
 //! Many flows to one address and port: none is taken for another, none is refused while a port is free.
 
-use crate::kit::{FAMILIES, World, amount, far};
+use crate::kit::{FAMILIES, World, far};
 use sinabro_lab::{
     Pod,
+    amount::amount,
     traffic::{
         crowd::{Crowd, Kind},
         identity::{Server, visit},

@@ -3,9 +3,10 @@
 use crate::{
     ends::{End, Ends, next_id, payload},
     fragments::{ORDERS, worlds},
-    kit::{FAMILIES, World, amount, eth0, far, far_router},
+    kit::{FAMILIES, World, eth0, far, far_router},
 };
 use sinabro_lab::{
+    amount::amount,
     traffic::{
         PATIENCE,
         fragment::cut,

@@ -1,6 +1,6 @@
 //! Packets go past the node's stack where Services are the agent's, unless somebody has rules there.
 
-use crate::kit::{FAMILIES, World, command, far};
+use crate::kit::{FAMILIES, World, far};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Place,
     node::SERVICES_FLAGS,
@@ -79,7 +79,7 @@ fn netfilter_tracks_nothing_of_it() {
     let rules = "table inet kube-proxy {
         chain forward { type filter hook forward priority filter; ct state invalid drop; }
     }";
-    command(world.node().place(), &["nft", rules]);
+    world.node().place().command(&["nft", rules]).unwrap();
     world.wait_for_way("direct");
     for far in far() {
         let connect = || tcp::transfer(world.pod(1).place(), &world.beyond, far, 1000).unwrap();
@@ -111,11 +111,15 @@ fn rules_of_others_are_met() {
         far().map(open)
     };
     assert_eq!(reaches(4444), [true; 2]);
-    command(world.node().place(), &["nft", RULES]);
+    world.node().place().command(&["nft", RULES]).unwrap();
     world.wait_for_way("kernel: rules in chain inet theirs forward");
     assert_eq!(reaches(4444), [false; 2]);
     assert_eq!(reaches(4445), [true; 2]);
-    command(world.node().place(), &["nft", "delete table inet theirs"]);
+    world
+        .node()
+        .place()
+        .command(&["nft", "delete table inet theirs"])
+        .unwrap();
     world.wait_for_way("direct");
     assert_eq!(reaches(4444), [true; 2]);
 }
@@ -123,7 +127,7 @@ fn rules_of_others_are_met() {
 #[test]
 fn rules_of_others_are_passed_over_where_that_is_wanted() {
     let world = World::direct_with(1, &["--forwarding=direct"]);
-    command(world.node().place(), &["nft", RULES]);
+    world.node().place().command(&["nft", RULES]).unwrap();
     world.wait_for_way("direct");
     greet(&world);
     let before = forwarded(&world);
@@ -166,7 +170,7 @@ fn host_port(world: &World, port: u16, to: SocketAddr) {
             }}
         }}"
     );
-    command(world.node().place(), &["nft", &rules]);
+    world.node().place().command(&["nft", &rules]).unwrap();
 }
 
 #[test]
@@ -217,7 +221,7 @@ fn ways_change_under_load() {
     };
     let (node, place) = (world.node(), world.node().place());
     let nft = |rules: &str, way: &str| {
-        command(place, &["nft", rules]);
+        place.command(&["nft", rules]).unwrap();
         world.wait_for_way(way);
     };
     assert!(!during("nothing happened", &|| {}));

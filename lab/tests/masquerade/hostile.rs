@@ -2,7 +2,7 @@
 
 use crate::{
     ends::{Ends, next_id, payload},
-    kit::{FAMILIES, World, command, eth0, far, far_router, route_pods},
+    kit::{FAMILIES, World, eth0, far, far_router, route_pods},
 };
 use sinabro_common::names;
 use sinabro_lab::{
@@ -51,7 +51,7 @@ fn an_outside_packet_plants_nothing() {
         tcp flags & (syn | ack) == syn drop
     }
     }";
-    command(pod.place(), &["nft", deaf]);
+    pod.place().command(&["nft", deaf]).unwrap();
     for (family, far) in far().into_iter().enumerate() {
         let listener = world
             .beyond
@@ -207,7 +207,7 @@ fn node_port(world: &World, family: usize, port: u16, server: SocketAddr) {
             }}
         }}"
     );
-    command(world.node().place(), &["nft", &rules]);
+    world.node().place().command(&["nft", &rules]).unwrap();
 }
 
 /// An error about another pod's flow, or about none, goes nowhere; one about a pod's own does.

@@ -11,7 +11,7 @@ use sinabro_lab::{
     wait::wait_for,
 };
 use sinabro_netlink::{Family, route::Route, sysctl};
-use std::{net::IpAddr, process::Command};
+use std::net::IpAddr;
 
 pub const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
 const BEYOND: [&str; 2] = ["198.51.100.10/24", "2001:db8:3::10/64"];
@@ -103,7 +103,10 @@ impl World {
 
     /// Puts [`FORWARD_RULES`] in place.
     pub fn guard(&self) {
-        command(self.node().place(), &["nft", FORWARD_RULES]);
+        self.node()
+            .place()
+            .command(&["nft", FORWARD_RULES])
+            .unwrap();
     }
 
     pub fn node(&self) -> &Node {
@@ -183,14 +186,6 @@ fn beyond(lab: &Lab) -> Place {
 
 const FAR_MAC: [u8; 6] = [2, 0x1a, 0xb0, 0, 3, 2];
 
-/// How many of something a test does: a few, or with SINABRO_THOROUGH all that are promised.
-pub fn amount(few: u32, all: u32) -> u32 {
-    match std::env::var_os("SINABRO_THOROUGH") {
-        Some(_) => all,
-        None => few,
-    }
-}
-
 /// All routers know the way to the node's pods.
 pub fn route_pods(world: &World) {
     for (family, range) in world.node().entry().pod_cidrs.into_iter().enumerate() {
@@ -208,10 +203,8 @@ pub fn route_pods(world: &World) {
 
 /// The link between the two routers carries no more than this.
 pub fn narrow(world: &World, mtu: u32) {
-    let mtu = mtu.to_string();
     for (machine, link) in [(world.lab.router(), "out0"), (world.lab.outside(), "eth0")] {
-        let set = ["ip", "link", "set", link, "mtu", &mtu];
-        command(machine.place(), &set);
+        machine.place().set_mtu(link, mtu).unwrap();
     }
 }
 
@@ -225,11 +218,4 @@ pub fn far_router(world: &World) -> [u8; 6] {
     sinabro_lab::traffic::packet::interface(outside, "far0")
         .unwrap()
         .mac
-}
-
-/// Runs a program in a place, which has to succeed.
-pub fn command(place: &Place, command: &[&str]) {
-    let output = place.run(|| Ok(Command::new(command[0]).args(&command[1..]).output()?));
-    let output = output.unwrap();
-    assert!(output.status.success(), "{command:?}: {output:?}");
 }

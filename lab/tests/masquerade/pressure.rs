@@ -3,11 +3,12 @@
 
 use crate::{
     crowds::crowd,
-    kit::{FAMILIES, World, amount, command, eth0, far, far_router, route_pods},
+    kit::{FAMILIES, World, eth0, far, far_router, route_pods},
 };
 use sinabro_common::names;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Pod,
+    amount::amount,
     traffic::{
         crowd::Kind,
         flood::Flood,
@@ -52,7 +53,7 @@ fn lose_what_goes_nowhere(world: &World) {
     for range in ["203.0.113.0/24", "2001:db8:bad::/48"] {
         let family = if range.contains(':') { "-6" } else { "-4" };
         let add = ["ip", family, "route", "add", "blackhole", range];
-        command(world.lab.router().place(), &add);
+        world.lab.router().place().command(&add).unwrap();
     }
 }
 

@@ -1,9 +1,10 @@
 //! A port that was used for a Service is used for the pod behind it, and the other way round: what the node
 //! remembers of the one must not be taken for the other. With rules as kube-proxy has them.
 
-use crate::kit::{FAMILIES, World, amount, command};
+use crate::kit::{FAMILIES, World};
 use sinabro_lab::{
     Node, Place, Pod,
+    amount::amount,
     traffic::{
         PATIENCE, accept, connect,
         crowd::{Crowd, Kind},
@@ -62,7 +63,7 @@ impl Proxy {
                         "--to-destination",
                         &server,
                     ];
-                    command(node.place(), &rule);
+                    node.place().command(&rule).unwrap();
                 }
                 let invalid = [
                     tool,
@@ -76,7 +77,7 @@ impl Proxy {
                     "-j",
                     "DROP",
                 ];
-                command(node.place(), &invalid);
+                node.place().command(&invalid).unwrap();
             }
             Self::Nftables => {
                 let family = if service.is_ipv4() { "ip" } else { "ip6" };
@@ -91,7 +92,7 @@ impl Proxy {
                         }}
                     }}"
                 );
-                command(node.place(), &["nft", &rules]);
+                node.place().command(&["nft", &rules]).unwrap();
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use sinabro_common::api::{Request, Response, ServiceReport};
+use sinabro_lab::amount::amount;
 use std::sync::atomic::AtomicU32;
 
 /// Of the Service that changes.
@@ -67,10 +68,7 @@ fn taken(node: &Node) -> Vec<(String, u64)> {
 
 /// How many changes in a row: some thousand, with SINABRO_THOROUGH ten thousand in about a minute.
 fn changes() -> usize {
-    match std::env::var_os("SINABRO_THOROUGH") {
-        Some(_) => 10_000,
-        None => 1_000,
-    }
+    amount(1_000, 10_000) as usize
 }
 
 /// Both nodes' Services: the one that never changes, and one that leads to some of the servers, at least one.
