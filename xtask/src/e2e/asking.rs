@@ -256,14 +256,13 @@ fn script(service: &[IpAddr], stop: &str) -> String {
 /// The same of this thread.
 fn ask_by_packets(service: &[IpAddr], stop: &AtomicBool) -> String {
     let mut said = String::new();
-    let mut ports = PORTS.cycle();
+    let mut asks = service.iter().cycle().zip(PORTS.cycle());
     while !stop.load(Ordering::Relaxed) {
-        for address in service {
+        for (address, port) in asks.by_ref().take(service.len()) {
             let (tcp, udp) = (
                 SocketAddr::new(*address, TCP_PORT),
                 SocketAddr::new(*address, UDP_PORT),
             );
-            let port = ports.next().unwrap_or(0);
             for (what, at, answer) in [("TCP", tcp, ask_tcp(tcp)), ("UDP", udp, ask_udp(port, udp))]
             {
                 said += &match answer {

@@ -116,9 +116,6 @@ pub fn measure(
     let ends = scene.ends(site, case.way)?;
     let targets = match name {
         DIRECT => vec![SocketAddr::new(ends.address, TARGET)],
-        // Clients outside keep their ports: by two ways to one server they would meet what is in TIME_WAIT there, whose time
-        // stamps are of another way.
-        _ if case.way.is_from_outside() => site.targets(case.way)[..1].to_vec(),
         _ => site.targets(case.way),
     };
     let before = busy()?;

@@ -1,15 +1,12 @@
 //! The Services of a node's cluster: how many are wanted, of which a few lead to pods that are there.
 
 use serde_json::{Value, json};
-use std::{
-    collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Of a Service, and of its endpoints.
 pub const PORT: u16 = 80;
 pub const TARGET: u16 = 8080;
-/// Of the first Service that leads to a pod, on every node.
+/// Of the first Service that leads to the first pod, on every node; the first that leads to the next has the next.
 const NODE_PORT: u16 = 30_000;
 /// So many Services lead to a pod, spread evenly over all: where a list of rules is gone along, they stand
 /// for the list's mean.
@@ -51,15 +48,15 @@ impl Services {
             .collect()
     }
 
-    /// Where clients outside find it, on a node.
-    pub fn node_ports(&self, pod: usize, node: IpAddr) -> Vec<SocketAddr> {
-        (0..self.each())
-            .map(|turn| SocketAddr::new(node, self.node_port(pod, turn)))
-            .collect()
+    /// The port of every node by which clients outside find it. There is one: such clients keep their ports, and by two ways to
+    /// one server they would meet their own connections of before in TIME_WAIT there.
+    pub fn node_port(&self, pod: usize) -> u16 {
+        NODE_PORT + pod as u16
     }
 
-    fn node_port(&self, pod: usize, turn: u32) -> u16 {
-        NODE_PORT + turn as u16 * self.pods.len() as u16 + pod as u16
+    fn node_port_of(&self, number: u32) -> Option<u16> {
+        let pod = (0..self.pods.len()).find(|pod| self.leading(*pod, 0) == number)?;
+        Some(self.node_port(pod))
     }
 
     /// Lists as the API server answers with them: Services, and EndpointSlices.
@@ -68,17 +65,13 @@ impl Services {
         let mut endpoints: Vec<IpAddr> = (0..self.number)
             .map(|number| Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 250, 1, 0)) + number).into())
             .collect();
-        let mut node_ports = BTreeMap::new();
         for (pod, address) in self.pods.iter().enumerate() {
             for turn in 0..self.each() {
-                let number = self.leading(pod, turn);
-                endpoints[number as usize] = *address;
-                node_ports.insert(number, self.node_port(pod, turn));
+                endpoints[self.leading(pod, turn) as usize] = *address;
             }
         }
         let services = (0..).zip(&endpoints).map(|(number, endpoint)| {
-            let node_port = node_ports.get(&number).copied();
-            service(number, self.ports(endpoint), node_port)
+            service(number, self.ports(endpoint), self.node_port_of(number))
         });
         let services = services.collect();
         let slices = (0..)
@@ -209,17 +202,17 @@ mod tests {
                     .map(|target| target.to_string());
                 assert_eq!(targets.collect::<BTreeSet<_>>(), addresses);
                 assert_eq!(leading.len(), if number == 10 { 5 } else { 8 });
-                let by_node_port: Vec<u64> = leading
-                    .iter()
-                    .map(|at| {
-                        let spec = &list["items"][*at]["spec"];
-                        assert_eq!(spec["type"], "NodePort");
-                        spec["ports"][0]["nodePort"].as_u64().unwrap()
-                    })
-                    .collect();
-                let told = services.node_ports(pod, *address).into_iter();
-                let told: Vec<u64> = told.map(|target| target.port().into()).collect();
-                assert_eq!(by_node_port, told);
+                for at in &leading {
+                    let spec = &list["items"][*at]["spec"];
+                    let is_first = at == &leading[0];
+                    let kind = if is_first { "NodePort" } else { "ClusterIP" };
+                    assert_eq!(spec["type"], kind);
+                    let expected = is_first.then(|| services.node_port(pod));
+                    assert_eq!(
+                        spec["ports"][0].get("nodePort"),
+                        expected.map(Value::from).as_ref()
+                    );
+                }
                 let mean = leading.iter().sum::<usize>() as f64 / leading.len() as f64;
                 assert!(
                     (mean / f64::from(number) - 0.5).abs() < 0.11,

@@ -84,7 +84,10 @@ impl Site {
     pub fn targets(&self, way: Way) -> Vec<SocketAddr> {
         match way.is_from_outside() {
             false => self.services.targets(way.pod()),
-            true => self.services.node_ports(way.pod(), self.address),
+            true => vec![SocketAddr::new(
+                self.address,
+                self.services.node_port(way.pod()),
+            )],
         }
     }
 }
