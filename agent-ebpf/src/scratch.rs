@@ -61,6 +61,8 @@ pub struct Scratch {
     pub has_record: bool,
     /// and whether it may leave as it is where there is no room for another.
     pub may_pass: bool,
+    /// Whether the port of a connection that is over will do.
+    pub may_take_over: bool,
     /// Where its protocol's ports begin in `HOST_PORTS`,
     pub host_ports: u32,
     /// and all ones if both directions have one id, which is its port.

@@ -31,7 +31,7 @@ use sinabro_common::{
         },
         drop::DropReason,
     },
-    algo::port_pick,
+    algo::port_pick::{self, PATIENT_ATTEMPTS},
 };
 
 /// A port was found.
@@ -249,6 +249,7 @@ fn tried(skb: *mut __sk_buff, scratch: &mut Scratch, attempt: u32) -> i32 {
         _ => crowd::choose(scratch, random, attempt),
     };
     scratch.alias_key.dst_port = port.to_be_bytes();
+    scratch.may_take_over = attempt >= PATIENT_ATTEMPTS;
     let remote = u16::from_be_bytes(scratch.tuple.dst_port);
     let both = port & scratch.id_mask | remote & !scratch.id_mask;
     scratch.alias_key.src_port = both.to_be_bytes();
@@ -281,7 +282,7 @@ fn claim_port(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 pub fn claim_alias(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     match ALIASES.insert(&scratch.alias_key, &scratch.alias, BPF_NOEXIST.into()) {
         Ok(()) => {}
-        Err(EEXIST) if take_over(scratch) => {}
+        Err(EEXIST) if scratch.may_take_over && take_over(scratch) => {}
         Err(EEXIST) => return TAKEN,
         Err(_) => return drop(DropReason::NatTableFull),
     }

@@ -7,6 +7,10 @@ pub const ATTEMPTS: u32 = 84;
 /// So many of them at random; if all are taken, it is noted from then on which ports are.
 pub const RANDOM_ATTEMPTS: u32 = 8;
 
+/// So many leave alone the ports of connections that are over, whose remote ends may have them in TIME_WAIT: the first segment
+/// of another client's is an old one to them as often as not (RFC 9293 §3.6.1, RFC 6191), and comes again a second later.
+pub const PATIENT_ATTEMPTS: u32 = 4;
+
 /// No port.
 pub const NONE: u32 = 1 << 16;
 

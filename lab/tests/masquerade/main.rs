@@ -15,3 +15,4 @@ mod mapping;
 mod path_mtu;
 mod pressure;
 mod stale;
+mod time_wait;
