@@ -1,7 +1,7 @@
 //! Services and EndpointSlices as the Kubernetes API shows them, reduced to what is used.
 //!
-//! Whatever else they have is passed over while they are read and never held. A Go server writes an empty list as
-//! `null`, so every list may be that.
+//! Whatever else they have is passed over while they are read and never held. To an API server `null` is a field that is
+//! not there, and a Go server writes an empty list as that: so may every field be.
 
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Deserializer};
@@ -9,8 +9,11 @@ use serde::{Deserialize, Deserializer};
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Metadata {
+    #[serde(deserialize_with = "or_null")]
     pub namespace: String,
+    #[serde(deserialize_with = "or_null")]
     pub name: String,
+    #[serde(deserialize_with = "or_null")]
     pub resource_version: String,
     #[serde(deserialize_with = "or_null")]
     pub labels: Labels,
@@ -34,10 +37,13 @@ pub struct Labels {
 #[serde(default)]
 struct Annotations {
     /// When the pod or Service changed for which the endpoints did.
-    #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
+    #[serde(
+        rename = "endpoints.kubernetes.io/last-change-trigger-time",
+        deserialize_with = "or_null"
+    )]
     trigger_time: String,
     /// [`sinabro_common::names::SERVICE_BALANCING_ANNOTATION`].
-    #[serde(rename = "sinabro.io/service-balancing")]
+    #[serde(rename = "sinabro.io/service-balancing", deserialize_with = "or_null")]
     balancing: String,
 }
 
@@ -56,16 +62,20 @@ impl Metadata {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ApiService {
+    #[serde(deserialize_with = "or_null")]
     pub metadata: Metadata,
+    #[serde(deserialize_with = "or_null")]
     pub spec: Spec,
+    #[serde(deserialize_with = "or_null")]
     pub status: Status,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Spec {
+    #[serde(deserialize_with = "or_null")]
     pub r#type: String,
-    #[serde(rename = "clusterIP")]
+    #[serde(rename = "clusterIP", deserialize_with = "or_null")]
     pub cluster_ip: String,
     #[serde(rename = "clusterIPs", deserialize_with = "or_null")]
     pub cluster_ips: Vec<String>,
@@ -75,9 +85,12 @@ pub struct Spec {
     pub external_ips: Vec<String>,
     #[serde(deserialize_with = "or_null")]
     pub load_balancer_source_ranges: Vec<String>,
+    #[serde(deserialize_with = "or_null")]
     pub external_traffic_policy: String,
     pub internal_traffic_policy: Option<String>,
+    #[serde(deserialize_with = "or_null")]
     pub health_check_node_port: i64,
+    #[serde(deserialize_with = "or_null")]
     pub session_affinity: String,
     pub session_affinity_config: Option<AffinityConfig>,
 }
@@ -86,7 +99,9 @@ pub struct Spec {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ApiRange {
+    #[serde(deserialize_with = "or_null")]
     pub metadata: Metadata,
+    #[serde(deserialize_with = "or_null")]
     pub spec: RangeSpec,
 }
 
@@ -105,6 +120,7 @@ pub struct Port {
     pub name: String,
     pub protocol: Option<String>,
     pub port: Option<i64>,
+    #[serde(deserialize_with = "or_null")]
     pub node_port: i64,
 }
 
@@ -124,6 +140,7 @@ pub struct ClientIp {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Status {
+    #[serde(deserialize_with = "or_null")]
     pub load_balancer: LoadBalancer,
 }
 
@@ -137,6 +154,7 @@ pub struct LoadBalancer {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Ingress {
+    #[serde(deserialize_with = "or_null")]
     pub ip: String,
     pub ip_mode: Option<String>,
 }
@@ -144,7 +162,9 @@ pub struct Ingress {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ApiSlice {
+    #[serde(deserialize_with = "or_null")]
     pub metadata: Metadata,
+    #[serde(deserialize_with = "or_null")]
     pub address_type: String,
     #[serde(deserialize_with = "or_null")]
     pub endpoints: Vec<ApiEndpoint>,
@@ -196,6 +216,73 @@ fn or_null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
 mod tests {
     use super::*;
     use serde_json::json;
+
+    fn with_nulls(fields: &[&str]) -> serde_json::Value {
+        fields.iter().map(|field| (*field, json!(null))).collect()
+    }
+
+    #[test]
+    fn every_field_may_be_null() {
+        let metadata = with_nulls(&[
+            "namespace",
+            "name",
+            "resourceVersion",
+            "labels",
+            "annotations",
+        ]);
+        let owners = [
+            "kubernetes.io/service-name",
+            "service.kubernetes.io/service-proxy-name",
+        ];
+        let wishes = [
+            "endpoints.kubernetes.io/last-change-trigger-time",
+            "sinabro.io/service-balancing",
+        ];
+        let named = json!({"labels": with_nulls(&owners), "annotations": with_nulls(&wishes)});
+        let port = with_nulls(&["name", "protocol", "port", "nodePort", "appProtocol"]);
+        let mut spec = with_nulls(&[
+            "type",
+            "clusterIP",
+            "clusterIPs",
+            "ports",
+            "externalIPs",
+            "loadBalancerSourceRanges",
+            "externalTrafficPolicy",
+            "internalTrafficPolicy",
+            "healthCheckNodePort",
+            "sessionAffinity",
+            "sessionAffinityConfig",
+        ]);
+        let services = [
+            with_nulls(&["metadata", "spec", "status"]),
+            json!({"metadata": metadata, "spec": spec, "status": {"loadBalancer": null}}),
+            json!({"metadata": named, "status": {"loadBalancer": {"ingress": null}}}),
+            json!({"status": {"loadBalancer": {"ingress": [with_nulls(&["ip", "ipMode"])]}}}),
+        ];
+        for service in services {
+            serde_json::from_value::<ApiService>(service.clone()).expect(&service.to_string());
+        }
+        spec["ports"] = json!([port]);
+        spec["sessionAffinityConfig"] = json!({"clientIP": {"timeoutSeconds": null}});
+        let service: ApiService = serde_json::from_value(json!({"spec": spec})).unwrap();
+        assert_eq!(service.spec.ports.len(), 1);
+        let endpoint = with_nulls(&["addresses", "conditions", "nodeName", "hints"]);
+        let conditions = with_nulls(&["ready", "serving", "terminating"]);
+        let hints = with_nulls(&["forZones", "forNodes"]);
+        let endpoints = json!([endpoint, {"conditions": conditions, "hints": hints}]);
+        for slice in [
+            with_nulls(&["metadata", "addressType", "endpoints", "ports"]),
+            json!({"endpoints": endpoints, "ports": [port]}),
+        ] {
+            serde_json::from_value::<ApiSlice>(slice.clone()).expect(&slice.to_string());
+        }
+        for range in [
+            with_nulls(&["metadata", "spec"]),
+            json!({"spec": {"cidrs": null}}),
+        ] {
+            serde_json::from_value::<ApiRange>(range.clone()).expect(&range.to_string());
+        }
+    }
 
     /// Not even looked at: what is kept of them while a list is read is many times what is kept of their object.
     #[test]
