@@ -163,6 +163,11 @@ fn enrol(
         context::drop_state(socket);
         return Err(over.into());
     }
+    if passive && is_alone(key, sk) {
+        charge::release(cookie);
+        context::drop_state(socket);
+        return Err(Skip::Unfit);
+    }
     // The sock hash last: once the socket is in it, it sends through our program.
     let enrolled = ENROLLED
         .insert(key, Enrolled { cookie, sk }, BPF_ANY.into())
@@ -177,6 +182,13 @@ fn enrol(
         refused(ctx, error);
         Skip::Refused
     })
+}
+
+/// Whether an accepted connection's client is not enrolled, as one that sends to a Service's address: it is there before the
+/// end of the handshake. Of two ends that connect to each other at the same time (RFC 9293 §3.5) one is not.
+#[inline(always)]
+fn is_alone(key: &ConnectionKey, sk: u64) -> bool {
+    find(&ENROLLED, key.peer()).is_none() && kernel::is_of_nobody(sk) != Some(false)
 }
 
 #[inline(always)]

@@ -173,6 +173,13 @@ pub fn has_early_reader(sk: u64) -> Option<bool> {
     Some(true)
 }
 
+/// Whether no application has a socket yet, by the address of its `struct sock`: a listener's, before accept(2).
+#[inline(always)]
+pub fn is_of_nobody(sk: u64) -> Option<bool> {
+    let wq: u64 = Peer(sk).read(offset!(wq))?;
+    Some(wq == 0)
+}
+
 /// Both ends of a connection, from the sender's side.
 pub struct Connection {
     pub own: Own,

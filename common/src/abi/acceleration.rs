@@ -246,7 +246,7 @@ pub enum Skip {
     Stream = 0,
     /// Its server's connections are short.
     Short = 1,
-    /// The socket had sent already, or its data must pass TCP.
+    /// The socket had sent already, its data must pass TCP, or its client's socket is not enrolled.
     Unfit = 2,
     /// The kernel refused (MPTCP, for example), or a table is full.
     Refused = 3,

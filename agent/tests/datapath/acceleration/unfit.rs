@@ -1,8 +1,8 @@
 //! Sockets whose data must pass TCP, from the beginning or from some time on.
 
 use super::{
-    ask, bound, connect, enrolled, enrolled_at, pattern, read_exact, set, transfer, with_timeout,
-    world,
+    ask, bound, connect, enrolled, enrolled_at, pattern, read_exact, set, traffic, transfer,
+    with_timeout, world,
 };
 use crate::kit::Pod;
 use sinabro_common::abi::acceleration::Reason;
@@ -71,13 +71,36 @@ fn a_socket_with_zerocopy_is_not_enrolled_and_hears_of_its_pages() {
             with_timeout(client.into()),
             with_timeout(listener.accept().unwrap().0),
         );
-        assert_eq!(enrolled_at(w.a.v4), 0);
+        assert_eq!(enrolled(), [], "its server's neither");
         let data = pattern(1, 30_000);
         send_zerocopy(&client, &data);
         assert_eq!(read_exact(&mut server, data.len()), data);
         assert!(completion_arrives(&client));
         ask(&mut client, &mut server);
         transfer(server, client, 2, 1 << 20);
+    });
+}
+
+#[test]
+fn clients_that_are_not_enrolled_let_nobody_think_that_a_servers_connections_are_short() {
+    world(true, true, |w| {
+        let listener = w.b.run(|| TcpListener::bind((w.b.v4, 7000)).unwrap());
+        // As many as something is made of.
+        for _ in 0..16 {
+            let client = bound(&w.a, w.a.v4, 0);
+            set_one(&client, libc::SOL_SOCKET, libc::SO_ZEROCOPY);
+            client
+                .connect(&listener.local_addr().unwrap().into())
+                .unwrap();
+            let mut client = with_timeout(client.into());
+            let mut server = with_timeout(listener.accept().unwrap().0);
+            (0..40).for_each(|_| ask(&mut client, &mut server));
+        }
+        let client =
+            w.a.run(|| TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let server = listener.accept().unwrap().0;
+        assert_eq!(enrolled().len(), 2, "{:?}", traffic());
+        drop((client, server));
     });
 }
 
