@@ -6,8 +6,9 @@ use crate::{
     namespace::Namespace,
     place::Place,
     self_test,
+    wait::wait_for,
 };
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Serialize;
 use sinabro_common::{
@@ -248,6 +249,17 @@ impl Node {
             Response::Status(status) => Ok(*status),
             other => bail!("asked for the status, got {other:?}"),
         }
+    }
+
+    /// Waits until packets to the outside go by a way, as the agent says.
+    pub fn wait_for_way(&self, beginning: &str) -> Result<()> {
+        wait_for(beginning, || {
+            let status = self.status()?;
+            let way = status.modes.get("forwarding").map(String::as_str);
+            let is = way.is_some_and(|way| way.starts_with(beginning));
+            ensure!(is, "packets of {} go by {way:?}", self.name());
+            Ok(Some(()))
+        })
     }
 
     /// Waits until the agent has ended by itself, and says how.

@@ -103,13 +103,19 @@ fn checked(ctx: &TcContext) -> Action {
             // An array has all its entries.
             let config = CONFIG.get(0).ok_or(DropReason::UnknownLink)?;
             let mut receiver = deliver::receiver(config, &scratch.ip);
+            let mut node = None;
             let mut was_translated = false;
             if service::are_ours(config) && receiver.is_none() {
+                node = tunnel::pods_of(&scratch.ip.dst);
+            }
+            // What is to a pod is to no Service.
+            if service::are_ours(config) && receiver.is_none() && node.is_none() {
                 match service::leave::leave(ctx.skb.skb, scratch) {
                     PASS => {}
                     service::TRANSLATED => {
                         was_translated = true;
                         receiver = deliver::receiver(config, &scratch.ip);
+                        node = tunnel::pods_of(&scratch.ip.dst);
                     }
                     action => return Ok(action),
                 }
@@ -117,11 +123,12 @@ fn checked(ctx: &TcContext) -> Action {
             tunnel::from_pod(config, &scratch.ip, &scratch.l4)?;
             report::sent(ctx, ifindex);
             if receiver.is_none() && overlay::takes(config) {
-                match overlay::leave::leave(ctx.skb.skb, scratch, was_translated) {
-                    PASS => {}
-                    action => return Ok(action),
-                }
-                if forward::takes(config) {
+                if let Some(node) = node {
+                    match overlay::leave::leave(ctx.skb.skb, scratch, node, was_translated) {
+                        PASS => {}
+                        action => return Ok(action),
+                    }
+                } else if forward::takes(config) {
                     match forward::leave::leave(ctx.skb.skb, scratch, was_translated) {
                         PASS => {}
                         action => return Ok(action),

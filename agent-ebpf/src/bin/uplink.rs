@@ -25,7 +25,11 @@ use sinabro_ebpf::{
     maps::{CONFIG, UPLINKS},
     nat::{self, DROPPED},
     overlay,
-    parse::{eth, l4::L4, skb},
+    parse::{
+        eth,
+        l4::L4,
+        skb::{self, Head},
+    },
     scratch::{self, Scratch},
     service,
     stage::{Action, report::Peer, tunnel},
@@ -128,12 +132,12 @@ fn read(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
     let ctx = TcContext::new(skb);
     let is_read = match skb::kind(&ctx) {
         _ if skb::is_of_vlan(&ctx) => false,
-        eth::IP4 => scratch::read_ip4::<TcContext>(skb, scratch, header_len(skb)),
-        eth::IP6 => scratch::read_ip6::<TcContext>(skb, scratch, header_len(skb)),
+        eth::IP4 => scratch::read_ip4::<Head>(skb, scratch, header_len(skb)),
+        eth::IP6 => scratch::read_ip6::<Head>(skb, scratch, header_len(skb)),
         _ => false,
     };
     if is_read {
-        scratch::read_l4::<TcContext>(skb, scratch);
+        scratch::read_l4::<Head>(skb, scratch);
     }
     is_read
 }

@@ -5,7 +5,10 @@ use crate::{
     PASS,
     maps::{CONFIG, ENDPOINTS, NEXT_HOPS},
     nat::drop,
-    parse::{eth, skb::PACKET_HOST},
+    parse::{
+        Packet as _, eth,
+        skb::{Frame as _, Head, PACKET_HOST},
+    },
     scratch::{self, Scratch},
     stage::deliver,
 };
@@ -60,22 +63,23 @@ fn is_of_this_kind(ctx: &TcContext, scratch: &Scratch) -> bool {
     let Some(sender) = (unsafe { NEXT_HOPS.get(ip.src) }) else {
         return false;
     };
-    let service = ctx.load::<u8>((eth::LEN + 1) as usize);
-    let inner_dst = ctx.load::<[u8; 6]>(ROOM as usize);
-    matches!(service, Ok(service) if service & ECN != CE) && inner_dst == Ok(sender.own_mac)
+    let head = Head::new(ctx.skb.skb);
+    let service = head.load::<[u8; 2]>(eth::LEN);
+    let inner_dst = head.load::<[u8; 6]>(ROOM);
+    matches!(service, Some([_, service]) if service & ECN != CE)
+        && inner_dst == Some(sender.own_mac)
 }
 
 /// Reads what is inside.
 #[inline(always)]
 fn read(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
     const INNER: u32 = eth::LEN + ROOM;
-    let ctx = TcContext::new(skb);
-    let is_read = match ctx.load::<[u8; 2]>((INNER - 2) as usize) {
-        Ok(eth::IP4) => scratch::read_ip4::<TcContext>(skb, scratch, INNER),
-        Ok(eth::IP6) => scratch::read_ip6::<TcContext>(skb, scratch, INNER),
+    let is_read = match Head::new(skb).load::<[u8; 2]>(INNER - 2) {
+        Some(eth::IP4) => scratch::read_ip4::<Head>(skb, scratch, INNER),
+        Some(eth::IP6) => scratch::read_ip6::<Head>(skb, scratch, INNER),
         _ => false,
     };
-    is_read && scratch::read_l4::<TcContext>(skb, scratch)
+    is_read && scratch::read_l4::<Head>(skb, scratch)
 }
 
 /// Takes off the outer headers.

@@ -9,12 +9,8 @@
 pub mod arrive;
 pub mod leave;
 
-use crate::{
-    maps::NEXT_HOPS,
-    stage::{deliver, tunnel},
-};
+use crate::{maps::NEXT_HOPS, stage::deliver};
 use sinabro_common::abi::{
-    Addr,
     config::{FLAG_DRAINING, FLAG_HANDOVER, FLAG_SERVICES, NodeConfig},
     next_hop::NextHop,
     node::Node,
@@ -59,11 +55,9 @@ pub fn takes(config: &NodeConfig) -> bool {
     config.flags & OF_SERVICES == FLAG_SERVICES && deliver::redirects(config)
 }
 
-/// The node whose pods an address is of, and the way there, unless it is this one.
+/// The way to a node, unless it is this one.
 #[inline(always)]
-fn way(pod: &Addr) -> Option<(&'static Node, &'static NextHop)> {
-    let node = tunnel::pods_of(pod)?;
+fn way(node: &Node) -> Option<&'static NextHop> {
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
-    let next = unsafe { NEXT_HOPS.get(node.tunnel) }?;
-    Some((node, next))
+    unsafe { NEXT_HOPS.get(node.tunnel) }
 }

@@ -6,8 +6,6 @@ use super::{Fragment, Header, Ip, Packet, icmp, proto};
 pub const TCP_CHECKSUM: u32 = 16;
 pub const UDP_CHECKSUM: u32 = 6;
 pub const SCTP_CHECKSUM: u32 = 8;
-/// Where a TCP header has its length, in the upper four bits.
-pub const TCP_DATA_OFFSET: u32 = 12;
 
 /// Flags of a TCP header (RFC 9293 §3.1), as in [`L4::tcp_flags`].
 pub const TCP_FIN: u8 = 0x01;
@@ -25,6 +23,8 @@ pub struct L4 {
     pub tcp_flags: u8,
     /// Type of an ICMP message.
     pub icmp: u8,
+    /// Length of a TCP header; zero of others.
+    pub len: u8,
 }
 
 #[repr(C)]
@@ -72,6 +72,7 @@ pub fn read(ctx: &impl Packet, ip: &Ip) -> Option<L4> {
                 dst_port: tcp.dst_port,
                 tcp_flags: tcp.flags,
                 icmp: 0,
+                len: header_len as u8,
             })
         }
         proto::UDP | proto::UDPLITE => ports(ctx, ip, 8),
@@ -91,8 +92,7 @@ fn ports(ctx: &impl Packet, ip: &Ip, header_len: u32) -> Option<L4> {
     Some(L4 {
         src_port: ports.src_port,
         dst_port: ports.dst_port,
-        tcp_flags: 0,
-        icmp: 0,
+        ..L4::default()
     })
 }
 
@@ -110,8 +110,8 @@ fn echo(ctx: &impl Packet, ip: &Ip) -> Option<L4> {
     Some(L4 {
         src_port: id,
         dst_port: id,
-        tcp_flags: 0,
         icmp: header.kind,
+        ..L4::default()
     })
 }
 

@@ -11,12 +11,7 @@ use crate::{
     PASS,
     maps::{ENDPOINTS, PATH_MTU},
     nat::drop,
-    parse::{
-        Fragment, Ip, eth, icmp,
-        l4::{self, L4},
-        proto,
-        skb::PACKET_HOST,
-    },
+    parse::{Fragment, Ip, eth, icmp, l4::L4, proto, skb::PACKET_HOST},
     rewrite::{self, End},
     scratch::Scratch,
     service,
@@ -80,10 +75,7 @@ pub fn fits(ctx: &TcContext, scratch: &Scratch, room: u32) -> bool {
     }
     let ip = &scratch.ip;
     let header = match ip.proto {
-        proto::TCP => match ctx.load::<u8>((ip.l4 + l4::TCP_DATA_OFFSET) as usize) {
-            Ok(offset) => u32::from(offset >> 4) * 4,
-            Err(_) => return false,
-        },
+        proto::TCP => scratch.l4.len.into(),
         _ => UDP_LEN,
     };
     ip.l4 - ip.l3 + header + segment <= *mtu && len + room <= MAX_LEN + eth::LEN

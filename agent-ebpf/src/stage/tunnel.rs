@@ -20,7 +20,12 @@ use super::{Action, report::Peer};
 use crate::{
     PASS,
     maps::{CONFIG, ENDPOINTS, NODES, NON_MASQUERADE, OVERLAY, POD_RANGES},
-    parse::{Fragment, Ip, eth, l4::L4, proto},
+    parse::{
+        Fragment, Header, Ip, Packet as _, eth,
+        l4::L4,
+        proto,
+        skb::{Frame as _, Head},
+    },
     rewrite,
 };
 use aya_ebpf::{bindings::__sk_buff, maps::lpm_trie::Key, programs::TcContext};
@@ -93,12 +98,16 @@ struct Inner {
     kind: [u8; 2],
 }
 
+// SAFETY: bytes alone.
+unsafe impl Header for Inner {}
+
 /// Takes a tunnel packet that came by an uplink, or not. What is not certainly of this overlay
 /// passes without a stamp.
 #[inline(always)]
 pub fn admit(ctx: &TcContext, config: &NodeConfig, overlay: &Overlay, ip: &Ip) -> Action {
     let at = ip.l4 + UDP_LEN;
-    let Ok(inner) = ctx.load::<Inner>(at as usize) else {
+    let head = Head::new(ctx.skb.skb);
+    let Some(inner) = head.load::<Inner>(at) else {
         return Ok(PASS);
     };
     if inner.vxlan != overlay.vxlan || ip.dst != overlay.local {
@@ -112,7 +121,7 @@ pub fn admit(ctx: &TcContext, config: &NodeConfig, overlay: &Overlay, ip: &Ip) -
         return Err(DropReason::TunnelFragment);
     }
     let header = at + size_of::<Inner>() as u32;
-    let src = source(ctx, inner.kind, header).ok_or(DropReason::TunnelInner)?;
+    let src = source(&head, inner.kind, header).ok_or(DropReason::TunnelInner)?;
     if !speaks_for(config, sender, &src) {
         return Err(DropReason::TunnelInner);
     }
@@ -162,14 +171,14 @@ pub fn is_made_here(skb: *mut __sk_buff) -> bool {
 
 /// The source address of the IP header of either family at an offset.
 #[inline(always)]
-fn source(ctx: &TcContext, kind: [u8; 2], header: u32) -> Option<Addr> {
+fn source(head: &Head, kind: [u8; 2], header: u32) -> Option<Addr> {
     match kind {
         eth::IP4 => {
-            let src = ctx.load(header as usize + 12).ok()?;
+            let src = head.load(header + 12)?;
             Some(Addr::v4(src))
         }
         eth::IP6 => {
-            let src = Addr::v6(ctx.load(header as usize + 8).ok()?);
+            let src = Addr::v6(head.load(header + 8)?);
             // In the maps a mapped address would be an IPv4 one; one of the link means nothing
             // on the other side.
             (src.as_v4().is_none() && !src.is_of_link()).then_some(src)

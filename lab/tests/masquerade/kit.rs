@@ -8,7 +8,6 @@
 
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod, node::SERVICES_FLAGS, traffic::packet::Interface,
-    wait::wait_for,
 };
 use sinabro_netlink::{Family, route::Route, sysctl};
 use std::net::IpAddr;
@@ -64,14 +63,7 @@ impl World {
 
     /// Waits until packets go by a way, as the agent says.
     pub fn wait_for_way(&self, beginning: &str) {
-        wait_for(beginning, || {
-            let status = self.node().status()?;
-            let way = status.modes.get("forwarding").map(String::as_str);
-            let is = way.is_some_and(|way| way.starts_with(beginning));
-            anyhow::ensure!(is, "packets go by {way:?}");
-            Ok(Some(()))
-        })
-        .unwrap();
+        self.node().wait_for_way(beginning).unwrap();
     }
 
     /// The same without rules that have the kernel track connections, and so put packets in parts together;

@@ -30,6 +30,10 @@ pub struct Options {
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(5..))]
     rounds: u32,
 
+    /// Services are Sinabro's, so that packets go past the nodes' stacks
+    #[arg(long)]
+    past_the_stack: bool,
+
     #[command(flatten)]
     output: Output,
 }
@@ -46,6 +50,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let rounds = options.rounds.to_string();
         let given = ["bench", "programs", "--rounds", &rounds];
         let mut arguments = given.map(String::from).to_vec();
+        arguments.extend(options.past_the_stack.then(|| "--past-the-stack".into()));
         arguments.extend(options.programs.arguments()?);
         arguments.extend(options.output.arguments()?);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -71,7 +76,8 @@ fn measure(options: &Options) -> Result<ExitCode> {
         "sinabro",
         earlier.map_or("sinabro as well", |(commit, _)| commit),
     ];
-    let scenes = [Scene::make(&lab, 1)?, Scene::make(&lab, 3)?];
+    let past = options.past_the_stack;
+    let scenes = [Scene::make(&lab, 1, past)?, Scene::make(&lab, 3, past)?];
     println!(
         "  {} against {}: nanoseconds of one run of each program, {} rounds in turns",
         names[0], names[1], options.rounds

@@ -25,7 +25,7 @@ use crate::bench::{
     http::Nginx,
     pod::{others, rules},
 };
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place,
@@ -36,7 +36,6 @@ use sinabro_lab::{
         self,
         seat::{Ends, Seat},
     },
-    wait::wait_for,
 };
 use sinabro_netlink::{Family, link, route::Route};
 use std::{net::IpAddr, process::Command, time::Instant};
@@ -240,7 +239,7 @@ impl Scene {
     pub fn verify(&self) -> Result<()> {
         for subject in self.plain.iter().chain(&self.kube_proxy) {
             if subject.name == OURS {
-                wait_until_direct(self.node(subject))?;
+                self.node(subject).wait_for_way("direct")?;
             }
             let seen = || -> Result<IpAddr> {
                 let ends = self.ends(subject)?;
@@ -261,17 +260,6 @@ impl Scene {
         }
         Ok(())
     }
-}
-
-fn wait_until_direct(node: &Node) -> Result<()> {
-    wait_for("packets to go past the stack", || {
-        let status = node.status()?;
-        let way = status.modes.get("forwarding").map(String::as_str);
-        match way {
-            Some("direct") => Ok(Some(())),
-            _ => bail!("{} says {way:?}", node.name()),
-        }
-    })
 }
 
 fn family(addresses: &[IpAddr], ipv6: bool) -> Result<IpAddr> {

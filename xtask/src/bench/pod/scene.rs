@@ -25,6 +25,7 @@ use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod, datapath,
+    node::SERVICES_FLAGS,
     traffic::{
         round_trips::round_trips,
         seat::{Ends, Seat},
@@ -40,12 +41,6 @@ pub enum Way {
     /// On one node, by the MTU of the pods' links.
     LocalMtu,
 }
-
-/// None, but ours to translate.
-const SERVICES: [&str; 2] = [
-    "--service-proxy=on",
-    "--services-file=/run/lab/services.yaml",
-];
 
 pub const WAYS: [Way; 3] = [Way::SameNode, Way::Across, Way::LocalMtu];
 
@@ -132,7 +127,7 @@ impl Scene {
         }
         for node in direct {
             node.write_services("{kind: List, items: []}\n")?;
-            node.start_agent_with(&SERVICES)?;
+            node.start_agent_with(&SERVICES_FLAGS)?;
         }
         for node in nodes() {
             node.wait_ready()?;

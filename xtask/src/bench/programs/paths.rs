@@ -5,6 +5,7 @@ use anyhow::{Context as _, Result};
 use sinabro_common::api::TcpAcceleration;
 use sinabro_lab::{
     Lab, Node, Place, Pod,
+    node::SERVICES_FLAGS,
     traffic::{brief::brief, round_trips::round_trips, seat::Ends},
 };
 use sinabro_netlink::route::Route;
@@ -71,15 +72,16 @@ pub struct Scene<'a> {
     fast: [Pod; 2],
     outside: (Place, [IpAddr; 2]),
     maps: BTreeSet<u32>,
+    past_the_stack: bool,
 }
 
 impl<'a> Scene<'a> {
-    /// On the node of this number and on the next one.
-    pub fn make(lab: &'a Lab, number: usize) -> Result<Self> {
+    /// On the node of this number and on the next one; packets go past the nodes' stacks, or not.
+    pub fn make(lab: &'a Lab, number: usize, past_the_stack: bool) -> Result<Self> {
         let nodes = [lab.node(number), lab.node(number + 1)];
         let mut maps = BTreeSet::new();
         for node in nodes {
-            start(node)?;
+            start(node, past_the_stack)?;
             let pid = node.agent_pid().context("the agent has ended")?;
             maps.extend(maps_of(pid)?);
             way_back(lab, node)?;
@@ -94,6 +96,7 @@ impl<'a> Scene<'a> {
             fast: [fast("fast-client")?, fast("fast-server")?],
             outside: (lab.outside().place().clone(), lab.outside_addresses()?),
             maps,
+            past_the_stack,
         })
     }
 
@@ -102,7 +105,7 @@ impl<'a> Scene<'a> {
     pub fn load_anew(&self) -> Result<()> {
         for node in self.nodes {
             node.stop_agent()?;
-            start(node)?;
+            start(node, self.past_the_stack)?;
         }
         Ok(())
     }
@@ -132,10 +135,19 @@ impl<'a> Scene<'a> {
     }
 }
 
-fn start(node: &Node) -> Result<()> {
-    node.start_agent_with(&["--tcp-acceleration=opt-in"])?;
+fn start(node: &Node, past_the_stack: bool) -> Result<()> {
+    let mut flags = vec!["--tcp-acceleration=opt-in"];
+    if past_the_stack {
+        // None, but ours to translate.
+        node.write_services("{kind: List, items: []}\n")?;
+        flags.extend(SERVICES_FLAGS);
+    }
+    node.start_agent_with(&flags)?;
     node.wait_ready()?;
-    Ok(())
+    match past_the_stack {
+        true => node.wait_for_way("direct"),
+        false => Ok(()),
+    }
 }
 
 /// Pods' IPv6 is not masqueraded: the way back to them, which a user's routers know.
