@@ -91,7 +91,8 @@ fn visits(targets: &[SocketAddr], stop: &AtomicBool) -> Result<u64> {
 }
 
 fn visit(target: SocketAddr) -> Result<()> {
-    let mut stream = TcpStream::connect(target).context("cannot connect")?;
+    let mut stream =
+        TcpStream::connect(target).with_context(|| format!("cannot connect to {target}"))?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut buffer = [b'x'; MESSAGE];
     stream.write_all(&buffer).context("cannot ask")?;

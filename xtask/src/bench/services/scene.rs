@@ -19,9 +19,11 @@ use sinabro_lab::{
         seat::{Ends, Seat},
     },
 };
+use socket2::{Domain, Socket, Type};
 use std::{
     net::{IpAddr, SocketAddr, TcpStream},
     path::PathBuf,
+    sync::atomic::{AtomicU16, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -29,6 +31,9 @@ use std::{
 /// How long kube-proxy may take for ten thousand Services on a busy machine.
 const SYNC: Duration = Duration::from_secs(900);
 const LOOK: Duration = Duration::from_millis(200);
+/// Ports of attempts, of which the kernel gives none to a client (net.ipv4.ip_local_port_range), one for each: netfilter
+/// remembers for two minutes that one of before the rules was left as it was, and leaves the next by that port as it is, too.
+const FIRST_PORT: u16 = 10_000;
 
 /// Who translates.
 pub const TRANSLATORS: [Option<Mode>; 3] = [None, Some(Mode::Nftables), Some(Mode::Iptables)];
@@ -98,6 +103,7 @@ pub struct Scene {
     lab: Lab,
     cgroups: Cgroups,
     cpus: [usize; 2],
+    next_port: AtomicU16,
 }
 
 impl Scene {
@@ -142,6 +148,7 @@ impl Scene {
             lab,
             cgroups,
             cpus,
+            next_port: AtomicU16::new(FIRST_PORT),
         };
         scene.publish(step)?;
         scene.verify()?;
@@ -189,8 +196,7 @@ impl Scene {
     fn leads(&self, site: &Site, way: Way, target: SocketAddr) -> Result<()> {
         let ends = self.ends(site, way)?;
         let listener = ends.listen(TARGET)?;
-        let connect = || Ok(TcpStream::connect_timeout(&target, LOOK)?);
-        let client = ends.client.place.run(connect)?;
+        let client = ends.client.place.run(|| self.attempt(target))?;
         let (_, peer) = traffic::accept(&listener, Instant::now() + PATIENCE)?;
         // Not its port: two Services may lead the same one to a pod, and netfilter gives out another then.
         let (peer, own) = (peer.ip(), client.local_addr()?.ip());
@@ -200,6 +206,14 @@ impl Scene {
             "the server sees {peer} instead of {own}"
         );
         Ok(())
+    }
+
+    fn attempt(&self, target: SocketAddr) -> Result<TcpStream> {
+        let port = self.next_port.fetch_add(1, Ordering::Relaxed);
+        let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
+        socket.bind(&SocketAddr::new(traffic::any(target.ip()), port).into())?;
+        socket.connect_timeout(&target.into(), LOOK)?;
+        Ok(socket.into())
     }
 
     /// An error unless each Service that leads to a pod does so.
