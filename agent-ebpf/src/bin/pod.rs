@@ -106,18 +106,18 @@ fn checked(ctx: &TcContext) -> Action {
             let mut node = None;
             let mut was_translated = false;
             if service::are_ours(config) && receiver.is_none() {
-                node = tunnel::pods_of(&scratch.ip.dst);
-            }
-            // What is to a pod is to no Service.
-            if service::are_ours(config) && receiver.is_none() && node.is_none() {
-                match service::leave::leave(ctx.skb.skb, scratch) {
-                    PASS => {}
-                    service::TRANSLATED => {
-                        was_translated = true;
-                        receiver = deliver::receiver(config, &scratch.ip);
-                        node = tunnel::pods_of(&scratch.ip.dst);
+                node = tunnel::pods_elsewhere(config, &scratch.ip.dst);
+                // What is to a pod of another node is to no Service.
+                if node.is_none() {
+                    match service::leave::leave(ctx.skb.skb, scratch) {
+                        PASS => {}
+                        service::TRANSLATED => {
+                            was_translated = true;
+                            receiver = deliver::receiver(config, &scratch.ip);
+                            node = tunnel::pods_elsewhere(config, &scratch.ip.dst);
+                        }
+                        action => return Ok(action),
                     }
-                    action => return Ok(action),
                 }
             }
             tunnel::from_pod(config, &scratch.ip, &scratch.l4)?;

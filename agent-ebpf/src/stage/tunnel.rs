@@ -242,6 +242,14 @@ fn node(addr: &Addr) -> Option<&'static Node> {
     unsafe { NODES.get(addr) }
 }
 
+/// The node whose pods an address is of, unless it is this one: of its own ranges are the node's addresses inside of the
+/// overlay, too, which may have node ports.
+#[inline(always)]
+pub fn pods_elsewhere(config: &NodeConfig, addr: &Addr) -> Option<&'static Node> {
+    let overlay = overlay(config)?;
+    pods_of(addr).filter(|node| node.tunnel != overlay.local)
+}
+
 #[inline(always)]
 pub fn pods_of(addr: &Addr) -> Option<&'static Node> {
     POD_RANGES.get(Key::new(128, *addr))

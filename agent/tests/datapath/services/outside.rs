@@ -2,6 +2,7 @@
 
 mod closed;
 mod consistent;
+mod overlay;
 
 use super::{
     unallocated::{RANGES, nobody, set},
