@@ -43,8 +43,8 @@ const WRAP: u64 = (BPF_F_ADJ_ROOM_FIXED_GSO
     | BPF_F_ADJ_ROOM_ENCAP_L2_ETH) as u64
     | (eth::LEN as u64) << BPF_ADJ_ROOM_ENCAP_L2_SHIFT;
 
-/// Sends a packet, which is read, to the node of the pod that it is for; [`PASS`] if that is left to the stack, and the packet as it was, but for what a
-/// SYN announces.
+/// Sends a packet, which is read, to the node of the pod that it is for; [`PASS`] if that is left to the stack, and the
+/// packet as it was, but for what a SYN announces.
 #[inline(never)]
 pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, node: &Node, was_translated: bool) -> i32 {
     let ctx = TcContext::new(skb);
