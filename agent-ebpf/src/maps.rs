@@ -22,7 +22,7 @@ use sinabro_common::abi::{
     fragment::{EarlyFragment, EarlyKey, MAX_EARLY_FRAGMENTS},
     layout::{FieldKey, FieldSpan, MAX_FIELDS, MAX_MAPS, MapRecord},
     next_hop::{MAX_NEXT_HOPS, NextHop},
-    node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
+    node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Native, Node, Overlay},
     service::{
         Affinity, AffinityKey, Backend, Frontend, FrontendKey, MAX_AFFINITIES, MAX_BACKENDS,
         MAX_FRONTENDS, MAX_SERVICE_RANGES, MAX_SETS, MAX_SLOTS, MAX_SOURCE_RANGES, RangeOf, Set,
@@ -84,7 +84,13 @@ pub static POD_RANGES: LpmTrie<Addr, Node> = LpmTrie::pinned(MAX_POD_RANGES, BPF
 pub static OVERLAY: Array<Overlay> = Array::pinned(1, 0);
 
 #[map]
+pub static NATIVE: Array<Native> = Array::pinned(1, 0);
+
+#[map]
 pub static NEXT_HOPS: HashMap<Addr, NextHop> = HashMap::pinned(MAX_NEXT_HOPS, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static NATIVE_V6: HashMap<Addr, Addr> = HashMap::pinned(MAX_NEXT_HOPS, BPF_F_NO_PREALLOC);
 
 #[map]
 pub static PEER_COUNTERS: PerCpuHashMap<Addr, PeerCounters> =

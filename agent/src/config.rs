@@ -22,7 +22,7 @@ use crate::{
     datapath::ConnectionLimits,
     handover::ServiceProxy,
     plan::{
-        ForwardingMode, MasqueradeIpv6, Masquerading, OverlayMode, UdpMapping,
+        ForwardingMode, MasqueradeIpv6, Masquerading, OverlayMode, Routing, UdpMapping,
         masquerade::distinct, services::NodePortAddresses,
     },
 };
@@ -33,8 +33,8 @@ use sinabro_common::names;
 use std::{collections::BTreeSet, ffi::OsString, fmt, io, net::SocketAddr, path::PathBuf};
 use value::{
     absolute_path, acceleration_mode, boolean, device, forwarding_mode, local_mtu, masquerade_ipv6,
-    memory, node_name, node_ports, number, on_or_off, overlay_mode, port_range, service_proxy,
-    socket_address, udp_mapping,
+    memory, node_name, node_ports, number, on_or_off, overlay_mode, port_range, routing,
+    service_proxy, socket_address, udp_mapping,
 };
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
@@ -64,6 +64,7 @@ pub struct Settings {
     pub local_mtu: Option<u32>,
     /// Whether packets between nodes may go past the kernel's routes and VXLAN device.
     pub overlay: OverlayMode,
+    pub routing: Routing,
     pub forwarding: ForwardingMode,
     pub vxlan_port: u16,
     pub vxlan_vni: u32,
@@ -250,6 +251,7 @@ impl Settings {
             mtu: layers.optional("mtu", |text| number(text, MIN_MTU, MAX_MTU))?,
             local_mtu: layers.parse("localMTU", local_mtu)?,
             overlay: layers.parse("overlay", overlay_mode)?,
+            routing: layers.parse("routing", routing)?,
             forwarding: layers.parse("forwarding", forwarding_mode)?,
             vxlan_port: layers.parse("vxlanPort", |text| number(text, 1, u16::MAX))?,
             // RFC 7348 §5: 24 bits.

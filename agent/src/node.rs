@@ -203,6 +203,7 @@ fn overlay_settings(settings: &Settings, uplink_mtu: u32) -> OverlaySettings {
         port: settings.vxlan_port,
         uplink_mtu,
         mtu: settings.mtu,
+        routing: settings.routing,
     }
 }
 

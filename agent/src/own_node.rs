@@ -6,7 +6,7 @@ use crate::{
     chain::Chain,
     cluster_api::{ClusterApi, ClusterApiError},
     config::{FactsFrom, Places},
-    watch::nodes_parse,
+    watch::{nodes::ROUTING, nodes_parse},
 };
 use ipnet::IpNet;
 use kube::{
@@ -186,6 +186,18 @@ async fn take_off(client: &Client, name: &str) -> Result<Vec<String>, OwnNodeErr
         };
         answer(name, patched).await?;
         done.push(format!("condition {CONDITION} of node {name}"));
+    }
+    if !node["metadata"]["annotations"][ROUTING].is_null() {
+        let patch = Patch::Merge(json!({"metadata": {"annotations": {ROUTING: null}}}));
+        let params = PatchParams::default();
+        let patched = async {
+            let request = Request::new(NODES).patch(name, &params, &patch);
+            client
+                .request(request.map_err(kube::Error::BuildRequest)?)
+                .await
+        };
+        answer(name, patched).await?;
+        done.push(format!("annotation {ROUTING} of node {name}"));
     }
     Ok(done)
 }

@@ -402,6 +402,7 @@ async fn announce(
     core: Arc<Core>,
 ) -> anyhow::Result<()> {
     let name = core.settings.node_name.clone();
+    let routing = core.settings.routing;
     let told = problems::tell(
         core.announcer.clone(),
         core.node.clone(),
@@ -411,7 +412,7 @@ async fn announce(
     );
     tokio::select! {
         () = told => {}
-        () = announce::node::keep(api, name, own, move || core.is_ready()) => {}
+        () = announce::node::keep(api, name, own, routing, move || core.is_ready()) => {}
     }
     bail!("what tells the cluster how this node is ended")
 }

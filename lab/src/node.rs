@@ -54,6 +54,9 @@ pub struct NodeEntry {
     pub addresses: Vec<IpAddr>,
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Vec<IpNet>,
+    /// Whether it takes what other nodes' pods send without a tunnel. Agents of before know no such field.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub native: bool,
 }
 
 impl NodeEntry {
@@ -63,6 +66,7 @@ impl NodeEntry {
             name: format!("n{number}"),
             addresses: underlay_addresses(number).to_vec(),
             pod_cidrs: pod_cidrs(number),
+            native: false,
         }
     }
 }

@@ -108,6 +108,7 @@ fn five_thousand_nodes_are_listed() {
                 .parse()
                 .unwrap(),
         ],
+        native: false,
     };
     let mut entries: Vec<_> = (1..5000).map(other).collect();
     entries.push(node.entry());

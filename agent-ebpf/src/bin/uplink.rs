@@ -71,6 +71,7 @@ pub fn uplink_in(ctx: TcContext) -> i32 {
     let action = match check_source(skb, scratch) {
         PASS => finish(&ctx, arrive(skb, scratch)),
         tunnel::OURS => unwrap(skb, scratch),
+        tunnel::NATIVE => dropped_or(overlay::native::arrive(skb, scratch)),
         action => action,
     };
     event::told(skb, Hook::UplinkIn, action)
@@ -87,11 +88,21 @@ fn unwrap(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
             sender.count(|peer| &mut peer.kernel_rx);
             stamp(skb, udp)
         }
-        action if action < DROPPED => {
-            sender.count(|peer| &mut peer.direct_rx);
-            action
+        action => {
+            if action < DROPPED {
+                sender.count(|peer| &mut peer.direct_rx);
+            }
+            dropped_or(action)
         }
-        dropped => event::dropped_for((dropped - DROPPED) as u32),
+    }
+}
+
+/// Makes an action of what a stage of [`overlay`] returned.
+#[inline(always)]
+fn dropped_or(action: i32) -> i32 {
+    match action < DROPPED {
+        true => action,
+        false => event::dropped_for((action - DROPPED) as u32),
     }
 }
 
@@ -196,7 +207,7 @@ fn check_source(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         Some(l4) if tunnel::is_tunnel(overlay, &scratch.ip, l4) => {
             counted(tunnel::admit(&ctx, config, overlay, &scratch.ip))
         }
-        _ => counted(tunnel::outside(config, &scratch.ip)),
+        _ => counted(tunnel::outside(skb, config, overlay, scratch)),
     }
 }
 

@@ -12,13 +12,13 @@ use crate::{
     },
     rewrite,
     scratch::Scratch,
-    stage::{deliver, mss, tunnel},
+    stage::{
+        deliver, mss,
+        neighbour::{AF_INET, AF_INET6, send_to},
+        tunnel,
+    },
 };
-use aya_ebpf::{
-    bindings::{__sk_buff, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1},
-    helpers::{bpf_fib_lookup, bpf_redirect_neigh},
-    programs::TcContext,
-};
+use aya_ebpf::{bindings::__sk_buff, helpers::bpf_fib_lookup, programs::TcContext};
 use sinabro_common::{
     abi::{
         Addr,
@@ -29,8 +29,6 @@ use sinabro_common::{
     algo::{checksum, ct_state},
 };
 
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
 /// BPF_FIB_LKUP_RET_SUCCESS: a plain route that leads on, and a neighbour that is known.
 const LEADS_ON: i64 = 0;
 
@@ -98,6 +96,7 @@ fn masquerade(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 
 #[inline(always)]
 fn send(way: &Way) -> i32 {
+    // An IPv4 address is the first of the four.
     let [a, b, c, d] = [0, 4, 8, 12].map(|at| {
         u32::from_ne_bytes([
             way.dst[at],
@@ -106,22 +105,7 @@ fn send(way: &Way) -> i32 {
             way.dst[at + 3],
         ])
     });
-    let mut neighbour = bpf_redir_neigh {
-        nh_family: way.family.into(),
-        // An IPv4 address is the first of the four.
-        __bindgen_anon_1: bpf_redir_neigh__bindgen_ty_1 {
-            ipv6_nh: [a, b, c, d],
-        },
-    };
-    // SAFETY: the neighbour is valid for the call. An interface that is gone makes the kernel drop the packet.
-    unsafe {
-        bpf_redirect_neigh(
-            way.ifindex,
-            &raw mut neighbour,
-            size_of::<bpf_redir_neigh>() as i32,
-            0,
-        ) as i32
-    }
+    send_to(way.ifindex, way.family, [a, b, c, d])
 }
 
 /// Whether it is a super-packet of another protocol than TCP: how long the segments are that are cut from it depends on what is in

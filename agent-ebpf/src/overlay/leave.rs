@@ -1,6 +1,6 @@
 //! What a pod sends to a pod of another node.
 
-use super::{CE, ECN, Outer, ROOM, way};
+use super::{CE, ECN, Outer, ROOM, native, way};
 use crate::{
     PASS,
     connection::{self, Noted},
@@ -12,21 +12,27 @@ use crate::{
     },
     rewrite,
     scratch::Scratch,
-    stage::{deliver, mss, report::Peer, tunnel},
+    stage::{
+        deliver, mss,
+        neighbour::{AF_INET, AF_INET6, send_to},
+        report::Peer,
+        tunnel,
+    },
 };
 use aya_ebpf::{
     bindings::{
         __sk_buff, BPF_ADJ_ROOM_ENCAP_L2_SHIFT, BPF_F_ADJ_ROOM_ENCAP_L2_ETH,
         BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L4_UDP, BPF_F_ADJ_ROOM_FIXED_GSO,
-        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1,
+        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
     },
-    helpers::{bpf_get_hash_recalc, bpf_get_prandom_u32, bpf_redirect_neigh, bpf_skb_adjust_room},
+    helpers::{bpf_get_hash_recalc, bpf_get_prandom_u32, bpf_skb_adjust_room},
     programs::TcContext,
 };
 use sinabro_common::abi::{
+    Addr,
     connection::FLAG_STACK,
     drop::DropReason,
-    next_hop::NextHop,
+    next_hop::{NATIVE, NextHop},
     node::{Node, Overlay},
 };
 
@@ -35,7 +41,6 @@ const FIRST_PORT: u32 = 32_768;
 const PORTS: u64 = 60_999 - 32_768 + 1;
 /// As the VXLAN device sets it, which has none of its own (net.ipv4.ip_default_ttl).
 const TTL: u8 = 64;
-const AF_INET: u32 = 2;
 
 const WRAP: u64 = (BPF_F_ADJ_ROOM_FIXED_GSO
     | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4
@@ -68,7 +73,10 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, node: &Node, was_transl
     {
         return drop(reason);
     }
-    send(skb, scratch, node, next, overlay)
+    match next.remote_mac {
+        NATIVE => native::send(skb, scratch, node, next, overlay),
+        _ => send(skb, scratch, node, next, overlay),
+    }
 }
 
 /// Whether a packet is of a connection that the stack translates, as to a port of the node that leads to the pod: then
@@ -150,22 +158,26 @@ fn send(
     {
         return drop(DropReason::RewriteFailed);
     }
+    to(skb, node, overlay, (next.ifindex, &next.gateway))
+}
+
+/// Gives a packet to the uplink that is as it is to be on the wire, but for its Ethernet header.
+#[inline(always)]
+pub fn to(
+    skb: *mut __sk_buff,
+    node: &Node,
+    overlay: &Overlay,
+    (ifindex, gateway): (u32, &Addr),
+) -> i32 {
     Peer::find(&node.tunnel).count(|peer| &mut peer.direct_tx);
-    let mut neighbour = bpf_redir_neigh {
-        nh_family: AF_INET,
-        __bindgen_anon_1: bpf_redir_neigh__bindgen_ty_1 { ipv6_nh: [0; 4] },
-    };
-    neighbour.__bindgen_anon_1.ipv4_nh = rewrite::word(&next.gateway);
-    // SAFETY: the context is valid for as long as the program runs, the neighbour for the call. An interface that is gone makes
-    // the kernel drop the packet.
-    unsafe {
+    // SAFETY: the context is valid for as long as the program runs, and an address is four words.
+    let words = unsafe {
         (*skb).mark = tunnel::mark(overlay);
-        bpf_redirect_neigh(
-            next.ifindex,
-            &raw mut neighbour,
-            size_of::<bpf_redir_neigh>() as i32,
-            0,
-        ) as i32
+        core::ptr::from_ref(gateway).cast::<[u32; 4]>().read()
+    };
+    match gateway.as_v4() {
+        Some(_) => send_to(ifindex, AF_INET, [words[3], 0, 0, 0]),
+        None => send_to(ifindex, AF_INET6, words),
     }
 }
 

@@ -5,9 +5,12 @@
 //! takes a router to handle (options, fragments, a TTL that ends here, what is too large), ICMP but echo, what speaks
 //! of congestion outside (RFC 6040), what the kernel refuses to wrap up, and all packets while others than ours
 //! translate Services: netfilter has to see both directions of a connection that it translates.
+//!
+//! Nodes that say so of themselves do the same to each other without a tunnel ([`native`]).
 
 pub mod arrive;
 pub mod leave;
+pub mod native;
 
 use crate::{maps::NEXT_HOPS, stage::deliver};
 use sinabro_common::abi::{

@@ -9,9 +9,10 @@
 //! - the VXLAN device takes what has the stamp, and only for this node's pods and itself
 //!   ([`arrives`]). So it does not matter by which other way a packet reaches the device's
 //!   socket: another interface, a translated port, reassembled fragments;
-//! - a pod's address is no source outside of a tunnel ([`outside`]).
+//! - a pod's address is no source outside of a tunnel ([`outside`]), unless nodes send each other what is their pods' without
+//!   one ([`native`]).
 //!
-//! Limits: who can send from a node's own address on the underlay can speak for that node's
+//! Limits: who can send from a node's own address on the underlay, or natively from a pod's, can speak for that node's
 //! pods. While pods' IPv6 is not masqueraded, a pod reaches other nodes and hosts under its own
 //! address: such a packet may come in to the node itself, and the answer of an address that is
 //! nobody's in the cluster may come through a tunnel.
@@ -20,6 +21,7 @@ use super::{Action, report::Peer};
 use crate::{
     PASS,
     maps::{CONFIG, ENDPOINTS, NODES, NON_MASQUERADE, OVERLAY, POD_RANGES},
+    overlay::native,
     parse::{
         Fragment, Header, Ip, Packet as _, eth,
         l4::L4,
@@ -27,6 +29,7 @@ use crate::{
         skb::{Frame as _, Head},
     },
     rewrite,
+    scratch::Scratch,
 };
 use aya_ebpf::{bindings::__sk_buff, maps::lpm_trie::Key, programs::TcContext};
 use sinabro_common::abi::{
@@ -41,6 +44,9 @@ const VXLAN_LEN: u32 = 8;
 
 /// No action of the kernel's: a packet between this node and another, which nothing but tunnels is about.
 pub const OURS: i32 = 64;
+
+/// Another one: a packet of another node's pod, which came without a tunnel.
+pub const NATIVE: i32 = 65;
 
 /// This node's end of the tunnels, once it is known.
 #[inline(always)]
@@ -216,12 +222,21 @@ pub fn arrives(overlay: &Overlay, eth: &eth::Eth, ip: &Ip) -> Action {
     Err(DropReason::TunnelDestination)
 }
 
-/// Outside of a tunnel no packet comes from a pod: not to pods, and to others only where pods'
-/// packets to them keep their source.
+/// Outside of a tunnel no packet comes from a pod: not to pods, unless it [comes natively](native), and to others only where
+/// pods' packets to them keep their source.
 #[inline(always)]
-pub fn outside(config: &NodeConfig, ip: &Ip) -> Action {
-    if pods_of(&ip.src).is_none() {
+pub fn outside(
+    skb: *mut __sk_buff,
+    config: &NodeConfig,
+    overlay: &Overlay,
+    scratch: &Scratch,
+) -> Action {
+    let ip = &scratch.ip;
+    let Some(sender) = pods_of(&ip.src) else {
         return Ok(PASS);
+    };
+    if native::is_taken(skb, scratch, sender, overlay) {
+        return Ok(NATIVE);
     }
     if pods_of(&ip.dst).is_none() && is_reached_untranslated(config, &ip.dst) {
         return Ok(PASS);

@@ -5,12 +5,16 @@
 //! start or later: the taint comes. A shorter failure, an agent's restart or upgrade, changes
 //! nothing on the Node.
 //!
+//! With `routing: native` a Node whose agent is ready has the annotation `sinabro.io/routing` until the setting is another:
+//! from then on its agent takes what other nodes send without a tunnel.
+//!
 //! Taints are one list that others write, too: it is replaced only in the version that was read.
 //! A conflict means that a newer one is on its way through the watch, and is tried again with it.
 
 use crate::{
     cluster_api::ClusterApi,
-    watch::nodes::{ApiNode, OwnNode, Taint},
+    plan::Routing,
+    watch::nodes::{ApiNode, OwnNode, ROUTING, Taint},
 };
 use k8s_openapi::jiff::Timestamp;
 use kube::{
@@ -39,11 +43,12 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// How soon after a failure the same is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Keeps the Node like `ready`, for ever.
+/// Keeps the Node like `ready` and `routing`, for ever.
 pub async fn keep(
     api: ClusterApi,
     name: String,
     mut own: watch::Receiver<Option<OwnNode>>,
+    routing: Routing,
     ready: impl Fn() -> bool + Send,
 ) {
     let mut looks = interval(LOOK);
@@ -71,7 +76,7 @@ pub async fn keep(
         let Some(node) = own.borrow_and_update().clone() else {
             continue;
         };
-        let steps = steps(&node, is_ready);
+        let steps = steps(&node, is_ready, routing);
         if steps.is_empty() || tried.is_some_and(|tried| now < tried + RETRY) {
             continue;
         }
@@ -103,6 +108,7 @@ enum Step {
     /// The whole list, and whether the taint is in it.
     Taints(Vec<Taint>, bool),
     Condition,
+    Routing(Routing),
 }
 
 impl Step {
@@ -111,6 +117,8 @@ impl Step {
             Self::Taints(_, true) => format!("set the node's taint {TAINT}"),
             Self::Taints(_, false) => format!("remove the node's taint {TAINT}"),
             Self::Condition => format!("set the node's condition {CONDITION}"),
+            Self::Routing(Routing::Native) => format!("set the node's annotation {ROUTING}"),
+            Self::Routing(Routing::Tunnel) => format!("remove the node's annotation {ROUTING}"),
         }
     }
 
@@ -119,12 +127,18 @@ impl Step {
             Self::Taints(_, true) => format!("the node has the taint {TAINT}: no new pods come"),
             Self::Taints(_, false) => format!("the node is without the taint {TAINT}"),
             Self::Condition => format!("the node's condition {CONDITION} is False"),
+            Self::Routing(Routing::Native) => {
+                "the node says that its pods are reached without a tunnel".into()
+            }
+            Self::Routing(Routing::Tunnel) => "the node does not say any more that its pods are \
+                reached without a tunnel"
+                .into(),
         }
     }
 }
 
-/// What the Node lacks to say that the agent is ready, or is not.
-fn steps(node: &OwnNode, ready: bool) -> Vec<Step> {
+/// What the Node lacks to say that the agent is ready, or is not, and how its pods are reached.
+fn steps(node: &OwnNode, ready: bool, routing: Routing) -> Vec<Step> {
     let mut steps = Vec::new();
     let ours = |taint: &&Taint| taint.key == TAINT;
     match (node.taints.iter().find(ours), ready) {
@@ -148,6 +162,14 @@ fn steps(node: &OwnNode, ready: bool) -> Vec<Step> {
         // After the taint, which needs the version that this changes.
         steps.push(Step::Condition);
     }
+    let said = match routing {
+        Routing::Native => Some(routing.to_string()),
+        Routing::Tunnel => None,
+    };
+    // What is taken is taken once the agent is ready.
+    if node.routing != said && (ready || said.is_none()) {
+        steps.push(Step::Routing(routing));
+    }
     steps
 }
 
@@ -157,6 +179,10 @@ async fn carry_out(client: &Client, name: &str, node: &OwnNode, step: &Step) -> 
     let request = match step {
         Step::Taints(taints, _) => {
             let patch = Patch::Merge(taints_patch(&node.resource_version, taints));
+            nodes.patch(name, &params, &patch)
+        }
+        Step::Routing(routing) => {
+            let patch = Patch::Merge(routing_patch(*routing));
             nodes.patch(name, &params, &patch)
         }
         // Conditions are merged by their type.
@@ -178,6 +204,14 @@ fn taints_patch(version: &str, taints: &[Taint]) -> Value {
         "metadata": { "resourceVersion": version },
         "spec": { "taints": taints },
     })
+}
+
+fn routing_patch(routing: Routing) -> Value {
+    let said = match routing {
+        Routing::Native => json!(routing.to_string()),
+        Routing::Tunnel => Value::Null,
+    };
+    json!({ "metadata": { "annotations": { ROUTING: said } } })
 }
 
 fn condition_patch(now: Timestamp) -> Value {
@@ -210,6 +244,7 @@ mod tests {
             taints: taints.iter().map(taint).collect(),
             network_unavailable: condition.map(|(s, r)| (s.into(), r.into())),
             zone: String::new(),
+            routing: None,
             is_going: false,
         }
     }
@@ -221,7 +256,7 @@ mod tests {
             &Step::Taints(ref taints, ours) => {
                 Some((taints.iter().map(|t| t.key.as_str()).collect(), ours))
             }
-            Step::Condition => None,
+            Step::Condition | Step::Routing(_) => None,
         };
         steps.iter().filter_map(taints).collect()
     }
@@ -232,7 +267,7 @@ mod tests {
             &[("a", "NoExecute"), (TAINT, "NoSchedule"), ("b", "")],
             None,
         );
-        let steps = steps(&registered, true);
+        let steps = steps(&registered, true, Routing::Tunnel);
         assert_eq!(steps[1], Step::Condition);
         assert_eq!(keys(&steps), [(vec!["a", "b"], false)]);
     }
@@ -240,17 +275,54 @@ mod tests {
     #[test]
     fn not_ready_adds_the_taint_once_and_leaves_the_condition() {
         let plain = node(&[("a", "NoExecute")], None);
-        assert_eq!(keys(&steps(&plain, false)), [(vec!["a", TAINT], true)]);
-        assert_eq!(steps(&plain, false).len(), 1);
-        assert!(steps(&node(&[(TAINT, "NoSchedule")], None), false).is_empty());
+        assert_eq!(
+            keys(&steps(&plain, false, Routing::Tunnel)),
+            [(vec!["a", TAINT], true)]
+        );
+        assert_eq!(steps(&plain, false, Routing::Tunnel).len(), 1);
+        assert!(
+            steps(
+                &node(&[(TAINT, "NoSchedule")], None),
+                false,
+                Routing::Tunnel
+            )
+            .is_empty()
+        );
     }
 
     #[test]
     fn a_node_as_it_should_be_is_left_alone() {
-        assert!(steps(&node(&[("a", "")], UP), true).is_empty());
+        assert!(steps(&node(&[("a", "")], UP), true, Routing::Tunnel).is_empty());
         for other in [("True", "NoRouteCreated"), ("False", "RouteCreated")] {
-            assert_eq!(steps(&node(&[], Some(other)), true), [Step::Condition]);
+            assert_eq!(
+                steps(&node(&[], Some(other)), true, Routing::Tunnel),
+                [Step::Condition]
+            );
         }
+    }
+
+    #[test]
+    fn the_node_says_how_it_is_reached_once_that_is_so_and_no_longer_than_it_is_wanted() {
+        let says = |routing: &str| OwnNode {
+            routing: Some(routing.to_owned()),
+            ..node(&[(TAINT, "NoSchedule")], UP)
+        };
+        let native = Step::Routing(Routing::Native);
+        let silent = node(&[], UP);
+        assert_eq!(steps(&silent, true, Routing::Native), [native]);
+        assert!(steps(&silent, true, Routing::Tunnel).is_empty());
+        let unready = node(&[(TAINT, "NoSchedule")], UP);
+        assert!(steps(&unready, false, Routing::Native).is_empty());
+        assert!(steps(&says("native"), false, Routing::Native).is_empty());
+        for said in ["native", "", "other"] {
+            let tunnel = [Step::Routing(Routing::Tunnel)];
+            assert_eq!(steps(&says(said), false, Routing::Tunnel), tunnel);
+        }
+        let patches = [Routing::Native, Routing::Tunnel].map(routing_patch);
+        assert_eq!(
+            patches.map(|patch| patch["metadata"]["annotations"][ROUTING].clone()),
+            [json!("native"), Value::Null]
+        );
     }
 
     #[test]
@@ -271,7 +343,13 @@ mod tests {
     ) -> (StandIn, watch::Sender<Option<OwnNode>>, AbortHandle) {
         let server = StandIn::start().await;
         let (sender, own) = watch::channel(own);
-        let keeping = keep(server.api().await, "n1".into(), own, move || ready);
+        let keeping = keep(
+            server.api().await,
+            "n1".into(),
+            own,
+            Routing::Tunnel,
+            move || ready,
+        );
         let task = tokio::spawn(keeping).abort_handle();
         (server, sender, task)
     }

@@ -28,6 +28,7 @@ pub fn complete(core: &Core, nodes: &mut [NodeReport]) -> Result<(), DatapathErr
             Some(why) => PeerPath::Kernel {
                 why: why.to_string(),
             },
+            None if overlay.ways.native.contains(&tunnel) => PeerPath::Native,
             None => PeerPath::Direct,
         });
         let counters = counters.get(&Addr::from(tunnel));

@@ -33,6 +33,7 @@ pub mod ways;
 pub use overlay::{Overlay, PERIOD, spawn, spawn_in};
 pub use pods::PodRoute;
 
+use crate::plan::Routing;
 use sinabro_common::api::NodeReport;
 use std::{
     sync::Arc,
@@ -55,6 +56,7 @@ pub struct OverlayConfig {
     pub mtu: Option<u32>,
     /// Whether packets between pods of two nodes may go past the stack.
     pub direct: bool,
+    pub routing: Routing,
     /// How often a full pass is made whatever happens; [`PERIOD`] but for tests, which are to see
     /// what the kernel's events cause.
     pub period: Duration,

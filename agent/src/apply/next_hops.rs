@@ -7,12 +7,21 @@
 use super::ways::{Ways, Why};
 use crate::{
     chain::Chain,
-    datapath::{Datapath, DatapathError, DirectUplink},
+    datapath::{Datapath, DatapathError, DirectUplink, Way},
     plan::OverlayPlan,
 };
-use sinabro_common::abi::{Addr, next_hop::NextHop};
+use sinabro_common::{
+    abi::{
+        Addr,
+        next_hop::{NATIVE, NextHop},
+    },
+    api::Mac,
+};
 use sinabro_netlink::{Conn, xfrm};
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 /// Looks up the ways to all peers, or to those alone that `before` did not have.
 ///
@@ -28,25 +37,27 @@ pub fn follow(
     let mut ways = Ways {
         none: None,
         not: BTreeMap::new(),
+        native: BTreeSet::new(),
     };
     match uplink(datapath.direct_uplink()?, plan) {
         Err(why) => ways = Ways::none(why),
         Ok(uplink) => {
             for (mac, &remote) in &plan.fdb {
                 let tunnel = Addr::from(remote);
-                let is_known = before.is_some_and(|before| before.fdb.get(mac) == Some(&remote));
+                let is_known = before.is_some_and(|before| {
+                    before.fdb.get(mac) == Some(&remote)
+                        && before.native.get(&remote) == plan.native.get(&remote)
+                });
                 let next = match datapath.next_hop(tunnel).filter(|_| is_known) {
-                    Some(next) => Ok(next),
-                    None => gateway(conn, remote, uplink).map(|gateway| NextHop {
-                        gateway: gateway.into(),
-                        ifindex: uplink,
-                        remote_mac: mac.0,
-                        own_mac: plan.device.mac.0,
-                    }),
+                    Some(way) => Ok(way),
+                    None => way(conn, plan, (*mac, remote), uplink),
                 };
                 match next {
-                    Ok(next) => {
-                        next_hops.insert(tunnel, next);
+                    Ok(way) => {
+                        if way.next.remote_mac == NATIVE {
+                            ways.native.insert(remote);
+                        }
+                        next_hops.insert(tunnel, way);
                     }
                     Err(why) => {
                         ways.not.insert(remote, why);
@@ -55,14 +66,14 @@ pub fn follow(
             }
         }
     }
-    datapath.set_next_hops(next_hops)?;
+    datapath.set_next_hops(&next_hops)?;
     Ok(ways)
 }
 
 /// The uplink by which packets to peers may leave past the stack.
 fn uplink(uplink: DirectUplink, plan: &OverlayPlan) -> Result<u32, Why> {
     // Tunnels over IPv6 are the kernel's.
-    if plan.device.local.is_ipv6() {
+    if plan.device.local.is_ipv6() && plan.native.is_empty() {
         return Err(Why::Ipv6);
     }
     only_uplink(uplink)
@@ -81,6 +92,31 @@ pub(super) fn only_uplink(uplink: DirectUplink) -> Result<u32, Why> {
         Ok(_) => Err(Why::Ipsec),
         Err(error) => Err(Why::IpsecUnknown(Chain(&error).to_string())),
     }
+}
+
+/// The way to a peer, by the MAC address of its device and its tunnel address.
+fn way(
+    conn: &mut Conn,
+    plan: &OverlayPlan,
+    (mac, remote): (Mac, IpAddr),
+    uplink: u32,
+) -> Result<Way, Why> {
+    let next_hop = gateway(conn, remote, uplink)?;
+    // A router between them knows no pods.
+    let native = plan.native.get(&remote).filter(|_| next_hop == remote);
+    if native.is_none() && remote.is_ipv6() {
+        return Err(Why::Ipv6);
+    }
+    let next = NextHop {
+        gateway: next_hop.into(),
+        ifindex: uplink,
+        remote_mac: native.map_or(mac.0, |_| NATIVE),
+        own_mac: plan.device.mac.0,
+    };
+    let v6 = native.copied().flatten().filter(|_| remote.is_ipv4());
+    let on_link = |v6: &IpAddr| gateway(conn, *v6, uplink).is_ok_and(|gateway| gateway == *v6);
+    let native_v6 = v6.filter(on_link).map(Addr::from);
+    Ok(Way { next, native_v6 })
 }
 
 /// Whom a packet to an address is given to on the uplink, if it leaves by it alone.

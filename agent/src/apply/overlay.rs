@@ -44,6 +44,8 @@ const DEBOUNCE: Duration = Duration::from_millis(50);
 /// by hand is answered at once, a program that undoes every pass is not met with a busy loop.
 const PATIENCE: u32 = 8;
 const RETRY: Duration = Duration::from_millis(250);
+/// How long others may still send without a tunnel after they could have heard that this node does not take that any more.
+const NATIVE_GRACE: Duration = Duration::from_secs(30);
 
 /// The running reconciler.
 #[derive(Debug)]
@@ -83,6 +85,7 @@ pub fn spawn_in(
         status: sender,
         plan: None,
         device: None,
+        took_native: None,
         due: Due::Whole,
         due_pods: Which::All,
         faults: Vec::new(),
@@ -109,6 +112,8 @@ struct Driver {
     plan: Option<Arc<OverlayPlan>>,
     /// Index of the VXLAN device, as of the last pass.
     device: Option<u32>,
+    /// When packets were last to be taken without a tunnel.
+    took_native: Option<Instant>,
     due: Due,
     due_pods: Which,
     /// What failed when the overlay was last looked at,
@@ -183,6 +188,7 @@ impl Driver {
                 },
                 _ => Look::Whole,
             },
+            takes_native: (self.took_native).is_some_and(|took| took.elapsed() < NATIVE_GRACE),
             pods: which,
         };
         let whole = matches!(work.overlay, Look::Whole);
@@ -204,6 +210,9 @@ impl Driver {
 
         if due != Due::Nothing {
             self.device = outcome.device;
+            if outcome.plan.as_ref().is_some_and(|plan| plan.takes_native) {
+                self.took_native = Some(Instant::now());
+            }
             // Without a new plan the kernel is still as the last one wanted it.
             self.plan = outcome.plan.or(self.plan.take());
             self.faults = outcome.faults;
@@ -358,8 +367,12 @@ impl Driver {
 
     /// Whether the way to a peer may be another one by such a route.
     fn leads_to_a_peer(&self, dst: &IpNet) -> bool {
-        let peers = self.plan.iter().flat_map(|plan| plan.fdb.values());
-        self.config.direct && peers.copied().any(|peer| dst.contains(&peer))
+        let addresses = |plan: &OverlayPlan| {
+            let native = plan.native.values().copied().flatten();
+            let mut peers = plan.fdb.values().copied().chain(native);
+            peers.any(|peer| dst.contains(&peer))
+        };
+        self.config.direct && self.plan.as_deref().is_some_and(addresses)
     }
 
     /// Looks at a pod again, if the link is a pod's.

@@ -70,6 +70,8 @@ impl Fault {
 #[derive(Clone, Debug)]
 pub struct Work {
     pub overlay: Look,
+    /// Whether packets are taken without a tunnel, also if they are not to be any more.
+    pub takes_native: bool,
     pub pods: Which,
 }
 
@@ -132,6 +134,13 @@ pub fn run(
         match plan(&mut conn, config, facts) {
             Ok(plan) => {
                 apply(&mut conn, datapath, before, &plan, &mut outcome);
+                if let (Some(datapath), Some(device)) = (datapath, outcome.device) {
+                    let takes_native = plan.takes_native || work.takes_native;
+                    let native = takes_native.then_some((device, plan.device.mac));
+                    let set = datapath.set_native(native);
+                    let fault = |error| Fault::own(Chain(&error));
+                    outcome.faults.extend(set.err().map(fault));
+                }
                 match datapath.filter(|_| outcome.device.is_some()) {
                     Some(_) if !config.direct => outcome.ways = Some(Ways::none(Why::Setting)),
                     Some(datapath) => {
@@ -170,6 +179,7 @@ fn plan(conn: &mut Conn, config: &OverlayConfig, facts: &Facts) -> Result<Overla
         port: config.port,
         uplink_mtu,
         mtu: config.mtu,
+        routing: config.routing,
     };
     OverlayPlan::new(facts, &settings).map_err(Fault::own)
 }

@@ -122,6 +122,16 @@ pub struct Options {
     )]
     overlay: Option<String>,
 
+    /// What packets between pods of two nodes are in on the wire: VXLAN (tunnel), or nothing between nodes of one link that
+    /// both have this setting, if packets go past the stack there (native). The network between the nodes must let pods' addresses pass.
+    #[arg(
+        long,
+        env = "SINABRO_ROUTING",
+        value_name = "WHICH",
+        default_value = "tunnel"
+    )]
+    routing: Option<String>,
+
     /// Which way packets go between pods and what is outside of the cluster, where Services are
     /// translated here: past netfilter, its tracking of connections and the rules of firewalls, if nobody
     /// has such rules for what is forwarded (auto); in any case (direct); or by the kernel's stack alone (kernel).

@@ -41,6 +41,7 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.vxlan_port, names::VXLAN_PORT);
     assert_eq!(settings.vxlan_vni, names::VXLAN_VNI);
     assert_eq!(settings.overlay, OverlayMode::Auto);
+    assert_eq!(settings.routing, Routing::Tunnel);
     assert_eq!(settings.forwarding, ForwardingMode::Auto);
     assert_eq!(settings.mtu, None);
     assert_eq!(settings.local_mtu, Some(65_535));
@@ -213,6 +214,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         mtu: 1450
         localMTU: 9000
         overlay: kernel
+        routing: native
         forwarding: direct
         vxlanPort: 4789
         vxlanVni: 77
@@ -281,6 +283,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         mtu: Some(1400),
         local_mtu: Some(9000),
         overlay: OverlayMode::Kernel,
+        routing: Routing::Native,
         forwarding: ForwardingMode::Direct,
         vxlan_port: 4789,
         vxlan_vni: 77,
@@ -398,6 +401,7 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("localMTU", "on"),
         ("vxlanVni", "16777216"),
         ("overlay", "native"),
+        ("routing", "auto"),
         ("forwarding", "on"),
         ("vxlanVni", "0"),
         ("vxlanPort", "65536"),

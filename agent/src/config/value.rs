@@ -5,7 +5,7 @@ use crate::{
     acceleration::choice::Mode,
     cluster_api::servers::ApiServer,
     handover::ServiceProxy,
-    plan::{ForwardingMode, MasqueradeIpv6, OverlayMode, UdpMapping},
+    plan::{ForwardingMode, MasqueradeIpv6, OverlayMode, Routing, UdpMapping},
 };
 use ipnet::IpNet;
 use std::{
@@ -171,6 +171,13 @@ pub fn overlay_mode(text: &str) -> Result<OverlayMode, String> {
         .into_iter()
         .find(|mode| mode.to_string() == text)
         .ok_or_else(|| "expected auto or kernel".into())
+}
+
+pub fn routing(text: &str) -> Result<Routing, String> {
+    Routing::EVERY
+        .into_iter()
+        .find(|routing| routing.to_string() == text)
+        .ok_or_else(|| "expected tunnel or native".into())
 }
 
 pub fn forwarding_mode(text: &str) -> Result<ForwardingMode, String> {

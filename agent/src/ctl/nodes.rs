@@ -91,10 +91,11 @@ fn packets(packets: Option<PathPackets>) -> String {
     })
 }
 
-/// `direct`, `kernel: …`.
+/// `direct`, `native`, `kernel: …`.
 fn path(path: &PeerPath) -> String {
     match path {
         PeerPath::Direct => "direct".into(),
+        PeerPath::Native => "native".into(),
         PeerPath::Kernel { why } => format!("kernel: {why}"),
     }
 }

@@ -54,8 +54,8 @@ use attach::{Classifiers, sock};
 use ipnet::IpNet;
 pub use maps::{
     Connections, DirectUplink, DropEvents, PodAcceleration, PortSet, PortsOf,
-    Prefix as ClientPrefix, QueueLimits, QueueUsage, Services, Translation, Tunnels, net_of_prefix,
-    prefixes as client_prefixes,
+    Prefix as ClientPrefix, QueueLimits, QueueUsage, Services, Translation, Tunnels, Way,
+    net_of_prefix, prefixes as client_prefixes,
 };
 use maps::{Maps, shape};
 use service_sockets::ServiceSockets;
@@ -70,10 +70,10 @@ use sinabro_common::{
         counters::{PeerCounters, PodCounters},
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
-        next_hop::NextHop,
         uplink::Uplink,
     },
     algo::{acceleration, lifetime},
+    api::Mac,
     fail_point::fail_point,
     names,
 };
@@ -540,7 +540,7 @@ impl Datapath {
     /// If nothing can be left to it.
     pub fn leave(&self) -> Result<(), DatapathError> {
         // Nobody follows the routes any more; and one of the version before has uplinks that do not know of it.
-        self.maps.next_hops.set(BTreeMap::new())?;
+        self.maps.next_hops.set(&BTreeMap::new())?;
         // Nor others' rules.
         self.set_forwarding(false)?;
         // Until it is done, what was before is still there.
@@ -645,14 +645,20 @@ impl Datapath {
     }
 
     /// The way to another node as it was set last.
-    pub fn next_hop(&self, tunnel: Addr) -> Option<NextHop> {
+    pub fn next_hop(&self, tunnel: Addr) -> Option<Way> {
         self.maps.next_hops.get(tunnel)
     }
 
     /// To which nodes packets of pods go past the stack, and how: exactly these from now on, by tunnel address. To be
     /// called after [`Self::set_uplinks`] and [`Self::set_tunnels`]: uplinks drop what they do not know to be so.
-    pub fn set_next_hops(&self, next_hops: BTreeMap<Addr, NextHop>) -> Result<(), DatapathError> {
+    pub fn set_next_hops(&self, next_hops: &BTreeMap<Addr, Way>) -> Result<(), DatapathError> {
         self.maps.next_hops.set(next_hops)
+    }
+
+    /// Whether packets of other nodes' pods are taken without a tunnel, with the VXLAN device, by index and MAC address. To be
+    /// called after [`Self::set_tunnels`], which says of whom.
+    pub fn set_native(&self, device: Option<(u32, Mac)>) -> Result<(), DatapathError> {
+        self.maps.native.set(device)
     }
 
     /// Attaches to the VXLAN device, which asks for the uplinks' stamp from then on. Idempotent.

@@ -27,6 +27,9 @@ pub struct Node {
     /// Whether its kubelet says that it is ready.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ready: bool,
+    /// Whether it takes packets of other nodes' pods without a tunnel.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub native: bool,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {

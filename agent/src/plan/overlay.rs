@@ -53,6 +53,29 @@ impl fmt::Display for OverlayMode {
     }
 }
 
+/// What packets between pods of two nodes are in on the wire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Routing {
+    /// VXLAN, from node to node.
+    #[default]
+    Tunnel,
+    /// Nothing, to nodes on the same link that have this, too.
+    Native,
+}
+
+impl Routing {
+    pub const EVERY: [Self; 2] = [Self::Tunnel, Self::Native];
+}
+
+impl fmt::Display for Routing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tunnel => "tunnel",
+            Self::Native => "native",
+        })
+    }
+}
+
 /// What the plan needs beside the facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverlaySettings {
@@ -66,6 +89,7 @@ pub struct OverlaySettings {
     pub uplink_mtu: u32,
     /// MTU inside the tunnel where it is set by hand.
     pub mtu: Option<u32>,
+    pub routing: Routing,
 }
 
 /// The VXLAN device.
@@ -121,6 +145,10 @@ pub struct OverlayPlan {
     pub ranges: BTreeMap<IpNet, IpAddr>,
     /// Every other node by name.
     pub peers: BTreeMap<String, Peer>,
+    /// Whether packets of other nodes' pods are taken without a tunnel,
+    pub takes_native: bool,
+    /// and nodes that are sent such, if they are on the same link: tunnel address → the IPv6 address, if they have one.
+    pub native: BTreeMap<IpAddr, Option<IpAddr>>,
 }
 
 /// Why there is no plan at all: something about this node itself.
@@ -173,6 +201,9 @@ impl OverlayPlan {
             nodes: BTreeMap::new(),
             ranges: BTreeMap::new(),
             peers: BTreeMap::new(),
+            // Others send it as long as they have not heard that it ended.
+            takes_native: settings.routing == Routing::Native || own.native,
+            native: BTreeMap::new(),
         };
         plan.knows(own, local);
         let mut macs = BTreeMap::from([(plan.device.mac, (local, name.as_str()))]);
@@ -185,6 +216,10 @@ impl OverlayPlan {
             match tunnel(peer, local, &mut macs) {
                 Ok(remote) => {
                     entry.gateway = plan.add(own, peer, remote);
+                    if settings.routing == Routing::Native && peer.native {
+                        let v6 = peer.addresses.iter().copied().find(IpAddr::is_ipv6);
+                        plan.native.insert(remote, v6);
+                    }
                     entry.tunnel = Some(remote);
                 }
                 Err(problem) => entry.problems.push(problem),

@@ -26,6 +26,44 @@ fn settings(own: &str) -> OverlaySettings {
         port: 8472,
         uplink_mtu: 1500,
         mtu: None,
+        routing: Routing::Tunnel,
+    }
+}
+
+/// A peer is sent to natively if both say so, whatever is wrong with others.
+#[test]
+fn who_is_sent_to_natively_says_so_and_so_does_this_node() {
+    let says = |name: &str, addresses: &[&str], native| Node {
+        native,
+        ..node(name, addresses, &[])
+    };
+    let facts = |own_native| {
+        Facts::new([
+            Node {
+                native: own_native,
+                ..own()
+            },
+            says("a", &["192.168.0.2", "fd00::2"], true),
+            says("b", &["192.168.0.3"], false),
+            says("c", &["127.0.0.1"], true),
+        ])
+    };
+    let plan = |routing, own_native| {
+        let settings = OverlaySettings {
+            routing,
+            ..settings("own")
+        };
+        OverlayPlan::new(&facts(own_native), &settings).unwrap()
+    };
+    for own_native in [false, true] {
+        let native = plan(Routing::Native, own_native);
+        assert!(native.takes_native);
+        let a = ["192.168.0.2", "fd00::2"].map(|address| address.parse().unwrap());
+        assert_eq!(native.native, [(a[0], Some(a[1]))].into());
+        // Others send it until they hear that it is over.
+        let tunnel = plan(Routing::Tunnel, own_native);
+        assert_eq!(tunnel.takes_native, own_native);
+        assert!(tunnel.native.is_empty());
     }
 }
 
@@ -367,14 +405,15 @@ fn any_node() -> impl Strategy<Value = Node> {
         IpNet::new(IpAddr::from([0xfd00, 0x244, 0, i, 0, 0, 0, 0]), len).unwrap()
     });
     let cidr = prop_oneof![v4, v6];
-    let standing = (0u64..3, any::<bool>());
+    let standing = (0u64..3, any::<bool>(), any::<bool>());
     (0u8..12, vec(address, 0..3), vec(cidr, 0..3), standing).prop_map(
-        |(i, addresses, pod_cidrs, (registered, ready))| Node {
+        |(i, addresses, pod_cidrs, (registered, ready, native))| Node {
             name: format!("n{i}"),
             addresses,
             pod_cidrs,
             registered,
             ready,
+            native,
         },
     )
 }

@@ -45,6 +45,7 @@ fn own(taints: &[&str], is_going: bool) -> OwnNode {
         taints: taints.iter().map(taint).collect(),
         network_unavailable: None,
         zone: String::new(),
+        routing: None,
         is_going,
     }
 }

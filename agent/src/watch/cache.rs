@@ -147,6 +147,7 @@ pub mod tests {
             pod_cidrs: vec![format!("10.244.{n}.0/24").parse().unwrap()],
             registered: 7,
             ready: n % 2 == 0,
+            native: n % 3 == 0,
         }))
     }
 

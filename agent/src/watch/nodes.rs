@@ -2,9 +2,10 @@
 //!
 //! Only the fields below are taken from a Node; images, labels and whatever else it has are
 //! passed over while it is read and never held. [`facts_of`] makes a node of the facts of it:
-//! InternalIP addresses in their order, else ExternalIP ones; podCIDRs, else podCIDR.
+//! InternalIP addresses in their order, else ExternalIP ones; podCIDRs, else podCIDR; and what the node's agent
+//! says by the annotation [`ROUTING`].
 
-use crate::plan::Node;
+use crate::plan::{Node, Routing};
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::{net::IpAddr, str::FromStr};
@@ -27,6 +28,17 @@ pub struct Metadata {
     creation_timestamp: String,
     deletion_timestamp: Option<String>,
     labels: Option<Labels>,
+    annotations: Option<Annotations>,
+}
+
+/// By which a node says that its pods take packets without a tunnel.
+pub const ROUTING: &str = "sinabro.io/routing";
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Annotations {
+    #[serde(rename = "sinabro.io/routing")]
+    routing: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -37,6 +49,10 @@ struct Labels {
 }
 
 impl Metadata {
+    fn routing(&self) -> Option<&String> {
+        self.annotations.as_ref()?.routing.as_ref()
+    }
+
     fn registered(&self) -> u64 {
         let time = self.creation_timestamp.parse::<Timestamp>().ok();
         // Before 1970 is as good as unknown.
@@ -106,6 +122,8 @@ pub struct OwnNode {
     pub network_unavailable: Option<(String, String)>,
     /// By which clients choose among a Service's endpoints; empty if the Node has none.
     pub zone: String,
+    /// Its annotation [`ROUTING`].
+    pub routing: Option<String>,
     /// Whether it is being deleted.
     pub is_going: bool,
 }
@@ -122,6 +140,7 @@ impl From<&ApiNode> for OwnNode {
                 .map(|condition| (condition.status.clone(), condition.reason.clone())),
             zone: (node.metadata.labels.as_ref())
                 .map_or_else(String::new, |labels| labels.zone.clone()),
+            routing: node.metadata.routing().cloned(),
             is_going: node.metadata.deletion_timestamp.is_some(),
         }
     }
@@ -163,6 +182,9 @@ pub fn facts_of(node: &ApiNode) -> Result<Node, String> {
             .collect::<Result<_, _>>()?,
         registered: node.metadata.registered(),
         ready: node.status.is_ready(),
+        // A word that this version does not know is one of a way that it does not take.
+        native: (node.metadata.routing())
+            .is_some_and(|routing| *routing == Routing::Native.to_string()),
     })
 }
 

@@ -1,7 +1,7 @@
 //! The nodes file's text: a YAML (and so also JSON) list of `{name, addresses, podCIDRs}`.
 //!
 //! Strict: nothing unknown, nothing missing but what the agent itself adds to the file it keeps
-//! (`registered`, `ready`), nothing twice. An error names the entry and the field. What the entries mean beside one another is the plan's to judge, node by node.
+//! (`registered`, `ready`) and what need not be said (`native`), nothing twice. An error names the entry and the field. What the entries mean beside one another is the plan's to judge, node by node.
 
 use crate::plan::{Facts, Node};
 use serde_json::{Map, Value};
@@ -26,7 +26,14 @@ pub enum ParseError {
     Entry { entry: String, reason: String },
 }
 
-const FIELDS: [&str; 5] = ["name", "addresses", "podCIDRs", "registered", "ready"];
+const FIELDS: [&str; 6] = [
+    "name",
+    "addresses",
+    "podCIDRs",
+    "registered",
+    "ready",
+    "native",
+];
 /// Longest node name, as Kubernetes has it (RFC 1123 subdomain).
 const MAX_NAME: usize = 253;
 
@@ -92,6 +99,7 @@ fn node(entry: &Value) -> Result<Node, String> {
         pod_cidrs: list(fields, "podCIDRs", "a prefix such as 10.244.1.0/24")?,
         registered: optional(fields, "registered", Value::as_u64, "seconds of Unix time")?,
         ready: optional(fields, "ready", Value::as_bool, "true or false")?,
+        native: optional(fields, "native", Value::as_bool, "true or false")?,
     })
 }
 

@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use sinabro_agent::{
     apply::{self, Overlay, OverlayConfig, OverlayStatus, PodRoute},
-    plan::{Facts, Node},
+    plan::{Facts, Node, Routing},
     watch::Snapshot,
 };
 use sinabro_common::names::{ROUTE_PROTOCOL, VXLAN_LINK, VXLAN_PORT, VXLAN_VNI};
@@ -111,6 +111,7 @@ impl Net {
         place.set_up("lo", &pod(n).map(IpNet::from)).unwrap();
         let config = OverlayConfig {
             direct: false,
+            routing: Routing::Tunnel,
             node: format!("n{n}"),
             device: VXLAN_LINK.into(),
             vni: VXLAN_VNI,

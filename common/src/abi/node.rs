@@ -3,7 +3,8 @@
 //! - map `NODES`, hash: every address of every node ([`Addr`]) → [`Node`];
 //! - map `POD_RANGES`, LPM trie: pod range (prefix over [`Addr`] as in [`super::config`]) →
 //!   [`Node`];
-//! - map `OVERLAY`, array of one: 0 → [`Overlay`], this node's end of the tunnels.
+//! - map `OVERLAY`, array of one: 0 → [`Overlay`], this node's end of the tunnels;
+//! - map `NATIVE`, array of one: 0 → [`Native`], whether packets are taken without a tunnel, too.
 //!
 //! A node's tunnel address stands for the node: no two have the same. This node is among them.
 
@@ -43,6 +44,20 @@ pub struct Overlay {
     pub vxlan: [u8; 8],
 }
 map_type!(Overlay, 64, 1, [local, gateways, stamp, port, vxlan]);
+
+/// What becomes of packets from pods of other nodes that come without a tunnel (`routing: native`) and are not delivered past
+/// the stack: they go into the VXLAN device as if they had come out of one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Native {
+    /// Index of the VXLAN device; zero: no such packet is taken.
+    pub device: u32,
+    /// Its MAC address.
+    pub mac: [u8; 6],
+    /// Zero.
+    pub pad: [u8; 2],
+}
+map_type!(Native, 12, 2, [device, mac, pad]);
 
 /// The header of packets of one VNI, as Linux sends it and demands it.
 pub const fn vxlan_header(vni: u32) -> [u8; 8] {

@@ -219,6 +219,8 @@ pub struct NodeReport {
 pub enum PeerPath {
     /// Past the kernel's stack, if a packet can.
     Direct,
+    /// So, and then without a tunnel.
+    Native,
     /// By the kernel's routes and VXLAN device alone.
     Kernel { why: String },
 }

@@ -9,6 +9,7 @@ use socket2::{Domain, SockFilter, Socket, Type};
 use std::os::fd::AsRawFd as _;
 
 const ETH: u32 = 14;
+const UDP: u32 = 17;
 const ETH_P_ALL: u16 = 0x0003;
 /// linux/ethtool.h and linux/sockios.h.
 const ETHTOOL_STSO: u32 = 0x1f;
@@ -24,6 +25,8 @@ pub enum Kind {
     AsLargeAs(usize),
     /// A part of a packet (RFC 791 §3.2, RFC 8200 §4.5).
     Fragment,
+    /// UDP to this port, behind an IP header without options.
+    ToUdpPort(u16),
 }
 
 pub struct Tally {
@@ -97,6 +100,21 @@ impl Kind {
                 // The next header is the fragment header.
                 load(libc::BPF_B, ETH + 6),
                 jump(libc::BPF_JEQ, 44, 0, 1),
+                accept,
+                reject,
+            ],
+            Self::ToUdpPort(port) => vec![
+                load(libc::BPF_H, ETH - 2),
+                jump(libc::BPF_JEQ, 0x0800, 0, 4),
+                load(libc::BPF_B, ETH + 9),
+                jump(libc::BPF_JEQ, UDP, 0, 8),
+                load(libc::BPF_H, ETH + 20 + 2),
+                jump(libc::BPF_JEQ, port.into(), 5, 6),
+                jump(libc::BPF_JEQ, 0x86dd, 0, 5),
+                load(libc::BPF_B, ETH + 6),
+                jump(libc::BPF_JEQ, UDP, 0, 3),
+                load(libc::BPF_H, ETH + 40 + 2),
+                jump(libc::BPF_JEQ, port.into(), 0, 1),
                 accept,
                 reject,
             ],

@@ -14,6 +14,7 @@ pub mod fields;
 mod host_ports;
 pub mod layouts;
 pub mod migrations;
+mod native;
 mod netns;
 mod next_hops;
 mod nodes;
@@ -35,8 +36,9 @@ pub use drops::Drops;
 pub use endpoints::{Endpoints, PodLinks};
 pub use host_ports::{HostPorts, PortSet, PortsOf};
 pub use layouts::Layouts;
+pub use native::Native;
 pub use netns::NetNs;
-pub use next_hops::NextHops;
+pub use next_hops::{NextHops, Way};
 pub use nodes::{Nodes, Tunnels};
 pub use peers::Peers;
 pub use prefix::{Prefix, net as net_of_prefix, prefixes};
@@ -67,6 +69,7 @@ pub struct Maps {
     pub connections: Connections,
     pub nodes: Nodes,
     pub next_hops: NextHops,
+    pub native: Native,
     pub peers: Peers,
     pub uplinks: Uplinks,
     pub host_ports: HostPorts,
@@ -95,7 +98,8 @@ impl Maps {
                 take(ebpf, "SHARES")?,
                 take(ebpf, "LIMITS")?,
             )?,
-            next_hops: NextHops::new(take(ebpf, "NEXT_HOPS")?)?,
+            next_hops: NextHops::new(take(ebpf, "NEXT_HOPS")?, take(ebpf, "NATIVE_V6")?)?,
+            native: Native::new(take(ebpf, "NATIVE")?)?,
             peers: Peers::new(take(ebpf, "PEER_COUNTERS")?)?,
             uplinks: Uplinks::new(take(ebpf, "UPLINKS")?)?,
             host_ports: HostPorts::new(take(ebpf, "HOST_PORTS")?)?,

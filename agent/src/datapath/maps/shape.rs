@@ -23,7 +23,7 @@ use sinabro_common::abi::{
         self, Field, FieldKey, FieldSpan, Layout, MAX_FIELDS, MAX_MAPS, MapRecord, OF_KEY, Place,
     },
     next_hop::{MAX_NEXT_HOPS, NextHop},
-    node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Node, Overlay},
+    node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Native, Node, Overlay},
     service::{
         Affinity, AffinityKey, Backend, Frontend, FrontendKey, MAX_AFFINITIES, MAX_NETNS,
         MAX_SERVICE_RANGES, MAX_SOCKET_FRONTENDS, MAX_SOURCE_RANGES, NetNs, RangeOf, ServiceSocket,
@@ -251,7 +251,9 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<Addr, Node>("NODES", HASH, MAX_NODE_ADDRESSES, NO_PREALLOC),
         map::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),
         map::<u32, Overlay>("OVERLAY", ARRAY, 1, 0),
+        map::<u32, Native>("NATIVE", ARRAY, 1, 0),
         map::<Addr, NextHop>("NEXT_HOPS", HASH, MAX_NEXT_HOPS, NO_PREALLOC),
+        map::<Addr, Addr>("NATIVE_V6", HASH, MAX_NEXT_HOPS, NO_PREALLOC),
         map::<Addr, PeerCounters>("PEER_COUNTERS", PERCPU_HASH, MAX_PEER_COUNTERS, NO_PREALLOC),
         map::<u32, u32>("PATH_MTU", ARRAY, 1, 0),
         map::<Prefix, u8>(

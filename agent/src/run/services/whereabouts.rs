@@ -112,6 +112,7 @@ mod tests {
             taints: Vec::new(),
             network_unavailable: None,
             zone: zone.into(),
+            routing: None,
             is_going: false,
         }
     }

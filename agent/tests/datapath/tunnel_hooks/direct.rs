@@ -2,11 +2,13 @@
 
 use super::*;
 use crate::packet::{ACK, IP4, IcmpError, SCTP, TCP, UDP, icmp_error, in_parts, see, sum};
-use sinabro_agent::datapath::Translation;
+use sinabro_agent::datapath::{Translation, Way};
 use sinabro_common::abi::{Addr, next_hop::NextHop};
 
 /// Who forwards to the second node, and by which interface.
 const ROUTER: &str = "192.0.2.254";
+/// The second node's IPv6 address.
+const OF_SECOND: &str = "2001:db8:1::2";
 const UPLINK: u32 = 4711;
 const MTU: u32 = 1450;
 /// From the outer IP header to the inner one.
@@ -31,7 +33,7 @@ pub(super) fn far(near: IpAddr) -> IpAddr {
 }
 
 /// Of every protocol, from one to the other.
-fn of_all(src: IpAddr, dst: IpAddr) -> Vec<Ip> {
+pub(super) fn of_all(src: IpAddr, dst: IpAddr) -> Vec<Ip> {
     let (from, to) = ((src, 4000), (dst, 80));
     let echo = if src.is_ipv4() { 8 } else { 128 };
     vec![
@@ -45,7 +47,7 @@ fn of_all(src: IpAddr, dst: IpAddr) -> Vec<Ip> {
 }
 
 /// What no router may just hand on.
-fn for_a_router(src: IpAddr, dst: IpAddr) -> Vec<(&'static str, Ip)> {
+pub(super) fn for_a_router(src: IpAddr, dst: IpAddr) -> Vec<(&'static str, Ip)> {
     let whole = packet::udp((src, 4000), (dst, 80), &[7; 64]);
     let with = |change: &dyn Fn(&mut Ip)| {
         let mut changed = whole.clone();
@@ -65,16 +67,28 @@ fn for_a_router(src: IpAddr, dst: IpAddr) -> Vec<(&'static str, Ip)> {
 
 impl World {
     fn go_direct(&self) {
+        self.go(ip(ROUTER), vxlan_mac(self.underlay[1]));
+    }
+
+    /// To the second node, past the stack.
+    pub(super) fn go(&self, gateway: IpAddr, remote_mac: [u8; 6]) {
         self.datapath.set_path_mtu(MTU).unwrap();
         self.datapath.set_services(true).unwrap();
         let next = NextHop {
-            gateway: ip(ROUTER).into(),
+            gateway: gateway.into(),
             ifindex: UPLINK,
-            remote_mac: vxlan_mac(self.underlay[1]),
+            remote_mac,
             own_mac: vxlan_mac(self.underlay[0]),
         };
-        let hops = BTreeMap::from([(Addr::from(self.underlay[1]), next)]);
-        self.datapath.set_next_hops(hops).unwrap();
+        self.lead(Way {
+            native_v6: next.gateway.as_v4().map(|_| ip(OF_SECOND).into()),
+            next,
+        });
+    }
+
+    pub(super) fn lead(&self, way: Way) {
+        let hops = BTreeMap::from([(Addr::from(self.underlay[1]), way)]);
+        self.datapath.set_next_hops(&hops).unwrap();
     }
 
     /// As the pod sends it.
@@ -132,7 +146,7 @@ impl World {
     }
 }
 
-fn less_a_hop(ip: &Ip) -> Vec<u8> {
+pub(super) fn less_a_hop(ip: &Ip) -> Vec<u8> {
     let ttl = ip.ttl - 1;
     Ip { ttl, ..ip.clone() }.bytes()
 }
@@ -287,7 +301,7 @@ fn nothing_goes_past_the_stack_while_others_translate() {
         }
         world.datapath.set_services(true).unwrap();
         world.wrapped(&there);
-        world.datapath.set_next_hops(BTreeMap::new()).unwrap();
+        world.datapath.set_next_hops(&BTreeMap::new()).unwrap();
         world.to_the_stack(&there, "no way");
         world.to_the_device(&world.comes(&back), "no way");
     });

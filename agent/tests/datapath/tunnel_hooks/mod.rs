@@ -4,6 +4,7 @@ mod arriving;
 mod counted;
 mod direct;
 mod leaving;
+mod native;
 mod own;
 
 use crate::{

@@ -26,6 +26,7 @@ pub fn entry(number: usize) -> NodeEntry {
             ipnet::Ipv4Net::new_assert(v4, 24).into(),
             ipnet::Ipv6Net::new_assert(v6, 64).into(),
         ],
+        native: false,
     }
 }
 

@@ -8,6 +8,7 @@
 //! | n4 | bridge and ptp with host-local | `bridge`, `ptp` | |
 //! | n5, n6 | bridge with host-local, and what flannel makes between nodes | | `flannel's way` |
 //! | n9, n10 | Sinabro, which translates Services, too, and so sends packets past the stack | | `sinabro, direct` |
+//! | n13, n14 | the same with `routing: native`, and so without a tunnel | | `sinabro, native` |
 //! | n7, n8 | nothing | `bare veth (limit)`, two networks and a veth pair | `bare nodes (limit)` |
 //! | n11, n12 | nothing but netfilter's connection tracking, as a cluster's nodes have it | | `bare nodes, tracked` |
 //!
@@ -25,7 +26,7 @@ use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod, datapath,
-    node::SERVICES_FLAGS,
+    node::{NodeEntry, SERVICES_FLAGS},
     traffic::{
         round_trips::round_trips,
         seat::{Ends, Seat},
@@ -106,7 +107,7 @@ impl Scene {
         let earlier = options.programs.earlier();
         let lab = Lab::new(
             present,
-            if earlier.is_some() { 4 } else { 12 },
+            if earlier.is_some() { 4 } else { 14 },
             Lifetime::Process,
         )?;
         // Who has an agent, and which nodes those are to know of.
@@ -120,14 +121,27 @@ impl Scene {
             None => 3,
         };
         let direct = lab.nodes().get(8..10).unwrap_or_default();
-        let nodes = || lab.nodes()[..agents].iter().chain(direct);
+        let native = lab.nodes().get(12..14).unwrap_or_default();
+        for node in native {
+            let entry = node.entry();
+            node.set_entry(NodeEntry {
+                native: true,
+                ..entry
+            });
+        }
+        let past_the_stack = || direct.iter().chain(native);
+        let nodes = || lab.nodes()[..agents].iter().chain(past_the_stack());
         lab.publish_entries(&nodes().map(Node::entry).collect::<Vec<_>>())?;
         for node in &lab.nodes()[..agents] {
             node.start_agent()?;
         }
-        for node in direct {
-            node.write_services("{kind: List, items: []}\n")?;
-            node.start_agent_with(&SERVICES_FLAGS)?;
+        let routings = ["tunnel", "native"];
+        for (nodes, routing) in [direct, native].iter().zip(routings) {
+            let routing = format!("--routing={routing}");
+            for node in *nodes {
+                node.write_services("{kind: List, items: []}\n")?;
+                node.start_agent_with(&[&SERVICES_FLAGS[..], &[&routing]].concat())?;
+            }
         }
         for node in nodes() {
             node.wait_ready()?;
@@ -135,6 +149,7 @@ impl Scene {
         let mut subjects = sinabro(OURS, &lab, 1)?;
         if !direct.is_empty() {
             subjects.push(across("sinabro, direct", &lab, 9)?);
+            subjects.push(across("sinabro, native", &lab, 13)?);
         }
         match earlier {
             Some((commit, _)) => subjects.extend(sinabro(commit, &lab, 3)?),
@@ -144,7 +159,7 @@ impl Scene {
             let earlier = earlier.map(|(commit, _)| (commit, 3));
             subjects.extend(local_mtu::subjects(&lab, earlier, cpus[1])?);
         }
-        for node in lab.nodes().iter().take(6).chain(direct) {
+        for node in lab.nodes().iter().take(6).chain(past_the_stack()) {
             rules::kube_proxy(node, options.rules)?;
         }
         let mut of_ways = [const { Vec::new() }; 3];

@@ -1,6 +1,8 @@
 //! Packets between pods of two nodes go past the kernel's routes and VXLAN device where that is possible, and by them where not.
 #![allow(clippy::unwrap_used)]
 
+mod native;
+
 use ipnet::IpNet;
 use sinabro_common::{
     api::{NodeReport, PathCounts, PathPackets, PeerPath, Request as Ask, Response},
@@ -420,10 +422,8 @@ const ROUTER: &str = "172.30.0.1";
 const BEFORE_EVENTS: Duration = Duration::from_secs(5);
 const PHASE: Duration = Duration::from_secs(2);
 
-/// Ways change and agents go while pods of both nodes talk: nothing is lost, and nothing stands still.
-#[test]
-fn ways_are_followed_under_load() {
-    let world = World::new([&[], &[]]);
+/// Pods of both nodes talk to each other, and have for a while.
+fn talk(world: &World) -> Traffic {
     let [one, two] = &world.pods;
     let paths: Vec<_> = [(one, two), (two, one)]
         .iter()
@@ -440,6 +440,14 @@ fn ways_are_followed_under_load() {
     };
     let traffic = Traffic::start(&paths, pace).unwrap();
     traffic.watch(BEFORE_EVENTS);
+    traffic
+}
+
+/// Ways change and agents go while pods of both nodes talk: nothing is lost, and nothing stands still.
+#[test]
+fn ways_are_followed_under_load() {
+    let world = World::new([&[], &[]]);
+    let traffic = talk(&world);
     let handed_on = || snmp::forwarded(world.lab.router().place()).unwrap();
     let during = |what: &str, act: &dyn Fn()| {
         traffic.event(what).unwrap();

@@ -1,0 +1,174 @@
+//! Between nodes that say so of themselves packets of pods go without a tunnel, if they go past the stack.
+
+use super::*;
+use sinabro_lab::traffic::{
+    packet,
+    tally::{Kind, Tally},
+};
+
+const NATIVE: &str = "--routing=native";
+
+/// The given nodes say that they take what comes without a tunnel.
+fn say(lab: &Lab, native: [bool; 2]) {
+    for (node, native) in lab.nodes().iter().zip(native) {
+        let mut entry = node.entry();
+        entry.native = native;
+        node.set_entry(entry);
+    }
+    lab.publish().unwrap();
+}
+
+fn world(prepare: impl Fn(&Lab), flags: [&[&str]; 2]) -> World {
+    let prepare = |lab: &Lab| {
+        prepare(lab);
+        say(lab, flags.map(|flags| flags.contains(&NATIVE)));
+    };
+    World::on(prepare, flags)
+}
+
+fn goes_native(node: &Node) -> bool {
+    other(node).path == Some(PeerPath::Native)
+}
+
+/// How many tunnel packets are on the wire of something.
+fn in_tunnels(world: &World, what: impl FnOnce()) -> u32 {
+    let place = world.lab.node(1).place();
+    let kind = Kind::ToUdpPort(names::VXLAN_PORT);
+    let uplink = packet::interface(place, "eth0").unwrap();
+    let tally = Tally::start(place, uplink, kind).unwrap();
+    what();
+    tally.count().unwrap()
+}
+
+#[test]
+fn nothing_is_in_a_tunnel_between_nodes_that_both_say_so() {
+    let world = world(|_| {}, [&[NATIVE], &[NATIVE]]);
+    for node in world.lab.nodes() {
+        eventually("both know it", || goes_native(node));
+        assert!(shown(node, "nodes").contains("  native  "));
+    }
+    let counts = world.counts_of(|| {
+        let carried = world.carried(|| assert_eq!(in_tunnels(&world, || exchange(&world)), 0));
+        assert_eq!(carried, [[0, 0]; 2]);
+    });
+    for counts in counts {
+        assert!(is_both_ways(counts.direct), "{counts:?}");
+        assert_eq!(counts.kernel, NOTHING);
+    }
+    // What goes by the stack is in tunnels as ever.
+    let [one, two] = &world.pods;
+    for address in two.addresses() {
+        let parts = in_tunnels(&world, || {
+            udp::echo(one.place(), two.place(), address, 8000, false).unwrap();
+        });
+        assert_eq!(parts, 12, "{address}");
+    }
+}
+
+#[test]
+fn one_that_does_not_say_so_is_sent_tunnels_and_sends_them() {
+    let world = world(|_| {}, [&[NATIVE], &[]]);
+    let [n1, n2] = [1, 2].map(|number| world.lab.node(number));
+    assert!(goes_direct(n1) && goes_direct(n2));
+    assert!(in_tunnels(&world, || exchange(&world)) > 0);
+    // The other one says so, and does not send so: each direction by itself.
+    say(&world.lab, [true, true]);
+    eventually("it is known", || goes_native(n1));
+    assert!(goes_direct(n2));
+    let counts = world.counts_of(|| {
+        assert_eq!(world.carried(|| exchange(&world)), [[0, 0]; 2]);
+    });
+    assert!(counts.iter().all(|counts| is_both_ways(counts.direct)));
+}
+
+/// A node with `overlay: kernel` has its stack see what comes.
+#[test]
+fn what_a_stack_is_to_see_comes_out_of_its_device() {
+    let world = world(|_| {}, [&[NATIVE], &[NATIVE, "--overlay=kernel"]]);
+    let [n1, n2] = [1, 2].map(|number| world.lab.node(number));
+    eventually("it is known", || goes_native(n1));
+    assert_eq!(why(n2), "the setting overlay is kernel");
+    let [one, two] = world.counts_of(|| exchange(&world));
+    assert!(is_both_ways(one.direct) && one.kernel == NOTHING, "{one:?}");
+    assert!(is_both_ways(two.kernel) && two.direct == NOTHING, "{two:?}");
+}
+
+#[test]
+fn all_of_every_size_arrives_without_a_tunnel() {
+    for mtu in MTUS {
+        let world = world(|lab| set_mtu(lab, mtu), [&[NATIVE], &[NATIVE]]);
+        for node in world.lab.nodes() {
+            eventually("both know it", || goes_native(node));
+        }
+        let sent = in_tunnels(&world, || large(&world, mtu as usize));
+        assert_eq!(sent, 0, "{mtu}");
+    }
+}
+
+/// Tunnels over IPv6 are the kernel's, but what is in none goes past it.
+#[test]
+fn nodes_that_know_each_other_by_ipv6_need_no_device() {
+    let by_ipv6 = |lab: &Lab| {
+        for node in lab.nodes() {
+            let mut entry = node.entry();
+            entry.addresses.reverse();
+            node.set_entry(entry);
+        }
+    };
+    let world = world(by_ipv6, [&[NATIVE], &[NATIVE]]);
+    for node in world.lab.nodes() {
+        eventually("both know it", || goes_native(node));
+        assert!(other(node).tunnel.unwrap().is_ipv6());
+    }
+    assert_eq!(world.carried(|| exchange(&world)), [[0, 0]; 2]);
+}
+
+#[test]
+fn a_router_between_two_nodes_is_sent_tunnels() {
+    let world = world(|_| {}, [&[NATIVE], &[NATIVE]]);
+    let [n1, n2] = [1, 2].map(|number| world.lab.node(number));
+    eventually("it is known", || goes_native(n1));
+    let to = format!("{}/32", n2.addresses()[0]);
+    n1.command(&["ip", "route", "add", &to, "via", ROUTER])
+        .unwrap();
+    eventually("the router is noticed", || goes_direct(n1));
+    assert!(goes_native(n2));
+    assert!(in_tunnels(&world, || exchange(&world)) > 0);
+    n1.command(&["ip", "route", "del", &to]).unwrap();
+    eventually("it is gone", || goes_native(n1));
+    assert_eq!(in_tunnels(&world, || exchange(&world)), 0);
+}
+
+/// Nodes begin and end to say so, and to do so, while their pods talk.
+#[test]
+fn routing_changes_under_load() {
+    let world = world(|_| {}, [&[], &[]]);
+    let [n1, n2] = [1, 2].map(|number| world.lab.node(number));
+    let traffic = talk(&world);
+    let phase = |what: &str, act: &dyn Fn(), is_native: [bool; 2]| {
+        traffic.event(what).unwrap();
+        act();
+        for (node, is_native) in [n1, n2].into_iter().zip(is_native) {
+            eventually(what, || goes_native(node) == is_native);
+        }
+        traffic.watch(PHASE);
+        traffic.must_flow(what).unwrap();
+    };
+    let restart = |node: &Node, flags: &[&str]| {
+        node.kill_agent().unwrap();
+        start(node, flags);
+        node.wait_ready().unwrap();
+    };
+    phase("the first may", &|| restart(n1, &[NATIVE]), [false; 2]);
+    phase("the second may", &|| restart(n2, &[NATIVE]), [false; 2]);
+    phase(
+        "the second says so",
+        &|| say(&world.lab, [false, true]),
+        [true, false],
+    );
+    phase("both say so", &|| say(&world.lab, [true; 2]), [true; 2]);
+    phase("an agent is killed", &|| restart(n1, &[NATIVE]), [true; 2]);
+    phase("the first may not", &|| restart(n1, &[]), [false, true]);
+    phase("it says so", &|| say(&world.lab, [false, true]), [false; 2]);
+    println!("{}", traffic.finish().unwrap());
+}
