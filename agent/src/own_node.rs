@@ -260,21 +260,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn taint_and_condition_go_and_others_stay() {
+    async fn taint_condition_and_annotation_go_and_others_stay() {
         let mut server = StandIn::start().await;
         let client = server.api().await.client;
         let taints = json!([{"key": "a", "effect": "NoExecute"}, {"key": TAINT}]);
-        let tainted = node(&taints, crate::announce::node::REASON);
+        let mut tainted = node(&taints, crate::announce::node::REASON);
+        tainted["metadata"]["annotations"] = json!({ROUTING: "native", "x": "y"});
         server.answer(list(&tainted));
         server.fail(409, "the object has been modified");
         server.answer(list(&tainted));
         server.answer(Answer::Whole(200, "{}".into()));
         server.answer(list(&tainted));
         server.answer(Answer::Whole(200, "{}".into()));
+        server.answer(Answer::Whole(200, "{}".into()));
         let done = take_off(&client, "n1").await.unwrap();
-        assert_eq!(done.len(), 2, "{done:?}");
+        assert_eq!(done.len(), 3, "{done:?}");
         let mut patches = Vec::new();
-        for _ in 0..6 {
+        for _ in 0..7 {
             let (request, body) = server.request().await;
             if request.starts_with("PATCH") {
                 patches.push((request, serde_json::from_str::<Value>(&body).unwrap()));
@@ -285,6 +287,8 @@ mod tests {
         assert!(patches[2].0.contains("/n1/status"), "{}", patches[2].0);
         let condition = &patches[2].1["status"]["conditions"][0];
         assert_eq!(*condition, json!({"type": CONDITION, "$patch": "delete"}));
+        let annotations = json!({"metadata": {"annotations": {ROUTING: null}}});
+        assert_eq!(patches[3].1, annotations);
 
         // Nothing of ours.
         for _ in 0..2 {

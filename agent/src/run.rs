@@ -402,7 +402,7 @@ async fn announce(
     core: Arc<Core>,
 ) -> anyhow::Result<()> {
     let name = core.settings.node_name.clone();
-    let routing = core.settings.routing;
+    let routing = core.datapath.routing(core.settings.routing);
     let told = problems::tell(
         core.announcer.clone(),
         core.node.clone(),

@@ -403,6 +403,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_a_node_says_that_is_not_so_any_more_is_taken_back() {
+        let own = OwnNode {
+            routing: Some("native".into()),
+            ..node(&[], UP)
+        };
+        let (mut server, _own, task) = keeping(Some(own), true).await;
+        server.answer(patched());
+        let (request, body) = server.request().await;
+        assert!(request.starts_with("PATCH /api/v1/nodes/n1?"), "{request}");
+        let body: Value = serde_json::from_str(&body).unwrap();
+        // Null takes away (RFC 7396); what others have written stays.
+        assert_eq!(body, json!({"metadata": {"annotations": {ROUTING: null}}}));
+        task.abort();
+    }
+
+    #[tokio::test]
     async fn a_node_that_comes_late_gets_the_taint_of_an_agent_that_is_not_ready() {
         let (mut server, own, task) = keeping(None, false).await;
         server.answer(patched());

@@ -49,7 +49,7 @@ pub use remove::{Removed, remove};
 pub use service_room::ServiceRoom;
 pub use verify::verify;
 
-use crate::chain::Chain;
+use crate::{chain::Chain, plan::Routing};
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
 pub use maps::{
@@ -653,6 +653,14 @@ impl Datapath {
     /// called after [`Self::set_uplinks`] and [`Self::set_tunnels`]: uplinks drop what they do not know to be so.
     pub fn set_next_hops(&self, next_hops: &BTreeMap<Addr, Way>) -> Result<(), DatapathError> {
         self.maps.next_hops.set(next_hops)
+    }
+
+    /// What the programs that run can do of what is wanted: those of an earlier version know of nothing but tunnels.
+    pub fn routing(&self, wanted: Routing) -> Routing {
+        match self.choice.level {
+            Level::Current | Level::Reduced => wanted,
+            Level::LastGood | Level::None => Routing::Tunnel,
+        }
     }
 
     /// Whether packets of other nodes' pods are taken without a tunnel, with the VXLAN device, by index and MAC address. To be

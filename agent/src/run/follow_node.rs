@@ -247,7 +247,7 @@ fn run_overlay(task: &NodeTask, uplink: &str) -> impl Future<Output = ()> + Send
         uplink: uplink.to_owned(),
         mtu: task.settings.mtu,
         direct: task.settings.overlay == OverlayMode::Auto,
-        routing: task.settings.routing,
+        routing: task.datapath.routing(task.settings.routing),
         period: apply::PERIOD,
     };
     let (facts, routes) = (task.facts.clone(), task.endpoints.routes());

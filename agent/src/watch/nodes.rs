@@ -255,6 +255,29 @@ mod tests {
     }
 
     #[test]
+    fn a_node_takes_what_it_says_and_a_word_of_later_versions_is_none() {
+        let is_native = |annotations: Value| {
+            let node = json!({"metadata": {"name": "n1", "annotations": annotations}});
+            let node: ApiNode = serde_json::from_value(node).unwrap();
+            (
+                facts_of(&node).unwrap().native,
+                OwnNode::from(&node).routing,
+            )
+        };
+        assert_eq!(
+            is_native(json!({ROUTING: "native", "x": "y"})),
+            (true, Some("native".into()))
+        );
+        assert_eq!(
+            is_native(json!({ROUTING: "Native"})),
+            (false, Some("Native".into()))
+        );
+        for none in [Value::Null, json!({}), json!({ROUTING: null})] {
+            assert_eq!(is_native(none), (false, None));
+        }
+    }
+
+    #[test]
     fn a_node_that_is_being_deleted_says_so() {
         let is_going = |metadata: Value| {
             let node = serde_json::from_value::<ApiNode>(json!({"metadata": metadata}));

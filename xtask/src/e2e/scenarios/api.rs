@@ -145,9 +145,12 @@ fn may_write(world: &World, agent: &Asker<'_>, own: &str) -> Result<usize> {
     more.push(json!({"key": "sinabro.io/e2e", "effect": "PreferNoSchedule"}));
     let condition = json!({"type": "NetworkUnavailable", "status": "False", "reason": "SinabroIsUp",
         "message": "pods of this node have their network from Sinabro"});
+    let ours = "sinabro.io/e2e";
     let answers = [
         agent.patch_node(own, &json!({"spec": {"taints": more}}))?,
         agent.patch_node(own, &json!({"spec": {"taints": taints}}))?,
+        agent.patch_node(own, &json!({"metadata": {"annotations": {ours: "1"}}}))?,
+        agent.patch_node(own, &json!({"metadata": {"annotations": {ours: null}}}))?,
         agent.patch_node(own, &json!({"status": {"conditions": [condition]}}))?,
         agent.post_event("default", &event(own, Value::Null))?,
     ];
@@ -172,6 +175,10 @@ fn may_not_write(world: &World, agent: &Asker<'_>, own: &str, other: &str) -> Re
     let ready = json!([{"type": "Ready", "status": "False", "reason": "E2e", "message": ""}]);
     let patches = [
         (other, json!({"spec": {"taints": ours}})),
+        (
+            other,
+            json!({"metadata": {"annotations": {"sinabro.io/routing": "native"}}}),
+        ),
         (own, json!({"spec": {"taints": taints}})),
         (own, json!({"spec": {"unschedulable": true}})),
         (own, json!({"spec": {"providerID": "e2e://x"}})),

@@ -9,6 +9,7 @@ mod files;
 mod masquerade;
 mod nodes;
 mod pods;
+mod routing;
 mod services;
 mod upgrade;
 
@@ -33,6 +34,8 @@ impl Scenario {
             UPGRADE => !is_ours,
             // A datagram may follow netfilter's memory of a pod that is gone until kube-proxy has it forgotten.
             ROLLED => is_ours,
+            // What netfilter translates has to pass it both ways.
+            NATIVE => is_ours,
             _ => true,
         }
     }
@@ -41,7 +44,7 @@ impl Scenario {
     pub fn needs(&self) -> &'static str {
         match self.name {
             UPGRADE => "it needs `--proxy nftables` or `--proxy iptables`",
-            ROLLED => "it needs `--proxy none`",
+            ROLLED | NATIVE => "it needs `--proxy none`",
             _ => "it is none of `--tests`",
         }
     }
@@ -49,6 +52,7 @@ impl Scenario {
 
 pub const UPGRADE: &str = "upgrade";
 const ROLLED: &str = "service-rolled";
+const NATIVE: &str = "routing-native";
 
 const fn scenario(
     name: &'static str,
@@ -100,6 +104,11 @@ pub const ALL: &[Scenario] = &[
         "masquerade-config",
         "the ConfigMap of ip-masq-agent says who sees pods' own addresses, without a restart",
         masquerade::config_map,
+    ),
+    scenario(
+        NATIVE,
+        "nodes do without tunnels between them and have them again, by a setting and under load",
+        routing::native,
     ),
     scenario(
         UPGRADE,

@@ -1,0 +1,84 @@
+//! Between nodes without a tunnel.
+
+use crate::e2e::{
+    load::traffic,
+    world::{SYSTEM, World},
+};
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+use sinabro_common::api::PeerPath;
+
+const SETTINGS: &str = "config.yaml";
+const ANNOTATION: &str = "sinabro.io/routing";
+
+/// The agents get a setting by their ConfigMap, and lose it again, one after the other and under load.
+pub fn native(world: &mut World) -> Result<String> {
+    let world = &*world;
+    let nodes = world.nodes();
+    let pods = world.run_pods(&[
+        ("native-a", &nodes[0]),
+        ("native-b", &nodes[0]),
+        ("native-c", &nodes[1]),
+    ])?;
+    let map = world.get(&["-n", SYSTEM, "configmap", "sinabro"])?;
+    let before = map["data"][SETTINGS].as_str().context("no settings")?;
+    let traffic = traffic(world, [&pods[0], &pods[1], &pods[2]])?;
+    let begun = (|| {
+        traffic.event("the agents were told to do without tunnels")?;
+        set(world, &format!("{before}routing: native\n"))?;
+        reached(world, &PeerPath::Native)?;
+        let said = said(world)?;
+        ensure!(
+            said.iter().all(|said| said == "native"),
+            "the nodes say {said:?}"
+        );
+        Ok(())
+    })();
+    let ended = (|| {
+        traffic.event("the agents were told to have tunnels again")?;
+        set(world, before)?;
+        reached(world, &PeerPath::Direct)?;
+        world.wait("the nodes to say nothing of routing", || {
+            let is_silent = said(world)?.iter().all(String::is_empty);
+            Ok(is_silent.then_some(()))
+        })
+    })();
+    begun.and(ended)?;
+    world.healthy()?;
+    traffic.finish()
+}
+
+/// Settings, and agents that have them.
+fn set(world: &World, settings: &str) -> Result<()> {
+    let patch = json!({"data": {SETTINGS: settings}}).to_string();
+    let map = ["-n", SYSTEM, "patch", "configmap", "sinabro"];
+    world.kubectl(&[&map[..], &["--type=merge", "--patch", &patch]].concat())?;
+    let agents = "daemonset/sinabro";
+    world.kubectl(&["-n", SYSTEM, "rollout", "restart", agents])?;
+    let status = ["-n", SYSTEM, "rollout", "status", agents, "--timeout=240s"];
+    world.kubectl(&status)?;
+    Ok(())
+}
+
+/// Waits until each node reaches all others by that way.
+fn reached(world: &World, way: &PeerPath) -> Result<()> {
+    for node in world.nodes() {
+        world.wait(&format!("{node} to reach all by {way:?}"), || {
+            let peers = world.peers(&node)?;
+            let mut others = peers.iter().filter(|peer| !peer.local);
+            let all = others.all(|peer| peer.path.as_ref() == Some(way));
+            Ok(all.then_some(()))
+        })?;
+    }
+    Ok(())
+}
+
+/// What the nodes say of themselves; nothing is empty.
+fn said(world: &World) -> Result<Vec<String>> {
+    let of = |node: String| -> Result<String> {
+        let node = world.get(&["node", &node])?;
+        let said = node["metadata"]["annotations"][ANNOTATION].as_str();
+        Ok(said.unwrap_or_default().to_owned())
+    };
+    world.nodes().into_iter().map(of).collect()
+}
