@@ -150,14 +150,7 @@ async fn take_off(client: &Client, name: &str) -> Result<Vec<String>, OwnNodeErr
             "metadata": {"resourceVersion": node["metadata"]["resourceVersion"]},
             "spec": {"taints": taints},
         }));
-        let params = PatchParams::default();
-        let patched = async {
-            let request = Request::new(NODES).patch(name, &params, &patch);
-            client
-                .request(request.map_err(kube::Error::BuildRequest)?)
-                .await
-        };
-        match answer(name, patched).await {
+        match patched(client, name, &patch).await {
             Ok(_) => {
                 done.push(format!("taint {TAINT} of node {name}"));
                 break;
@@ -189,17 +182,21 @@ async fn take_off(client: &Client, name: &str) -> Result<Vec<String>, OwnNodeErr
     }
     if !node["metadata"]["annotations"][ROUTING].is_null() {
         let patch = Patch::Merge(json!({"metadata": {"annotations": {ROUTING: null}}}));
-        let params = PatchParams::default();
-        let patched = async {
-            let request = Request::new(NODES).patch(name, &params, &patch);
-            client
-                .request(request.map_err(kube::Error::BuildRequest)?)
-                .await
-        };
-        answer(name, patched).await?;
+        patched(client, name, &patch).await?;
         done.push(format!("annotation {ROUTING} of node {name}"));
     }
     Ok(done)
+}
+
+async fn patched(client: &Client, name: &str, patch: &Patch<Value>) -> Result<Value, OwnNodeError> {
+    let params = PatchParams::default();
+    let patched = async {
+        let request = Request::new(NODES).patch(name, &params, patch);
+        client
+            .request(request.map_err(kube::Error::BuildRequest)?)
+            .await
+    };
+    answer(name, patched).await
 }
 
 /// By a list of one: the agent has the right to list nodes, and needs none to get one.
