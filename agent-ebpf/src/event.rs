@@ -16,7 +16,7 @@ use aya_ebpf::{
 use sinabro_common::abi::drop::{
     DropEvent, DropReason, EVENT_BYTES, EVENT_HEAD, EVENTS_PER_SECOND, Hook, MAX_DROP_REASONS,
 };
-use sinabro_ebpf::{DROP, stage::report};
+use sinabro_ebpf::{DROP, nat::DROPPED, stage::report};
 
 #[map]
 static DROP_EVENTS: RingBuf = RingBuf::with_byte_size(EVENT_BYTES, 0);
@@ -54,6 +54,15 @@ pub fn dropped_for(reason: u32) -> i32 {
     }
     report::dropped(reason);
     DROP
+}
+
+/// Makes an action of what a stage returned that says by a number why it drops ([`sinabro_ebpf::nat::drop`]).
+#[inline(always)]
+pub fn of_stage(action: i32) -> i32 {
+    match action < DROPPED {
+        true => action,
+        false => dropped_for((action - DROPPED) as u32),
+    }
 }
 
 /// Tells of a packet if `action` drops it, and gives the action. The last that a program does: what it needs of

@@ -53,6 +53,8 @@ pub struct Scratch {
     pub from_high: bool,
     /// The packet's with its real destination.
     pub real: Tuple,
+    /// Tunnel address of the node whose pod's packet came natively.
+    pub sender: Addr,
     /// The address that what leaves is to have.
     pub nat: Addr,
     /// Whose share its connection is in, if it is a new one,

@@ -6,7 +6,7 @@ use crate::{
     chain::Chain,
     cluster_api::{ClusterApi, ClusterApiError},
     config::{FactsFrom, Places},
-    watch::{nodes::ROUTING, nodes_parse},
+    watch::nodes_parse,
 };
 use ipnet::IpNet;
 use kube::{
@@ -15,6 +15,7 @@ use kube::{
     core::Request,
 };
 use serde_json::{Value, json};
+use sinabro_common::names::ROUTING_ANNOTATION;
 use std::{fs, io, path::PathBuf, time::Duration};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -180,10 +181,10 @@ async fn take_off(client: &Client, name: &str) -> Result<Vec<String>, OwnNodeErr
         answer(name, patched).await?;
         done.push(format!("condition {CONDITION} of node {name}"));
     }
-    if !node["metadata"]["annotations"][ROUTING].is_null() {
-        let patch = Patch::Merge(json!({"metadata": {"annotations": {ROUTING: null}}}));
+    if !node["metadata"]["annotations"][ROUTING_ANNOTATION].is_null() {
+        let patch = Patch::Merge(json!({"metadata": {"annotations": {ROUTING_ANNOTATION: null}}}));
         patched(client, name, &patch).await?;
-        done.push(format!("annotation {ROUTING} of node {name}"));
+        done.push(format!("annotation {ROUTING_ANNOTATION} of node {name}"));
     }
     Ok(done)
 }
@@ -262,7 +263,7 @@ mod tests {
         let client = server.api().await.client;
         let taints = json!([{"key": "a", "effect": "NoExecute"}, {"key": TAINT}]);
         let mut tainted = node(&taints, crate::announce::node::REASON);
-        tainted["metadata"]["annotations"] = json!({ROUTING: "native", "x": "y"});
+        tainted["metadata"]["annotations"] = json!({ROUTING_ANNOTATION: "native", "x": "y"});
         server.answer(list(&tainted));
         server.fail(409, "the object has been modified");
         server.answer(list(&tainted));
@@ -284,7 +285,7 @@ mod tests {
         assert!(patches[2].0.contains("/n1/status"), "{}", patches[2].0);
         let condition = &patches[2].1["status"]["conditions"][0];
         assert_eq!(*condition, json!({"type": CONDITION, "$patch": "delete"}));
-        let annotations = json!({"metadata": {"annotations": {ROUTING: null}}});
+        let annotations = json!({"metadata": {"annotations": {ROUTING_ANNOTATION: null}}});
         assert_eq!(patches[3].1, annotations);
 
         // Nothing of ours.

@@ -62,6 +62,8 @@ pub const ACCELERATION_ANNOTATION: &str = "sinabro.io/tcp-acceleration";
 pub const LOCAL_MTU_ANNOTATION: &str = "sinabro.io/local-mtu";
 /// A pod's annotation: how it wishes what it sends to Services to be translated.
 pub const SERVICE_TRANSLATION_ANNOTATION: &str = "sinabro.io/service-translation";
+/// A Node's annotation, by its agent: how its pods are reached, if not by tunnels alone.
+pub const ROUTING_ANNOTATION: &str = "sinabro.io/routing";
 /// A Service's annotation: [`MAGLEV`] for clients outside of the cluster to have their endpoints by Maglev.
 pub const SERVICE_BALANCING_ANNOTATION: &str = "sinabro.io/service-balancing";
 /// Its one value.

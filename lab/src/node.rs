@@ -145,6 +145,13 @@ impl Node {
         *locked(&self.entry) = entry;
     }
 
+    /// Has it be known by its IPv6 address first, from when the lab is next published on.
+    pub fn lead_with_ipv6(&self) {
+        locked(&self.entry)
+            .addresses
+            .sort_by_key(|address| address.is_ipv4());
+    }
+
     /// The node's address of each family, IPv4 first.
     pub fn addresses(&self) -> Vec<IpAddr> {
         self.entry().addresses

@@ -78,9 +78,7 @@ fn eventually(what: &str, node: &Node, holds: impl Fn() -> bool) {
 #[test]
 fn nodes_that_list_their_addresses_in_another_order_reach_each_others_pods() {
     let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
-    let mut entry = lab.node(1).entry();
-    entry.addresses.reverse();
-    lab.node(1).set_entry(entry);
+    lab.node(1).lead_with_ipv6();
     lab.publish().unwrap();
     for node in lab.nodes() {
         node.start_agent().unwrap();

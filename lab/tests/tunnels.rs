@@ -23,11 +23,7 @@ fn scene(v6: bool) -> Scene {
     let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
     if v6 {
         // The first address is the one that tunnels use.
-        for node in lab.nodes() {
-            let mut entry = node.entry();
-            entry.addresses.reverse();
-            node.set_entry(entry);
-        }
+        lab.nodes().iter().for_each(Node::lead_with_ipv6);
         lab.publish().unwrap();
     }
     // Who is attacked takes tunnels past the stack where that is possible, the other one sends by the kernel's device.

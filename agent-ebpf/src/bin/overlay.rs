@@ -14,7 +14,7 @@ use sinabro_common::abi::{
 use sinabro_ebpf::{
     PASS,
     maps::CONFIG,
-    nat::{DROPPED, across},
+    nat::across,
     parse::{Ip, eth, skb},
     scratch::{self, Scratch},
     stage::{Action, tunnel},
@@ -27,7 +27,7 @@ pub fn overlay_in(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
     let action = match arrive(skb) {
         tunnel::OURS => match read(skb) {
-            Some(scratch) => counted(across::arrive(skb, scratch)),
+            Some(scratch) => event::of_stage(across::arrive(skb, scratch)),
             None => PASS,
         },
         action => action,
@@ -42,7 +42,7 @@ pub fn overlay_out(ctx: TcContext) -> i32 {
         return PASS;
     }
     let action = match read(skb) {
-        Some(scratch) => counted(across::leave(skb, scratch)),
+        Some(scratch) => event::of_stage(across::leave(skb, scratch)),
         None => PASS,
     };
     event::told(skb, Hook::OverlayOut, action)
@@ -86,13 +86,4 @@ fn read(skb: *mut __sk_buff) -> Option<&'static mut Scratch> {
     }
     scratch::read_l4::<TcContext>(skb, scratch);
     Some(scratch)
-}
-
-/// Makes an action of what a stage of [`across`] returned.
-#[inline(always)]
-fn counted(action: i32) -> i32 {
-    match action < DROPPED {
-        true => action,
-        false => event::dropped_for((action - DROPPED) as u32),
-    }
 }

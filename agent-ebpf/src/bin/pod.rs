@@ -11,7 +11,6 @@ use sinabro_common::abi::drop::{DropReason, Hook};
 use sinabro_ebpf::{
     PASS, forward,
     maps::{CONFIG, POD_LINKS},
-    nat::DROPPED,
     overlay,
     parse::{
         Ip, arp, eth,
@@ -43,17 +42,8 @@ pub fn pod_out(ctx: TcContext) -> i32 {
 #[inline(never)]
 fn leave(skb: *mut __sk_buff) -> i32 {
     match checked(&TcContext::new(skb)) {
-        Ok(action) => counted(action),
+        Ok(action) => event::of_stage(action),
         Err(reason) => event::dropped(reason),
-    }
-}
-
-/// Makes an action of what a stage of [`service`] returned.
-#[inline(always)]
-fn counted(action: i32) -> i32 {
-    match action < DROPPED {
-        true => action,
-        false => event::dropped_for((action - DROPPED) as u32),
     }
 }
 
@@ -193,7 +183,7 @@ fn arrive(skb: *mut __sk_buff) -> i32 {
         match service::arrive::arrive(skb, scratch) {
             PASS => {}
             service::TRANSLATED => return passed(&ctx, scratch),
-            action => return counted(action),
+            action => return event::of_stage(action),
         }
     }
     if deliver::redirects(config)

@@ -71,7 +71,7 @@ pub fn uplink_in(ctx: TcContext) -> i32 {
     let action = match check_source(skb, scratch) {
         PASS => finish(&ctx, arrive(skb, scratch)),
         tunnel::OURS => unwrap(skb, scratch),
-        tunnel::NATIVE => dropped_or(overlay::native::arrive(skb, scratch)),
+        tunnel::NATIVE => event::of_stage(overlay::native::arrive(skb, scratch)),
         action => action,
     };
     event::told(skb, Hook::UplinkIn, action)
@@ -92,17 +92,8 @@ fn unwrap(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
             if action < DROPPED {
                 sender.count(|peer| &mut peer.direct_rx);
             }
-            dropped_or(action)
+            event::of_stage(action)
         }
-    }
-}
-
-/// Makes an action of what a stage of [`overlay`] returned.
-#[inline(always)]
-fn dropped_or(action: i32) -> i32 {
-    match action < DROPPED {
-        true => action,
-        false => event::dropped_for((action - DROPPED) as u32),
     }
 }
 

@@ -46,7 +46,7 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, was_translated: bool) -
     // SAFETY: the context is valid for as long as the program runs.
     let to_gateway = unsafe { (*skb).pkt_type } == PACKET_HOST;
     if !to_gateway
-        || has_segments_of_its_own(&ctx, scratch)
+        || deliver::has_segments_of_its_own(&ctx, scratch)
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
         || !deliver::fits(&ctx, scratch, 0)
     {
@@ -106,15 +106,6 @@ fn send(way: &Way) -> i32 {
         ])
     });
     send_to(way.ifindex, way.family, [a, b, c, d])
-}
-
-/// Whether it is a super-packet of another protocol than TCP: how long the segments are that are cut from it depends on what is in
-/// it, a tunnel of the pod's own, for example.
-#[inline(always)]
-fn has_segments_of_its_own(ctx: &TcContext, scratch: &Scratch) -> bool {
-    // SAFETY: the context is valid for as long as the program runs.
-    let segment = unsafe { (*ctx.skb.skb).gso_size };
-    segment != 0 && scratch.ip.proto != proto::TCP
 }
 
 /// Whether the packet's connection is translated here, whichever way it goes, or will be.

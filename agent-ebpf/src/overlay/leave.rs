@@ -53,7 +53,7 @@ const WRAP: u64 = (BPF_F_ADJ_ROOM_FIXED_GSO
 #[inline(never)]
 pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, node: &Node, was_translated: bool) -> i32 {
     let ctx = TcContext::new(skb);
-    let Some(next) = way(node) else {
+    let Some(next) = way(&node.tunnel) else {
         return PASS;
     };
     let Some(overlay) = CONFIG.get(0).and_then(tunnel::overlay) else {

@@ -14,9 +14,9 @@ pub mod native;
 
 use crate::{maps::NEXT_HOPS, stage::deliver};
 use sinabro_common::abi::{
+    Addr,
     config::{FLAG_DRAINING, FLAG_HANDOVER, FLAG_SERVICES, NodeConfig},
     next_hop::NextHop,
-    node::Node,
 };
 
 /// From the outer IP header to the inner one: IPv4, UDP, VXLAN, Ethernet (RFC 7348 §5).
@@ -58,9 +58,9 @@ pub fn takes(config: &NodeConfig) -> bool {
     config.flags & OF_SERVICES == FLAG_SERVICES && deliver::redirects(config)
 }
 
-/// The way to a node, unless it is this one.
+/// The way to a node by its tunnel address, unless it is this one.
 #[inline(always)]
-fn way(node: &Node) -> Option<&'static NextHop> {
+fn way(tunnel: &Addr) -> Option<&'static NextHop> {
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
-    unsafe { NEXT_HOPS.get(node.tunnel) }
+    unsafe { NEXT_HOPS.get(tunnel) }
 }

@@ -9,7 +9,7 @@ use crate::{
     PASS,
     maps::{CONFIG, ENDPOINTS, NATIVE, NATIVE_V6},
     nat::drop,
-    parse::{eth, proto, skb::PACKET_HOST},
+    parse::{eth, skb::PACKET_HOST},
     rewrite,
     scratch::Scratch,
     stage::{deliver, report::Peer, tunnel},
@@ -35,16 +35,14 @@ pub fn send(
     next: &'static NextHop,
     overlay: &Overlay,
 ) -> i32 {
-    // SAFETY: the context is valid for as long as the program runs.
-    let is_super = unsafe { (*skb).gso_size } != 0;
-    // How long the segments are that are cut from others depends on what is in them: a tunnel of the pod's own, for example.
-    if is_super && scratch.ip.proto != proto::TCP {
+    let ctx = TcContext::new(skb);
+    if deliver::has_segments_of_its_own(&ctx, scratch) {
         return PASS;
     }
     let Some(gateway) = gateway(scratch, node, next) else {
         return PASS;
     };
-    if rewrite::decrement_ttl(&TcContext::new(skb), &scratch.ip).is_err() {
+    if rewrite::decrement_ttl(&ctx, &scratch.ip).is_err() {
         return drop(DropReason::RewriteFailed);
     }
     leave::to(skb, node, overlay, (next.ifindex, gateway))
@@ -62,11 +60,17 @@ fn gateway(scratch: &Scratch, node: &Node, next: &'static NextHop) -> Option<&'s
 }
 
 /// Whether a packet from a pod's address that came without a tunnel may be one of another node's: it is for this node's pods,
-/// or for itself inside of the overlay.
+/// or for itself inside of the overlay. Whose it is, is in the scratch then.
 #[inline(always)]
-pub fn is_taken(skb: *mut __sk_buff, scratch: &Scratch, sender: &Node, overlay: &Overlay) -> bool {
+pub fn is_taken(
+    skb: *mut __sk_buff,
+    scratch: &mut Scratch,
+    sender: &Node,
+    overlay: &Overlay,
+) -> bool {
     // SAFETY: the context is valid for as long as the program runs.
     let to_host = unsafe { (*skb).pkt_type } == PACKET_HOST;
+    scratch.sender = sender.tunnel;
     to_host
         && scratch.ip.l3 == eth::LEN
         && device().is_some()
@@ -77,12 +81,8 @@ pub fn is_taken(skb: *mut __sk_buff, scratch: &Scratch, sender: &Node, overlay: 
 /// Delivers such a packet, which is read.
 #[inline(never)]
 pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    let Some(sender) = tunnel::pods_of(&scratch.ip.src) else {
-        // Gone since it was looked up.
-        return drop(DropReason::PodSource);
-    };
-    let counters = Peer::find(&sender.tunnel);
-    match into_pod(skb, scratch, sender) {
+    let counters = Peer::find(&scratch.sender);
+    match into_pod(skb, scratch) {
         PASS => {
             counters.count(|peer| &mut peer.kernel_rx);
             into_device(skb)
@@ -95,14 +95,14 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 }
 
 #[inline(always)]
-fn into_pod(skb: *mut __sk_buff, scratch: &mut Scratch, sender: &Node) -> i32 {
+fn into_pod(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
     let Some(receiver) = (unsafe { ENDPOINTS.get(scratch.ip.dst) }) else {
         return PASS;
     };
     // Without a way of its own to the sender (`overlay: kernel`) this node's stack is to see what comes, too.
     if !CONFIG.get(0).is_some_and(takes)
-        || way(sender).is_none()
+        || way(&scratch.sender).is_none()
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
         || deliver::is_too_large(&TcContext::new(skb), 0, receiver)
     {

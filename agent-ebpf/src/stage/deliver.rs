@@ -81,6 +81,15 @@ pub fn fits(ctx: &TcContext, scratch: &Scratch, room: u32) -> bool {
     ip.l4 - ip.l3 + header + segment <= *mtu && len + room <= MAX_LEN + eth::LEN
 }
 
+/// Whether it is a super-packet of another protocol than TCP: how long the segments are that are cut from it depends on what is in
+/// it, a tunnel of the pod's own, for example.
+#[inline(always)]
+pub fn has_segments_of_its_own(ctx: &TcContext, scratch: &Scratch) -> bool {
+    // SAFETY: the context is valid for as long as the program runs.
+    let segment = unsafe { (*ctx.skb.skb).gso_size };
+    segment != 0 && scratch.ip.proto != proto::TCP
+}
+
 /// Delivers what came by an uplink, is read, and has the receiver's address: it passes no queue and no program of the pod's link,
 /// so what `pod_in` does is done here.
 #[inline(always)]

@@ -229,16 +229,15 @@ pub fn outside(
     skb: *mut __sk_buff,
     config: &NodeConfig,
     overlay: &Overlay,
-    scratch: &Scratch,
+    scratch: &mut Scratch,
 ) -> Action {
-    let ip = &scratch.ip;
-    let Some(sender) = pods_of(&ip.src) else {
+    let Some(sender) = pods_of(&scratch.ip.src) else {
         return Ok(PASS);
     };
     if native::is_taken(skb, scratch, sender, overlay) {
         return Ok(NATIVE);
     }
-    if pods_of(&ip.dst).is_none() && is_reached_untranslated(config, &ip.dst) {
+    if pods_of(&scratch.ip.dst).is_none() && is_reached_untranslated(config, &scratch.ip.dst) {
         return Ok(PASS);
     }
     Err(DropReason::PodSource)

@@ -14,7 +14,7 @@
 use crate::{
     cluster_api::ClusterApi,
     plan::Routing,
-    watch::nodes::{ApiNode, OwnNode, ROUTING, Taint},
+    watch::nodes::{ApiNode, OwnNode, Taint},
 };
 use k8s_openapi::jiff::Timestamp;
 use kube::{
@@ -23,6 +23,7 @@ use kube::{
     core::Request,
 };
 use serde_json::{Value, json};
+use sinabro_common::names::ROUTING_ANNOTATION;
 use std::time::Duration;
 use tokio::{
     sync::watch,
@@ -117,8 +118,12 @@ impl Step {
             Self::Taints(_, true) => format!("set the node's taint {TAINT}"),
             Self::Taints(_, false) => format!("remove the node's taint {TAINT}"),
             Self::Condition => format!("set the node's condition {CONDITION}"),
-            Self::Routing(Routing::Native) => format!("set the node's annotation {ROUTING}"),
-            Self::Routing(Routing::Tunnel) => format!("remove the node's annotation {ROUTING}"),
+            Self::Routing(Routing::Native) => {
+                format!("set the node's annotation {ROUTING_ANNOTATION}")
+            }
+            Self::Routing(Routing::Tunnel) => {
+                format!("remove the node's annotation {ROUTING_ANNOTATION}")
+            }
         }
     }
 
@@ -162,10 +167,7 @@ fn steps(node: &OwnNode, ready: bool, routing: Routing) -> Vec<Step> {
         // After the taint, which needs the version that this changes.
         steps.push(Step::Condition);
     }
-    let said = match routing {
-        Routing::Native => Some(routing.to_string()),
-        Routing::Tunnel => None,
-    };
+    let said = said(routing);
     // What is taken is taken once the agent is ready.
     if node.routing != said && (ready || said.is_none()) {
         steps.push(Step::Routing(routing));
@@ -206,12 +208,17 @@ fn taints_patch(version: &str, taints: &[Taint]) -> Value {
     })
 }
 
+/// What the annotation is to say, if there is to be one.
+fn said(routing: Routing) -> Option<String> {
+    match routing {
+        Routing::Native => Some(routing.to_string()),
+        Routing::Tunnel => None,
+    }
+}
+
+/// Null takes an annotation away (RFC 7396).
 fn routing_patch(routing: Routing) -> Value {
-    let said = match routing {
-        Routing::Native => json!(routing.to_string()),
-        Routing::Tunnel => Value::Null,
-    };
-    json!({ "metadata": { "annotations": { ROUTING: said } } })
+    json!({ "metadata": { "annotations": { ROUTING_ANNOTATION: said(routing) } } })
 }
 
 fn condition_patch(now: Timestamp) -> Value {
@@ -320,7 +327,7 @@ mod tests {
         }
         let patches = [Routing::Native, Routing::Tunnel].map(routing_patch);
         assert_eq!(
-            patches.map(|patch| patch["metadata"]["annotations"][ROUTING].clone()),
+            patches.map(|patch| patch["metadata"]["annotations"][ROUTING_ANNOTATION].clone()),
             [json!("native"), Value::Null]
         );
     }
@@ -414,7 +421,10 @@ mod tests {
         assert!(request.starts_with("PATCH /api/v1/nodes/n1?"), "{request}");
         let body: Value = serde_json::from_str(&body).unwrap();
         // Null takes away (RFC 7396); what others have written stays.
-        assert_eq!(body, json!({"metadata": {"annotations": {ROUTING: null}}}));
+        assert_eq!(
+            body,
+            json!({"metadata": {"annotations": {ROUTING_ANNOTATION: null}}})
+        );
         task.abort();
     }
 

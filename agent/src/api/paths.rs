@@ -24,11 +24,12 @@ pub fn complete(core: &Core, nodes: &mut [NodeReport]) -> Result<(), DatapathErr
             continue;
         };
         let why = why.as_ref().or_else(|| overlay.ways.not.get(&tunnel));
+        let way = core.datapath.next_hop(tunnel.into());
         node.path = Some(match why {
             Some(why) => PeerPath::Kernel {
                 why: why.to_string(),
             },
-            None if overlay.ways.native.contains(&tunnel) => PeerPath::Native,
+            None if way.is_some_and(|way| way.is_native()) => PeerPath::Native,
             None => PeerPath::Direct,
         });
         let counters = counters.get(&Addr::from(tunnel));

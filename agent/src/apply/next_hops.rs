@@ -18,10 +18,7 @@ use sinabro_common::{
     api::Mac,
 };
 use sinabro_netlink::{Conn, xfrm};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::{collections::BTreeMap, net::IpAddr};
 
 /// Looks up the ways to all peers, or to those alone that `before` did not have.
 ///
@@ -37,7 +34,6 @@ pub fn follow(
     let mut ways = Ways {
         none: None,
         not: BTreeMap::new(),
-        native: BTreeSet::new(),
     };
     match uplink(datapath.direct_uplink()?, plan) {
         Err(why) => ways = Ways::none(why),
@@ -54,9 +50,6 @@ pub fn follow(
                 };
                 match next {
                     Ok(way) => {
-                        if way.next.remote_mac == NATIVE {
-                            ways.native.insert(remote);
-                        }
                         next_hops.insert(tunnel, way);
                     }
                     Err(why) => {

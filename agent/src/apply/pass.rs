@@ -137,20 +137,20 @@ pub fn run(
                 if let (Some(datapath), Some(device)) = (datapath, outcome.device) {
                     let takes_native = plan.takes_native || work.takes_native;
                     let native = takes_native.then_some((device, plan.device.mac));
+                    let fault = |error: DatapathError| Fault::own(Chain(&error));
                     let set = datapath.set_native(native);
-                    let fault = |error| Fault::own(Chain(&error));
                     outcome.faults.extend(set.err().map(fault));
-                }
-                match datapath.filter(|_| outcome.device.is_some()) {
-                    Some(_) if !config.direct => outcome.ways = Some(Ways::none(Why::Setting)),
-                    Some(datapath) => {
-                        let before = before.map(|(plan, _)| plan);
-                        match next_hops::follow(&mut conn, datapath, before, &plan) {
-                            Ok(ways) => outcome.ways = Some(ways),
-                            Err(error) => outcome.faults.push(Fault::own(Chain(&error))),
+                    let ways = match config.direct {
+                        true => {
+                            let before = before.map(|(plan, _)| plan);
+                            next_hops::follow(&mut conn, datapath, before, &plan)
                         }
+                        false => Ok(Ways::none(Why::Setting)),
+                    };
+                    match ways {
+                        Ok(ways) => outcome.ways = Some(ways),
+                        Err(error) => outcome.faults.push(fault(error)),
                     }
-                    None => {}
                 }
                 outcome.plan = Some(Arc::new(plan));
             }

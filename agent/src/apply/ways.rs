@@ -1,11 +1,7 @@
 //! By which way packets between pods go to other nodes, and why not past the stack.
 
 use crate::datapath::Translation;
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    net::IpAddr,
-};
+use std::{collections::BTreeMap, fmt, net::IpAddr};
 
 /// What a look at the kernel's routes found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,8 +10,6 @@ pub struct Ways {
     pub none: Option<Why>,
     /// and why these are not, by their tunnel addresses.
     pub not: BTreeMap<IpAddr, Why>,
-    /// Which are reached without a tunnel.
-    pub native: BTreeSet<IpAddr>,
 }
 
 impl Default for Ways {
@@ -30,7 +24,6 @@ impl Ways {
         Self {
             none: Some(why),
             not: BTreeMap::new(),
-            native: BTreeSet::new(),
         }
     }
 }

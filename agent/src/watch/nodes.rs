@@ -3,7 +3,7 @@
 //! Only the fields below are taken from a Node; images, labels and whatever else it has are
 //! passed over while it is read and never held. [`facts_of`] makes a node of the facts of it:
 //! InternalIP addresses in their order, else ExternalIP ones; podCIDRs, else podCIDR; and what the node's agent
-//! says by the annotation [`ROUTING`].
+//! says by the annotation `names::ROUTING_ANNOTATION`.
 
 use crate::plan::{Node, Routing};
 use k8s_openapi::jiff::Timestamp;
@@ -30,9 +30,6 @@ pub struct Metadata {
     labels: Option<Labels>,
     annotations: Option<Annotations>,
 }
-
-/// By which a node says that its pods take packets without a tunnel.
-pub const ROUTING: &str = "sinabro.io/routing";
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -122,7 +119,7 @@ pub struct OwnNode {
     pub network_unavailable: Option<(String, String)>,
     /// By which clients choose among a Service's endpoints; empty if the Node has none.
     pub zone: String,
-    /// Its annotation [`ROUTING`].
+    /// Its annotation `names::ROUTING_ANNOTATION`.
     pub routing: Option<String>,
     /// Whether it is being deleted.
     pub is_going: bool,
@@ -200,6 +197,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use serde_json::{Value, json};
+    use sinabro_common::names::ROUTING_ANNOTATION;
 
     fn facts(spec: Value, addresses: &[(&str, &str)]) -> Result<Node, String> {
         let address = |(kind, address): &(&str, &str)| json!({"type": kind, "address": address});
@@ -265,14 +263,14 @@ mod tests {
             )
         };
         assert_eq!(
-            is_native(json!({ROUTING: "native", "x": "y"})),
+            is_native(json!({ROUTING_ANNOTATION: "native", "x": "y"})),
             (true, Some("native".into()))
         );
         assert_eq!(
-            is_native(json!({ROUTING: "Native"})),
+            is_native(json!({ROUTING_ANNOTATION: "Native"})),
             (false, Some("Native".into()))
         );
-        for none in [Value::Null, json!({}), json!({ROUTING: null})] {
+        for none in [Value::Null, json!({}), json!({ROUTING_ANNOTATION: null})] {
             assert_eq!(is_native(none), (false, None));
         }
     }

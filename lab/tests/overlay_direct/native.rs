@@ -108,13 +108,7 @@ fn all_of_every_size_arrives_without_a_tunnel() {
 /// Tunnels over IPv6 are the kernel's, but what is in none goes past it.
 #[test]
 fn nodes_that_know_each_other_by_ipv6_need_no_device() {
-    let by_ipv6 = |lab: &Lab| {
-        for node in lab.nodes() {
-            let mut entry = node.entry();
-            entry.addresses.reverse();
-            node.set_entry(entry);
-        }
-    };
+    let by_ipv6 = |lab: &Lab| lab.nodes().iter().for_each(Node::lead_with_ipv6);
     let world = world(by_ipv6, [&[NATIVE], &[NATIVE]]);
     for node in world.lab.nodes() {
         eventually("both know it", || goes_native(node));

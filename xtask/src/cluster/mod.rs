@@ -29,6 +29,7 @@ use clap::ValueEnum;
 pub use components::Containerd;
 pub use layout::{Families, Family};
 use machine::Machine;
+pub use network::SETTINGS;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sinabro_lab::Place;

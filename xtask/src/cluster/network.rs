@@ -11,7 +11,7 @@ use serde_json::json;
 use std::{fs, path::PathBuf};
 
 /// Key of the agents' ConfigMap.
-const SETTINGS: &str = "config.yaml";
+pub const SETTINGS: &str = "config.yaml";
 
 pub fn deploy(cluster: &Cluster) -> Result<()> {
     match cluster.options.cni {

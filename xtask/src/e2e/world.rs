@@ -119,6 +119,21 @@ impl World {
         self.cluster.node_path(node, inside)
     }
 
+    /// Replaces all agents, one after the other.
+    pub fn roll_out(&self) -> Result<()> {
+        self.kubectl(&["-n", SYSTEM, "rollout", "restart", DAEMON_SET])?;
+        let status = [
+            "-n",
+            SYSTEM,
+            "rollout",
+            "status",
+            DAEMON_SET,
+            "--timeout=180s",
+        ];
+        self.kubectl(&status)?;
+        Ok(())
+    }
+
     pub fn status(&self, node: &str) -> Result<StatusReport> {
         self.sinabroctl(node, "status")
     }

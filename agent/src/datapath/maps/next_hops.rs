@@ -6,7 +6,10 @@ use aya::{
     Pod,
     maps::{HashMap, Map, MapData},
 };
-use sinabro_common::abi::{Addr, next_hop::NextHop};
+use sinabro_common::abi::{
+    Addr,
+    next_hop::{NATIVE, NextHop},
+};
 use std::{collections::BTreeMap, sync::Mutex};
 
 const NAME: &str = "NEXT_HOPS";
@@ -20,12 +23,9 @@ pub struct Way {
     pub native_v6: Option<Addr>,
 }
 
-impl From<NextHop> for Way {
-    fn from(next: NextHop) -> Self {
-        Self {
-            next,
-            native_v6: None,
-        }
+impl Way {
+    pub fn is_native(&self) -> bool {
+        self.next.remote_mac == NATIVE
     }
 }
 

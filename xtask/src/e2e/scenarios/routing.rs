@@ -1,15 +1,15 @@
 //! Between nodes without a tunnel.
 
-use crate::e2e::{
-    load::traffic,
-    world::{SYSTEM, World},
+use crate::{
+    cluster::SETTINGS,
+    e2e::{
+        load::traffic,
+        world::{SYSTEM, World},
+    },
 };
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
-use sinabro_common::api::PeerPath;
-
-const SETTINGS: &str = "config.yaml";
-const ANNOTATION: &str = "sinabro.io/routing";
+use sinabro_common::{api::PeerPath, names::ROUTING_ANNOTATION};
 
 /// The agents get a setting by their ConfigMap, and lose it again, one after the other and under load.
 pub fn native(world: &mut World) -> Result<String> {
@@ -53,11 +53,7 @@ fn set(world: &World, settings: &str) -> Result<()> {
     let patch = json!({"data": {SETTINGS: settings}}).to_string();
     let map = ["-n", SYSTEM, "patch", "configmap", "sinabro"];
     world.kubectl(&[&map[..], &["--type=merge", "--patch", &patch]].concat())?;
-    let agents = "daemonset/sinabro";
-    world.kubectl(&["-n", SYSTEM, "rollout", "restart", agents])?;
-    let status = ["-n", SYSTEM, "rollout", "status", agents, "--timeout=240s"];
-    world.kubectl(&status)?;
-    Ok(())
+    world.roll_out()
 }
 
 /// Waits until each node reaches all others by that way.
@@ -77,7 +73,7 @@ fn reached(world: &World, way: &PeerPath) -> Result<()> {
 fn said(world: &World) -> Result<Vec<String>> {
     let of = |node: String| -> Result<String> {
         let node = world.get(&["node", &node])?;
-        let said = node["metadata"]["annotations"][ANNOTATION].as_str();
+        let said = node["metadata"]["annotations"][ROUTING_ANNOTATION].as_str();
         Ok(said.unwrap_or_default().to_owned())
     };
     world.nodes().into_iter().map(of).collect()

@@ -6,7 +6,7 @@ use crate::{
         asking::{Asking, REPLICAS, addresses, deploy, rolled},
         load::service,
         pods::KubePod,
-        world::{DAEMON_SET, NAMESPACE, SYSTEM, World},
+        world::{NAMESPACE, World},
     },
 };
 use anyhow::{Result, ensure};
@@ -188,15 +188,7 @@ pub fn alone(world: &mut World) -> Result<String> {
     world.kubectl(&["-n", NAMESPACE, "patch", "service", NAME, "--patch", &patch])?;
     let pods = world.run_pods(&[("alone-asks", &nodes[0]), ("alone-sends", &nodes[0])])?;
     let asking = Asking::start(world, [&pods[0], &pods[1]], &nodes[1], &addresses)?;
-    world.kubectl(&["-n", SYSTEM, "rollout", "restart", DAEMON_SET])?;
-    world.kubectl(&[
-        "-n",
-        SYSTEM,
-        "rollout",
-        "status",
-        DAEMON_SET,
-        "--timeout=180s",
-    ])?;
+    world.roll_out()?;
     world.healthy()?;
     world.cluster.api_stop()?;
     let away = (|| -> Result<()> {
