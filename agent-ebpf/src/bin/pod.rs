@@ -7,6 +7,7 @@
 #![no_main]
 
 use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, macros::classifier, programs::TcContext};
+use core::hint::black_box;
 use sinabro_common::abi::drop::{DropReason, Hook};
 use sinabro_ebpf::{
     PASS, forward,
@@ -112,9 +113,19 @@ fn checked(ctx: &TcContext) -> Action {
             }
             tunnel::from_pod(config, &scratch.ip, &scratch.l4)?;
             report::sent(ctx, ifindex);
-            if receiver.is_none() && overlay::takes(config) {
+            // Not both pointers in one condition: the compiler would make a number of them, which verifiers refuse.
+            let is_to_a_pod = black_box(receiver.is_some()) || node.is_some();
+            // What has just been looked up is not asked for again.
+            let belongs = match is_to_a_pod && !was_translated {
+                true => track::known(scratch),
+                false => track::DIRECT,
+            };
+            if belongs == track::CLASH {
+                return Err(DropReason::ServiceClash);
+            }
+            if receiver.is_none() && belongs != track::STACK && overlay::takes(config) {
                 if let Some(node) = node {
-                    match overlay::leave::leave(ctx.skb.skb, scratch, node, was_translated) {
+                    match overlay::leave::leave(ctx.skb.skb, scratch, node) {
                         PASS => {}
                         action => return Ok(action),
                     }
@@ -125,7 +136,7 @@ fn checked(ctx: &TcContext) -> Action {
                     }
                 }
             }
-            match deliver::local(ctx, config, ifindex, scratch, receiver, was_translated)? {
+            match deliver::local(ctx, config, ifindex, scratch, receiver, belongs)? {
                 PASS if mss::begins(&scratch.ip, &scratch.l4) => Ok(BEGINS),
                 action => Ok(action),
             }

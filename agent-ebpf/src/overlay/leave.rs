@@ -3,7 +3,6 @@
 use super::{CE, ECN, Outer, ROOM, native, way};
 use crate::{
     PASS,
-    connection::{self, Noted},
     maps::CONFIG,
     nat::drop,
     parse::{
@@ -30,7 +29,6 @@ use aya_ebpf::{
 };
 use sinabro_common::abi::{
     Addr,
-    connection::FLAG_STACK,
     drop::DropReason,
     next_hop::{NATIVE, NextHop},
     node::{Node, Overlay},
@@ -51,7 +49,7 @@ const WRAP: u64 = (BPF_F_ADJ_ROOM_FIXED_GSO
 /// Sends a packet, which is read, to the node of the pod that it is for; [`PASS`] if that is left to the stack, and the
 /// packet as it was, but for what a SYN announces.
 #[inline(never)]
-pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, node: &Node, was_translated: bool) -> i32 {
+pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, node: &Node) -> i32 {
     let ctx = TcContext::new(skb);
     let Some(next) = way(&node.tunnel) else {
         return PASS;
@@ -64,7 +62,6 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, node: &Node, was_transl
     if !to_gateway
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
         || !deliver::fits(&ctx, scratch, ROOM)
-        || (!was_translated && keeps_to_the_stack(scratch) != 0)
     {
         return PASS;
     }
@@ -77,33 +74,6 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, node: &Node, was_transl
         NATIVE => native::send(skb, scratch, node, next, overlay),
         _ => send(skb, scratch, node, next, overlay),
     }
-}
-
-/// Whether a packet is of a connection that the stack translates, as to a port of the node that leads to the pod: then
-/// the stack has to see its answers.
-#[inline(never)]
-fn keeps_to_the_stack(scratch: &mut Scratch) -> u32 {
-    scratch.identify();
-    let Some(found) = connection::find(&scratch.key) else {
-        return 0;
-    };
-    let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
-    // SAFETY: a value that the map just gave.
-    let noted = unsafe {
-        if !(*found).has(FLAG_STACK) {
-            return 0;
-        }
-        connection::note(found, proto, scratch.from_high, flags)
-    };
-    match noted {
-        Noted::Same => {}
-        Noted::Changed => connection::changed(scratch),
-        Noted::Over => {
-            connection::remove(&scratch.key);
-            return 0;
-        }
-    }
-    1
 }
 
 #[inline(always)]

@@ -12,7 +12,7 @@
 //! any other. The record's key is between these, and the alias from the client to the frontend leads there.
 //!
 //! Limits. A connection from pod to pod without a Service has no record. So one between the same ports of the same two
-//! pods as that of a Service is seen only where it begins second and on one node.
+//! pods as that of a Service is seen only where it begins second.
 
 pub mod arrive;
 pub mod choose;

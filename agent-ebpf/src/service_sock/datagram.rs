@@ -53,7 +53,10 @@ pub fn send(ctx: &SockAddrContext, family: Family) -> i32 {
     match endpoint(&key, &client, cookie(ctx), &mut to) {
         choose::CHOSEN => {}
         choose::REFUSED => return refuse(),
-        _ => return PROCEED,
+        _ => {
+            answers_for_itself(ctx, addr, port);
+            return PROCEED;
+        }
     }
     if bound::is_out_of_reach(ctx, &to.addr) {
         return refuse();
@@ -106,6 +109,23 @@ fn endpoint(key: &FrontendKey, client: &Addr, cookie: u64, to: &mut Endpoint) ->
         note(&heard, key, to);
     }
     choose::CHOSEN
+}
+
+/// What answers from now on is no frontend's: the socket has sent straight there.
+#[inline(always)]
+fn answers_for_itself(ctx: &SockAddrContext, addr: Addr, port: [u8; 2]) {
+    // Of sockets that never sent to a frontend, that is all.
+    if state::of(ctx).is_none() {
+        return;
+    }
+    let heard = SocketKey {
+        cookie: cookie(ctx),
+        addr,
+        port,
+        way: HEARD,
+        pad: [0; 4],
+    };
+    let _ = SOCKET_FRONTENDS.remove(heard);
 }
 
 /// Whether somebody else has what a socket sends to a frontend.

@@ -124,7 +124,7 @@ pub fn receiver(config: &NodeConfig, ip: &Ip) -> Option<&'static Endpoint> {
     unsafe { ENDPOINTS.get(ip.dst) }
 }
 
-/// Delivers a packet to `receiver`, if it may go past the stack.
+/// Delivers a packet to `receiver`, if it may go past the stack. `belongs`: to what, as [`track::known`] says.
 #[inline(always)]
 pub fn local(
     ctx: &TcContext,
@@ -132,7 +132,7 @@ pub fn local(
     ifindex: u32,
     scratch: &mut Scratch,
     receiver: Option<&Endpoint>,
-    was_translated: bool,
+    belongs: u32,
 ) -> Action {
     if !redirects(config) {
         return Ok(PASS);
@@ -145,22 +145,17 @@ pub fn local(
     // SAFETY: the context is valid for as long as the program runs.
     let to_gateway = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
     if !to_gateway
+        || belongs == track::STACK
         || receiver.ifindex == ifindex
         || !is_plain(&scratch.ip, &scratch.l4)
         || is_too_large(ctx, 0, receiver)
     {
         return Ok(PASS);
     }
-    // What has just been looked up is not asked for again.
-    if !was_translated {
-        match track::known(scratch) {
-            track::STACK => return Ok(PASS),
-            track::ANSWER => match service::translate(ctx.skb.skb, scratch, End::Source) {
-                service::TRANSLATED => {}
-                dropped => return Ok(dropped),
-            },
-            track::CLASH => return Err(DropReason::ServiceClash),
-            _ => {}
+    if belongs == track::ANSWER {
+        match service::translate(ctx.skb.skb, scratch, End::Source) {
+            service::TRANSLATED => {}
+            dropped => return Ok(dropped),
         }
     }
     let ip = &scratch.ip;

@@ -83,7 +83,7 @@ fn begin(scratch: &mut Scratch, payer: u32) -> u32 {
     u32::from(connection::begin_untranslated(scratch, FLAG_STACK, payer))
 }
 
-/// Nothing is to be known of a packet that a pod sends to another of this node;
+/// Nothing is to be known of a packet that a pod sends to another;
 pub const DIRECT: u32 = 0;
 /// it belongs to a connection that keeps to the stack;
 pub const STACK: u32 = 1;
@@ -92,7 +92,7 @@ pub const ANSWER: u32 = 2;
 /// it begins a connection whose answers would be taken for those of another, with a Service.
 pub const CLASH: u32 = 3;
 
-/// What a packet that a pod sends to another of this node belongs to. Not to one that is over: what comes next decides
+/// What a packet that a pod sends to another, of this node or elsewhere, belongs to. Not to one that is over: what comes next decides
 /// again, and the stack, which forgets its own as late, would take it for a part of what was.
 #[inline(never)]
 pub fn known(scratch: &mut Scratch) -> u32 {

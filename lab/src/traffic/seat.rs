@@ -12,6 +12,7 @@ use nix::{
 };
 use std::{
     net::{IpAddr, TcpListener},
+    ops::AddAssign,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
@@ -105,6 +106,14 @@ pub struct Measured {
 impl Measured {
     pub fn per_second(&self) -> f64 {
         self.count as f64 / self.time.as_secs_f64()
+    }
+}
+
+impl AddAssign for Measured {
+    fn add_assign(&mut self, other: Self) {
+        self.count += other.count;
+        self.time += other.time;
+        self.cpu += other.cpu;
     }
 }
 

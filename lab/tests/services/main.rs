@@ -354,6 +354,31 @@ fn datagrams_are_answered_by_the_services_address() {
     }
 }
 
+/// By the same port, of either node, whole and in parts, and however the tunnels are.
+#[test]
+fn who_asks_a_server_itself_after_the_service_is_answered_by_it() {
+    let world = World::new();
+    for family in 0..2 {
+        for (name, place) in world.askers() {
+            let any = SocketAddr::new(any(vip(family).ip()), 0);
+            let socket = place.run(|| Ok(UdpSocket::bind(any)?)).unwrap();
+            for (attempt, len) in [5, 3_000].into_iter().cycle().take(8).enumerate() {
+                let ask = |to: SocketAddr| match send(&socket, to, len) {
+                    Ok((server, from)) => {
+                        assert_eq!(from, to, "{name}");
+                        server
+                    }
+                    Err(error) => world.fail(&format!(
+                        "{name} asks {to}, attempt {attempt}, {len} bytes: {error}"
+                    )),
+                };
+                let server = ask(vip(family));
+                assert_eq!(ask(SocketAddr::new(server, TARGET)), server, "{name}");
+            }
+        }
+    }
+}
+
 #[test]
 fn who_is_there_stays_and_who_comes_finds_who_is_left() {
     let world = World::new();

@@ -204,49 +204,6 @@ fn datagrams_make_way_for_those_that_the_same_port_sends_elsewhere() {
 }
 
 #[test]
-fn who_asks_the_endpoint_itself_after_the_service_is_answered_by_it() {
-    world(|w| {
-        for (number, (client, server)) in (1..).zip([(w.a.v4, w.b.v4), (w.a.v6, w.b.v6)]) {
-            let (from, endpoint) = ((client, 2000), (server, 8000));
-            let (_, at) = w.publish(number, UDP, &[endpoint]);
-            let answered_by = |who: At| {
-                let (verdict, out) = w.sent_by(&w.b, &make(UDP, endpoint, from, ACK));
-                assert_eq!((verdict, see(&out).src), (REDIRECT, who.0));
-            };
-            for to in [at, endpoint, at] {
-                let (verdict, out) = w.sent_by(&w.a, &make(UDP, from, to, ACK));
-                assert_eq!((verdict, see(&out).dst), (REDIRECT, server));
-                answered_by(to);
-            }
-            check_table();
-        }
-    });
-}
-
-#[test]
-fn who_connects_to_the_endpoint_itself_by_the_same_ports_is_not_mixed_up() {
-    world(|w| {
-        for (number, (client, server)) in (1..).zip([(w.a.v4, w.b.v4), (w.a.v6, w.b.v6)]) {
-            let endpoint = (server, 8000);
-            let (_, at) = w.publish(number, TCP, &[endpoint]);
-            let from = (client, 2000);
-            let (verdict, _) = w.sent_by(&w.a, &make(TCP, from, at, SYN));
-            assert_eq!(verdict, REDIRECT);
-            w.dropped(&make(TCP, from, endpoint, SYN), DropReason::ServiceClash);
-            let (verdict, _) = w.sent_by(&w.a, &make(TCP, (client, 2001), endpoint, SYN));
-            assert_eq!(verdict, REDIRECT);
-            // Once that is closed it can be had.
-            let (verdict, _) = w.sent_by(&w.a, &make(TCP, from, at, 0x04));
-            assert_eq!(verdict, REDIRECT);
-            let (verdict, out) = w.sent_by(&w.a, &make(TCP, from, endpoint, SYN));
-            assert_eq!((verdict, see(&out).dst), (REDIRECT, server));
-            let (verdict, out) = w.sent_by(&w.b, &make(TCP, endpoint, from, SYN | ACK));
-            assert_eq!((verdict, see(&out).src), (REDIRECT, server));
-        }
-    });
-}
-
-#[test]
 fn a_slot_of_before_is_nobodys() {
     world(|w| {
         let endpoints = endpoints(w.a.v4, 4);

@@ -6,6 +6,7 @@ mod model;
 mod outside;
 mod refusals;
 mod room;
+mod straight;
 mod traffic;
 mod unallocated;
 mod ways;
@@ -29,6 +30,8 @@ use std::{collections::HashSet, net::IpAddr};
 type At = (IpAddr, u16);
 
 const PROTOCOLS: [u8; 3] = [TCP, UDP, SCTP];
+/// Of TCP.
+const RST: u8 = 0x04;
 const SECOND: u64 = 1_000_000_000;
 
 struct World {

@@ -26,15 +26,14 @@ use std::collections::{BTreeMap, HashSet};
 
 /// The router at the other end of the uplink.
 const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0xfe];
-const RST: u8 = 0x04;
 
 /// A world whose uplink is pod b's link, and whose VXLAN device is pod a's: programs are run, not attached.
-struct Edge {
-    w: World,
+pub(super) struct Edge {
+    pub(super) w: World,
     stamp: [u8; 6],
 }
 
-fn edge<T: Send>(test: impl FnOnce(Edge) -> T + Send) -> T {
+pub(super) fn edge<T: Send>(test: impl FnOnce(Edge) -> T + Send) -> T {
     edge_with(&kit::config(), test)
 }
 

@@ -4,8 +4,6 @@ use super::*;
 use crate::packet::{ACKNOWLEDGED, SEQUENCE, see_error};
 use sinabro_common::abi::config::FLAG_CARRYING;
 
-const RST: u8 = 0x04;
-
 impl World {
     /// What comes back for a packet of pod a, to pod a.
     fn refused(&self, ip: &Ip, reason: DropReason) -> Vec<u8> {

@@ -10,8 +10,8 @@ use crate::bench::{
     row::Row,
 };
 use anyhow::Result;
-use sinabro_lab::traffic::{brief::brief_through, echoes::echoes_through};
-use std::{fmt, net::SocketAddr, time::Duration};
+use sinabro_lab::traffic::{brief::brief_through, echoes::echoes_through, seat::Measured};
+use std::{fmt, net::SocketAddr, ops::AddAssign, time::Duration};
 
 /// By the address of the pod itself, on the same node.
 pub const DIRECT: &str = "pod's address";
@@ -28,6 +28,15 @@ const REQUEST: usize = 64;
 pub enum Kind {
     Connections,
     Echoes,
+}
+
+impl Kind {
+    fn metric(self) -> &'static str {
+        match self {
+            Self::Connections => CONNECTS,
+            Self::Echoes => EXCHANGES,
+        }
+    }
 }
 
 /// So many Services.
@@ -107,31 +116,48 @@ pub fn subjects<'a>(scene: &'a Scene, case: &Case) -> Vec<(&'static str, &'a Sit
     sites.chain(direct).collect()
 }
 
+/// What a subject did in one of its turns.
+#[derive(Clone, Copy, Default)]
+pub struct Done {
+    measured: Measured,
+    /// CPU time of the whole machine meanwhile.
+    machine: Duration,
+}
+
+impl AddAssign for Done {
+    fn add_assign(&mut self, other: Self) {
+        self.measured += other.measured;
+        self.machine += other.machine;
+    }
+}
+
+impl Done {
+    pub fn outcome(&self, case: &Case) -> Outcome {
+        rates(case.kind.metric(), "1/s", &self.measured, self.machine).into()
+    }
+}
+
 pub fn measure(
     case: &Case,
     scene: &Scene,
     (name, site): (&str, &Site),
     time: Duration,
-) -> Result<Outcome> {
+) -> Result<Done> {
     let ends = scene.ends(site, case.way)?;
     let targets = match name {
         DIRECT => vec![SocketAddr::new(ends.address, TARGET)],
         _ => site.targets(case.way),
     };
     let before = busy()?;
-    let (metric, measured) = match case.kind {
+    let measured = match case.kind {
         Kind::Connections => {
             let listener = ends.listen(TARGET)?;
-            let measured = brief_through(ends, &listener, &targets, THREADS, 0, time)?;
-            (CONNECTS, measured)
+            brief_through(ends, &listener, &targets, THREADS, 0, time)
         }
-        Kind::Echoes => (
-            EXCHANGES,
-            echoes_through(ends, targets[0], TARGET, REQUEST, 1, time)?,
-        ),
-    };
+        Kind::Echoes => echoes_through(ends, targets[0], TARGET, REQUEST, 1, time),
+    }?;
     let machine = busy()?.saturating_sub(before);
-    Ok(rates(metric, "1/s", &measured, machine).into())
+    Ok(Done { measured, machine })
 }
 
 /// Ours with most Services beside ours with fewest.
@@ -143,10 +169,7 @@ pub fn growth(figures: &Figures<Number>, numbers: &[u32]) -> Vec<Row> {
         .filter(|case| case.number.0 == *most)
         .collect();
     let row = |case: &Case| {
-        let metric = match case.kind {
-            Kind::Connections => CONNECTS,
-            Kind::Echoes => EXCHANGES,
-        };
+        let metric = case.kind.metric();
         let first = Case {
             number: Number(*fewest),
             ..*case

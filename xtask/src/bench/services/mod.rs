@@ -1,8 +1,8 @@
 //! Services: what pods get by a Service's address beside the pod's own, and beside what kube-proxy makes of it with
 //! nftables and with iptables, for few Services and for many.
 //!
-//! Every translator has nodes of its own on one lab, one for each number of Services, and all are measured in turns in
-//! an order that rotates from round to round. kube-proxy is Kubernetes' own; it is told of the Services, makes its
+//! Every translator has nodes of its own on one lab, one for each number of Services, and all are measured in many short
+//! turns, which each of them begins as often as any other. kube-proxy is Kubernetes' own; it is told of the Services, makes its
 //! rules, and goes. IPv4.
 
 mod aims;
@@ -30,6 +30,10 @@ use std::{
     process::ExitCode,
     time::{Duration, Instant},
 };
+
+/// How often it is each subject's turn, for each case of a round. What a busy machine takes comes and goes within tenths
+/// of a second, so that long turns would compare one moment with another.
+const SLICES: usize = 12;
 
 #[derive(Clone, clap::Args)]
 pub struct Options {
@@ -63,8 +67,9 @@ impl Options {
         }
     }
 
-    fn time(&self) -> Duration {
-        Duration::from_millis(if self.short { 120 } else { 300 })
+    /// How long a subject is measured before it is the next one's turn.
+    fn slice(&self) -> Duration {
+        Duration::from_millis(if self.short { 10 } else { 25 })
     }
 
     /// The same options for the same program under sudo.
@@ -125,13 +130,14 @@ fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
         for case in case::cases(&numbers) {
             step.now(format!("round {round} of {rounds}{left}: {case}"));
             let subjects = case::subjects(&scene, &case);
-            for turn in 0..subjects.len() {
-                let subject = subjects[(turn + round as usize) % subjects.len()];
-                let measured = case::measure(&case, &scene, subject, options.time())
-                    .with_context(|| format!("{case}, {}", subject.0))?;
-                if round > 0 {
-                    figures.add(&case, subject.0, measured);
-                }
+            let mut done = vec![case::Done::default(); subjects.len()];
+            for turn in 0..subjects.len() * SLICES {
+                let at = (turn + turn / subjects.len() + round as usize) % subjects.len();
+                done[at] += case::measure(&case, &scene, subjects[at], options.slice())
+                    .with_context(|| format!("{case}, {}", subjects[at].0))?;
+            }
+            for ((name, _), done) in subjects.iter().zip(done).filter(|_| round > 0) {
+                figures.add(&case, name, done.outcome(&case));
             }
         }
     }
@@ -194,7 +200,7 @@ mod tests {
         };
         let again = options(&given.arguments(&programs).unwrap()[2..]);
         assert_eq!(again.numbers(), [20, 30]);
-        assert_eq!((again.rounds, again.time()), (6, given.time()));
+        assert_eq!((again.rounds, again.slice()), (6, given.slice()));
         assert_eq!(again.programs, programs.programs);
         assert_eq!(options(&[]).numbers(), [10, 1_000, 10_000]);
     }
