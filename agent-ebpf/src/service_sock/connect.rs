@@ -8,7 +8,7 @@ use super::{
     is_draining, is_on, owner, protocol, refuse, state,
 };
 use aya_ebpf::programs::SockAddrContext;
-use sinabro_common::abi::service::{FrontendKey, NETNS_OF_NODE};
+use sinabro_common::abi::service::{FrontendKey, NETNS_OF_NODE, ServiceSocket};
 use sinabro_ebpf::parse::proto;
 
 /// Has the socket connect to an endpoint, if it is about to connect to a frontend.
@@ -16,9 +16,7 @@ use sinabro_ebpf::parse::proto;
 pub fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
     // What it was connected to before, it is no more. A datagram socket may connect as often as it likes, any other
     // after it was disconnected (AF_UNSPEC).
-    if let Some(before) = state::of(ctx) {
-        before.endpoint_port = [0; 2];
-    }
+    state::disconnected(ctx);
     if !is_on() || is_draining() {
         return PROCEED;
     }
@@ -56,13 +54,13 @@ pub fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
     if bound::is_out_of_reach(ctx, &to.addr) {
         return refuse();
     }
-    // Without memory for it the socket tells its endpoint's address, and is connected all the same.
-    if let Some(state) = state::keep(ctx) {
-        state.frontend = addr;
-        state.endpoint = to.addr;
-        state.frontend_port = port;
-        state.endpoint_port = to.port;
-    }
+    let state = ServiceSocket {
+        frontend: addr,
+        endpoint: to.addr,
+        frontend_port: port,
+        endpoint_port: to.port,
+    };
+    state::connected(ctx, &state);
     address::write(ctx, family, &to.addr, to.port);
     PROCEED
 }

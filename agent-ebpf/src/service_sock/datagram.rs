@@ -10,7 +10,7 @@ use super::{
     choose::{self, Endpoint},
     is_draining, is_handover, is_on, owner, peer, protocol, refuse, state,
 };
-use aya_ebpf::{EbpfContext as _, helpers::bpf_get_socket_cookie, programs::SockAddrContext};
+use aya_ebpf::programs::SockAddrContext;
 use sinabro_common::abi::{
     Addr,
     service::{
@@ -19,12 +19,6 @@ use sinabro_common::abi::{
     },
 };
 use sinabro_ebpf::{maps::FRONTENDS, parse::proto};
-
-#[inline(always)]
-fn cookie(ctx: &SockAddrContext) -> u64 {
-    // SAFETY: the context is valid for as long as the program runs.
-    unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
-}
 
 /// Sends a datagram to an endpoint, if it is for a frontend.
 #[inline(always)]
@@ -50,11 +44,11 @@ pub fn send(ctx: &SockAddrContext, family: Family) -> i32 {
         None => owner.v6,
     };
     let mut to = Endpoint::NONE;
-    match endpoint(&key, &client, cookie(ctx), &mut to) {
+    match endpoint(&key, &client, state::cookie(ctx), &mut to) {
         choose::CHOSEN => {}
         choose::REFUSED => return refuse(),
         _ => {
-            answers_for_itself(ctx, addr, port);
+            answers_for_itself(ctx, &addr, port);
             return PROCEED;
         }
     }
@@ -112,15 +106,15 @@ fn endpoint(key: &FrontendKey, client: &Addr, cookie: u64, to: &mut Endpoint) ->
 }
 
 /// What answers from now on is no frontend's: the socket has sent straight there.
-#[inline(always)]
-fn answers_for_itself(ctx: &SockAddrContext, addr: Addr, port: [u8; 2]) {
+#[inline(never)]
+fn answers_for_itself(ctx: &SockAddrContext, addr: &Addr, port: [u8; 2]) {
     // Of sockets that never sent to a frontend, that is all.
     if state::of(ctx).is_none() {
         return;
     }
     let heard = SocketKey {
-        cookie: cookie(ctx),
-        addr,
+        cookie: state::cookie(ctx),
+        addr: *addr,
         port,
         way: HEARD,
         pad: [0; 4],
@@ -176,7 +170,7 @@ pub fn receive(ctx: &SockAddrContext, family: Family) {
         return;
     }
     let heard = SocketKey {
-        cookie: cookie(ctx),
+        cookie: state::cookie(ctx),
         addr,
         port,
         way: HEARD,

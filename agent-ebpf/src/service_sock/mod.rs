@@ -34,7 +34,10 @@ use aya_ebpf::{
 };
 use sinabro_common::abi::{
     config::{FLAG_DRAINING, FLAG_HANDOVER, FLAG_SERVICES},
-    service::{MAX_NETNS, MAX_SOCKET_FRONTENDS, NetNs, ServiceSocket, SocketFrontend, SocketKey},
+    service::{
+        MAX_NETNS, MAX_SOCKET_FRONTENDS, MAX_STREAM_FRONTENDS, NetNs, ServiceSocket,
+        SocketFrontend, SocketKey,
+    },
 };
 use sinabro_ebpf::{field, maps::CONFIG};
 
@@ -44,6 +47,10 @@ pub static NETNS: HashMap<u64, NetNs> = HashMap::pinned(MAX_NETNS, BPF_F_NO_PREA
 #[map]
 pub static SOCKET_FRONTENDS: LruHashMap<SocketKey, SocketFrontend> =
     LruHashMap::pinned(MAX_SOCKET_FRONTENDS, 0);
+
+#[map]
+pub static STREAM_FRONTENDS: LruHashMap<u64, ServiceSocket> =
+    LruHashMap::pinned(MAX_STREAM_FRONTENDS, 0);
 
 #[btf_map]
 pub static SERVICE_SOCKETS: SkStorage<ServiceSocket> = SkStorage::new();

@@ -18,7 +18,7 @@ pub fn is_endpoint(state: &ServiceSocket, addr: &Addr, port: [u8; 2]) -> bool {
 /// connected to does not change by that.
 #[inline(always)]
 pub fn name(ctx: &SockAddrContext, family: Family) {
-    let Some(state) = state::of(ctx) else {
+    let Some(state) = state::of_stream(ctx).or_else(|| state::of(ctx).map(|state| &*state)) else {
         return;
     };
     let (addr, port) = address::read(ctx, family);

@@ -321,6 +321,7 @@ fn load_program(name: &str, program: &mut Program) -> Result<(), DatapathError> 
         Program::SchedClassifier(program) => program.load(),
         Program::SockOps(program) => program.load(),
         Program::SkMsg(program) => program.load(),
+        Program::CgroupSock(program) => program.load(),
         Program::CgroupSockAddr(program) => program.load(),
         _ => Err(ProgramError::UnexpectedProgramType),
     };

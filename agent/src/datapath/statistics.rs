@@ -26,6 +26,7 @@ const TYPES: BtfFeatures = BtfFeatures::new(true, true, true, true, false, false
 const SCHED_CLS: u32 = 3;
 const SOCK_OPS: u32 = 13;
 const SK_MSG: u32 = 16;
+const CGROUP_SOCK: u32 = 9;
 const CGROUP_SOCK_ADDR: u32 = 18;
 
 /// Instructions walked through in a program of an object that was loaded.
@@ -62,10 +63,15 @@ fn log(bytes: &[u8], loaded: &Ebpf, program: &str) -> io::Result<String> {
         ProgramSection::SchedClassifier => (SCHED_CLS, None),
         ProgramSection::SockOps => (SOCK_OPS, None),
         ProgramSection::SkMsg => (SK_MSG, None),
-        ProgramSection::CgroupSockAddr { attach_type } => (CGROUP_SOCK_ADDR, Some(attach_type)),
+        ProgramSection::CgroupSock { attach_type } => {
+            (CGROUP_SOCK, Some(bpf_attach_type::from(attach_type)))
+        }
+        ProgramSection::CgroupSockAddr { attach_type } => {
+            (CGROUP_SOCK_ADDR, Some(bpf_attach_type::from(attach_type)))
+        }
         _ => return Err(io::ErrorKind::Unsupported.into()),
     };
-    let hook = hook.map_or(0, |hook| bpf_attach_type::from(hook) as u32);
+    let hook = hook.map_or(0, |hook| hook as u32);
     let functions = Functions {
         types: types.as_fd(),
         records: &function.func_info.func_info_bytes(),
@@ -118,6 +124,7 @@ mod tests {
                         Program::SchedClassifier(program) => program.info()?,
                         Program::SockOps(program) => program.info()?,
                         Program::SkMsg(program) => program.info()?,
+                        Program::CgroupSock(program) => program.info()?,
                         Program::CgroupSockAddr(program) => program.info()?,
                         _ => unreachable!(),
                     };

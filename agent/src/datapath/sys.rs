@@ -40,6 +40,7 @@ pub enum AttachType {
     Udp6Recvmsg = 20,
     Inet4Getpeername = 29,
     Inet6Getpeername = 30,
+    InetSockRelease = 34,
     TcxIngress = 46,
     TcxEgress = 47,
 }

@@ -235,6 +235,7 @@ fn info(program: &aya::programs::Program) -> Option<ProgramInfo> {
         Program::SchedClassifier(program) => program.info().ok(),
         Program::SockOps(program) => program.info().ok(),
         Program::SkMsg(program) => program.info().ok(),
+        Program::CgroupSock(program) => program.info().ok(),
         Program::CgroupSockAddr(program) => program.info().ok(),
         _ => None,
     }

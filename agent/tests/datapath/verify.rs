@@ -9,7 +9,8 @@ use std::{
 };
 
 /// Programs that translate Services at sockets.
-pub const SERVICE_SOCKETS: [&str; 8] = [
+pub const SERVICE_SOCKETS: [&str; 9] = [
+    "sock_release",
     "getpeername4",
     "getpeername6",
     "recvmsg4",

@@ -10,8 +10,9 @@
 //! - map `SOURCE_RANGES`, LPM trie: prefix over [`SourceKey`] → u8: who may use a frontend with [`FRONTEND_GUARDED`].
 //! - map `SERVICE_RANGES`, LPM trie: prefix over [`Addr`] → [`RangeOf`]: addresses that nothing but Services may have.
 //! - map `NETNS`, hash: cookie of a network namespace (u64) → [`NetNs`]: whose sockets are translated. It and the next
-//!   two are those of the programs on sockets alone.
-//! - map `SERVICE_SOCKETS`, socket storage: [`ServiceSocket`]: what a socket was connected to, for getpeername.
+//!   three are those of the programs on sockets alone.
+//! - map `SERVICE_SOCKETS`, socket storage: [`ServiceSocket`]: what a datagram socket was connected to.
+//! - map `STREAM_FRONTENDS`, LRU hash: cookie of a socket (u64) → [`ServiceSocket`]: the same of TCP, for getpeername.
 //! - map `SOCKET_FRONTENDS`, LRU hash: [`SocketKey`] → [`SocketFrontend`]: which endpoint a datagram socket has of a
 //!   frontend, and of which frontend an endpoint's answers are.
 //!
@@ -44,6 +45,8 @@ pub const MAX_SERVICE_RANGES: u32 = 4096;
 pub const MAX_AFFINITIES: u32 = 16_384;
 /// Sockets whose frontend is known.
 pub const MAX_SOCKET_FRONTENDS: u32 = 65_536;
+/// Sockets of TCP whose frontend is known.
+pub const MAX_STREAM_FRONTENDS: u32 = 65_536;
 /// Namespaces of pods, and the node's.
 pub const MAX_NETNS: u32 = super::endpoint::MAX_PODS + 1;
 

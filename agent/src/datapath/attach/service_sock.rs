@@ -7,14 +7,15 @@ use crate::datapath::{
     object::{self, Tried},
     sys::AttachType,
 };
-use aya::programs::{CgroupSockAddr, ProgramError};
+use aya::programs::{Program, ProgramError};
 use std::{
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
 };
 
 /// Each program is named as its hook is. The first ones are those that undo what the others do.
-pub const PROGRAMS: [(&str, AttachType); 8] = [
+pub const PROGRAMS: [(&str, AttachType); 9] = [
+    ("sock_release", AttachType::InetSockRelease),
     ("getpeername4", AttachType::Inet4Getpeername),
     ("getpeername6", AttachType::Inet6Getpeername),
     ("recvmsg4", AttachType::Udp4Recvmsg),
@@ -95,16 +96,18 @@ pub fn attach(
                     "what tells whom datagrams are from",
                 ));
             }
-            let program: &CgroupSockAddr = ebpf
-                .program(name)
-                .and_then(|program| program.try_into().ok())
-                .ok_or(DatapathError::Missing {
-                    what: "program",
-                    name,
-                })?;
             let error = |error: ProgramError| cgroup.error(name)(error.into());
-            let fd = program.fd().map_err(error)?;
-            let info = program.info().map_err(error)?;
+            let (fd, info) = match ebpf.program(name) {
+                Some(Program::CgroupSock(program)) => (program.fd(), program.info()),
+                Some(Program::CgroupSockAddr(program)) => (program.fd(), program.info()),
+                _ => {
+                    return Err(DatapathError::Missing {
+                        what: "program",
+                        name,
+                    });
+                }
+            };
+            let (fd, info) = (fd.map_err(error)?, info.map_err(error)?);
             let link = cgroup.put(fd.as_fd(), name, hook, pin.as_deref())?;
             let report = ProgramReport {
                 name,

@@ -26,8 +26,8 @@ use sinabro_common::abi::{
     node::{MAX_NODE_ADDRESSES, MAX_POD_RANGES, Native, Node, Overlay},
     service::{
         Affinity, AffinityKey, Backend, Frontend, FrontendKey, MAX_AFFINITIES, MAX_NETNS,
-        MAX_SERVICE_RANGES, MAX_SOCKET_FRONTENDS, MAX_SOURCE_RANGES, NetNs, RangeOf, ServiceSocket,
-        Set, Slot, SocketFrontend, SocketKey, SourceKey,
+        MAX_SERVICE_RANGES, MAX_SOCKET_FRONTENDS, MAX_SOURCE_RANGES, MAX_STREAM_FRONTENDS, NetNs,
+        RangeOf, ServiceSocket, Set, Slot, SocketFrontend, SocketKey, SourceKey,
     },
     uplink::{MAX_UPLINKS, Uplink},
 };
@@ -275,6 +275,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<Prefix, RangeOf>("SERVICE_RANGES", LPM_TRIE, MAX_SERVICE_RANGES, NO_PREALLOC),
         map::<u64, NetNs>("NETNS", HASH, MAX_NETNS, NO_PREALLOC),
         map::<i32, ServiceSocket>(SERVICE_SOCKETS, SK_STORAGE, 0, NO_PREALLOC),
+        map::<u64, ServiceSocket>("STREAM_FRONTENDS", LRU_HASH, MAX_STREAM_FRONTENDS, 0),
         map::<SocketKey, SocketFrontend>("SOCKET_FRONTENDS", LRU_HASH, MAX_SOCKET_FRONTENDS, 0),
         map::<u64, MapRecord>("LAYOUTS", HASH, MAX_MAPS, NO_PREALLOC),
         map::<FieldKey, FieldSpan>("LAYOUT_FIELDS", HASH, MAX_FIELDS, NO_PREALLOC),

@@ -1,15 +1,18 @@
 //! Agents that come and go, with it on and off.
 
 use super::{
-    Service, TCP, UDP, VIP, World, answer, at, connect::unanswered, listen, node, peer, socket,
-    udp_server, world_of_pods,
+    Service, TCP, UDP, VIP, VIP6, World, answer, at, connect::unanswered, listen, node, peer,
+    socket, udp_server, world, world_of_pods,
 };
 use crate::kit;
-use aya::programs::links::{FdLink, PinnedLink};
+use aya::{
+    maps::{HashMap, Map, MapData},
+    programs::links::{FdLink, PinnedLink},
+};
 use sinabro_agent::datapath::{Datapath, DatapathConfig, remove};
-use sinabro_common::names;
+use sinabro_common::{abi::service::ServiceSocket, names};
 use socket2::{Domain, Type};
-use std::{collections::BTreeMap, fs, mem::MaybeUninit, path::Path, thread};
+use std::{collections::BTreeMap, fs, mem::MaybeUninit, net::SocketAddr, path::Path, thread};
 
 /// Kernel id of every link that is ours here, and of its program.
 fn links() -> BTreeMap<String, (u32, u32)> {
@@ -47,7 +50,7 @@ fn a_restart_keeps_links_and_what_sockets_say() {
         };
         let asked = ask();
         let before = links();
-        assert_eq!(before.len(), 8, "{before:?}");
+        assert_eq!(before.len(), 9, "{before:?}");
 
         // While there is none.
         w.datapath = None;
@@ -75,6 +78,47 @@ fn a_restart_keeps_links_and_what_sockets_say() {
         assert!(removed.problems.is_empty(), "{:?}", removed.problems);
         assert!(!Path::new(names::BPF_DIR).exists());
         assert_eq!(unanswered(&w.a.place, at(VIP, 80)), at(VIP, 80));
+    });
+}
+
+/// Sockets of TCP whose frontend is known.
+fn streams() -> BTreeMap<u64, ServiceSocket> {
+    let data = MapData::from_pin(format!("{}/v2/STREAM_FRONTENDS", names::BPF_DIR)).unwrap();
+    let map: HashMap<MapData, u64, ServiceSocket> = Map::LruHashMap(data).try_into().unwrap();
+    map.iter().collect::<Result<_, _>>().unwrap()
+}
+
+/// Of pods and of the node, of both families; connected, refused, and without having closed by themselves.
+#[test]
+fn what_a_socket_was_connected_to_is_forgotten_when_it_goes() {
+    world(|w| {
+        let ends = [(VIP, w.b.v4, Domain::IPV4), (VIP6, w.b.v6, Domain::IPV6)];
+        for (number, (vip, server, domain)) in (0..).zip(ends) {
+            let listener = listen(&w.b, server, 8080);
+            let endpoint = listener.local_addr().unwrap();
+            Service::new(number, at(vip, 80), TCP).lead_to(w.datapath(), &[endpoint]);
+            let nobody = SocketAddr::new(server, 9);
+            Service::new(2 + number, at(vip, 9), TCP).lead_to(w.datapath(), &[nobody]);
+            for (whose, place) in w.clients() {
+                let client = socket(&place, domain, Type::STREAM, None);
+                client.connect(&at(vip, 80).into()).unwrap();
+                let other = client.try_clone().unwrap();
+                drop(client);
+                let known: Vec<_> = streams().into_values().collect();
+                let [of] = &known[..] else {
+                    panic!("{whose}: {known:?}");
+                };
+                assert_eq!(of.endpoint, server.into(), "{whose}");
+                assert_eq!(peer(&other), at(vip, 80), "{whose}");
+                drop(other);
+                assert!(streams().is_empty(), "{whose}: {:?}", streams());
+
+                let client = socket(&place, domain, Type::STREAM, None);
+                client.connect(&at(vip, 9).into()).unwrap_err();
+                drop(client);
+                assert!(streams().is_empty(), "{whose}: {:?}", streams());
+            }
+        }
     });
 }
 

@@ -11,7 +11,12 @@ use std::{
 
 const DIR: &str = "sinabro-bench";
 
-pub struct Cgroups {
+/// They go with it.
+pub struct Cgroups(Tree);
+
+/// Where they are.
+#[derive(Clone)]
+pub struct Tree {
     /// Where cgroup v2 is mounted, and where this process was.
     mount: PathBuf,
     before: PathBuf,
@@ -31,7 +36,12 @@ impl Cgroups {
             .lines()
             .find_map(|line| line.strip_prefix("0::/"));
         let before = mount.join(own.context("this process is in no cgroup of version 2")?);
-        Ok(Self { mount, before })
+        Ok(Self(Tree { mount, before }))
+    }
+
+    /// Where they are, for who ends this process before its time.
+    pub fn tree(&self) -> Tree {
+        self.0.clone()
     }
 
     /// Makes the cgroup of a node.
@@ -42,7 +52,7 @@ impl Cgroups {
     }
 
     fn of(&self, node: &str) -> PathBuf {
-        self.mount.join(DIR).join(node)
+        self.0.mount.join(DIR).join(node)
     }
 
     /// Moves this process: sockets that it makes from here on are the node's.
@@ -52,13 +62,20 @@ impl Cgroups {
 
     /// Moves this process to where it was: its sockets are no node's.
     pub fn leave(&self) -> Result<()> {
-        join(&self.before)
+        join(&self.0.before)
     }
 }
 
 impl Drop for Cgroups {
     fn drop(&mut self) {
-        let _ = self.leave();
+        self.0.remove();
+    }
+}
+
+impl Tree {
+    /// Moves this process out, and removes them all: who else was in them has ended by then, or is about to.
+    pub fn remove(&self) {
+        let _ = join(&self.before);
         let top = self.mount.join(DIR);
         for entry in fs::read_dir(&top).into_iter().flatten().flatten() {
             let _ = remove(&entry.path());

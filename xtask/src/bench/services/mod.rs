@@ -23,6 +23,7 @@ use super::{
 use crate::{cluster, interrupt, root, setup, ui};
 use anyhow::{Context as _, Result};
 use case::Number;
+use cgroup::Cgroups;
 use scene::Scene;
 use sinabro_lab::{holder, traffic::seat::two_cpus};
 use std::{
@@ -108,10 +109,15 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
-    interrupt::on_interrupt(holder::end_all)?;
+    let cgroups = Cgroups::new()?;
+    let tree = cgroups.tree();
+    interrupt::on_interrupt(move || {
+        holder::end_all();
+        tree.remove();
+    })?;
     let (cpus, numbers) = (two_cpus()?, options.numbers());
     let mut step = ui::step("making nodes, pods and rules of all subjects");
-    let scene = Scene::make(cpus, programs, &numbers, &mut step)?;
+    let scene = Scene::make(cpus, programs, cgroups, &numbers, &mut step)?;
     step.done_in_time();
     let [client, server] = cpus;
     println!(

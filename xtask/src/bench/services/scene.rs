@@ -110,10 +110,10 @@ impl Scene {
     pub fn make(
         cpus: [usize; 2],
         programs: PathBuf,
+        cgroups: Cgroups,
         numbers: &[u32],
         step: &mut Step,
     ) -> Result<Self> {
-        let cgroups = Cgroups::new()?;
         let nodes = 1 + TRANSLATORS.len() * numbers.len();
         let lab = Lab::new(Binaries::at(programs)?, nodes, Lifetime::Process)?;
         let sites = TRANSLATORS
