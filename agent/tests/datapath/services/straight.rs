@@ -67,9 +67,9 @@ fn lead_past_the_stack(w: &World) {
         .unwrap();
 }
 
-/// By the stack and past it, and in parts, which go by it in any case.
-#[test]
-fn who_asks_an_endpoint_of_another_node_itself_is_answered_by_it() {
+/// For both families, first where what goes to the other node goes by the stack, then where it goes past it: with what
+/// becomes of a whole packet.
+fn by_both_ways(proto: u8, test: impl Fn(&World, Between, i32) + Send + Sync) {
     edge(|edge| {
         let w = &edge.w;
         for (number, way) in [(1, PASS), (3, REDIRECT)] {
@@ -78,60 +78,62 @@ fn who_asks_an_endpoint_of_another_node_itself_is_answered_by_it() {
             }
             for (number, client) in (number..).zip(w.clients()) {
                 let endpoint = endpoints(client, 1)[0];
-                let (_, at) = w.publish(number, UDP, &[endpoint]);
+                let (_, at) = w.publish(number, proto, &[endpoint]);
                 let from = (client, 2000);
-                for in_parts in [false, true] {
-                    for to in [at, endpoint, at] {
-                        let question = packet::udp(from, to, &[7; 64]);
-                        let sent = match in_parts {
-                            true => packet::in_parts(question).to_vec(),
-                            false => vec![question],
-                        };
-                        for part in sent {
-                            let expected = if in_parts { PASS } else { way };
-                            let (verdict, _) = w.sent_by(&w.a, &part);
-                            assert_eq!(verdict, expected, "{:?}", w.datapath.drops());
-                        }
-                        let answer = |who: At| make(UDP, who, from, ACK);
-                        w.arrives_as(&answer(endpoint), &answer(to));
-                    }
-                }
+                test(w, Between { from, at, endpoint }, way);
             }
+        }
+        // What leads to a record that is gone is looked for now and then, and goes when it is found twice.
+        for _ in 0..=16 {
+            w.sweep_at(0);
         }
         check_table();
     });
 }
 
+/// A client, a Service's address, and its only endpoint.
+struct Between {
+    from: At,
+    at: At,
+    endpoint: At,
+}
+
+/// In parts, too, which go by the stack in any case.
+#[test]
+fn who_asks_an_endpoint_of_another_node_itself_is_answered_by_it() {
+    by_both_ways(UDP, |w, Between { from, at, endpoint }, way| {
+        for in_parts in [false, true] {
+            for to in [at, endpoint, at] {
+                let question = packet::udp(from, to, &[7; 64]);
+                let sent = match in_parts {
+                    true => packet::in_parts(question).to_vec(),
+                    false => vec![question],
+                };
+                for part in sent {
+                    let expected = if in_parts { PASS } else { way };
+                    let (verdict, _) = w.sent_by(&w.a, &part);
+                    assert_eq!(verdict, expected, "{:?}", w.datapath.drops());
+                }
+                let answer = |who: At| make(UDP, who, from, ACK);
+                w.arrives_as(&answer(endpoint), &answer(to));
+            }
+        }
+    });
+}
+
 #[test]
 fn who_connects_to_an_endpoint_of_another_node_itself_is_not_mixed_up() {
-    edge(|edge| {
-        let w = &edge.w;
-        for (number, way) in [(1, PASS), (3, REDIRECT)] {
-            if way == REDIRECT {
-                lead_past_the_stack(w);
-            }
-            for (number, client) in (number..).zip(w.clients()) {
-                let endpoint = endpoints(client, 1)[0];
-                let (_, at) = w.publish(number, TCP, &[endpoint]);
-                let from = (client, 2000);
-                let goes = |to: At, flags| {
-                    let (verdict, _) = w.sent_by(&w.a, &make(TCP, from, to, flags));
-                    assert_eq!(verdict, way, "{:?}", w.datapath.drops());
-                };
-                goes(at, SYN);
-                w.dropped(&make(TCP, from, endpoint, SYN), DropReason::ServiceClash);
-                // Once that is closed it can be had.
-                goes(at, RST);
-                goes(endpoint, SYN);
-                let answer = make(TCP, endpoint, from, SYN | ACK);
-                w.arrives_as(&answer, &answer);
-            }
-        }
-        // What leads to a record that is gone is looked for now and then, and goes when it is found twice.
-        for _ in 0..=16 {
-            w.sweep_at(24 * 3600);
-        }
-        check_table();
-        assert!(table().is_empty());
+    by_both_ways(TCP, |w, Between { from, at, endpoint }, way| {
+        let goes = |to: At, flags| {
+            let (verdict, _) = w.sent_by(&w.a, &make(TCP, from, to, flags));
+            assert_eq!(verdict, way, "{:?}", w.datapath.drops());
+        };
+        goes(at, SYN);
+        w.dropped(&make(TCP, from, endpoint, SYN), DropReason::ServiceClash);
+        // Once that is closed it can be had.
+        goes(at, RST);
+        goes(endpoint, SYN);
+        let answer = make(TCP, endpoint, from, SYN | ACK);
+        w.arrives_as(&answer, &answer);
     });
 }
