@@ -43,7 +43,7 @@ pub const MAX_SOURCE_RANGES: u32 = 16_384;
 pub const MAX_SERVICE_RANGES: u32 = 4096;
 /// Clients with an endpoint of their own.
 pub const MAX_AFFINITIES: u32 = 16_384;
-/// Sockets whose frontend is known.
+/// Pairs of datagram sockets and with whom they speak.
 pub const MAX_SOCKET_FRONTENDS: u32 = 65_536;
 /// Sockets of TCP whose frontend is known.
 pub const MAX_STREAM_FRONTENDS: u32 = 65_536;

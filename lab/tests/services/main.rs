@@ -354,7 +354,7 @@ fn datagrams_are_answered_by_the_services_address() {
     }
 }
 
-/// By the same port, of either node, whole and in parts, and however the tunnels are.
+/// By the same port, of either node, whole and in parts.
 #[test]
 fn who_asks_a_server_itself_after_the_service_is_answered_by_it() {
     let world = World::new();
