@@ -10,6 +10,7 @@
 //! - [`namespace`], [`holder`]: a machine, and ways to run things inside;
 //! - [`place`]: its network alone, or a pod's, and cables between networks;
 //! - [`lab`]: the drawing above; [`node`], [`agent`], [`pod`], [`cni`]: what is on a node;
+//! - [`congestion`]: what TCP of all networks goes by;
 //! - [`program`]: other programs, in a pod and on a CPU;
 //! - [`self_test`]: what is found once for all nodes of a run of tests;
 //! - [`confinement`]: programs that may do no more than in an unprivileged container;
@@ -29,6 +30,7 @@ pub mod amount;
 pub mod checks;
 pub mod cni;
 pub mod confinement;
+pub mod congestion;
 pub mod datapath;
 pub mod holder;
 pub mod kernel;

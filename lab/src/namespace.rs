@@ -5,6 +5,7 @@
 //! ties a child's life to the thread that made it.
 
 use crate::{
+    congestion,
     holder::{self, Holder, Lifetime},
     place::{Place, on_thread},
 };
@@ -71,8 +72,10 @@ impl Namespace {
             .recv()
             .context("the worker thread ended")?
             .with_context(|| format!("cannot make the namespaces of {name}"))?;
+        let place = Place::new(name, net);
+        congestion::set(&place)?;
         Ok(Self {
-            place: Place::new(name, net),
+            place,
             mnt: mnt.into(),
             pid,
             jobs: Some(jobs),

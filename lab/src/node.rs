@@ -2,6 +2,7 @@
 
 use crate::{
     agent::{Agent, Start},
+    congestion,
     lab::Binaries,
     namespace::Namespace,
     place::Place,
@@ -350,6 +351,7 @@ impl Node {
             .run(|| {
                 let netns = NetNs::create_at(netns_path(id))?;
                 let place = Place::new(&format!("{}/{id}", self.name()), netns);
+                congestion::set(&place)?;
                 place.set_up("lo", &[])?;
                 Ok(place)
             })

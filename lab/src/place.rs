@@ -1,5 +1,6 @@
 //! A network namespace where sockets are made, and the cables between such places.
 
+use crate::congestion;
 use anyhow::{Context as _, Result, bail, ensure};
 use ipnet::IpNet;
 use nix::sched::{CloneFlags, setns};
@@ -30,6 +31,7 @@ impl Place {
             format!("cannot make the network of {name} (needs root: run `cargo xtask test`)")
         })?;
         let place = Self::new(name, net);
+        congestion::set(&place)?;
         place.set_up("lo", &[])?;
         Ok(place)
     }

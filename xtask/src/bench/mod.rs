@@ -3,6 +3,7 @@
 mod aim;
 mod api_server;
 mod cni;
+mod congestion;
 mod figures;
 mod http;
 mod limit;

@@ -21,6 +21,7 @@ use super::{
     Output, Programs,
     aim::{self, Aim, WithAims},
     as_root,
+    congestion::Congestion,
     figures::{self, Figures},
     output::Report,
     processor, remaining,
@@ -68,6 +69,9 @@ pub struct Options {
     rules: u32,
 
     #[command(flatten)]
+    congestion: Congestion,
+
+    #[command(flatten)]
     output: Output,
 }
 
@@ -98,6 +102,7 @@ impl Options {
             // One argument, whatever it begins with.
             arguments.push(format!("--case={text}"));
         }
+        arguments.push(self.congestion.argument());
         arguments.extend(self.output.arguments()?);
         Ok(arguments)
     }
@@ -119,6 +124,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
         "no case has `{}` in its name",
         options.case.as_deref().unwrap_or_default()
     );
+    options.congestion.choose()?;
     interrupt::on_interrupt(|| {
         holder::end_all();
         Limit::put_back();
@@ -230,10 +236,12 @@ fn introduction(scene: &Scene, options: &Options) -> Result<String> {
     let [client, server] = scene.cpus();
     Ok(text
         + &format!(
-            "  {}, clients on CPU {client}, the host outside on CPU {server}; {} rounds in turns.\n  \
+            "  {}, clients on CPU {client}, the host outside on CPU {server};\n  \
+             {}; {} rounds in turns.\n  \
              CPU is what the threads of both ends did per request, packet or gigabyte, in the kernel\n  \
              too; \"machine CPU\" is all that the machine did meanwhile",
             if options.ipv6 { "IPv6" } else { "IPv4" },
+            options.congestion,
             options.rounds
         ))
 }

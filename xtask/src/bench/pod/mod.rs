@@ -23,6 +23,7 @@ use super::{
     Output, Programs,
     aim::{self, WithAims},
     as_root,
+    congestion::Congestion,
     figures::{self, Figures},
     output::Report,
     processor, remaining,
@@ -64,6 +65,9 @@ pub struct Options {
     rules: u32,
 
     #[command(flatten)]
+    congestion: Congestion,
+
+    #[command(flatten)]
     output: Output,
 }
 
@@ -94,6 +98,7 @@ impl Options {
             // One argument, whatever it begins with.
             arguments.push(format!("--case={text}"));
         }
+        arguments.push(self.congestion.argument());
         arguments.extend(self.output.arguments()?);
         Ok(arguments)
     }
@@ -115,6 +120,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
         "no case has `{}` in its name",
         options.case.as_deref().unwrap_or_default()
     );
+    options.congestion.choose()?;
     interrupt::on_interrupt(holder::end_all)?;
     let cpus = two_cpus()?;
     let step = ui::step("making nodes and pods of all subjects");
@@ -185,10 +191,11 @@ fn introduction(scene: &Scene, options: &Options) -> String {
     }
     let [client, server] = scene.cpus();
     text + &format!(
-        "  clients on CPU {client}, servers on CPU {server}; rules for {} Services; {} rounds in turns.\n  \
+        "  clients on CPU {client}, servers on CPU {server}; rules for {} Services; {};\n  \
+         {} rounds in turns.\n  \
          CPU is what the threads of both ends did per request, packet or gigabyte, in the kernel\n  \
          too; \"machine CPU\" is all that the machine did meanwhile",
-        options.rules, options.rounds
+        options.rules, options.congestion, options.rounds
     )
 }
 

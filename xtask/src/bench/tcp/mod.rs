@@ -19,7 +19,9 @@ mod case;
 mod figures;
 mod subject;
 
-use super::{Output, Programs, aim, as_root, processor, remaining, verdict};
+use super::{
+    Output, Programs, aim, as_root, congestion::Congestion, processor, remaining, verdict,
+};
 use crate::{interrupt, report, setup, ui};
 use anyhow::{Context as _, Result};
 use case::{Bench, Part};
@@ -54,6 +56,9 @@ pub struct Options {
     control: bool,
 
     #[command(flatten)]
+    congestion: Congestion,
+
+    #[command(flatten)]
     output: Output,
 }
 
@@ -78,6 +83,7 @@ impl Options {
         if let Some(part) = self.only {
             arguments.extend(["--only".into(), part.name().into()]);
         }
+        arguments.push(self.congestion.argument());
         arguments.extend(self.output.arguments()?);
         Ok(arguments)
     }
@@ -91,6 +97,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn measure(options: &Options) -> Result<ExitCode> {
+    options.congestion.choose()?;
     interrupt::on_interrupt(holder::end_all)?;
     let cpus = two_cpus()?;
     let scene = Scene::make(cpus, options)?;
@@ -98,7 +105,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
     let cases = case::cases(options.only, options.short);
 
     let rounds = options.rounds();
-    println!("{}", introduction(&scene, rounds));
+    println!("{}", introduction(&scene, options));
     let background = processor::background()?;
     scene.verify(&bench)?;
     let mut figures = Figures::default();
@@ -162,16 +169,17 @@ fn measure(options: &Options) -> Result<ExitCode> {
     })
 }
 
-fn introduction(scene: &Scene, rounds: u32) -> String {
+fn introduction(scene: &Scene, options: &Options) -> String {
     let [client, server] = scene.cpus();
     let cpus = match client == server {
         true => format!("both ends on CPU {client}, the only one"),
         false => format!("clients on CPU {client}, servers on CPU {server}"),
     };
     let [plain, other, local] = scene.names();
+    let (congestion, rounds) = (&options.congestion, options.rounds());
     format!(
         "  TCP between two pods of one node, {plain} and {other}, and over {local} inside one pod;\n  \
-         {cpus}; {rounds} rounds in turns.\n  \
+         {cpus}; {congestion}; {rounds} rounds in turns.\n  \
          HTTP is nginx with one worker and wrk with one thread, which asks again once it has the\n  \
          answer: p50 and p99 are what it waited then. Per request: \"machine CPU\" is all that the\n  \
          machine did meanwhile, \"CPU\" what the threads of both ends did; \"crossed the link\" are\n  \
