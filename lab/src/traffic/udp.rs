@@ -3,7 +3,10 @@
 use super::{any, readable};
 use crate::place::Place;
 use anyhow::{Context as _, Result, bail, ensure};
-use nix::errno::Errno;
+use nix::{
+    errno::Errno,
+    sys::socket::{setsockopt, sockopt},
+};
 use std::{
     io,
     net::{IpAddr, SocketAddr, UdpSocket},
@@ -132,6 +135,28 @@ fn receive(client: &UdpSocket, buffer: &mut [u8]) -> Result<Option<usize>> {
         true => Some(client.recv(buffer).context("cannot receive")?),
         false => None,
     })
+}
+
+/// Sends datagrams of `size` bytes in one call, which the kernel cuts them from (UDP_SEGMENT), and has all arrive.
+pub fn cut(from: &Place, to: &Place, address: IpAddr, size: u16, datagrams: usize) -> Result<()> {
+    let server = to.run(|| Ok(UdpSocket::bind((address, 0))?))?;
+    let payload: Vec<u8> = (0..usize::from(size) * datagrams)
+        .map(|i| (i % 251) as u8)
+        .collect();
+    from.run(|| {
+        let client = UdpSocket::bind((any(address), 0))?;
+        setsockopt(&client, sockopt::UdpGsoSegment, &size.into())
+            .context("cannot ask for segments")?;
+        client.send_to(&payload, server.local_addr()?)?;
+        Ok(())
+    })?;
+    let mut buffer = vec![0; usize::from(size) + 1];
+    for (number, expected) in payload.chunks(size.into()).enumerate() {
+        let len = receive(&server, &mut buffer)?;
+        let len = len.with_context(|| format!("{number} of {datagrams} datagrams arrived"))?;
+        ensure!(buffer[..len] == *expected, "datagram {number} differs");
+    }
+    Ok(())
 }
 
 /// A datagram one byte longer than fits must be refused by the sender's own kernel.

@@ -319,6 +319,22 @@ fn every_pair_of_ways_carries_all_of_every_size() {
     }
 }
 
+/// No link of this lab cuts what the kernel is to cut datagrams from: the receiver's socket does. It could not if that came past
+/// the stack.
+#[test]
+fn datagrams_that_are_cut_last_of_all_arrive() {
+    let world = World::new([&[], &[]]);
+    let [one, two] = &world.pods;
+    for address in two.addresses() {
+        let [sender, receiver] = world.counts_of(|| {
+            udp::cut(one.place(), two.place(), address, 1000, 10).unwrap();
+        });
+        assert_eq!((sender.direct.sent, sender.kernel.sent), (1, 0));
+        let received = (receiver.direct.received, receiver.kernel.received);
+        assert_eq!(received, (0, 1), "{address}");
+    }
+}
+
 fn set_mtu(lab: &Lab, mtu: u32) {
     for node in lab.nodes() {
         let port = format!("to-{}", node.name());

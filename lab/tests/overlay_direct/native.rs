@@ -105,6 +105,25 @@ fn all_of_every_size_arrives_without_a_tunnel() {
     }
 }
 
+/// What is in such a packet may be a tunnel of the pod's own, so that its segments are longer than they say.
+#[test]
+fn what_datagrams_are_cut_from_is_in_a_tunnel() {
+    let world = world(|_| {}, [&[NATIVE], &[NATIVE]]);
+    for node in world.lab.nodes() {
+        eventually("both know it", || goes_native(node));
+    }
+    let [one, two] = &world.pods;
+    for address in two.addresses() {
+        let count = |datagrams| {
+            in_tunnels(&world, || {
+                udp::cut(one.place(), two.place(), address, 1000, datagrams).unwrap();
+            })
+        };
+        assert_eq!(count(1), 0, "{address}");
+        assert!(count(10) > 0, "{address}");
+    }
+}
+
 /// Tunnels over IPv6 are the kernel's, but what is in none goes past it.
 #[test]
 fn nodes_that_know_each_other_by_ipv6_need_no_device() {
