@@ -14,8 +14,8 @@ use std::{
 const PATH: &str = "/proc/sys/net/ipv4/tcp_notsent_lowat";
 /// What it is in a new namespace: no limit.
 const UNLIMITED: u32 = u32::MAX;
-/// As much as a sender with small segments has queued for a reader that never read.
-const MOST: u32 = 768 << 10;
+/// With it, readers that do not keep up cost no more than with small segments and no limit.
+const MOST: u32 = 512 << 10;
 
 /// The setting of one network namespace, for both families.
 pub struct Unsent(File);

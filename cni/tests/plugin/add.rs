@@ -403,7 +403,7 @@ fn what_tcp_queues_by_large_segments_has_a_limit() {
         destinations: Vec::new(),
     });
     node.call("ADD", &large).run().result();
-    assert_eq!(unsent(&large), (768 << 10).to_string());
+    assert_eq!(unsent(&large), (512 << 10).to_string());
     // What somebody set stays.
     set.place
         .run(|| Ok(sysctl::write(&SETTING, "16384")?))
