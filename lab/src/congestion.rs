@@ -1,6 +1,6 @@
 //! How TCP in the lab finds out what a path takes: by CUBIC, Linux's default and so what pods have nearly everywhere.
 //!
-//! A new network has what the machine's first one has. Where that is BBR, as on some developers' and cloud machines, TCP holds
+//! A new network has what the machine's first one has. Where that is BBR, as on some machines, TCP holds
 //! itself back to a rate that it has found out, and figures are about that rate: between pods of one node it finds one far below
 //! what the machine does, the lower the smaller segments are.
 

@@ -2,7 +2,6 @@
 
 use crate::{
     agent::{Agent, Start},
-    congestion,
     lab::Binaries,
     namespace::Namespace,
     place::Place,
@@ -350,10 +349,7 @@ impl Node {
         self.namespace
             .run(|| {
                 let netns = NetNs::create_at(netns_path(id))?;
-                let place = Place::new(&format!("{}/{id}", self.name()), netns);
-                congestion::set(&place)?;
-                place.set_up("lo", &[])?;
-                Ok(place)
+                Place::begin(&format!("{}/{id}", self.name()), netns)
             })
             .with_context(|| format!("cannot make sandbox {id} on {}", self.name()))
     }

@@ -30,6 +30,11 @@ impl Place {
         let net = NetNs::create().with_context(|| {
             format!("cannot make the network of {name} (needs root: run `cargo xtask test`)")
         })?;
+        Self::begin(name, net)
+    }
+
+    /// A network that has just been made, with loopback up from now on.
+    pub fn begin(name: &str, net: NetNs) -> Result<Self> {
         let place = Self::new(name, net);
         congestion::set(&place)?;
         place.set_up("lo", &[])?;

@@ -36,7 +36,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         return PASS;
     };
     if !deliver::is_plain(&scratch.ip, &scratch.l4)
-        // Whose socket cuts them, which it cannot while they have the type of a tunnel.
+        // The receiver's socket cuts a super-packet of UDP, and loses all of one that still has the type of a tunnel.
         || deliver::has_segments_of_its_own(&ctx, scratch)
         || deliver::is_too_large(&ctx, ROOM, receiver)
         || !unwrap(&ctx, scratch)

@@ -26,6 +26,15 @@ fn world(prepare: impl Fn(&Lab), flags: [&[&str]; 2]) -> World {
     World::on(prepare, flags)
 }
 
+/// Each node sends to the other without a tunnel.
+fn both(prepare: impl Fn(&Lab)) -> World {
+    let world = world(prepare, [&[NATIVE], &[NATIVE]]);
+    for node in world.lab.nodes() {
+        eventually("both know it", || goes_native(node));
+    }
+    world
+}
+
 fn goes_native(node: &Node) -> bool {
     other(node).path == Some(PeerPath::Native)
 }
@@ -42,9 +51,8 @@ fn in_tunnels(world: &World, what: impl FnOnce()) -> u32 {
 
 #[test]
 fn nothing_is_in_a_tunnel_between_nodes_that_both_say_so() {
-    let world = world(|_| {}, [&[NATIVE], &[NATIVE]]);
+    let world = both(|_| {});
     for node in world.lab.nodes() {
-        eventually("both know it", || goes_native(node));
         assert!(shown(node, "nodes").contains("  native  "));
     }
     let counts = world.counts_of(|| {
@@ -96,10 +104,7 @@ fn what_a_stack_is_to_see_comes_out_of_its_device() {
 #[test]
 fn all_of_every_size_arrives_without_a_tunnel() {
     for mtu in MTUS {
-        let world = world(|lab| set_mtu(lab, mtu), [&[NATIVE], &[NATIVE]]);
-        for node in world.lab.nodes() {
-            eventually("both know it", || goes_native(node));
-        }
+        let world = both(|lab| set_mtu(lab, mtu));
         let sent = in_tunnels(&world, || large(&world, mtu as usize));
         assert_eq!(sent, 0, "{mtu}");
     }
@@ -108,10 +113,7 @@ fn all_of_every_size_arrives_without_a_tunnel() {
 /// What is in such a packet may be a tunnel of the pod's own, so that its segments are longer than they say.
 #[test]
 fn what_datagrams_are_cut_from_is_in_a_tunnel() {
-    let world = world(|_| {}, [&[NATIVE], &[NATIVE]]);
-    for node in world.lab.nodes() {
-        eventually("both know it", || goes_native(node));
-    }
+    let world = both(|_| {});
     let [one, two] = &world.pods;
     for address in two.addresses() {
         let count = |datagrams| {
@@ -128,9 +130,8 @@ fn what_datagrams_are_cut_from_is_in_a_tunnel() {
 #[test]
 fn nodes_that_know_each_other_by_ipv6_need_no_device() {
     let by_ipv6 = |lab: &Lab| lab.nodes().iter().for_each(Node::lead_with_ipv6);
-    let world = world(by_ipv6, [&[NATIVE], &[NATIVE]]);
+    let world = both(by_ipv6);
     for node in world.lab.nodes() {
-        eventually("both know it", || goes_native(node));
         assert!(other(node).tunnel.unwrap().is_ipv6());
     }
     assert_eq!(world.carried(|| exchange(&world)), [[0, 0]; 2]);
