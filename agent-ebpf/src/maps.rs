@@ -16,7 +16,7 @@ use sinabro_common::abi::{
         Limits, MAX_CONNECTIONS, MAX_CROWDED, MAX_FRAGMENTS, OTHER_SHARES, PORT_TABLES, Share,
         TakenPorts, Tuple,
     },
-    counters::{MAX_PEER_COUNTERS, PeerCounters, PodCounters},
+    counters::{MAX_PEER_COUNTERS, NativeCounters, PeerCounters, PodCounters},
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
     fragment::{EarlyFragment, EarlyKey, MAX_EARLY_FRAGMENTS},
@@ -94,6 +94,10 @@ pub static NATIVE_V6: HashMap<Addr, Addr> = HashMap::pinned(MAX_NEXT_HOPS, BPF_F
 
 #[map]
 pub static PEER_COUNTERS: PerCpuHashMap<Addr, PeerCounters> =
+    PerCpuHashMap::pinned(MAX_PEER_COUNTERS, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static NATIVE_COUNTERS: PerCpuHashMap<Addr, NativeCounters> =
     PerCpuHashMap::pinned(MAX_PEER_COUNTERS, BPF_F_NO_PREALLOC);
 
 #[map]

@@ -128,18 +128,13 @@ fn send(
     {
         return drop(DropReason::RewriteFailed);
     }
-    to(skb, node, overlay, (next.ifindex, &next.gateway))
+    Peer::find(&node.tunnel).count(|peer| &mut peer.direct_tx);
+    to(skb, overlay, (next.ifindex, &next.gateway))
 }
 
 /// Gives a packet to the uplink that is as it is to be on the wire, but for its Ethernet header.
 #[inline(always)]
-pub fn to(
-    skb: *mut __sk_buff,
-    node: &Node,
-    overlay: &Overlay,
-    (ifindex, gateway): (u32, &Addr),
-) -> i32 {
-    Peer::find(&node.tunnel).count(|peer| &mut peer.direct_tx);
+pub fn to(skb: *mut __sk_buff, overlay: &Overlay, (ifindex, gateway): (u32, &Addr)) -> i32 {
     // SAFETY: the context is valid for as long as the program runs, and an address is four words.
     let words = unsafe {
         (*skb).mark = tunnel::mark(overlay);

@@ -8,11 +8,15 @@ use super::{leave, takes, way};
 use crate::{
     PASS,
     maps::{CONFIG, ENDPOINTS, NATIVE, NATIVE_V6},
-    nat::drop,
+    nat::{DROPPED, drop},
     parse::{eth, skb::PACKET_HOST},
     rewrite,
     scratch::Scratch,
-    stage::{deliver, report::Peer, tunnel},
+    stage::{
+        deliver,
+        report::{self, Peer},
+        tunnel,
+    },
 };
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_INGRESS},
@@ -45,7 +49,8 @@ pub fn send(
     if rewrite::decrement_ttl(&ctx, &scratch.ip).is_err() {
         return drop(DropReason::RewriteFailed);
     }
-    leave::to(skb, node, overlay, (next.ifindex, gateway))
+    report::native(&node.tunnel, |peer| &mut peer.tx);
+    leave::to(skb, overlay, (next.ifindex, gateway))
 }
 
 /// Whose MAC address the packet gets. IPv6 packets are given to IPv6 addresses alone (`bpf_redirect_neigh`), IPv4 packets to
@@ -81,14 +86,15 @@ pub fn is_taken(
 /// Delivers such a packet, which is read.
 #[inline(never)]
 pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    let counters = Peer::find(&scratch.sender);
     match into_pod(skb, scratch) {
         PASS => {
-            counters.count(|peer| &mut peer.kernel_rx);
+            Peer::find(&scratch.sender).count(|peer| &mut peer.kernel_rx);
             into_device(skb)
         }
         action => {
-            counters.count(|peer| &mut peer.direct_rx);
+            if action < DROPPED {
+                report::native(&scratch.sender, |peer| &mut peer.rx);
+            }
             action
         }
     }

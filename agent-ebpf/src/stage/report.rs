@@ -3,9 +3,12 @@
 //!
 //! A segmentation offload packet counts once, as it does in an interface's own counters.
 
-use crate::maps::{DROPS, PEER_COUNTERS, POD_COUNTERS};
+use crate::maps::{DROPS, NATIVE_COUNTERS, PEER_COUNTERS, POD_COUNTERS};
 use aya_ebpf::programs::TcContext;
-use sinabro_common::abi::{Addr, counters::PeerCounters};
+use sinabro_common::abi::{
+    Addr,
+    counters::{NativeCounters, PeerCounters},
+};
 
 /// A pod sent a packet.
 #[inline(always)]
@@ -31,11 +34,12 @@ pub fn received(ctx: &TcContext, ifindex: u32) {
     }
 }
 
-/// This CPU's counters of another node, by its tunnel address.
+/// This CPU's counters of the tunnels between this node and another.
 #[derive(Clone, Copy)]
 pub struct Peer(Option<*mut PeerCounters>);
 
 impl Peer {
+    /// By the other one's tunnel address.
     #[inline(always)]
     pub fn find(tunnel: &Addr) -> Self {
         Self(PEER_COUNTERS.get_ptr_mut(tunnel))
@@ -48,6 +52,15 @@ impl Peer {
             // SAFETY: as in `sent`; found while this program runs, so it lives until that ends.
             unsafe { *of(&mut *counters) += 1 };
         }
+    }
+}
+
+/// Counts a packet without a tunnel, by the tunnel address of the other node.
+#[inline(always)]
+pub fn native(tunnel: &Addr, of: impl Fn(&mut NativeCounters) -> &mut u64) {
+    if let Some(counters) = NATIVE_COUNTERS.get_ptr_mut(tunnel) {
+        // SAFETY: as in `sent`.
+        unsafe { *of(&mut *counters) += 1 };
     }
 }
 

@@ -4,10 +4,10 @@ use super::status::Core;
 use crate::{
     apply::ways::Why,
     chain::Chain,
-    datapath::{DatapathError, Level, Translation},
+    datapath::{DatapathError, Level, PeerPackets, Translation},
 };
 use sinabro_common::{
-    abi::{Addr, counters::PeerCounters},
+    abi::Addr,
     api::{NodeReport, PathCounts, PathPackets, PeerPath},
 };
 
@@ -17,7 +17,7 @@ use sinabro_common::{
 /// If the maps cannot be read.
 pub fn complete(core: &Core, nodes: &mut [NodeReport]) -> Result<(), DatapathError> {
     let why = why(core)?;
-    let counters = core.datapath.peer_counters()?;
+    let packets = core.datapath.peer_packets()?;
     let overlay = core.overlay.borrow();
     for node in nodes {
         let Some(tunnel) = node.tunnel else {
@@ -32,8 +32,7 @@ pub fn complete(core: &Core, nodes: &mut [NodeReport]) -> Result<(), DatapathErr
             None if way.is_some_and(|way| way.is_native()) => PeerPath::Native,
             None => PeerPath::Direct,
         });
-        let counters = counters.get(&Addr::from(tunnel));
-        node.packets = counters.map(|counters| count(*counters));
+        node.packets = packets.get(&Addr::from(tunnel)).copied().map(count);
     }
     Ok(())
 }
@@ -54,11 +53,11 @@ pub fn mode(core: &Core) -> String {
 /// Of all nodes, also of those that are gone.
 ///
 /// # Errors
-/// If the map cannot be read.
+/// If the maps cannot be read.
 pub fn packets(core: &Core) -> Result<PathCounts, DatapathError> {
-    let mut all = PeerCounters::default();
-    for counters in core.datapath.peer_counters()?.into_values() {
-        all += counters;
+    let mut all = PeerPackets::default();
+    for packets in core.datapath.peer_packets()?.into_values() {
+        all += packets;
     }
     Ok(count(all))
 }
@@ -93,15 +92,11 @@ pub fn of_programs(core: &Core) -> Result<Option<Why>, DatapathError> {
     })
 }
 
-fn count(counters: PeerCounters) -> PathCounts {
+fn count(PeerPackets { tunnels, native }: PeerPackets) -> PathCounts {
+    let packets = |sent, received| PathPackets { sent, received };
     PathCounts {
-        direct: PathPackets {
-            sent: counters.direct_tx,
-            received: counters.direct_rx,
-        },
-        kernel: PathPackets {
-            sent: counters.kernel_tx,
-            received: counters.kernel_rx,
-        },
+        direct: packets(tunnels.direct_tx, tunnels.direct_rx),
+        native: packets(native.tx, native.rx),
+        kernel: packets(tunnels.kernel_tx, tunnels.kernel_rx),
     }
 }

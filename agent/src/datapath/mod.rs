@@ -53,7 +53,7 @@ use crate::{chain::Chain, plan::Routing};
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
 pub use maps::{
-    Connections, DirectUplink, DropEvents, PodAcceleration, PortSet, PortsOf,
+    Connections, DirectUplink, DropEvents, PeerPackets, PodAcceleration, PortSet, PortsOf,
     Prefix as ClientPrefix, QueueLimits, QueueUsage, Services, Translation, Tunnels, Way,
     net_of_prefix, prefixes as client_prefixes,
 };
@@ -67,7 +67,7 @@ use sinabro_common::{
         connection::{
             ALIASES_EACH, ALL_SHARES, HOST_SHARE, Limits, MAX_CONNECTIONS, OUTSIDE_SHARE,
         },
-        counters::{PeerCounters, PodCounters},
+        counters::PodCounters,
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
         uplink::Uplink,
@@ -633,9 +633,9 @@ impl Datapath {
         self.maps.peers.set(&tunnels.peers())
     }
 
-    /// Tunnel packets between this node and each other one, by tunnel address, summed over CPUs; by
-    /// [`Addr::UNSPECIFIED`] those of nodes that are gone.
-    pub fn peer_counters(&self) -> Result<BTreeMap<Addr, PeerCounters>, DatapathError> {
+    /// What went between this node and each other one, by tunnel address, summed over CPUs; by
+    /// [`Addr::UNSPECIFIED`] that of nodes that are gone.
+    pub fn peer_packets(&self) -> Result<BTreeMap<Addr, PeerPackets>, DatapathError> {
         self.maps.peers.all()
     }
 
@@ -664,8 +664,10 @@ impl Datapath {
     }
 
     /// Whether packets of other nodes' pods are taken without a tunnel, with the VXLAN device, by index and MAC address. To be
-    /// called after [`Self::set_tunnels`], which says of whom.
+    /// called after [`Self::set_tunnels`], which says of whom, and before [`Self::set_next_hops`]: what goes and comes so is
+    /// counted from now on.
     pub fn set_native(&self, device: Option<(u32, Mac)>) -> Result<(), DatapathError> {
+        self.maps.peers.set_native(device.is_some())?;
         self.maps.native.set(device)
     }
 

@@ -188,6 +188,15 @@ impl RawMap {
         Ok(self.get(key)?.map(|values| sum(&values)))
     }
 
+    /// Writes a key's value: this to the first CPU, zeros to all others.
+    pub fn put_sum<V: aya::Pod>(&self, key: &[u8], sum: V) -> io::Result<()> {
+        self.must_hold(self.key_len, size_of::<V>())?;
+        let mut values = self.zeros();
+        // SAFETY: the values of all CPUs are as long as one at least, as just checked, and take any bytes (`aya::Pod`).
+        unsafe { values.as_mut_ptr().cast::<V>().write_unaligned(sum) };
+        self.put(key, &values, Put::Any).map(drop)
+    }
+
     /// Calls `each` with every entry of a hash table that has a value for each CPU, those added up.
     pub fn for_each_sum<K: aya::Pod, V: aya::Pod + Default + AddAssign>(
         &self,

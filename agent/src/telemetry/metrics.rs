@@ -39,7 +39,7 @@
 //! | `sinabro_peer_probes_answered_total`, `…_lost_total` | | echo requests to peers |
 //! | `sinabro_peer_round_trip_seconds` | | how long answers took, a histogram |
 //! | `sinabro_trouble` | reason | how many troubles of this kind the node has; see docs/troubleshooting.md |
-//! | `sinabro_overlay_packets_total` | path, direction | tunnel packets between this node and others, `direct` or by the `kernel`'s device |
+//! | `sinabro_overlay_packets_total` | path, direction | packets between this node and others, in tunnels `direct` or by the `kernel`'s device, or `native` |
 //! | `sinabro_overlay_passes_total`, `sinabro_overlay_failed_passes_total` | | reconciliations |
 //! | `sinabro_overlay_pass_duration_seconds_total` | | time spent in them |
 //! | `sinabro_overlay_last_success_time_seconds` | | when all was as planned, Unix time |
@@ -595,7 +595,12 @@ fn overlay(page: &mut Page, reports: &Reports) {
         "Nodes not reached as they should be",
         faulty as f64,
     );
-    if let Some(PathCounts { direct, kernel }) = reports.metrics.overlay_packets {
+    if let Some(packets) = reports.metrics.overlay_packets {
+        let PathCounts {
+            direct,
+            native,
+            kernel,
+        } = packets;
         let of_path = |(path, packets): (&str, PathPackets)| {
             let of = [("transmit", packets.sent), ("receive", packets.received)];
             of.map(|(direction, n)| {
@@ -605,8 +610,8 @@ fn overlay(page: &mut Page, reports: &Reports) {
         };
         page.counters(
             "overlay_packets",
-            "Tunnel packets between this node and others",
-            [("direct", direct), ("kernel", kernel)]
+            "Packets between this node and others by their way",
+            [("direct", direct), ("native", native), ("kernel", kernel)]
                 .into_iter()
                 .flat_map(of_path),
         );

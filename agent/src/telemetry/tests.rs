@@ -166,6 +166,10 @@ fn reports() -> Reports {
                     sent: 51,
                     received: 52,
                 },
+                native: PathPackets {
+                    sent: 55,
+                    received: 56,
+                },
                 kernel: PathPackets {
                     sent: 53,
                     received: 54,
@@ -285,6 +289,8 @@ fn every_report_is_in_the_scrape() {
         r#"sinabro_trouble{reason="AddressContested"} 2.0"#,
         r#"sinabro_overlay_packets_total{path="direct",direction="transmit"} 51"#,
         r#"sinabro_overlay_packets_total{path="direct",direction="receive"} 52"#,
+        r#"sinabro_overlay_packets_total{path="native",direction="transmit"} 55"#,
+        r#"sinabro_overlay_packets_total{path="native",direction="receive"} 56"#,
         r#"sinabro_overlay_packets_total{path="kernel",direction="transmit"} 53"#,
         r#"sinabro_overlay_packets_total{path="kernel",direction="receive"} 54"#,
         "sinabro_overlay_passes_total 6",

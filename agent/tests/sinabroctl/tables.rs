@@ -222,12 +222,18 @@ fn nodes_show_by_which_way_they_are_reached_and_why() {
     });
     let before: NodeReport = serde_json::from_value(before).unwrap();
     assert_eq!((&before.path, before.packets), (&None, None));
+    let without_native = serde_json::json!({
+        "direct": {"sent": 1, "received": 2}, "kernel": {"sent": 3, "received": 4},
+    });
+    let counts: PathCounts = serde_json::from_value(without_native).unwrap();
+    assert_eq!((counts.direct.sent, counts.native.sent), (1, 0));
     let packets = |sent, received| PathPackets { sent, received };
     let reached = |name: &str, path| NodeReport {
         name: name.into(),
         path: Some(path),
         packets: Some(PathCounts {
             direct: packets(812, 790),
+            native: packets(55, 56),
             kernel: packets(3, 4),
         }),
         ..before.clone()
@@ -241,9 +247,11 @@ fn nodes_show_by_which_way_they_are_reached_and_why() {
     let request = || Request::Nodes { after: None };
     let output = ask(request(), Response::Nodes(report.clone()), &["nodes"]);
     let lines: Vec<_> = text(&output.stdout).lines().collect();
-    assert!(lines[0].contains("  DIRECT") && lines[0].contains("  KERNEL"));
+    for way in ["  DIRECT", "  NATIVE", "  KERNEL"] {
+        assert!(lines[0].contains(way), "{}", lines[0]);
+    }
     assert!(lines[1].ends_with("  -"), "{}", lines[1]);
-    let counts = "  812 out, 790 in  3 out, 4 in  ";
+    let counts = "  812 out, 790 in  55 out, 56 in  3 out, 4 in  ";
     for (line, path) in [
         (lines[2], "direct "),
         (lines[3], "kernel: IPsec has policies "),

@@ -1,9 +1,11 @@
 //! Traffic counters. Programs write no key of theirs: what has no entry is not counted.
 //!
 //! - map `POD_COUNTERS`, per-CPU hash: host-side interface index (u32) → [`PodCounters`];
-//! - map `PEER_COUNTERS`, per-CPU hash: another node's tunnel address ([`Addr`](super::Addr)) → [`PeerCounters`]. By
-//!   [`Addr::UNSPECIFIED`](super::Addr::UNSPECIFIED), which no program looks up, agents keep what nodes had that are
-//!   gone.
+//! - map `PEER_COUNTERS`, per-CPU hash: another node's tunnel address ([`Addr`](super::Addr)) → [`PeerCounters`];
+//! - map `NATIVE_COUNTERS`, per-CPU hash: the same → [`NativeCounters`]. It is empty where packets are in tunnels alone.
+//!
+//! By [`Addr::UNSPECIFIED`](super::Addr::UNSPECIFIED), which no program looks up, agents keep in both what nodes had that
+//! are gone.
 
 use super::{map_type, next_hop::MAX_NEXT_HOPS};
 
@@ -59,5 +61,21 @@ impl core::ops::AddAssign for PeerCounters {
         self.direct_rx += other.direct_rx;
         self.kernel_tx += other.kernel_tx;
         self.kernel_rx += other.kernel_rx;
+    }
+}
+
+/// Packets between pods of this node and of another that are in no tunnel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NativeCounters {
+    pub tx: u64,
+    pub rx: u64,
+}
+map_type!(NativeCounters, 16, 2, [tx, rx]);
+
+impl core::ops::AddAssign for NativeCounters {
+    fn add_assign(&mut self, other: Self) {
+        self.tx += other.tx;
+        self.rx += other.rx;
     }
 }

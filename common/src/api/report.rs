@@ -206,7 +206,7 @@ pub struct NodeReport {
     /// By which way pods' packets go there; none for the node itself, and from an agent that does not say.
     #[serde(default)]
     pub path: Option<PeerPath>,
-    /// Tunnel packets between it and this node, from and to pods or the nodes themselves.
+    /// Packets between it and this node, from and to pods or the nodes themselves.
     #[serde(default)]
     pub packets: Option<PathCounts>,
     /// What is wrong with its entry, if anything.
@@ -225,10 +225,13 @@ pub enum PeerPath {
     Kernel { why: String },
 }
 
-/// Tunnel packets by their way. What the kernel cuts or puts together counts once.
+/// Packets by their way. What the kernel cuts or puts together counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathCounts {
     pub direct: PathPackets,
+    /// Zero from an agent that counts them as direct ones.
+    #[serde(default)]
+    pub native: PathPackets,
     pub kernel: PathPackets,
 }
 

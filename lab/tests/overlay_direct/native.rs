@@ -60,8 +60,8 @@ fn nothing_is_in_a_tunnel_between_nodes_that_both_say_so() {
         assert_eq!(carried, [[0, 0]; 2]);
     });
     for counts in counts {
-        assert!(is_both_ways(counts.direct), "{counts:?}");
-        assert_eq!(counts.kernel, NOTHING);
+        assert!(is_both_ways(counts.native), "{counts:?}");
+        assert_eq!((counts.direct, counts.kernel), (NOTHING, NOTHING));
     }
     // What goes by the stack is in tunnels as ever.
     let [one, two] = &world.pods;
@@ -83,10 +83,14 @@ fn one_that_does_not_say_so_is_sent_tunnels_and_sends_them() {
     say(&world.lab, [true, true]);
     eventually("it is known", || goes_native(n1));
     assert!(goes_direct(n2));
-    let counts = world.counts_of(|| {
+    let [one, two] = world.counts_of(|| {
         assert_eq!(world.carried(|| exchange(&world)), [[0, 0]; 2]);
     });
-    assert!(counts.iter().all(|counts| is_both_ways(counts.direct)));
+    for (ways, sent, received) in [(one, one.native, one.direct), (two, two.direct, two.native)] {
+        assert!(sent.sent > 0 && received.received > 0, "{ways:?}");
+        assert_eq!((sent.received, received.sent), (0, 0), "{ways:?}");
+        assert_eq!(ways.kernel, NOTHING, "{ways:?}");
+    }
 }
 
 /// A node with `overlay: kernel` has its stack see what comes.
@@ -97,8 +101,15 @@ fn what_a_stack_is_to_see_comes_out_of_its_device() {
     eventually("it is known", || goes_native(n1));
     assert_eq!(why(n2), "the setting overlay is kernel");
     let [one, two] = world.counts_of(|| exchange(&world));
-    assert!(is_both_ways(one.direct) && one.kernel == NOTHING, "{one:?}");
-    assert!(is_both_ways(two.kernel) && two.direct == NOTHING, "{two:?}");
+    assert!(
+        one.native.sent > 0 && one.direct.received > 0 && one.kernel == NOTHING,
+        "{one:?}"
+    );
+    let by_others = (two.direct, two.native);
+    assert!(
+        is_both_ways(two.kernel) && by_others == (NOTHING, NOTHING),
+        "{two:?}"
+    );
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub use native::Native;
 pub use netns::NetNs;
 pub use next_hops::{NextHops, Way};
 pub use nodes::{Nodes, Tunnels};
-pub use peers::Peers;
+pub use peers::{PeerPackets, Peers};
 pub use prefix::{Prefix, net as net_of_prefix, prefixes};
 pub use queues::{QueueLimits, QueueUsage};
 pub use services::Services;
@@ -100,7 +100,7 @@ impl Maps {
             )?,
             next_hops: NextHops::new(take(ebpf, "NEXT_HOPS")?, take(ebpf, "NATIVE_V6")?)?,
             native: Native::new(take(ebpf, "NATIVE")?)?,
-            peers: Peers::new(take(ebpf, "PEER_COUNTERS")?)?,
+            peers: Peers::new(take(ebpf, "PEER_COUNTERS")?, take(ebpf, "NATIVE_COUNTERS")?)?,
             uplinks: Uplinks::new(take(ebpf, "UPLINKS")?)?,
             host_ports: HostPorts::new(take(ebpf, "HOST_PORTS")?)?,
             crowded: Crowded::new(take(ebpf, "CROWDED")?, take(ebpf, "UNUSABLE_PORTS")?)?,

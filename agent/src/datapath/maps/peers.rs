@@ -1,4 +1,4 @@
-//! `PEER_COUNTERS`.
+//! `PEER_COUNTERS` and `NATIVE_COUNTERS`.
 
 use super::{error, lock, raw};
 use crate::datapath::{
@@ -6,67 +6,143 @@ use crate::datapath::{
     raw_map::{Put, RawMap},
 };
 use aya::maps::{Map, MapError};
-use sinabro_common::abi::{Addr, counters::PeerCounters};
+use sinabro_common::abi::{
+    Addr,
+    counters::{NativeCounters, PeerCounters},
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    marker::PhantomData,
+    ops::AddAssign,
     sync::Mutex,
     thread,
     time::Duration,
 };
 
-const NAME: &str = "PEER_COUNTERS";
+const IN_TUNNELS: &str = "PEER_COUNTERS";
+const NATIVE: &str = "NATIVE_COUNTERS";
 /// A kernel may have few counters at hand, and makes more behind that (`pcpu_alloc`, mm/percpu.c, without waiting): who
 /// wants many waits a little.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(2);
 
+/// What went between this node and another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerPackets {
+    pub tunnels: PeerCounters,
+    pub native: NativeCounters,
+}
+
+impl AddAssign for PeerPackets {
+    fn add_assign(&mut self, other: Self) {
+        self.tunnels += other.tunnels;
+        self.native += other.native;
+    }
+}
+
 pub struct Peers(Mutex<Inner>);
 
 struct Inner {
-    map: RawMap,
-    /// Who is counted.
-    present: BTreeSet<Addr>,
+    in_tunnels: Counted<PeerCounters>,
+    native: Counted<NativeCounters>,
+    /// Whether any packets come without a tunnel: to count others takes memory for nothing.
+    is_native: bool,
 }
 
 impl Peers {
     /// Who is counted goes on being counted.
-    pub fn new(map: Map) -> Result<Self, DatapathError> {
-        let Map::PerCpuHashMap(data) = &map else {
-            return Err(DatapathError::Missing {
-                what: "per-CPU hash map",
-                name: NAME,
-            });
-        };
-        let map = raw(data, NAME)?;
-        let mut present: BTreeSet<Addr> = all(&map)?.into_keys().collect();
-        present.remove(&Addr::UNSPECIFIED);
-        Ok(Self(Mutex::new(Inner { map, present })))
+    pub fn new(in_tunnels: Map, native: Map) -> Result<Self, DatapathError> {
+        let native = Counted::new(NATIVE, native)?;
+        Ok(Self(Mutex::new(Inner {
+            in_tunnels: Counted::new(IN_TUNNELS, in_tunnels)?,
+            is_native: !native.present.is_empty(),
+            native,
+        })))
     }
 
     /// Has exactly these counted from now on. Whom the kernel has no memory for is not, until the next time.
     pub fn set(&self, wanted: &BTreeSet<Addr>) -> Result<(), DatapathError> {
         let mut inner = lock(&self.0);
-        let gone: Vec<Addr> = inner.present.difference(wanted).copied().collect();
-        inner.end(&gone)?;
-        let new: Vec<Addr> = wanted.difference(&inner.present).copied().collect();
-        for addr in new {
-            if !inner.start(addr)? {
-                tracing::debug!("no memory for the counters of peers");
-                break;
-            }
-            inner.present.insert(addr);
-        }
-        Ok(())
+        inner.in_tunnels.set(wanted)?;
+        inner.follow()
+    }
+
+    /// Whether packets may come and go without a tunnel.
+    pub fn set_native(&self, is_native: bool) -> Result<(), DatapathError> {
+        let mut inner = lock(&self.0);
+        inner.is_native = is_native;
+        inner.follow()
     }
 
     /// Of each, summed over CPUs; by [`Addr::UNSPECIFIED`] of those that are gone.
-    pub fn all(&self) -> Result<BTreeMap<Addr, PeerCounters>, DatapathError> {
-        all(&lock(&self.0).map)
+    pub fn all(&self) -> Result<BTreeMap<Addr, PeerPackets>, DatapathError> {
+        let mut all: BTreeMap<Addr, PeerPackets> = BTreeMap::new();
+        let inner = lock(&self.0);
+        inner.in_tunnels.each(|addr, counters| {
+            all.entry(addr).or_default().tunnels = counters;
+        })?;
+        inner.native.each(|addr, counters| {
+            all.entry(addr).or_default().native = counters;
+        })?;
+        Ok(all)
     }
 }
 
 impl Inner {
+    /// Of the same nodes it is counted what goes without a tunnel, or of none.
+    fn follow(&mut self) -> Result<(), DatapathError> {
+        match self.is_native {
+            true => self.native.set(&self.in_tunnels.present),
+            false => self.native.set(&BTreeSet::new()),
+        }
+    }
+}
+
+/// A map of counters.
+struct Counted<V> {
+    name: &'static str,
+    map: RawMap,
+    /// Who is counted.
+    present: BTreeSet<Addr>,
+    counters: PhantomData<V>,
+}
+
+impl<V: aya::Pod + Default + AddAssign> Counted<V> {
+    fn new(name: &'static str, map: Map) -> Result<Self, DatapathError> {
+        let Map::PerCpuHashMap(data) = &map else {
+            let what = "per-CPU hash map";
+            return Err(DatapathError::Missing { what, name });
+        };
+        let mut counted = Self {
+            name,
+            map: raw(data, name)?,
+            present: BTreeSet::new(),
+            counters: PhantomData,
+        };
+        let mut present = BTreeSet::new();
+        counted.each(|addr, _| {
+            present.insert(addr);
+        })?;
+        present.remove(&Addr::UNSPECIFIED);
+        counted.present = present;
+        Ok(counted)
+    }
+
+    fn set(&mut self, wanted: &BTreeSet<Addr>) -> Result<(), DatapathError> {
+        let gone: Vec<Addr> = self.present.difference(wanted).copied().collect();
+        self.end(&gone)?;
+        let new: Vec<Addr> = wanted.difference(&self.present).copied().collect();
+        for addr in new {
+            if !self.start(addr)? {
+                tracing::debug!(map = self.name, "no memory for the counters of peers");
+                break;
+            }
+            self.present.insert(addr);
+        }
+        Ok(())
+    }
+
     /// False if there is no memory.
     fn start(&self, addr: Addr) -> Result<bool, DatapathError> {
         let zeros = self.map.zeros();
@@ -74,7 +150,7 @@ impl Inner {
             match self.map.put(&addr.0, &zeros, Put::New) {
                 Ok(_) => return Ok(true),
                 Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => thread::sleep(PAUSE),
-                Err(error) => return Err(failed("writing to", error)),
+                Err(error) => return Err(self.failed("writing to", error)),
             }
         }
         Ok(false)
@@ -90,44 +166,30 @@ impl Inner {
         }
         // What all have together must not go down, so this comes first. The kernel writes in place what is there.
         if self.start(Addr::UNSPECIFIED)? {
-            let PeerCounters {
-                direct_tx,
-                direct_rx,
-                kernel_tx,
-                kernel_rx,
-            } = sum;
-            let fields = [direct_tx, direct_rx, kernel_tx, kernel_rx].map(u64::to_ne_bytes);
-            // On the first CPU.
-            let mut value = self.map.zeros();
-            value[..size_of::<PeerCounters>()].copy_from_slice(&fields.concat());
-            let put = self.map.put(&Addr::UNSPECIFIED.0, &value, Put::Any);
-            put.map_err(|error| failed("writing to", error))?;
+            let put = self.map.put_sum(&Addr::UNSPECIFIED.0, sum);
+            put.map_err(|error| self.failed("writing to", error))?;
         }
         for addr in gone {
             let removed = self.map.remove(&addr.0);
-            removed.map_err(|error| failed("removing from", error))?;
+            removed.map_err(|error| self.failed("removing from", error))?;
             self.present.remove(addr);
         }
         Ok(())
     }
 
-    fn get(&self, addr: Addr) -> Result<PeerCounters, DatapathError> {
+    fn get(&self, addr: Addr) -> Result<V, DatapathError> {
         let sum = self.map.sum_of(&addr.0);
-        let sum = sum.map_err(|error| failed("reading from", error))?;
+        let sum = sum.map_err(|error| self.failed("reading from", error))?;
         Ok(sum.unwrap_or_default())
     }
-}
 
-fn all(map: &RawMap) -> Result<BTreeMap<Addr, PeerCounters>, DatapathError> {
-    let mut all = BTreeMap::new();
-    let each = |addr: Addr, counters: PeerCounters| {
-        all.insert(addr, counters);
-    };
-    map.for_each_sum(each)
-        .map_err(|error| failed("reading from", error))?;
-    Ok(all)
-}
+    fn each(&self, each: impl FnMut(Addr, V)) -> Result<(), DatapathError> {
+        self.map
+            .for_each_sum(each)
+            .map_err(|error| self.failed("reading from", error))
+    }
 
-fn failed(what: &'static str, source: io::Error) -> DatapathError {
-    error(NAME, what)(MapError::from(source))
+    fn failed(&self, what: &'static str, source: io::Error) -> DatapathError {
+        error(self.name, what)(MapError::from(source))
+    }
 }

@@ -15,7 +15,7 @@ use sinabro_common::abi::{
         Alias, Connection, ConnectionKey as Ends, Fragment, FragmentKey, HOST_PORT_WORDS, Limits,
         MAX_CROWDED, MAX_FRAGMENTS, OTHER_SHARES, PORT_TABLES, Share, TakenPorts, Tuple,
     },
-    counters::{MAX_PEER_COUNTERS, PeerCounters, PodCounters},
+    counters::{MAX_PEER_COUNTERS, NativeCounters, PeerCounters, PodCounters},
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
     fragment::{EarlyFragment, EarlyKey, MAX_EARLY_FRAGMENTS},
@@ -255,6 +255,12 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<Addr, NextHop>("NEXT_HOPS", HASH, MAX_NEXT_HOPS, NO_PREALLOC),
         map::<Addr, Addr>("NATIVE_V6", HASH, MAX_NEXT_HOPS, NO_PREALLOC),
         map::<Addr, PeerCounters>("PEER_COUNTERS", PERCPU_HASH, MAX_PEER_COUNTERS, NO_PREALLOC),
+        map::<Addr, NativeCounters>(
+            "NATIVE_COUNTERS",
+            PERCPU_HASH,
+            MAX_PEER_COUNTERS,
+            NO_PREALLOC,
+        ),
         map::<u32, u32>("PATH_MTU", ARRAY, 1, 0),
         map::<Prefix, u8>(
             "NON_MASQUERADE_BEFORE",

@@ -29,12 +29,13 @@ use std::{
     time::Duration,
 };
 
-const MAPS: [&str; 22] = [
+const MAPS: [&str; 23] = [
     "CONFIG",
     "ENDPOINTS",
     "POD_LINKS",
     "POD_COUNTERS",
     "v2/PEER_COUNTERS",
+    "v2/NATIVE_COUNTERS",
     "DROPS",
     "v2/CONNECTIONS",
     "v2/ALIASES",

@@ -1,7 +1,12 @@
 //! What goes between this node and each other one, counted by its way.
 
-use super::{direct::far, *};
-use sinabro_common::abi::{Addr, counters::PeerCounters};
+use super::{direct::far, native::on_the_wire, *};
+use sinabro_agent::datapath::PeerPackets;
+use sinabro_common::abi::{
+    Addr,
+    counters::{NativeCounters, PeerCounters},
+    next_hop::NATIVE,
+};
 use std::net::Ipv4Addr;
 
 const NONE: PeerCounters = PeerCounters {
@@ -11,18 +16,26 @@ const NONE: PeerCounters = PeerCounters {
     kernel_rx: 0,
 };
 
-fn counted(datapath: &Datapath, tunnel: IpAddr) -> Option<PeerCounters> {
-    let all = datapath.peer_counters().unwrap();
+fn packets(datapath: &Datapath, tunnel: IpAddr) -> Option<PeerPackets> {
+    let all = datapath.peer_packets().unwrap();
     all.get(&Addr::from(tunnel)).copied()
 }
 
+fn counted(datapath: &Datapath, tunnel: IpAddr) -> Option<PeerCounters> {
+    packets(datapath, tunnel).map(|packets| packets.tunnels)
+}
+
 /// Of all together, also those that are gone.
-fn sum(datapath: &Datapath) -> PeerCounters {
-    let mut sum = NONE;
-    for counters in datapath.peer_counters().unwrap().into_values() {
-        sum += counters;
+fn sum_of_all(datapath: &Datapath) -> PeerPackets {
+    let mut sum = PeerPackets::default();
+    for packets in datapath.peer_packets().unwrap().into_values() {
+        sum += packets;
     }
     sum
+}
+
+fn sum(datapath: &Datapath) -> PeerCounters {
+    sum_of_all(datapath).tunnels
 }
 
 impl World {
@@ -147,6 +160,47 @@ fn counts_outlive_agents_and_their_sum_outlives_nodes() {
     });
 }
 
+#[test]
+fn what_is_in_no_tunnel_is_counted_by_itself() {
+    let native = |tx, rx| NativeCounters { tx, rx };
+    both(|world| {
+        world.go(world.underlay[1], NATIVE);
+        world.take(true);
+        let there = packet::udp((world.a.v4, 1), (far(world.a.v4), 2), b"hello");
+        let back = packet::udp((far(world.a.v4), 2), (world.a.v4, 1), b"hello");
+        world.wrapped(&there);
+        assert_eq!(world.run("uplink_in", 0, &on_the_wire(&back)).0, REDIRECT);
+        let second = world.underlay[1];
+        let expected = PeerPackets {
+            tunnels: NONE,
+            native: native(1, 1),
+        };
+        assert_eq!(packets(&world.datapath, second), Some(expected));
+        // What comes so and goes on by the device is the kernel's.
+        let last_hop = on_the_wire(&Ip { ttl: 1, ..back });
+        assert_eq!(world.run("uplink_in", 0, &last_hop).0, REDIRECT);
+        let kernel_rx = 1;
+        let expected = PeerPackets {
+            tunnels: PeerCounters { kernel_rx, ..NONE },
+            ..expected
+        };
+        assert_eq!(packets(&world.datapath, second), Some(expected));
+        // A third node is counted, too, an agent that begins goes on counting, and what was counted stays in the sum.
+        assert_eq!(
+            packets(&world.datapath, world.underlay[2]),
+            Some(PeerPackets::default())
+        );
+        let next = kit::load();
+        assert_eq!(packets(&next, second), Some(expected));
+        world.tell(&next, 1);
+        assert_eq!(packets(&next, second), None);
+        assert_eq!(sum_of_all(&next), expected);
+        world.tell(&next, 2);
+        next.set_native(None).unwrap();
+        assert_eq!(sum_of_all(&next), expected);
+    });
+}
+
 /// Kernels may have fewer counters at hand than that (`__alloc_percpu_gfp` without waiting).
 #[test]
 fn thousands_of_nodes_are_counted() {
@@ -165,12 +219,12 @@ fn thousands_of_nodes_are_counted() {
             ranges: &BTreeMap::new(),
         };
         datapath.set_tunnels(&tunnels).unwrap();
-        let counted = datapath.peer_counters().unwrap();
+        let counted = datapath.peer_packets().unwrap();
         assert_eq!(counted.len(), NODES as usize);
         let alone = BTreeMap::from([(local, local)]);
         tunnels.nodes = &alone;
         datapath.set_tunnels(&tunnels).unwrap();
-        let left: Vec<Addr> = datapath.peer_counters().unwrap().into_keys().collect();
+        let left: Vec<Addr> = datapath.peer_packets().unwrap().into_keys().collect();
         assert_eq!(left, [Addr::UNSPECIFIED]);
     });
 }

@@ -20,7 +20,7 @@ fn native(test: impl Fn(&World) + Sync) {
 }
 
 impl World {
-    fn take(&self, is_native: bool) {
+    pub fn take(&self, is_native: bool) {
         let device = is_native.then_some((DEVICE, Mac(DEVICE_MAC)));
         self.datapath.set_native(device).unwrap();
     }
@@ -40,7 +40,7 @@ impl World {
 }
 
 /// As it is on the wire.
-fn on_the_wire(ip: &Ip) -> Vec<u8> {
+pub fn on_the_wire(ip: &Ip) -> Vec<u8> {
     packet::eth(HOST_MAC, [2, 0, 0, 0, 0, 2], ip.kind(), &ip.bytes())
 }
 
