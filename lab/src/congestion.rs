@@ -4,13 +4,26 @@
 //! itself back to a rate that it has found out, and figures are about that rate: between pods of one node it finds one far below
 //! what the machine does, the lower the smaller segments are.
 
-use crate::Place;
+use crate::{Place, place::on_thread};
 use anyhow::{Context as _, Result};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+    sched::{CloneFlags, setns},
+};
 use sinabro_netlink::sysctl;
-use std::sync::OnceLock;
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::unix::fs::FileExt as _,
+    sync::OnceLock,
+};
 
 pub const DEFAULT: &str = "cubic";
 const SETTING: [&str; 3] = ["net", "ipv4", "tcp_congestion_control"];
+
+/// What others than the machine's first network may choose from.
+const ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
 
 static CHOSEN: OnceLock<String> = OnceLock::new();
 
@@ -24,11 +37,56 @@ pub fn choose(name: &str) -> Result<()> {
 /// Gives a new network what was chosen.
 pub(crate) fn set(place: &Place) -> Result<()> {
     let name = CHOSEN.get().map_or(DEFAULT, String::as_str);
-    place.run(|| {
-        sysctl::ensure(&SETTING, name)
-            .map(drop)
-            .with_context(|| format!("TCP of {} cannot use {name}", place.name()))
-    })
+    let write = || place.run(|| Ok(sysctl::ensure(&SETTING, name)));
+    let written = || -> Result<()> {
+        match write()? {
+            Err(error) if error.errno() == Some(Errno::EPERM) => {
+                let _allowed = Allowed::with(name)?;
+                write()??;
+            }
+            written => drop(written?),
+        }
+        Ok(())
+    };
+    written().with_context(|| format!("TCP of {} cannot use {name}", place.name()))
+}
+
+/// One more is allowed on this machine until this is dropped. Those that use it then go on.
+struct Allowed {
+    list: Flock<File>,
+    before: String,
+}
+
+impl Allowed {
+    /// Waits for others that do the same.
+    fn with(name: &str) -> Result<Self> {
+        let allowed = || -> io::Result<Self> {
+            let list = OpenOptions::new().read(true).write(true).open(ALLOWED)?;
+            let list = Flock::lock(list, FlockArg::LockExclusive).map_err(|(_, errno)| errno)?;
+            let mut before = [0; 1024];
+            let len = list.read_at(&mut before, 0)?;
+            let before = String::from_utf8_lossy(&before[..len]).trim().to_owned();
+            // The kernel takes each write for the whole list.
+            list.write_all_at(format!("{before} {name}").as_bytes(), 0)?;
+            Ok(Self { list, before })
+        };
+        // The file is the first network's alone, where this process was started.
+        let in_the_first = || -> Result<Self> {
+            setns(File::open("/proc/self/ns/net")?, CloneFlags::CLONE_NEWNET)?;
+            Ok(allowed()?)
+        };
+        on_thread("allow", in_the_first).with_context(|| {
+            format!(
+                "it cannot be allowed by {ALLOWED} in the machine's first network: add it there"
+            )
+        })
+    }
+}
+
+impl Drop for Allowed {
+    fn drop(&mut self) {
+        let _ = self.list.write_all_at(self.before.as_bytes(), 0);
+    }
 }
 
 #[cfg(test)]
