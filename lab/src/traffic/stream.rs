@@ -21,6 +21,15 @@ pub struct Said {
     pub mss: usize,
     /// Segments that it sent again.
     pub retransmitted: u32,
+    /// Those of them that had arrived before, as the other end said (DSACK, RFC 2883): a timer was early, nothing was lost.
+    pub needlessly: u32,
+}
+
+impl Said {
+    /// Segments that did not arrive the first time.
+    pub fn lost(&self) -> u32 {
+        self.retransmitted.saturating_sub(self.needlessly)
+    }
 }
 
 pub struct Stream {
@@ -138,5 +147,6 @@ pub fn said(stream: &TcpStream) -> Result<Said> {
     Ok(Said {
         mss: info.tcpi_snd_mss as usize,
         retransmitted: info.tcpi_total_retrans,
+        needlessly: info.tcpi_dsack_dups,
     })
 }

@@ -12,6 +12,7 @@ use sinabro_lab::{
         stream::Stream,
         tally::{Kind, Tally, cut_before},
     },
+    wait::eventually,
 };
 use std::fs;
 
@@ -154,6 +155,10 @@ fn segments_are_as_large_as_the_link_on_the_node_and_as_the_way_beyond() {
                 }
             }
             let full: u32 = wires.iter().map(|wire| wire.full(name)).sum();
+            // The last of them may be told of late.
+            eventually(&format!("{name}: nothing to be lost"), || {
+                stream.said().unwrap().iter().all(|said| said.lost() == 0)
+            });
             // A look at the counters: they see what is as large as can be.
             assert!(
                 reach != Reach::Tunnel || full as usize > BYTES / mtu,
