@@ -67,6 +67,7 @@ pub const TEST: &[Need] = &[
     Need::StaticLibc,
     Need::Iperf3,
     Need::Nft,
+    Need::Iptables,
     Need::ReferencePlugins,
 ];
 pub const FUZZ: &[Need] = &[
