@@ -30,7 +30,8 @@ pub const CARRYING: &[&str] = &["carried", "swapped", "swapped-noted", "carried-
 pub const VARIABLE: &str = "SINABRO_FAIL_POINT";
 
 /// The environment variable that names what the verifier is to refuse, with commas between: `current`
-/// or `last-good` programs, of the current ones those of the `acceleration`, or those that `redirect`.
+/// or `last-good` programs, of the current ones those of the `acceleration`, or those that `redirect`. The kernel is taken for
+/// one that has programs make no `tunnels`.
 pub const REFUSED: &str = "SINABRO_REFUSED_PROGRAMS";
 
 /// Whether a test wants these programs made such that no verifier accepts them.

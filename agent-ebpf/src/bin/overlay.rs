@@ -1,8 +1,9 @@
-//! Both directions of the VXLAN device.
+//! Both directions of the VXLAN device, and what the agent asks the kernel about tunnels.
 //!
 //! - `overlay_in`, ingress: what comes out of tunnels, each packet once it is unwrapped;
 //! - `overlay_out`, egress: what goes into one; clients of Services that came in by an uplink get this node's address, and
-//!   so do the node's own sockets that are bound to another one.
+//!   so do the node's own sockets that are bound to another one;
+//! - `overlay_wraps`, attached nowhere: the agent runs it, on no packet of anybody's.
 #![no_std]
 #![no_main]
 
@@ -15,6 +16,7 @@ use sinabro_ebpf::{
     PASS,
     maps::CONFIG,
     nat::across,
+    overlay::leave,
     parse::{Ip, eth, skb},
     scratch::{self, Scratch},
     stage::{Action, tunnel},
@@ -46,6 +48,12 @@ pub fn overlay_out(ctx: TcContext) -> i32 {
         None => PASS,
     };
     event::told(skb, Hook::OverlayOut, action)
+}
+
+/// Zero if this kernel has packets put into tunnels past the stack.
+#[classifier]
+pub fn overlay_wraps(ctx: TcContext) -> i32 {
+    i32::from(!leave::wrap(ctx.as_ptr().cast()))
 }
 
 #[inline(never)]

@@ -91,15 +91,9 @@ fn send(
         Some([high, low]) => high << 4 | low >> 4,
         None => return PASS,
     };
-    // SAFETY: the context is valid for as long as the program runs. The kernel refuses what is in a tunnel already,
-    // super-packets of other kinds, and before Linux 5.13 the flag that says that the inner header is Ethernet's.
-    let (hash, wrapped) = unsafe {
-        (
-            bpf_get_hash_recalc(skb),
-            bpf_skb_adjust_room(skb, ROOM as i32, BPF_ADJ_ROOM_MAC, WRAP) == 0,
-        )
-    };
-    if !wrapped {
+    // SAFETY: the context is valid for as long as the program runs.
+    let hash = unsafe { bpf_get_hash_recalc(skb) };
+    if !wrap(skb) {
         return PASS;
     }
     scratch.ip.l3 += ROOM;
@@ -130,6 +124,15 @@ fn send(
     }
     Peer::find(&node.tunnel).count(|peer| &mut peer.direct_tx);
     to(skb, overlay, (next.ifindex, &next.gateway))
+}
+
+/// Makes room for the outer headers. The kernel refuses that for what is in a tunnel already and for super-packets of other
+/// kinds than TCP's and UDP's, and before Linux 5.13, which has the flag for an Ethernet header inside, for all: nothing has
+/// changed then.
+#[inline(always)]
+pub fn wrap(skb: *mut __sk_buff) -> bool {
+    // SAFETY: the context is valid for as long as the program runs.
+    unsafe { bpf_skb_adjust_room(skb, ROOM as i32, BPF_ADJ_ROOM_MAC, WRAP) == 0 }
 }
 
 /// Gives a packet to the uplink that is as it is to be on the wire, but for its Ethernet header.

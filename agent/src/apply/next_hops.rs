@@ -50,6 +50,10 @@ pub fn follow(
                 };
                 match next {
                     Ok(way) => {
+                        // What it sends is taken past the stack all the same.
+                        if !datapath.wraps() && !way.is_native() {
+                            ways.not.insert(remote, Why::Kernel);
+                        }
                         next_hops.insert(tunnel, way);
                     }
                     Err(why) => {
@@ -60,6 +64,9 @@ pub fn follow(
         }
     }
     datapath.set_next_hops(&next_hops)?;
+    if !datapath.wraps() && plan.native.is_empty() {
+        ways.none.get_or_insert(Why::Kernel);
+    }
     Ok(ways)
 }
 

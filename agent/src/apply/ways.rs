@@ -44,6 +44,8 @@ pub enum Why {
     OtherHeader,
     /// Tunnels between IPv6 addresses.
     Ipv6,
+    /// The kernel has no program put a packet into a tunnel.
+    Kernel,
     Ipsec,
     /// Whether IPsec has policies: what the kernel said.
     IpsecUnknown(String),
@@ -76,6 +78,7 @@ impl fmt::Display for Why {
             Self::SeveralUplinks => "several uplinks, see the setting uplinks",
             Self::OtherHeader => "the uplink is not Ethernet",
             Self::Ipv6 => "the nodes know each other by IPv6",
+            Self::Kernel => "this node's Linux is older than 5.13",
             Self::Ipsec => "IPsec has policies, see ip xfrm policy",
             Self::IpsecUnknown(error) => {
                 return write!(f, "whether IPsec has policies is not known: {error}");

@@ -213,6 +213,8 @@ pub struct Datapath {
     choice: Choice,
     maps: Maps,
     classifiers: Classifiers,
+    /// Whether the kernel has programs put packets into tunnels.
+    wraps: bool,
     acceleration: Acceleration,
     service_sockets: ServiceSockets,
     /// Links of pods attached by this process.
@@ -278,6 +280,7 @@ impl Datapath {
         for object in [&mut objects.pod, &mut objects.uplink, &mut objects.overlay] {
             drop_events.extend(DropEvents::take(object)?);
         }
+        let wraps = choice.level == Level::None || probe::wraps(&mut objects.overlay);
         let classifiers = match choice.level {
             Level::None => Classifiers::none(links.clone()),
             _ => Classifiers::new(
@@ -335,6 +338,7 @@ impl Datapath {
             choice,
             maps,
             classifiers,
+            wraps,
             acceleration,
             service_sockets,
             attached: Mutex::default(),
@@ -642,6 +646,11 @@ impl Datapath {
     /// The uplink by which packets may leave past the stack.
     pub fn direct_uplink(&self) -> Result<DirectUplink, DatapathError> {
         self.maps.uplinks.direct()
+    }
+
+    /// Whether packets can be put into tunnels past the stack on this kernel.
+    pub fn wraps(&self) -> bool {
+        self.wraps
     }
 
     /// The way to another node as it was set last.

@@ -20,6 +20,7 @@ const PROG_LOAD: libc::c_int = 5;
 const OBJ_PIN: libc::c_int = 6;
 const OBJ_GET: libc::c_int = 7;
 const PROG_ATTACH: libc::c_int = 8;
+const PROG_TEST_RUN: libc::c_int = 10;
 const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BTF_LOAD: libc::c_int = 18;
 const LINK_CREATE: libc::c_int = 28;
@@ -118,6 +119,32 @@ pub fn obj_pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     };
     // SAFETY: the path lives until the call returns.
     unsafe { bpf(OBJ_PIN, &mut attr) }.map(drop)
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct TestRunAttr {
+    program: u32,
+    return_value: u32,
+    data_size_in: u32,
+    data_size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+}
+
+/// Runs a program on a frame that nobody sends: what it returns.
+pub fn test_run(program: BorrowedFd<'_>, frame: &[u8]) -> io::Result<u32> {
+    let mut attr = TestRunAttr {
+        program: program.as_raw_fd() as u32,
+        data_size_in: frame.len() as u32,
+        data_in: frame.as_ptr() as u64,
+        ..Default::default()
+    };
+    // SAFETY: the frame lives until the call returns, and nothing is asked back of what becomes of it.
+    unsafe { bpf(PROG_TEST_RUN, &mut attr)? };
+    Ok(attr.return_value)
 }
 
 /// What a descriptor refers to.

@@ -245,6 +245,30 @@ fn services_of_others_keep_packets_in_the_stack() {
     }
 }
 
+/// Whether it is one is tried (`agent/tests/datapath/tunnel_hooks`): here the agent is told.
+#[test]
+fn a_kernel_without_tunnels_for_programs_is_named() {
+    let world = World::new([&[], &[]]);
+    let [n1, n2] = [1, 2].map(|number| world.lab.node(number));
+    n1.kill_agent().unwrap();
+    n1.start_agent_refused("tunnels", &FLAGS).unwrap();
+    n1.wait_ready().unwrap();
+    let old = "this node's Linux is older than 5.13";
+    assert_eq!(why(n1), old);
+    let status = shown(n1, "status");
+    assert!(status.contains(&format!("kernel: {old}\n")), "{status}");
+    assert!(goes_direct(n2), "{:?}", other(n2));
+    // What the other one sends so is taken so.
+    let [received, _] = world
+        .counts_of(|| exchange(&world))
+        .map(|counts| counts.direct.received);
+    assert!(received > 0);
+    n1.kill_agent().unwrap();
+    start(n1, &[]);
+    n1.wait_ready().unwrap();
+    eventually("the way to be direct", || goes_direct(n1));
+}
+
 /// A route of one node to the other changes, and an agent goes and comes.
 #[test]
 fn what_is_said_of_a_way_follows_it() {

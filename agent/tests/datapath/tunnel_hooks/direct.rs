@@ -32,6 +32,24 @@ pub(super) fn far(near: IpAddr) -> IpAddr {
     })
 }
 
+/// Before Linux 5.13 it cannot be done, and that is known.
+#[test]
+fn whether_a_kernel_does_it_is_known() {
+    direct(|world| {
+        let frame = world.of_pod(&packet::udp(
+            (world.a.v4, 4000),
+            (far(world.a.v4), 80),
+            b"hello",
+        ));
+        let (action, _, _) = world.leaves(&frame);
+        let expected = match world.datapath.wraps() {
+            true => REDIRECT,
+            false => PASS,
+        };
+        assert_eq!(action, expected);
+    });
+}
+
 /// Of every protocol, from one to the other.
 pub(super) fn of_all(src: IpAddr, dst: IpAddr) -> Vec<Ip> {
     let (from, to) = ((src, 4000), (dst, 80));
