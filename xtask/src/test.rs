@@ -34,6 +34,16 @@ const NEED_EARLIER: [&str; 3] = ["upgrade", "layouts", "masquerade"];
 /// silent: run as many of their tests at once as there are.
 const MOSTLY_WAIT: [&str; 2] = ["peers", "troubles"];
 
+/// Others that wait for half of their time and more, and whose traffic may stand still meanwhile: they run beside those that
+/// take processors, too.
+const WAIT_OFTEN: [&str; 5] = [
+    "crash",
+    "fail_points",
+    "flaws",
+    "masquerade_settings",
+    "node_sockets",
+];
+
 #[derive(clap::Args)]
 pub struct Options {
     /// Arguments for `cargo test`, for example `--package sinabro-lab --test crash`
@@ -196,6 +206,11 @@ fn start(program: &Path, environment: &[(OsString, OsString)]) -> Command {
 
 fn mostly_waits(program: &Path) -> bool {
     lanes::target(program).is_some_and(|name| MOSTLY_WAIT.contains(&name))
+}
+
+fn waits(program: &Path) -> bool {
+    let often = lanes::target(program).is_some_and(|name| WAIT_OFTEN.contains(&name));
+    often || mostly_waits(program)
 }
 
 /// Whether the tests that cargo is asked for may be these of the lab, which need programs of another

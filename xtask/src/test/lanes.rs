@@ -1,4 +1,4 @@
-//! A whole run's test programs: one after the other, and beside them those that wait for agents nearly all of their
+//! A whole run's test programs: one after the other, and beside them those that wait for a good part of their
 //! time. Tests of traffic are at their best with the machine for themselves.
 //!
 //! Cargo starts the runner for one program after the other. In a whole run that only writes down each
@@ -119,7 +119,7 @@ fn in_order(calls: Vec<Call>, late: &[&str]) -> Order {
     let (alone, others): (Vec<_>, Vec<_>) = calls.partition(|call| ALONE.contains(&call.name()));
     let (waiting, mut working): (Vec<_>, Vec<_>) = others
         .into_iter()
-        .partition(|call| super::mostly_waits(&call.program));
+        .partition(|call| super::waits(&call.program));
     working.sort_by_key(|call| late.contains(&call.name()));
     Order {
         waiting,
@@ -347,6 +347,7 @@ mod tests {
             "b",
             "restart",
             "masquerade",
+            "crash",
             "datapath",
         ]
         .map(call);
@@ -354,7 +355,7 @@ mod tests {
         let names =
             |calls: &[Call]| -> Vec<_> { calls.iter().map(|c| c.name().to_owned()).collect() };
         assert_eq!(names(&order.working), ["a", "b", "datapath", "agent"]);
-        assert_eq!(names(&order.waiting), ["peers"]);
+        assert_eq!(names(&order.waiting), ["peers", "crash"]);
         assert_eq!(names(&order.alone), ["upgrade", "restart", "masquerade"]);
     }
 
@@ -385,8 +386,9 @@ mod tests {
     #[test]
     fn programs_that_are_named_are_there() {
         let root = workspace::root();
-        for name in &ALONE {
-            let dirs = ["lab/tests", "agent/tests"].map(|dir| root.join(dir).join(name));
+        for name in ALONE.iter().chain(&super::super::WAIT_OFTEN) {
+            let dirs =
+                ["lab/tests", "agent/tests", "battery/tests"].map(|dir| root.join(dir).join(name));
             let is = |dir: &PathBuf| dir.is_dir() || dir.with_extension("rs").is_file();
             // sinabro_lab: the package's own tests.
             assert!(*name == "sinabro_lab" || dirs.iter().any(is), "{name}");
