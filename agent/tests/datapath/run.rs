@@ -72,6 +72,12 @@ impl Programs {
         )
     }
 
+    /// Whether this kernel runs programs on frames that came in by another interface: Linux 5.10 does not.
+    pub fn know_where_from(&self) -> bool {
+        let ran = self.attempt("uplink_out", 1, 1, 0, &[0; 64]);
+        ran.is_ok_and(|(action, ..)| action == PASS)
+    }
+
     /// The verdict on a frame that comes by at an interface, and what became of the frame.
     pub fn run(&self, program: &str, ifindex: u32, frame: &[u8]) -> (i32, Vec<u8>) {
         self.try_run(program, ifindex, frame).unwrap()
@@ -104,6 +110,26 @@ impl Programs {
         mark: u32,
         frame: &[u8],
     ) -> Option<(i32, Vec<u8>, u32)> {
+        let ran = self.attempt(program, ifindex, from, mark, frame);
+        if let Err(error) = &ran {
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
+            let header = match frame[12..14] {
+                [0x08, 0x00] => 34,
+                _ => 54,
+            };
+            assert!(frame.len() < header, "{error}");
+        }
+        ran.ok()
+    }
+
+    fn attempt(
+        &self,
+        program: &str,
+        ifindex: u32,
+        from: u32,
+        mark: u32,
+        frame: &[u8],
+    ) -> io::Result<(i32, Vec<u8>, u32)> {
         let mut out = vec![0; frame.len() + 64];
         let mut context = [0u8; SK_BUFF];
         let mut context_out = [0u8; SK_BUFF];
@@ -122,17 +148,9 @@ impl Programs {
             ctx_out: context_out.as_mut_ptr() as u64,
             ..Default::default()
         };
-        if let Err(error) = bpf(PROG_TEST_RUN, &mut attr) {
-            assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
-            let header = match frame[12..14] {
-                [0x08, 0x00] => 34,
-                _ => 54,
-            };
-            assert!(frame.len() < header, "{error}");
-            return None;
-        }
+        bpf(PROG_TEST_RUN, &mut attr)?;
         out.truncate(attr.data_size_out as usize);
         let mark = u32::from_ne_bytes(context_out[MARK..MARK + 4].try_into().unwrap());
-        Some((attr.return_value as i32, out, mark))
+        Ok((attr.return_value as i32, out, mark))
     }
 }
