@@ -72,7 +72,7 @@ impl Programs {
         )
     }
 
-    /// Whether this kernel runs programs on frames that came in by another interface: Linux 5.10 does not.
+    /// Whether this kernel runs programs on frames that came in by another interface: Linux 5.15 does not yet.
     pub fn know_where_from(&self) -> bool {
         let ran = self.attempt("uplink_out", 1, 1, 0, &[0; 64]);
         ran.is_ok_and(|(action, ..)| action == PASS)
