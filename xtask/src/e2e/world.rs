@@ -287,6 +287,14 @@ impl World {
                 Err(error) => eprintln!("--- {error:#}"),
             }
         }
+        // Since the node's agent first began.
+        let program = dist().join("sinabroctl").display().to_string();
+        for node in self.nodes() {
+            match self.on_node(&node, &program, &["drops"]) {
+                Ok(text) => eprintln!("--- {node}: sinabroctl drops\n{}", last_lines(&text, 60)),
+                Err(error) => eprintln!("--- {error:#}"),
+            }
+        }
     }
 }
 
