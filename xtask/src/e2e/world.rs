@@ -151,7 +151,7 @@ impl World {
     }
 
     fn sinabroctl<T: DeserializeOwned>(&self, node: &str, noun: &str) -> Result<T> {
-        let program = dist().join("sinabroctl").display().to_string();
+        let program = sinabroctl();
         // `status` exits with 1 while the node is not ready, and prints all the same.
         let output = self
             .cluster
@@ -288,14 +288,18 @@ impl World {
             }
         }
         // Since the node's agent first began.
-        let program = dist().join("sinabroctl").display().to_string();
         for node in self.nodes() {
-            match self.on_node(&node, &program, &["drops"]) {
+            match self.on_node(&node, &sinabroctl(), &["drops"]) {
                 Ok(text) => eprintln!("--- {node}: sinabroctl drops\n{}", last_lines(&text, 60)),
                 Err(error) => eprintln!("--- {error:#}"),
             }
         }
     }
+}
+
+/// The program, by its path.
+fn sinabroctl() -> String {
+    dist().join("sinabroctl").display().to_string()
 }
 
 /// Status of a condition of an object.
