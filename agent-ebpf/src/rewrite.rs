@@ -198,11 +198,11 @@ pub fn difference(from: &Addr, to: &Addr) -> Result<u32, Failed> {
     u32::try_from(diff).map_err(|_| Failed)
 }
 
-/// Two bytes of a TCP header, at an offset in it.
+/// Two bytes of the TCP header at `tcp`, at an offset in it.
 #[inline(always)]
 pub fn in_tcp_header(
     ctx: &TcContext,
-    ip: &Ip,
+    tcp: u32,
     offset: u32,
     from: [u8; 2],
     to: [u8; 2],
@@ -212,9 +212,9 @@ pub fn in_tcp_header(
         0 => u16::from_ne_bytes(bytes),
         _ => u16::from_ne_bytes(bytes).swap_bytes(),
     };
-    let checksum = (ip.l4 + l4::TCP_CHECKSUM) as usize;
+    let checksum = (tcp + l4::TCP_CHECKSUM) as usize;
     ctx.l4_csum_replace(checksum, word(from).into(), word(to).into(), 2)?;
-    Ok(ctx.store((ip.l4 + offset) as usize, &to, 0)?)
+    Ok(ctx.store((tcp + offset) as usize, &to, 0)?)
 }
 
 /// Six bytes behind the UDP header at `udp`, at an even offset in it.

@@ -10,6 +10,7 @@
 //! all callers it would not check again, and what no caller needs it would not give, and the verifier knows neither.
 
 use crate::{
+    PASS,
     forward::Way,
     overlay::Outer,
     parse::{
@@ -20,7 +21,7 @@ use crate::{
     service::refuse::Answer,
 };
 use aya_ebpf::{bindings::__sk_buff, macros::map, maps::PerCpuArray};
-use core::{arch::asm, mem::MaybeUninit};
+use core::{arch::asm, hint::black_box, mem::MaybeUninit};
 use sinabro_common::{
     abi::{
         Addr,
@@ -47,6 +48,8 @@ pub struct Scratch {
     /// What an ICMP error quotes.
     pub quoted: Ip,
     pub quoted_l4: L4,
+    /// Where a walk along extension headers is (`parse::skb`).
+    pub rest: ip6::Rest,
     /// The packet's, or that of the packet that it quotes.
     pub tuple: Tuple,
     pub key: ConnectionKey,
@@ -111,12 +114,13 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Has what was written be there for a global function, which finds the scratch by itself, and what that writes
-    /// be read behind it: the compiler takes what a reference leads to for this function's own.
+    /// Calls a global function. Has what was written be there for it, which finds the scratch by itself ([`borrow`]), and what
+    /// it writes be read behind it: the compiler takes what a reference leads to for this function's own.
     #[inline(always)]
-    pub fn lend(&mut self) {
+    pub fn lend(&mut self, to: impl FnOnce() -> i32) -> i32 {
         // SAFETY: a register is copied to itself. That memory is not said to be left alone is what it is for.
         unsafe { asm!("{0} = {0}", inout(reg) core::ptr::from_mut(self) => _, options(nostack)) };
+        black_box(to())
     }
 
     /// The packet's tuple, key and direction, from its headers.
@@ -184,6 +188,12 @@ pub fn get() -> Option<&'static mut Scratch> {
     Some(unsafe { &mut *scratch })
 }
 
+/// What a global function does with the scratch that its caller lends.
+#[inline(always)]
+pub fn borrow(stage: impl FnOnce(&mut Scratch) -> i32) -> i32 {
+    black_box(get().map_or(PASS, stage))
+}
+
 /// Reads the IP header at an offset; false if it is malformed.
 #[inline(never)]
 pub fn read_ip4<F: Frame>(skb: *mut __sk_buff, scratch: &mut Scratch, at: u32) -> bool {
@@ -207,14 +217,16 @@ pub fn read_ip6<F: Frame>(skb: *mut __sk_buff, scratch: &mut Scratch, at: u32) -
 /// Reads the transport header; false, and all zeros, if it is malformed.
 #[inline(never)]
 pub fn read_l4<F: Frame>(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
-    scratch.l4 = L4::default();
-    // What is no value in an Option is no bytes either, and the verifier lets nobody copy those.
     scratch.well_formed = match l4::read(&F::new(skb), &scratch.ip) {
         Some(l4) => {
             scratch.l4 = l4;
             true
         }
-        None => false,
+        // What is no value in an Option is no bytes either, and the verifier lets nobody copy those.
+        None => {
+            scratch.l4 = L4::default();
+            false
+        }
     };
     scratch.well_formed
 }

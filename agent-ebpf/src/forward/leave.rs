@@ -201,8 +201,6 @@ fn find_way(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
         way.dst = ip.dst.0;
     } else {
         way.family = AF_INET;
-        way.src = [0; 16];
-        way.dst = [0; 16];
         way.src[..4].copy_from_slice(&rewrite::word(&ip.src).to_ne_bytes());
         way.dst[..4].copy_from_slice(&rewrite::word(&ip.dst).to_ne_bytes());
         if let Some([_, service]) = Head::new(skb).load::<[u8; 2]>(ip.l3) {

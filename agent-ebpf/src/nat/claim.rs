@@ -104,7 +104,7 @@ fn add(scratch: &mut Scratch) -> i32 {
             let _ = ALIASES.remove(&scratch.alias_key);
             return join(scratch);
         }
-        (*found).nat = scratch.connection.nat;
+        (*found).nat = scratch.connection.nat.by_words();
         (*found).nat_port = scratch.connection.nat_port;
         (*found).flags |= FLAG_MASQUERADED | scratch.mapping_flags;
     }
@@ -152,7 +152,7 @@ fn has_ports(proto: u8) -> bool {
 /// Makes the alias in the scratch the client's own.
 #[inline(always)]
 pub fn own(scratch: &mut Scratch) {
-    scratch.alias.addr = scratch.tuple.src;
+    scratch.alias.addr = scratch.tuple.src.by_words();
     scratch.alias.port = scratch.tuple.src_port;
     scratch.alias.takers = 0;
     // The first answer is always noted.
@@ -221,16 +221,12 @@ pub const TAKEN: i32 = 2;
 /// One attempt. The client's own port comes first.
 #[inline(always)]
 fn try_port(skb: *mut __sk_buff, scratch: &mut Scratch, attempt: u32) -> i32 {
-    scratch.lend();
-    black_box(try_port_global(skb, attempt))
+    scratch.lend(|| try_port_global(skb, attempt))
 }
 
 #[inline(never)]
 fn try_port_global(skb: *mut __sk_buff, attempt: u32) -> i32 {
-    black_box(match scratch::get() {
-        Some(scratch) => tried(skb, scratch, black_box(attempt)),
-        None => TAKEN,
-    })
+    scratch::borrow(|scratch| tried(skb, scratch, black_box(attempt)))
 }
 
 #[inline(always)]

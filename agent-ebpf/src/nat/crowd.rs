@@ -29,8 +29,8 @@ pub fn name(scratch: &mut Scratch) {
         ..
     } = scratch;
     let of = if begins { mapping_alias } else { alias_key };
-    crowd_key.src = of.src;
-    crowd_key.dst = of.dst;
+    crowd_key.src = of.src.by_words();
+    crowd_key.dst = of.dst.by_words();
     let remote = u16::from_be_bytes(of.src_port) & !*id_mask;
     crowd_key.src_port = remote.to_be_bytes();
     crowd_key.proto = of.proto;

@@ -9,7 +9,7 @@ use crate::{
     nat::keeps_source,
     parse::{icmp, ip4, ip6, l4, proto},
     rewrite::{self, End, Failed},
-    scratch::Scratch,
+    scratch::{self, Scratch},
 };
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0},
@@ -19,8 +19,18 @@ use core::mem::MaybeUninit;
 use sinabro_common::abi::{Addr, connection::FLAG_MASQUERADED, drop::DropReason};
 
 /// An error about what a pod sent, as it is outside.
-#[inline(never)]
+#[inline(always)]
 pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    scratch.lend(|| arrive_global(skb))
+}
+
+#[inline(never)]
+fn arrive_global(skb: *mut __sk_buff) -> i32 {
+    scratch::borrow(|scratch| arrived(skb, scratch))
+}
+
+#[inline(always)]
+fn arrived(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if !read(skb, scratch) || scratch.quoted.src != scratch.ip.dst {
         return PASS;
     }
@@ -39,8 +49,18 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 
 /// An error about what a pod, or the node on its way to a pod, got from outside: outside that packet had
 /// the uplink's address.
-#[inline(never)]
+#[inline(always)]
 pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    scratch.lend(|| leave_global(skb))
+}
+
+#[inline(never)]
+fn leave_global(skb: *mut __sk_buff) -> i32 {
+    scratch::borrow(|scratch| left(skb, scratch))
+}
+
+#[inline(always)]
+fn left(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let of_pod = ENDPOINTS.get_ptr(&scratch.ip.src).is_some();
     let unknown = match of_pod && !keeps_source(scratch.ip.dst) {
         true => drop(DropReason::NatProtocol),
@@ -75,8 +95,18 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 
 /// An error about what a client of a Service got from a pod of another node, on its way there: that pod got the client's
 /// packets from this node's address, in `scratch.nat`, and nothing else may come to it from here.
-#[inline(never)]
+#[inline(always)]
 pub fn cross(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    scratch.lend(|| cross_global(skb))
+}
+
+#[inline(never)]
+fn cross_global(skb: *mut __sk_buff) -> i32 {
+    scratch::borrow(|scratch| crossed(skb, scratch))
+}
+
+#[inline(always)]
+fn crossed(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if !read(skb, scratch) || scratch.quoted.src != scratch.ip.dst {
         return PASS;
     }

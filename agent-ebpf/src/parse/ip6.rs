@@ -137,14 +137,19 @@ struct Fixed {
     hop_limit: u8,
 }
 
-/// What the extension headers lead to.
-struct Rest {
+/// How far the extension headers were followed.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Rest {
+    /// Of what is behind them from the start of the frame,
     offset: u32,
-    id_at: u32,
+    /// and its length.
     left: u32,
-    next: u8,
-    options: bool,
+    /// As in [`Ip`].
+    id_at: u32,
     fragment: Fragment,
+    options: bool,
+    next: u8,
 }
 
 impl Start {
@@ -170,40 +175,47 @@ impl Start {
     }
 }
 
-/// Follows the extension headers.
+/// Follows the extension headers, if there are any.
 #[inline(always)]
 fn rest(ctx: &impl Packet, at: u32, fixed: Fixed) -> Option<Rest> {
-    let Fixed {
-        mut left, mut next, ..
-    } = fixed;
-    let mut offset = at + HEADER_LEN;
-    let mut id_at = 0;
-    let mut options = false;
-    let mut fragment = Fragment::No;
+    let mut rest = Rest {
+        offset: at + HEADER_LEN,
+        left: fixed.left,
+        id_at: 0,
+        fragment: Fragment::No,
+        options: false,
+        next: fixed.next,
+    };
+    (!is_extension(rest.next) || ctx.follow(&mut rest)).then_some(rest)
+}
+
+#[inline(always)]
+fn is_extension(next: u8) -> bool {
+    matches!(
+        next,
+        proto::HOP_BY_HOP | proto::ROUTING | proto::FRAGMENT | proto::AUTH | proto::DEST_OPTIONS
+    )
+}
+
+/// Follows the extension headers from where `rest` is, which is behind them then; false if they are malformed.
+#[inline(always)]
+pub fn follow(ctx: &impl Packet, rest: &mut Rest) -> bool {
     let mut followed = 0;
-    while followed < MAX_EXTENSIONS && fragment != Fragment::Later {
-        if !matches!(
-            next,
-            proto::HOP_BY_HOP
-                | proto::ROUTING
-                | proto::FRAGMENT
-                | proto::AUTH
-                | proto::DEST_OPTIONS
-        ) {
-            break;
+    while followed < MAX_EXTENSIONS && rest.fragment != Fragment::Later && is_extension(rest.next) {
+        if rest.left < 8 {
+            return false;
         }
-        if left < 8 {
-            return None;
-        }
-        let extension: Extension = ctx.load(offset)?;
-        let len = match next {
+        let Some(extension) = ctx.load::<Extension>(rest.offset) else {
+            return false;
+        };
+        let len = match rest.next {
             proto::FRAGMENT => {
                 let field = u16::from_be_bytes(extension.fragment);
-                id_at = offset + FRAGMENT_ID;
+                rest.id_at = rest.offset + FRAGMENT_ID;
                 if field & 0xfff8 != 0 {
-                    fragment = Fragment::Later;
+                    rest.fragment = Fragment::Later;
                 } else if field & 1 != 0 {
-                    fragment = Fragment::First;
+                    rest.fragment = Fragment::First;
                 }
                 8
             }
@@ -211,21 +223,14 @@ fn rest(ctx: &impl Packet, at: u32, fixed: Fixed) -> Option<Rest> {
             proto::AUTH => (extension.len as u32 + 2) * 4,
             _ => (extension.len as u32 + 1) * 8,
         };
-        if len > left {
-            return None;
+        if len > rest.left {
+            return false;
         }
-        left -= len;
-        offset += len;
-        options = true;
-        next = extension.next;
+        rest.left -= len;
+        rest.offset += len;
+        rest.options = true;
+        rest.next = extension.next;
         followed += 1;
     }
-    Some(Rest {
-        offset,
-        id_at,
-        left,
-        next,
-        options,
-        fragment,
-    })
+    true
 }

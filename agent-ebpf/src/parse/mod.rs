@@ -32,6 +32,14 @@ pub trait Packet {
     /// # Safety
     /// `to` may be written to. Only if this returns true is there a value.
     unsafe fn load_into<T: Header>(&self, offset: u32, to: *mut T) -> bool;
+
+    /// [`ip6::follow`], or what does the same.
+    fn follow(&self, rest: &mut ip6::Rest) -> bool
+    where
+        Self: Sized,
+    {
+        ip6::follow(self, rest)
+    }
 }
 
 /// A header as it is on the wire.

@@ -1,6 +1,6 @@
 //! The maximum segment size that the sender of a SYN announces (RFC 9293 §3.7.1).
 
-use super::{Header, Ip, Packet};
+use super::{Header, Packet};
 
 /// Length of a TCP header without options.
 pub const TCP_HEADER_LEN: u32 = 20;
@@ -33,18 +33,18 @@ struct Option4 {
 // SAFETY: bytes alone.
 unsafe impl Header for Option4 {}
 
-/// Reads it from a TCP header whose length was found right (`l4::read`); `None` if it says none where it
-/// is looked for.
+/// Reads it from the TCP header at an offset, whose length was found right (`l4::read`); `None` if it says none where
+/// it is looked for.
 #[inline(always)]
-pub fn read(ctx: &impl Packet, ip: &Ip) -> Option<Mss> {
-    let offset: u8 = ctx.load(ip.l4 + DATA_OFFSET)?;
+pub fn read(ctx: &impl Packet, tcp: u32) -> Option<Mss> {
+    let offset: u8 = ctx.load(tcp + DATA_OFFSET)?;
     let end = (offset >> 4) as u32 * 4;
     let mut at = TCP_HEADER_LEN;
     for _ in 0..LOOKED_AT {
         if at + MSS_LEN as u32 > end {
             return None;
         }
-        let option: Option4 = ctx.load(ip.l4 + at)?;
+        let option: Option4 = ctx.load(tcp + at)?;
         match option.kind {
             END => return None,
             NOP => at += 1,

@@ -1,6 +1,7 @@
 //! Frames as the kernel has them.
 
-use super::{Header, Packet};
+use super::{Header, Packet, ip6};
+use crate::scratch;
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_skb_load_bytes, programs::TcContext};
 use core::mem::MaybeUninit;
 
@@ -9,6 +10,9 @@ pub const PACKET_HOST: u32 = 0;
 
 /// Behind any headers that are read; the verifier wants to know of one.
 const MAX_OFFSET: u32 = 255;
+
+/// What [`follow_global`] says of extension headers.
+const WELL_FORMED: i32 = 1;
 
 impl Packet for TcContext {
     #[inline(always)]
@@ -27,6 +31,28 @@ impl Packet for TcContext {
         // SAFETY: the caller's promise, and the context is valid for as long as the program runs.
         unsafe { bpf_skb_load_bytes(self.skb.skb.cast(), offset, to.cast(), len) == 0 }
     }
+
+    /// Few packets have extension headers, and a loop is walked for each caller else.
+    #[inline(always)]
+    fn follow(&self, rest: &mut ip6::Rest) -> bool {
+        let Some(scratch) = scratch::get() else {
+            return false;
+        };
+        scratch.rest = *rest;
+        let is_well_formed = scratch.lend(|| follow_global(self.skb.skb)) == WELL_FORMED;
+        *rest = scratch.rest;
+        is_well_formed
+    }
+}
+
+#[inline(never)]
+fn follow_global(skb: *mut __sk_buff) -> i32 {
+    scratch::borrow(
+        |scratch| match ip6::follow(&TcContext::new(skb), &mut scratch.rest) {
+            true => WELL_FORMED,
+            false => 0,
+        },
+    )
 }
 
 /// How a frame is read.
@@ -85,6 +111,11 @@ impl Packet for Head {
         }
         // SAFETY: the caller's promise.
         unsafe { self.0.load_into(offset, to) }
+    }
+
+    #[inline(always)]
+    fn follow(&self, rest: &mut ip6::Rest) -> bool {
+        self.0.follow(rest)
     }
 }
 

@@ -229,16 +229,12 @@ fn join(scratch: &mut Scratch) -> i32 {
 /// One attempt.
 #[inline(always)]
 fn try_one(scratch: &mut Scratch, attempt: u32) -> i32 {
-    scratch.lend();
-    black_box(try_one_global(attempt))
+    scratch.lend(|| try_one_global(attempt))
 }
 
 #[inline(never)]
 fn try_one_global(attempt: u32) -> i32 {
-    black_box(match scratch::get() {
-        Some(scratch) => tried(scratch, black_box(attempt)),
-        None => NEXT,
-    })
+    scratch::borrow(|scratch| tried(scratch, black_box(attempt)))
 }
 
 #[inline(always)]

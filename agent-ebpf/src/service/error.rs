@@ -10,14 +10,24 @@ use crate::{
         error::{outer, quoted, read},
     },
     rewrite::{End, Failed},
-    scratch::Scratch,
+    scratch::{self, Scratch},
 };
 use aya_ebpf::bindings::__sk_buff;
 use sinabro_common::abi::{Addr, drop::DropReason};
 
 /// What a client says of a packet that it got from a frontend: that was the endpoint's.
-#[inline(never)]
+#[inline(always)]
 pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    scratch.lend(|| leave_global(skb))
+}
+
+#[inline(never)]
+fn leave_global(skb: *mut __sk_buff) -> i32 {
+    scratch::borrow(|scratch| left(skb, scratch))
+}
+
+#[inline(always)]
+fn left(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if !read(skb, scratch)
         || scratch.quoted.src != scratch.ip.dst
         || scratch.quoted.dst != scratch.ip.src
@@ -45,8 +55,18 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 
 /// What somebody says of a packet that a client sent to a frontend. If it is the endpoint the frontend says it;
 /// a router on the way has a name of its own.
-#[inline(never)]
+#[inline(always)]
 pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    scratch.lend(|| arrive_global(skb))
+}
+
+#[inline(never)]
+fn arrive_global(skb: *mut __sk_buff) -> i32 {
+    scratch::borrow(|scratch| arrived(skb, scratch))
+}
+
+#[inline(always)]
+fn arrived(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if !read(skb, scratch) || scratch.quoted.src != scratch.ip.dst {
         return NONE;
     }

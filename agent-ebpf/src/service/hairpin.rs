@@ -13,7 +13,7 @@ use crate::{
     nat::drop,
     parse::Fragment,
     rewrite::{self, End},
-    scratch::Scratch,
+    scratch::{self, Scratch},
 };
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_redirect, programs::TcContext};
 use sinabro_common::{
@@ -102,11 +102,26 @@ fn give_back(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 }
 
 /// What a pod answers itself.
-#[inline(never)]
+#[inline(always)]
 pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    if scratch.ip.fragment != Fragment::No || !known(scratch) {
-        return NONE;
+    scratch.lend(|| leave_global(skb))
+}
+
+#[inline(never)]
+fn leave_global(skb: *mut __sk_buff) -> i32 {
+    scratch::borrow(|scratch| left(skb, scratch))
+}
+
+#[inline(always)]
+fn left(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    match scratch.ip.fragment == Fragment::No && known(scratch) {
+        true => answered(skb, scratch),
+        false => NONE,
     }
+}
+
+#[inline(never)]
+fn answered(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let frontend = (scratch.alias.addr, scratch.alias.port);
     // The client is where it comes from.
     scratch.alias.addr = scratch.ip.src;

@@ -14,7 +14,7 @@ use crate::{
         proto,
     },
     rewrite::End,
-    scratch::Scratch,
+    scratch::{self, Scratch},
 };
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::{
@@ -113,8 +113,18 @@ fn known(scratch: &mut Scratch) -> i32 {
 }
 
 /// Notes the packet in the record that its alias leads to: [`KNOWN`], [`STALE`], or it leads nowhere any more.
-#[inline(never)]
+#[inline(always)]
 pub fn noted(scratch: &mut Scratch) -> i32 {
+    scratch.lend(|| noted_global())
+}
+
+#[inline(never)]
+fn noted_global() -> i32 {
+    scratch::borrow(note)
+}
+
+#[inline(always)]
+fn note(scratch: &mut Scratch) -> i32 {
     scratch.resolve();
     let Some(found) = connection::find(&scratch.key) else {
         return left(scratch);

@@ -12,7 +12,7 @@ use crate::{
         proto,
     },
     rewrite::{self, Failed},
-    scratch::Scratch,
+    scratch::{self, Scratch},
     stage::report,
 };
 use aya_ebpf::{
@@ -51,8 +51,18 @@ struct Pseudo {
 }
 
 /// Sends the answer for `scratch.reason`, or drops the packet for it.
-#[inline(never)]
+#[inline(always)]
 pub fn refuse(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    scratch.lend(|| refuse_global(skb))
+}
+
+#[inline(never)]
+fn refuse_global(skb: *mut __sk_buff) -> i32 {
+    scratch::borrow(|scratch| refused(skb, scratch))
+}
+
+#[inline(always)]
+fn refused(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let is_reset = scratch.ip.proto == proto::TCP && scratch.l4.tcp_flags & TCP_RST != 0;
     let is_answered = scratch.ip.fragment == Fragment::No && !scratch.ip.options && !is_reset;
     let made = match scratch.ip.proto {

@@ -20,10 +20,11 @@ use crate::{
 };
 use aya_ebpf::{
     EbpfContext as _,
-    bindings::BPF_F_CURRENT_NETNS,
+    bindings::{__sk_buff, BPF_F_CURRENT_NETNS},
     helpers::{bpf_sk_release, bpf_skc_lookup_tcp},
     programs::TcContext,
 };
+use core::hint::black_box;
 use sinabro_common::abi::drop::DropReason;
 
 /// Where a TCP header has its flags.
@@ -49,22 +50,24 @@ pub fn to_the_ways_out(ctx: &TcContext, ip: &Ip) -> Action {
     match PATH_MTU.get(0).map(|mtu| mtu.saturating_sub(headers)) {
         // Not known yet.
         None | Some(0) => Ok(PASS),
-        Some(most) => lower(ctx, ip, most as u16),
+        Some(most) => match black_box(lower_global(ctx.skb.skb, ip.l4, most)) {
+            PASS => Ok(PASS),
+            _ => Err(DropReason::RewriteFailed),
+        },
     }
 }
 
-#[inline(always)]
-fn lower(ctx: &TcContext, ip: &Ip, most: u16) -> Action {
-    match mss::read(ctx, ip) {
+/// Of a TCP header at an offset. Gives [`PASS`], or zero if the packet could not be written to.
+#[inline(never)]
+fn lower_global(skb: *mut __sk_buff, tcp: u32, most: u32) -> i32 {
+    let (ctx, tcp, most) = (TcContext::new(skb), black_box(tcp), black_box(most) as u16);
+    let lowered = match mss::read(&ctx, tcp) {
         Some(mss) if u16::from_be_bytes(mss.value) > most => {
-            let to = most.to_be_bytes();
-            match rewrite::in_tcp_header(ctx, ip, mss.offset, mss.value, to) {
-                Ok(()) => Ok(PASS),
-                Err(rewrite::Failed) => Err(DropReason::RewriteFailed),
-            }
+            rewrite::in_tcp_header(&ctx, tcp, mss.offset, mss.value, most.to_be_bytes())
         }
-        _ => Ok(PASS),
-    }
+        _ => Ok(()),
+    };
+    black_box(lowered.map_or(0, |()| PASS))
 }
 
 /// Whether a packet begins a connection.

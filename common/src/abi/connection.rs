@@ -432,13 +432,13 @@ impl Tuple {
         let from_high = self.is_from_high();
         key.proto = self.proto;
         if from_high {
-            key.low = self.dst;
-            key.high = self.src;
+            key.low = self.dst.by_words();
+            key.high = self.src.by_words();
             key.low_port = self.dst_port;
             key.high_port = self.src_port;
         } else {
-            key.low = self.src;
-            key.high = self.dst;
+            key.low = self.src.by_words();
+            key.high = self.dst.by_words();
             key.low_port = self.src_port;
             key.high_port = self.dst_port;
         }
@@ -448,8 +448,8 @@ impl Tuple {
     /// [`Self::reversed`].
     #[inline(always)]
     pub fn write_reversed(&self, to: &mut Self) {
-        to.src = self.dst;
-        to.dst = self.src;
+        to.src = self.dst.by_words();
+        to.dst = self.src.by_words();
         to.src_port = self.dst_port;
         to.dst_port = self.src_port;
         to.proto = self.proto;
@@ -459,7 +459,7 @@ impl Tuple {
     #[inline(always)]
     pub fn write_reply_to(&self, addr: &Addr, port: [u8; 2], to: &mut Self) {
         self.write_reversed(to);
-        to.dst = *addr;
+        to.dst = addr.by_words();
         to.set_dst_port(port);
     }
 

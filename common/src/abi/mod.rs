@@ -54,6 +54,13 @@ impl Addr {
         }
     }
 
+    /// A copy, read as by [`Self::at`]: where one place may overlap the other the compiler makes that call, too.
+    #[inline(always)]
+    pub const fn by_words(&self) -> Self {
+        // SAFETY: a reference leads to an address.
+        unsafe { Self::at(self) }
+    }
+
     /// Of words as they lie in memory.
     #[inline(always)]
     const fn of_words(words: [u32; 4]) -> Self {

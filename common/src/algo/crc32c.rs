@@ -12,8 +12,9 @@ const POLYNOMIAL: u32 = 0x82f6_3b78;
 const DIGITS: usize = 5;
 
 /// x to the power of 8 · 16ⁱ · d, at 16 · i + d: what a digit d at place i of a number of bytes multiplies a register by.
-const POWERS: [u32; 16 * DIGITS] = {
-    let mut powers = [0x8000_0000; 16 * DIGITS];
+/// More than there are digits, so that a mask makes an index of any number.
+const POWERS: [u32; 128] = {
+    let mut powers = [0x8000_0000; 128];
     // Of one byte at this place.
     let mut factor = 0x0080_0000;
     let mut place = 0;
@@ -46,8 +47,7 @@ const fn product(a: u32, mut b: u32) -> u32 {
 /// digit of a number of bytes.
 #[inline(always)]
 pub fn times(register: u32, power: u32) -> u32 {
-    let power = POWERS.get(power as usize).copied();
-    product(register, power.unwrap_or(0))
+    product(register, POWERS[power as usize % POWERS.len()])
 }
 
 /// The checksum of a packet in which two bytes, `behind` bytes in front of its end, became others by `change`, the

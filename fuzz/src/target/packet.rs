@@ -32,7 +32,7 @@ pub fn run(bytes: &[u8]) -> bool {
     if ip.proto == proto::TCP
         && ip.fragment == Fragment::No
         && l4.is_some()
-        && let Some(mss) = mss::read(&frame, &ip)
+        && let Some(mss) = mss::read(&frame, ip.l4)
     {
         // Inside the header that was found right, behind its kind and length.
         let header = &bytes[ip.l4 as usize..(ip.l4 + ip.l4_len) as usize];
