@@ -171,7 +171,7 @@ pub fn cross(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
     if let Some(found) = connection::find(&scratch.key) {
         // SAFETY: a value that the map just gave.
         let known = unsafe {
-            match begins && connection::stage(found, proto).is_closed() {
+            match connection::begins_again(found, proto, scratch.l4.tcp_flags) {
                 true => OVER,
                 false => noted(found, scratch),
             }

@@ -141,8 +141,7 @@ fn known(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         // Closed before this packet: who goes on sending takes back the other end's reset.
         let again = kind == FLAG_MASQUERADED
             && is_from_client
-            && begins(scratch)
-            && connection::stage(found, proto::TCP).is_closed();
+            && connection::begins_again(found, scratch.key.proto, flags);
         let noted = match again {
             true => Noted::Over,
             false => connection::note(found, scratch.key.proto, scratch.from_high, flags),

@@ -57,7 +57,13 @@ pub fn delivered(scratch: &mut Scratch, sender: u32) -> u32 {
     scratch.identify();
     if let Some(found) = connection::find(&scratch.key) {
         // SAFETY: a value that the map just gave.
-        match unsafe { note(found, scratch) } {
+        let noted = unsafe {
+            match connection::begins_again(found, scratch.key.proto, scratch.l4.tcp_flags) {
+                true => Noted::Over,
+                false => note(found, scratch),
+            }
+        };
+        match noted {
             Noted::Over => connection::remove(&scratch.key),
             Noted::Changed => {
                 connection::changed(scratch);
@@ -107,9 +113,9 @@ pub fn known(scratch: &mut Scratch) -> u32 {
         if kind == 0 {
             return DIRECT;
         }
-        let begins =
-            scratch.key.proto == proto::TCP && ct_state::begins(proto::TCP, scratch.l4.tcp_flags);
-        let again = begins && connection::stage(found, proto::TCP).is_closed();
+        let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
+        let begins = proto == proto::TCP && ct_state::begins(proto, flags);
+        let again = connection::begins_again(found, proto, flags);
         match kind {
             FLAG_SERVICE if is_answer(found, scratch.from_high) => {
                 show_frontend(found, scratch);

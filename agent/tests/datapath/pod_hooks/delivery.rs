@@ -1,6 +1,7 @@
 //! Where packets go that may pass.
 
 use super::*;
+use crate::{packet::FIN, uplink_hooks::age};
 
 #[test]
 fn a_pods_own_packets_pass_and_are_counted() {
@@ -156,6 +157,33 @@ fn replies_to_what_the_stack_delivered_go_back_through_it() {
         }
         let a = w.datapath.pod_counters(w.a.ifindex).unwrap().unwrap();
         assert_eq!(a.rx_packets, 4);
+    });
+}
+
+#[test]
+fn a_connection_by_the_ports_of_one_that_is_closed_is_a_new_one() {
+    world(|w| {
+        for (src, dst) in w.pairs() {
+            let come = |flags| {
+                let ip = packet::tcp((dst, 4000), (src, 80), flags, b"");
+                let frame = packet::eth(w.a.mac, HOST_MAC, ip.kind(), &ip.bytes());
+                assert_eq!(w.programs.run("pod_in", w.a.ifindex, &frame).0, PASS);
+            };
+            let answer = |flags| {
+                let ip = packet::tcp((src, 80), (dst, 4000), flags, b"");
+                w.passes(&w.frame_of_a(&ip), "an answer");
+            };
+            for _ in 0..2 {
+                come(SYN);
+                answer(SYN | ACK);
+                come(ACK);
+                // Longer than a closed connection is remembered.
+                age(600);
+                answer(ACK);
+                come(FIN | ACK);
+                answer(FIN | ACK);
+            }
+        }
     });
 }
 

@@ -39,6 +39,31 @@ fn connections_from_outside_keep_the_pods_address() {
 }
 
 #[test]
+fn who_connects_again_by_the_same_port_is_answered_as_before() {
+    const FIN: u8 = 0x01;
+    world(|w| {
+        let come = |flags| {
+            w.come(&packet::tcp((FAR, 4000), (w.a.v4, 80), flags, b""))
+                .0
+        };
+        let answer = |flags| {
+            let ip = packet::tcp((w.a.v4, 80), (FAR, 4000), flags, b"");
+            assert_eq!(w.out(&ip), (PASS, World::frame(&ip)));
+        };
+        for _ in 0..2 {
+            assert_eq!(come(SYN), PASS);
+            answer(SYN | ACK);
+            assert_eq!(come(ACK), PASS);
+            // Longer than a closed connection is remembered.
+            age(600);
+            answer(ACK);
+            assert_eq!(come(FIN | ACK), PASS);
+            answer(FIN | ACK);
+        }
+    });
+}
+
+#[test]
 fn ports_run_out_for_one_destination_and_not_for_another() {
     world(|w| {
         let mut config = kit::node_config();
