@@ -139,10 +139,10 @@ impl Namespace {
                     prctl::set_pdeathsig(Signal::SIGKILL)?;
                 }
                 nix::unistd::setsid()?;
-                // Who starts it may block signals to wait for them; this one is to get its own.
-                Ok(SigSet::empty().thread_set_mask()?)
+                Ok(())
             });
         }
+        unblock_signals(&mut command);
         let (reply, spawned) = channel();
         let program = command.get_program().to_owned();
         self.jobs
@@ -157,6 +157,15 @@ impl Namespace {
             .and_then(|()| spawned.recv().ok())
             .ok_or_else(|| anyhow!("the worker thread of {} is gone", self.name()))?
             .with_context(|| format!("cannot start {} on {}", program.display(), self.name()))
+    }
+}
+
+/// Has a program begin with no signal blocked: who starts it may block signals to wait for them, and this one is to get
+/// its own.
+pub fn unblock_signals(command: &mut Command) {
+    // SAFETY: only an async-signal-safe system call.
+    unsafe {
+        command.pre_exec(|| Ok(SigSet::empty().thread_set_mask()?));
     }
 }
 
@@ -181,4 +190,26 @@ fn enter(net: &NetNs, mnt: &OwnedFd) -> Result<()> {
     unshare(CloneFlags::CLONE_FS).context("cannot unshare the working directory")?;
     setns(mnt, CloneFlags::CLONE_NEWNS).context("cannot enter the mount namespace")?;
     setns(net, CloneFlags::CLONE_NEWNET).context("cannot enter the network namespace")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_gets_signals_that_who_starts_it_blocks() {
+        let mut blocked = SigSet::empty();
+        blocked.add(Signal::SIGTERM);
+        blocked.thread_block().unwrap();
+        let mut command = Command::new("grep");
+        command.args(["SigBlk", "/proc/self/status"]);
+        let of = |command: &mut Command| {
+            let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+            u64::from_str_radix(said.split_whitespace().last().unwrap(), 16).unwrap()
+        };
+        assert_ne!(of(&mut command), 0);
+        unblock_signals(&mut command);
+        assert_eq!(of(&mut command), 0);
+        blocked.thread_unblock().unwrap();
+    }
 }

@@ -10,7 +10,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use sinabro_lab::Place;
+use sinabro_lab::{Place, namespace::unblock_signals};
 use sinabro_netlink::NetNs;
 use std::{
     fs::{self, File},
@@ -170,6 +170,7 @@ impl Machine {
         command
             .args(["-t", &pid, "-n", "-m", "-p", "-u", "-i", "-C", "--"])
             .arg(program.as_ref());
+        unblock_signals(&mut command);
         Cgroup::of(&self.name)?.join(&mut command)?;
         Ok(command)
     }
@@ -180,6 +181,7 @@ impl Machine {
         command
             .args(["-t", &self.require()?.to_string(), "-n", "--"])
             .arg(program.as_ref());
+        unblock_signals(&mut command);
         Ok(command)
     }
 

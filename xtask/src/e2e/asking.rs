@@ -9,9 +9,10 @@ use super::{
     pods::{IMAGE, KubePod},
     world::{NAMESPACE, World},
 };
-use crate::cluster::Family;
+use crate::cluster::{Family, Proxy};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use serde_json::{Value, json};
+use sinabro_lab::Place;
 use std::{
     collections::BTreeSet,
     fs::{self, File},
@@ -148,6 +149,8 @@ impl<'a> Asking<'a> {
         service: &[IpAddr],
     ) -> Result<Self> {
         // Detached: what kubectl starts ends with the API server.
+        let asked_on = [&pod.place, &other.place, &world.cluster.place(node)?];
+        is_led(world, &asked_on, service)?;
         let in_pod = script(service, STOP);
         let detached = format!("setsid bash -c '{in_pod}' > {LOG} 2>&1 < /dev/null &");
         let exec = ["-n", NAMESPACE, "exec", &pod.name, "--", "bash", "-c"];
@@ -231,6 +234,26 @@ impl Drop for Asking<'_> {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// Waits for kube-proxy, which may not have heard of the Service: after the API server was away it asks again as late as half
+/// a minute later. Who asks before has the whole connection go where no rule led its first packet. Sinabro's own Services are
+/// there at once, or it is a failure.
+fn is_led(world: &World, from: &[&Place], service: &[IpAddr]) -> Result<()> {
+    if world.cluster.variant().proxy == Proxy::None {
+        return Ok(());
+    }
+    for (place, address) in from
+        .iter()
+        .flat_map(|place| service.iter().map(move |address| (place, address)))
+    {
+        let target = SocketAddr::new(*address, TCP_PORT);
+        world.wait(
+            &format!("{} to reach Service {target}", place.name()),
+            || Ok(place.run(|| ask_tcp(target)).is_ok().then_some(())),
+        )?;
+    }
+    Ok(())
 }
 
 /// Asks in turns, by TCP and UDP, and writes a line for each: `ok` and the name of who answered, or why
