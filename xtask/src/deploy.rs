@@ -272,7 +272,6 @@ fn agents(kubectl: &impl Fn(&[&str]) -> Command) -> Result<Vec<(String, String)>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt as _;
 
     /// Programs that write down how they are called, and answer as the real ones would.
     struct StandIns {
@@ -314,8 +313,12 @@ true"#;
                 let path = dir.path().join(name);
                 let at = dir.path().display();
                 let text = format!("#!/bin/sh\ncd {at}\necho \"{name} $*\" >>log\n{body}\n");
-                fs::write(&path, text).unwrap();
-                fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+                let source = dir.path().join(format!("{name}.text"));
+                fs::write(&source, text).unwrap();
+                // By a process of its own: what this one has open for writing, the processes that other tests start at that
+                // moment have too, and nothing is executed that anybody writes to (ETXTBSY).
+                let mut install = Command::new("install");
+                output(install.args(["-m", "755"]).args([&source, &path])).unwrap();
                 path
             };
             let tools = Tools {
