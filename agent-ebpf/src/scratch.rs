@@ -194,6 +194,23 @@ pub fn borrow(stage: impl FnOnce(&mut Scratch) -> i32) -> i32 {
     black_box(get().map_or(PASS, stage))
 }
 
+/// A function that is verified by itself: the first calls the second, which does the third with the scratch that it finds.
+macro_rules! verified_once {
+    ($(#[$doc:meta])* pub fn $name:ident = $global:ident($stage:ident);) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+            scratch.lend(|| $global(skb))
+        }
+
+        #[inline(never)]
+        fn $global(skb: *mut __sk_buff) -> i32 {
+            scratch::borrow(|scratch| $stage(skb, scratch))
+        }
+    };
+}
+pub(crate) use verified_once;
+
 /// Reads the IP header at an offset; false if it is malformed.
 #[inline(never)]
 pub fn read_ip4<F: Frame>(skb: *mut __sk_buff, scratch: &mut Scratch, at: u32) -> bool {

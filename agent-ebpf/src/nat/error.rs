@@ -9,7 +9,7 @@ use crate::{
     nat::keeps_source,
     parse::{icmp, ip4, ip6, l4, proto},
     rewrite::{self, End, Failed},
-    scratch::{self, Scratch},
+    scratch::{self, Scratch, verified_once},
 };
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0},
@@ -18,15 +18,9 @@ use aya_ebpf::{
 use core::mem::MaybeUninit;
 use sinabro_common::abi::{Addr, connection::FLAG_MASQUERADED, drop::DropReason};
 
-/// An error about what a pod sent, as it is outside.
-#[inline(always)]
-pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    scratch.lend(|| arrive_global(skb))
-}
-
-#[inline(never)]
-fn arrive_global(skb: *mut __sk_buff) -> i32 {
-    scratch::borrow(|scratch| arrived(skb, scratch))
+verified_once! {
+    /// An error about what a pod sent, as it is outside.
+    pub fn arrive = arrive_global(arrived);
 }
 
 #[inline(always)]
@@ -47,16 +41,10 @@ fn arrived(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     finish(quoted(skb, scratch, End::Source).and_then(|()| outer(skb, scratch, End::Destination)))
 }
 
-/// An error about what a pod, or the node on its way to a pod, got from outside: outside that packet had
-/// the uplink's address.
-#[inline(always)]
-pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    scratch.lend(|| leave_global(skb))
-}
-
-#[inline(never)]
-fn leave_global(skb: *mut __sk_buff) -> i32 {
-    scratch::borrow(|scratch| left(skb, scratch))
+verified_once! {
+    /// An error about what a pod, or the node on its way to a pod, got from outside: outside that packet had
+    /// the uplink's address.
+    pub fn leave = leave_global(left);
 }
 
 #[inline(always)]
@@ -93,16 +81,10 @@ fn left(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     })
 }
 
-/// An error about what a client of a Service got from a pod of another node, on its way there: that pod got the client's
-/// packets from this node's address, in `scratch.nat`, and nothing else may come to it from here.
-#[inline(always)]
-pub fn cross(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    scratch.lend(|| cross_global(skb))
-}
-
-#[inline(never)]
-fn cross_global(skb: *mut __sk_buff) -> i32 {
-    scratch::borrow(|scratch| crossed(skb, scratch))
+verified_once! {
+    /// An error about what a client of a Service got from a pod of another node, on its way there: that pod got the client's
+    /// packets from this node's address, in `scratch.nat`, and nothing else may come to it from here.
+    pub fn cross = cross_global(crossed);
 }
 
 #[inline(always)]

@@ -115,6 +115,9 @@ unsafe fn noted(found: *mut Connection, scratch: &mut Scratch) -> i32 {
             return PASS;
         }
         let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
+        if connection::begins_again(found, proto, flags) {
+            return OVER;
+        }
         match connection::note(found, proto, scratch.from_high, flags) {
             Noted::Over => return OVER,
             Noted::Changed => {
@@ -170,19 +173,13 @@ pub fn cross(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
     let begins = ct_state::begins(proto, scratch.l4.tcp_flags);
     if let Some(found) = connection::find(&scratch.key) {
         // SAFETY: a value that the map just gave.
-        let known = unsafe {
-            match connection::begins_again(found, proto, scratch.l4.tcp_flags) {
-                true => OVER,
-                false => noted(found, scratch),
+        match unsafe { noted(found, scratch) } {
+            OVER if claim::renew(scratch) => return KNOWN,
+            OVER => {
+                claim::forget(scratch);
             }
-        };
-        if known != OVER {
-            return known;
+            known => return known,
         }
-        if claim::renew(scratch) {
-            return KNOWN;
-        }
-        claim::forget(scratch);
     }
     let is_carried = is_carried(config, scratch);
     if !begins && !is_carried {

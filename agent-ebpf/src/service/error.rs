@@ -10,20 +10,14 @@ use crate::{
         error::{outer, quoted, read},
     },
     rewrite::{End, Failed},
-    scratch::{self, Scratch},
+    scratch::{self, Scratch, verified_once},
 };
 use aya_ebpf::bindings::__sk_buff;
 use sinabro_common::abi::{Addr, drop::DropReason};
 
-/// What a client says of a packet that it got from a frontend: that was the endpoint's.
-#[inline(always)]
-pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    scratch.lend(|| leave_global(skb))
-}
-
-#[inline(never)]
-fn leave_global(skb: *mut __sk_buff) -> i32 {
-    scratch::borrow(|scratch| left(skb, scratch))
+verified_once! {
+    /// What a client says of a packet that it got from a frontend: that was the endpoint's.
+    pub fn leave = leave_global(left);
 }
 
 #[inline(always)]
@@ -53,16 +47,10 @@ fn left(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
 }
 
-/// What somebody says of a packet that a client sent to a frontend. If it is the endpoint the frontend says it;
-/// a router on the way has a name of its own.
-#[inline(always)]
-pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    scratch.lend(|| arrive_global(skb))
-}
-
-#[inline(never)]
-fn arrive_global(skb: *mut __sk_buff) -> i32 {
-    scratch::borrow(|scratch| arrived(skb, scratch))
+verified_once! {
+    /// What somebody says of a packet that a client sent to a frontend. If it is the endpoint the frontend says it;
+    /// a router on the way has a name of its own.
+    pub fn arrive = arrive_global(arrived);
 }
 
 #[inline(always)]

@@ -13,7 +13,7 @@ use crate::{
     nat::drop,
     parse::Fragment,
     rewrite::{self, End},
-    scratch::{self, Scratch},
+    scratch::{self, Scratch, verified_once},
 };
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_redirect, programs::TcContext};
 use sinabro_common::{
@@ -101,15 +101,9 @@ fn give_back(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     unsafe { bpf_redirect((*skb).ifindex, 0) as i32 }
 }
 
-/// What a pod answers itself.
-#[inline(always)]
-pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    scratch.lend(|| leave_global(skb))
-}
-
-#[inline(never)]
-fn leave_global(skb: *mut __sk_buff) -> i32 {
-    scratch::borrow(|scratch| left(skb, scratch))
+verified_once! {
+    /// What a pod answers itself.
+    pub fn leave = leave_global(left);
 }
 
 #[inline(always)]

@@ -12,7 +12,7 @@ use crate::{
         proto,
     },
     rewrite::{self, Failed},
-    scratch::{self, Scratch},
+    scratch::{self, Scratch, verified_once},
     stage::report,
 };
 use aya_ebpf::{
@@ -50,15 +50,9 @@ struct Pseudo {
     proto: [u8; 4],
 }
 
-/// Sends the answer for `scratch.reason`, or drops the packet for it.
-#[inline(always)]
-pub fn refuse(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    scratch.lend(|| refuse_global(skb))
-}
-
-#[inline(never)]
-fn refuse_global(skb: *mut __sk_buff) -> i32 {
-    scratch::borrow(|scratch| refused(skb, scratch))
+verified_once! {
+    /// Sends the answer for `scratch.reason`, or drops the packet for it.
+    pub fn refuse = refuse_global(refused);
 }
 
 #[inline(always)]

@@ -119,7 +119,8 @@ fn a_sender_is_blocked_by_a_reader_that_never_reads_and_nothing_is_lost() {
                 println!("{message}, small buffer: {small:?}");
                 assert!(small.queue_full > 0, "{small:?}, {:?}", w.all_counters());
                 assert!(small.redirected_bytes <= 1 << 16, "{small:?}");
-                assert!(small.bytes < usual.bytes, "{small:?}");
+                // How much goes to TCP behind that is TCP's affair: of single bytes it is about the same.
+                assert!(small.redirected_bytes < usual.redirected_bytes, "{small:?}");
             }
         }
     });

@@ -304,6 +304,34 @@ fn the_hosts_own_connections_keep_their_ports_until_somebody_has_them() {
     });
 }
 
+#[test]
+fn a_socket_of_the_host_that_connects_again_by_a_taken_port_goes_on() {
+    const FIN: u8 = 0x01;
+    world(|w| {
+        for (pod, node, far) in families(&w) {
+            let to = (far, 443);
+            w.sent(&make(TCP, (pod, 62020), to));
+            let send = |flags| see(&w.host_out(&packet::tcp((node, 62020), to, flags, b"")).1);
+            for _ in 0..2 {
+                let begun = send(SYN);
+                let port = begun.ports.0;
+                assert_ne!(port, 62020);
+                let come = |flags| {
+                    let back = w.received(&packet::tcp(to, (node, port), flags, b""));
+                    assert_eq!((back.dst, back.ports.1), (node, 62020));
+                };
+                come(SYN | ACK);
+                assert_eq!(send(ACK).ports.0, port);
+                // Longer than a closed connection is remembered.
+                age(600);
+                assert_eq!(send(ACK).ports.0, port);
+                come(FIN | ACK);
+                assert_eq!(send(FIN | ACK).ports.0, port);
+            }
+        }
+    });
+}
+
 /// The port that one socket of the host was given is no other's of it, as long as its connection goes on.
 #[test]
 fn two_sockets_of_the_host_never_have_one_port_outside() {
