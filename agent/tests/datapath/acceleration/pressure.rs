@@ -119,8 +119,9 @@ fn a_sender_is_blocked_by_a_reader_that_never_reads_and_nothing_is_lost() {
                 println!("{message}, small buffer: {small:?}");
                 assert!(small.queue_full > 0, "{small:?}, {:?}", w.all_counters());
                 assert!(small.redirected_bytes <= 1 << 16, "{small:?}");
-                // How much goes to TCP behind that is TCP's affair: of single bytes it is about the same.
                 assert!(small.redirected_bytes < usual.redirected_bytes, "{small:?}");
+                // What TCP takes behind that is its own affair: of single bytes that is nearly all, and about the same.
+                assert!(message == 1 || small.bytes < usual.bytes, "{small:?}");
             }
         }
     });
