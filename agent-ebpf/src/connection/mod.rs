@@ -172,6 +172,26 @@ pub unsafe fn note(
     }
 }
 
+/// As [`note`], but a connection is over, too, if the packet [begins another](begins_again) by its ports.
+///
+/// # Safety
+/// As in [`note`].
+#[inline(always)]
+pub unsafe fn note_or_begin_again(
+    connection: *mut Connection,
+    proto: u8,
+    from_high: bool,
+    tcp_flags: u8,
+) -> Noted {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match begins_again(connection, proto, tcp_flags) {
+            true => Noted::Over,
+            false => note(connection, proto, from_high, tcp_flags),
+        }
+    }
+}
+
 /// # Safety
 /// As in [`note`].
 #[inline(always)]
@@ -262,7 +282,7 @@ pub unsafe fn makes_way(connection: *const Connection, proto: u8, pause_ns: u64)
 /// answered, its port may be another's soon, or not after all. Its mapping is noted with it.
 #[inline(always)]
 pub fn changed(scratch: &mut Scratch) {
-    scratch.lend(|| changed_global());
+    scratch.lend(changed_global);
 }
 
 #[inline(never)]

@@ -204,10 +204,7 @@ fn inbound(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
             if (*found).flags & FLAG_INBOUND == 0 {
                 return PASS;
             }
-            match connection::begins_again(found, proto, flags) {
-                true => Noted::Over,
-                false => connection::note(found, proto, scratch.from_high, flags),
-            }
+            connection::note_or_begin_again(found, proto, scratch.from_high, flags)
         };
         match noted {
             Noted::Over => {

@@ -115,7 +115,7 @@ fn known(scratch: &mut Scratch) -> i32 {
 /// Notes the packet in the record that its alias leads to: [`KNOWN`], [`STALE`], or it leads nowhere any more.
 #[inline(always)]
 pub fn noted(scratch: &mut Scratch) -> i32 {
-    scratch.lend(|| noted_global())
+    scratch.lend(noted_global)
 }
 
 #[inline(never)]

@@ -23,7 +23,7 @@ use aya_ebpf::programs::TcContext;
 use sinabro_common::{
     abi::{
         config::NodeConfig,
-        connection::{Connection, FLAG_SERVICE, FLAG_STACK, OUTSIDE_SHARE},
+        connection::{FLAG_SERVICE, FLAG_STACK, OUTSIDE_SHARE},
     },
     algo::ct_state,
 };
@@ -58,10 +58,8 @@ pub fn delivered(scratch: &mut Scratch, sender: u32) -> u32 {
     if let Some(found) = connection::find(&scratch.key) {
         // SAFETY: a value that the map just gave.
         let noted = unsafe {
-            match connection::begins_again(found, scratch.key.proto, scratch.l4.tcp_flags) {
-                true => Noted::Over,
-                false => note(found, scratch),
-            }
+            let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
+            connection::note_or_begin_again(found, proto, scratch.from_high, flags)
         };
         match noted {
             Noted::Over => connection::remove(&scratch.key),
@@ -73,15 +71,6 @@ pub fn delivered(scratch: &mut Scratch, sender: u32) -> u32 {
         }
     }
     begin(scratch, sender)
-}
-
-/// # Safety
-/// `found` is a value that the map gave in this run of the program.
-#[inline(always)]
-unsafe fn note(found: *mut Connection, scratch: &Scratch) -> Noted {
-    let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
-    // SAFETY: the caller's promise.
-    unsafe { connection::note(found, proto, scratch.from_high, flags) }
 }
 
 #[inline(never)]
@@ -131,7 +120,7 @@ pub fn known(scratch: &mut Scratch) -> u32 {
         }
         match again {
             true => Noted::Over,
-            false => note(found, scratch),
+            false => connection::note(found, proto, scratch.from_high, flags),
         }
     };
     match noted {

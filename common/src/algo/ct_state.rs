@@ -31,10 +31,10 @@ pub const fn next(state: u8, proto: u8, tcp_flags: u8) -> u8 {
     let others = tcp_flags & TCP_FLAG_ACK
         | (tcp_flags & TCP_FLAG_FIN) << 2
         | (tcp_flags & TCP_FLAG_RST) << 1;
-    let is_syn = tcp_flags & TCP_FLAG_SYN;
+    let syn = tcp_flags & TCP_FLAG_SYN;
     // All ones if it is none.
-    let unless_syn = (is_syn >> 1).wrapping_sub(1);
-    state | SEEN | is_syn | others & unless_syn
+    let unless_syn = (syn >> 1).wrapping_sub(1);
+    state | SEEN | syn | others & unless_syn
 }
 
 /// Whether a packet asks for a connection: a SYN without ACK. Of another protocol any packet does.

@@ -148,9 +148,9 @@ impl<'a> Asking<'a> {
         node: &str,
         service: &[IpAddr],
     ) -> Result<Self> {
+        let asked_from = [&pod.place, &other.place, &world.cluster.place(node)?];
+        wait_for_proxy(world, &asked_from, service)?;
         // Detached: what kubectl starts ends with the API server.
-        let asked_on = [&pod.place, &other.place, &world.cluster.place(node)?];
-        is_led(world, &asked_on, service)?;
         let in_pod = script(service, STOP);
         let detached = format!("setsid bash -c '{in_pod}' > {LOG} 2>&1 < /dev/null &");
         let exec = ["-n", NAMESPACE, "exec", &pod.name, "--", "bash", "-c"];
@@ -239,19 +239,18 @@ impl Drop for Asking<'_> {
 /// Waits for kube-proxy, which may not have heard of the Service: after the API server was away it asks again as late as half
 /// a minute later. Who asks before has the whole connection go where no rule led its first packet. Sinabro's own Services are
 /// there at once, or it is a failure.
-fn is_led(world: &World, from: &[&Place], service: &[IpAddr]) -> Result<()> {
+fn wait_for_proxy(world: &World, from: &[&Place], service: &[IpAddr]) -> Result<()> {
     if world.cluster.variant().proxy == Proxy::None {
         return Ok(());
     }
-    for (place, address) in from
-        .iter()
-        .flat_map(|place| service.iter().map(move |address| (place, address)))
-    {
-        let target = SocketAddr::new(*address, TCP_PORT);
-        world.wait(
-            &format!("{} to reach Service {target}", place.name()),
-            || Ok(place.run(|| ask_tcp(target)).is_ok().then_some(())),
-        )?;
+    for place in from {
+        for address in service {
+            let target = SocketAddr::new(*address, TCP_PORT);
+            let what = format!("{} to reach Service {target}", place.name());
+            world.wait(&what, || {
+                Ok(place.run(|| ask_tcp(target)).is_ok().then_some(()))
+            })?;
+        }
     }
     Ok(())
 }

@@ -40,7 +40,6 @@ fn connections_from_outside_keep_the_pods_address() {
 
 #[test]
 fn who_connects_again_by_the_same_port_is_answered_as_before() {
-    const FIN: u8 = 0x01;
     world(|w| {
         let come = |flags| {
             w.come(&packet::tcp((FAR, 4000), (w.a.v4, 80), flags, b""))

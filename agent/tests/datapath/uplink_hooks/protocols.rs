@@ -306,7 +306,6 @@ fn the_hosts_own_connections_keep_their_ports_until_somebody_has_them() {
 
 #[test]
 fn a_socket_of_the_host_that_connects_again_by_a_taken_port_goes_on() {
-    const FIN: u8 = 0x01;
     world(|w| {
         for (pod, node, far) in families(&w) {
             let to = (far, 443);
