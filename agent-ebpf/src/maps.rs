@@ -104,6 +104,9 @@ pub static NATIVE_COUNTERS: PerCpuHashMap<Addr, NativeCounters> =
 pub static PATH_MTU: Array<u32> = Array::pinned(1, 0);
 
 #[map]
+pub static UPLINK_MTU: Array<u32> = Array::pinned(1, 0);
+
+#[map]
 pub static NON_MASQUERADE_BEFORE: LpmTrie<Addr, u8> = LpmTrie::pinned(MAX_NON_MASQUERADE_BEFORE, 0);
 
 #[map]

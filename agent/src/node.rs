@@ -14,9 +14,10 @@ pub use uplink::Uplink;
 use crate::{
     config::Settings,
     datapath::PortSet,
+    handover::ServiceProxy,
     plan::{
-        Facts, Node, OverlaySettings, PlanError, UdpMapping, facts::NodeProblem, non_masquerade,
-        own_device,
+        Facts, Node, OverlayMode, OverlaySettings, PlanError, Routing, UdpMapping,
+        facts::NodeProblem, non_masquerade, own_device,
     },
     troubles::trouble,
 };
@@ -65,8 +66,10 @@ pub struct NodeState {
     pub pod_cidrs: Vec<IpNet>,
     /// The first is the overlay's.
     pub uplinks: Vec<Uplink>,
-    /// MTU of the pods' interfaces.
+    /// MTU of all that pods send out of the node: the tunnels', or, where it need not be in one, the uplink's.
     pub mtu: u32,
+    /// MTU inside of the tunnels.
+    pub tunnel_mtu: u32,
     /// Whether packets get the addresses of uplinks, of each family.
     pub masquerade: Masquerade,
     pub udp_mapping: UdpMapping,
@@ -98,7 +101,7 @@ impl NodeState {
         let links = uplink::find(settings, node, &mut conn, &here)?;
         // Both lists have a first entry: own_entry and uplink::find made sure.
         let first = &links[0];
-        // The overlay's own plan decides the MTU, so that pods and tunnel cannot disagree.
+        // The overlay's own plan decides the tunnels' MTU, so that pods and tunnel cannot disagree.
         let device = own_device(facts, &overlay_settings(settings, first.mtu))?;
         let masquerade = Masquerade::of(settings, node);
         let mut sources = source::Sources::new(&mut conn, node, &here);
@@ -136,7 +139,8 @@ impl NodeState {
             warnings,
             addresses: node.addresses.clone(),
             pod_cidrs: node.pod_cidrs.clone(),
-            mtu: device.mtu,
+            mtu: pod_mtu(settings, first.mtu, device.mtu),
+            tunnel_mtu: device.mtu,
             masquerade,
             udp_mapping: settings.udp_mapping,
             host_ports,
@@ -204,6 +208,17 @@ fn overlay_settings(settings: &Settings, uplink_mtu: u32) -> OverlaySettings {
         uplink_mtu,
         mtu: settings.mtu,
         routing: settings.routing,
+    }
+}
+
+/// What is larger than a tunnel's packets and has to be in one all the same is cut by the stack, or its sender told.
+fn pod_mtu(settings: &Settings, uplink: u32, tunnel: u32) -> u32 {
+    let needs_none = settings.routing == Routing::Native
+        && settings.overlay == OverlayMode::Auto
+        && settings.service_proxy != ServiceProxy::Off;
+    match settings.mtu {
+        None if needs_none => uplink,
+        _ => tunnel,
     }
 }
 

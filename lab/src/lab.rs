@@ -191,6 +191,23 @@ impl Lab {
         Ok(())
     }
 
+    /// Has the outside host and the router send what is for an address to a node.
+    pub fn lead_from_outside(&self, to: IpAddr, node: &Node) -> Result<()> {
+        let mut of_node = node.addresses().into_iter();
+        let of_node = of_node.find(|address| address.is_ipv4() == to.is_ipv4());
+        let of_node =
+            of_node.with_context(|| format!("{} has no address for {to}", node.name()))?;
+        let of_router = nets(&OUTSIDE_ROUTER)?[usize::from(to.is_ipv6())].addr();
+        for (place, link, via) in [
+            (self.outside.place(), "eth0", of_router),
+            (self.router.place(), "br0", of_node),
+        ] {
+            let route = Route::to(to.into()).via(via).dev(place.index(link)?);
+            place.conn()?.execute(route.add())?;
+        }
+        Ok(())
+    }
+
     /// Every process that keeps the lab alive: to be ended by hand if it is kept.
     pub fn pids(&self) -> Vec<i32> {
         let mut pids: Vec<i32> = self.nodes.iter().filter_map(Node::agent_pid).collect();

@@ -1,14 +1,12 @@
 //! Services for a client that is on no node: real agents, and real traffic that comes in by an uplink.
 #![allow(clippy::unwrap_used)]
 
-use ipnet::IpNet;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
     node::SERVICES_FLAGS,
     traffic::{PATIENCE, any, readable},
     wait::wait_for,
 };
-use sinabro_netlink::route::Route;
 use std::{
     collections::BTreeSet,
     io::{self, ErrorKind, Read as _, Write as _},
@@ -111,20 +109,11 @@ impl World {
     }
 }
 
-/// Has the outside host and the router send each of the Service's addresses to its node.
+/// Has what is outside send each of the Service's addresses to its node.
 fn route(lab: &Lab) {
-    let (router, outside) = (lab.router().place(), lab.outside().place());
-    let to_router: [IpAddr; 2] = ["192.0.2.1", "2001:db8:2::1"].map(|text| text.parse().unwrap());
-    for family in 0..2 {
-        for (node, text) in lab.nodes().iter().zip(EXTERNAL[family]) {
-            let to = IpNet::from(text.parse::<IpAddr>().unwrap());
-            for (place, link, via) in [
-                (outside, "eth0", to_router[family]),
-                (router, "br0", node.addresses()[family]),
-            ] {
-                let way = Route::to(to).via(via).dev(place.index(link).unwrap());
-                place.conn().unwrap().execute(way.add()).unwrap();
-            }
+    for family in EXTERNAL {
+        for (node, to) in lab.nodes().iter().zip(family) {
+            lab.lead_from_outside(to.parse().unwrap(), node).unwrap();
         }
     }
 }

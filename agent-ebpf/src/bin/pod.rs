@@ -57,7 +57,7 @@ fn begin(skb: *mut __sk_buff) -> i32 {
 /// As `begin`, of what comes from another machine.
 #[inline(never)]
 fn enter(skb: *mut __sk_buff) -> i32 {
-    lowered(skb, |ctx, ip, _| mss::to_the_ways_out(ctx, ip))
+    lowered(skb, |ctx, ip, _| mss::entering(ctx, ip))
 }
 
 #[inline(always)]

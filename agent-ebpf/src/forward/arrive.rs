@@ -7,7 +7,7 @@ use crate::{
     parse::{eth, skb::PACKET_HOST},
     rewrite,
     scratch::Scratch,
-    stage::deliver,
+    stage::{deliver, mtu},
 };
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::algo::checksum;
@@ -39,5 +39,5 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     ip.dst = alias.addr;
     l4.dst_port = alias.port;
-    deliver::from_outside(skb, scratch, receiver)
+    deliver::from_outside(skb, scratch, receiver, mtu::of_uplinks())
 }

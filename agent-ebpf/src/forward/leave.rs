@@ -13,7 +13,7 @@ use crate::{
     rewrite,
     scratch::Scratch,
     stage::{
-        deliver, mss,
+        deliver, mss, mtu,
         neighbour::{AF_INET, AF_INET6, send_to},
         tunnel,
     },
@@ -48,7 +48,7 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, was_translated: bool) -
     if !to_gateway
         || deliver::has_segments_of_its_own(&ctx, scratch)
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
-        || !deliver::fits(&ctx, scratch, 0)
+        || !deliver::fits(&ctx, scratch, mtu::of_uplinks(), 0)
     {
         return PASS;
     }
@@ -57,7 +57,7 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, was_translated: bool) -
         return PASS;
     }
     if mss::begins(&scratch.ip, &scratch.l4)
-        && let Err(reason) = mss::to_the_ways_out(&ctx, &scratch.ip)
+        && let Err(reason) = mss::lower(&ctx, &scratch.ip, mtu::of_uplinks())
     {
         return drop(reason);
     }

@@ -10,7 +10,7 @@ use crate::{
         skb::{Frame as _, Head, PACKET_HOST},
     },
     scratch::{self, Scratch},
-    stage::deliver,
+    stage::{deliver, mtu},
 };
 use aya_ebpf::{
     bindings::{
@@ -47,7 +47,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if scratch.ip.v6 && ctx.store(eth::KIND as usize, &eth::IP6, 0).is_err() {
         return drop(DropReason::RewriteFailed);
     }
-    deliver::from_outside(skb, scratch, receiver)
+    deliver::from_outside(skb, scratch, receiver, mtu::of_tunnels())
 }
 
 /// Whether the outer headers are of the one form that is taken: IPv4 without options behind an Ethernet header, to

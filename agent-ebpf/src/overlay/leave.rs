@@ -12,7 +12,7 @@ use crate::{
     rewrite,
     scratch::Scratch,
     stage::{
-        deliver, mss,
+        deliver, mss, mtu,
         neighbour::{AF_INET, AF_INET6, send_to},
         report::Peer,
         tunnel,
@@ -61,18 +61,27 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, node: &Node) -> i32 {
     let to_gateway = unsafe { (*skb).pkt_type } == PACKET_HOST;
     if !to_gateway
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
-        || !deliver::fits(&ctx, scratch, ROOM)
+        || !deliver::fits(&ctx, scratch, carried(next), ROOM)
     {
         return PASS;
     }
     if mss::begins(&scratch.ip, &scratch.l4)
-        && let Err(reason) = mss::to_the_ways_out(&ctx, &scratch.ip)
+        && let Err(reason) = mss::lower(&ctx, &scratch.ip, carried(next))
     {
         return drop(reason);
     }
     match next.remote_mac {
         NATIVE => native::send(skb, scratch, node, next, overlay),
         _ => send(skb, scratch, node, next, overlay),
+    }
+}
+
+/// What goes to a node without a tunnel may be as large as its link.
+#[inline(always)]
+pub fn carried(next: &NextHop) -> u32 {
+    match next.remote_mac {
+        NATIVE => mtu::of_uplinks(),
+        _ => mtu::of_tunnels(),
     }
 }
 

@@ -1,8 +1,9 @@
 //! Between nodes without a tunnel (`routing: native`): what a pod sends is on the wire as it is, from node to node on one link.
 //!
-//! Only what goes past the stack here goes so; all else is in tunnels as ever. So the kernel's routes, its check of paths back
-//! (`rp_filter`), and the largest packet are those of the tunnel on both sides, and what the receiver does not deliver past its
-//! stack comes out of its VXLAN device, as if it had come in a tunnel.
+//! Only what goes past the stack here goes so; all else is in tunnels as ever. So the kernel's routes and its check of paths back
+//! (`rp_filter`) are those of the tunnel on both sides, and what the receiver does not deliver past its stack comes out of its VXLAN
+//! device, as if it had come in a tunnel. What is larger than a tunnel's packets may go so, and nothing else: who sends it otherwise is
+//! told by the stack.
 
 use super::{leave, takes, way};
 use crate::{
@@ -13,7 +14,7 @@ use crate::{
     rewrite,
     scratch::Scratch,
     stage::{
-        deliver,
+        deliver, mss, mtu,
         report::{self, Peer},
         tunnel,
     },
@@ -25,6 +26,7 @@ use aya_ebpf::{
 };
 use sinabro_common::abi::{
     Addr,
+    config::FLAG_INGRESS_MTU,
     drop::DropReason,
     next_hop::NextHop,
     node::{self, Node, Overlay},
@@ -89,7 +91,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     match into_pod(skb, scratch) {
         PASS => {
             Peer::find(&scratch.sender).count(|peer| &mut peer.kernel_rx);
-            into_device(skb)
+            into_device(skb, scratch)
         }
         action => {
             if action < DROPPED {
@@ -108,22 +110,41 @@ fn into_pod(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     };
     // Without a way of its own to the sender (`overlay: kernel`) this node's stack is to see what comes, too.
     if !CONFIG.get(0).is_some_and(takes)
-        || way(&scratch.sender).is_none()
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
         || deliver::is_too_large(&TcContext::new(skb), 0, receiver)
     {
         return PASS;
     }
-    deliver::from_outside(skb, scratch, receiver)
+    match way(&scratch.sender) {
+        // The way back may be a tunnel.
+        Some(back) => deliver::from_outside(skb, scratch, receiver, leave::carried(back)),
+        None => PASS,
+    }
 }
 
 /// Has the VXLAN device receive the packet, with the stamp of what was checked.
 #[inline(always)]
-fn into_device(skb: *mut __sk_buff) -> i32 {
-    let (Some(native), Some(overlay)) = (device(), CONFIG.get(0).and_then(tunnel::overlay)) else {
+fn into_device(skb: *mut __sk_buff, scratch: &Scratch) -> i32 {
+    let ctx = TcContext::new(skb);
+    let (Some(native), Some(config)) = (device(), CONFIG.get(0)) else {
         return drop(DropReason::PodSource);
     };
-    if rewrite::macs(&TcContext::new(skb), native.mac, overlay.stamp).is_err() {
+    let Some(overlay) = tunnel::overlay(config) else {
+        return drop(DropReason::PodSource);
+    };
+    // SAFETY: the context is valid for as long as the program runs.
+    let (len, segments) = unsafe { ((*skb).len, (*skb).gso_size) };
+    if config.flags & FLAG_INGRESS_MTU != 0 && len > mtu::of_tunnels() + eth::LEN && segments == 0 {
+        // The stack takes it by the uplink if it does not mind that the way back is another (`rp_filter` 0 or 2).
+        return PASS;
+    }
+    // The other end may be beyond a tunnel: a client that this node has led to the sender.
+    if mss::begins(&scratch.ip, &scratch.l4)
+        && let Err(reason) = mss::lower(&ctx, &scratch.ip, mtu::of_tunnels())
+    {
+        return drop(reason);
+    }
+    if rewrite::macs(&ctx, native.mac, overlay.stamp).is_err() {
         return drop(DropReason::RewriteFailed);
     }
     // SAFETY: no pointers involved; an interface that is gone makes the kernel drop the packet.

@@ -9,7 +9,7 @@
 use super::{Action, mss, report, track};
 use crate::{
     PASS,
-    maps::{ENDPOINTS, PATH_MTU},
+    maps::ENDPOINTS,
     nat::drop,
     parse::{Fragment, Ip, eth, icmp, l4::L4, proto, skb::PACKET_HOST},
     rewrite::{self, End},
@@ -58,27 +58,24 @@ pub fn is_plain(ip: &Ip, l4: &L4) -> bool {
         && (!is_icmp || icmp::is_echo(ip.v6, l4.icmp))
 }
 
-/// Whether neither a packet that a pod sends nor a segment that is cut from it is larger than the ways out, with `room` more
+/// Whether neither a packet that a pod sends nor a segment that is cut from it is larger than what its way carries, with `room` more
 /// before it. Who sends what is larger is told so by the stack.
 #[inline(always)]
-pub fn fits(ctx: &TcContext, scratch: &Scratch, room: u32) -> bool {
+pub fn fits(ctx: &TcContext, scratch: &Scratch, carried: u32, room: u32) -> bool {
     /// The greatest length of an IPv4 packet.
     const MAX_LEN: u32 = 65_535;
     const UDP_LEN: u32 = 8;
-    let Some(mtu) = PATH_MTU.get(0) else {
-        return false;
-    };
     // SAFETY: the context is valid for as long as the program runs.
     let (len, segment) = unsafe { ((*ctx.skb.skb).len, (*ctx.skb.skb).gso_size) };
     if segment == 0 {
-        return len <= mtu + eth::LEN;
+        return len <= carried + eth::LEN;
     }
     let ip = &scratch.ip;
     let header = match ip.proto {
         proto::TCP => scratch.l4.len.into(),
         _ => UDP_LEN,
     };
-    ip.l4 - ip.l3 + header + segment <= *mtu && len + room <= MAX_LEN + eth::LEN
+    ip.l4 - ip.l3 + header + segment <= carried && len + room <= MAX_LEN + eth::LEN
 }
 
 /// Whether it is a super-packet of another protocol than TCP: how long the segments are that are cut from it depends on what is in
@@ -91,16 +88,21 @@ pub fn has_segments_of_its_own(ctx: &TcContext, scratch: &Scratch) -> bool {
 }
 
 /// Delivers what came by an uplink, is read, and has the receiver's address: it passes no queue and no program of the pod's link,
-/// so what `pod_in` does is done here.
+/// so what `pod_in` does is done here. `carried`: by the way back.
 #[inline(always)]
-pub fn from_outside(skb: *mut __sk_buff, scratch: &mut Scratch, receiver: &Endpoint) -> i32 {
+pub fn from_outside(
+    skb: *mut __sk_buff,
+    scratch: &mut Scratch,
+    receiver: &Endpoint,
+    carried: u32,
+) -> i32 {
     let ctx = TcContext::new(skb);
     match service::arrive::answer(skb, scratch) {
         PASS | service::TRANSLATED => {}
         dropped => return dropped,
     }
     if mss::begins(&scratch.ip, &scratch.l4)
-        && let Err(reason) = mss::to_the_ways_out(&ctx, &scratch.ip)
+        && let Err(reason) = mss::lower(&ctx, &scratch.ip, carried)
     {
         return drop(reason);
     }

@@ -4,6 +4,7 @@
 pub mod deliver;
 pub mod identity;
 pub mod mss;
+pub mod mtu;
 pub mod neighbour;
 pub mod report;
 pub mod track;

@@ -1,16 +1,16 @@
 //! No pod announces larger segments than the way to the other end carries, nor is it told of larger ones.
 //!
-//! A pod's link may be larger than any way out of the node, for what stays on it. The pod's routes
-//! say so, and the kernel's TCP goes by them. But a stack of the application's own, or of a virtual
+//! A pod's link may be larger than any way out of the node, for what stays on it, and the way out by an uplink larger than a
+//! tunnel ([`mtu`]). The pod's routes say so, and the kernel's TCP goes by them. But a stack of the application's own, or of a virtual
 //! machine, goes by the link; and a connection to an address of this node, which is announced as to
 //! the node itself, may be translated to somewhere else afterwards. So what leaves with a SYN is
 //! lowered to what the ways out carry (RFC 9293 §3.7.1), and what comes in with one likewise: the other
 //! end knows its own link, which may be larger than this node's.
 
-use super::Action;
+use super::{Action, mtu, tunnel};
 use crate::{
     PASS,
-    maps::{ENDPOINTS, NODES, OVERLAY, PATH_MTU},
+    maps::{CONFIG, ENDPOINTS, NATIVE, NODES, OVERLAY},
     parse::{
         Fragment, Ip, ip4, ip6,
         l4::{L4, TCP_SYN},
@@ -30,27 +30,47 @@ use sinabro_common::abi::drop::DropReason;
 /// Where a TCP header has its flags.
 const TCP_FLAGS: u32 = 13;
 
-/// Lowers what a pod's SYN announces to what the ways out of the node carry, unless it stays here.
+/// Lowers what a pod's SYN announces to what its way out of the node carries by the stack, unless it stays here.
 #[inline(always)]
 pub fn leaving(ctx: &TcContext, ip: &Ip, l4: &L4) -> Action {
     if ENDPOINTS.get_ptr(ip.dst).is_some() || is_for_the_node(ctx, ip, l4) {
         return Ok(PASS);
     }
-    to_the_ways_out(ctx, ip)
+    let elsewhere = CONFIG
+        .get(0)
+        .and_then(|c| tunnel::pods_elsewhere(c, &ip.dst));
+    let carried = match elsewhere {
+        Some(_) => mtu::of_tunnels(),
+        None => mtu::of_uplinks(),
+    };
+    lower(ctx, ip, carried)
 }
 
-/// Lowers what a SYN announces to what the ways out of the node carry.
+/// Lowers what the SYN of another machine announces to what the way back carries: it came out of the VXLAN device or by an uplink.
 #[inline(always)]
-pub fn to_the_ways_out(ctx: &TcContext, ip: &Ip) -> Action {
+pub fn entering(ctx: &TcContext, ip: &Ip) -> Action {
+    // SAFETY: the context is valid for as long as the program runs.
+    let from = unsafe { (*ctx.skb.skb).ingress_ifindex };
+    // Where nothing goes without a tunnel the two are the same.
+    let carried = match NATIVE.get(0) {
+        Some(native) if native.device != from => mtu::of_uplinks(),
+        _ => mtu::of_tunnels(),
+    };
+    lower(ctx, ip, carried)
+}
+
+/// Lowers what a SYN announces to what a way carries.
+#[inline(always)]
+pub fn lower(ctx: &TcContext, ip: &Ip, carried: u32) -> Action {
     let headers = if ip.v6 {
         ip6::HEADER_LEN
     } else {
         ip4::HEADER_LEN
     } + mss::TCP_HEADER_LEN;
-    match PATH_MTU.get(0).map(|mtu| mtu.saturating_sub(headers)) {
+    match carried.saturating_sub(headers) {
         // Not known yet.
-        None | Some(0) => Ok(PASS),
-        Some(most) => match black_box(lower_global(ctx.skb.skb, ip.l4, most)) {
+        0 => Ok(PASS),
+        most => match black_box(lower_global(ctx.skb.skb, ip.l4, most)) {
             PASS => Ok(PASS),
             _ => Err(DropReason::RewriteFailed),
         },

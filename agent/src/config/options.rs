@@ -96,7 +96,8 @@ pub struct Options {
     uplinks: Option<Vec<String>>,
 
     /// MTU of the pods' interfaces and of the VXLAN device, 1280 to 65535 [default: the uplink's,
-    /// less the encapsulation's 50 bytes between IPv4 node addresses or 70 between IPv6 ones].
+    /// less the encapsulation's 50 bytes between IPv4 node addresses or 70 between IPv6 ones; with
+    /// --routing=native pods' is the uplink's].
     #[arg(long, env = "SINABRO_MTU", value_name = "BYTES")]
     mtu: Option<String>,
 

@@ -53,7 +53,7 @@ use crate::{chain::Chain, plan::Routing};
 use attach::{Classifiers, sock};
 use ipnet::IpNet;
 pub use maps::{
-    Connections, DirectUplink, DropEvents, PeerPackets, PodAcceleration, PortSet, PortsOf,
+    Connections, DirectUplink, DropEvents, Mtus, PeerPackets, PodAcceleration, PortSet, PortsOf,
     Prefix as ClientPrefix, QueueLimits, QueueUsage, Services, Translation, Tunnels, Way,
     net_of_prefix, prefixes as client_prefixes,
 };
@@ -589,9 +589,9 @@ impl Datapath {
         }
     }
 
-    /// MTU of every way out of the node: pods announce no larger segments there.
-    pub fn set_path_mtu(&self, mtu: u32) -> Result<(), DatapathError> {
-        self.maps.path_mtu.set(mtu)
+    /// What the ways out of the node carry: pods announce no larger segments there.
+    pub fn set_mtus(&self, mtus: Mtus) -> Result<(), DatapathError> {
+        self.maps.mtus.set(mtus)
     }
 
     /// Which programs run, and why no others.
@@ -677,6 +677,8 @@ impl Datapath {
     /// counted from now on.
     pub fn set_native(&self, device: Option<(u32, Mac)>) -> Result<(), DatapathError> {
         self.maps.peers.set_native(device.is_some())?;
+        // What does not depend on it came with Linux 5.12, and what this asks about with 5.13.
+        self.maps.config.ingress_mtu(!self.wraps)?;
         self.maps.native.set(device)
     }
 

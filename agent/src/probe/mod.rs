@@ -233,7 +233,7 @@ impl Prober {
     fn follow_facts(&mut self) {
         let facts = self.sources.facts.borrow_and_update().facts.clone();
         let state = self.sources.node.borrow().state.clone();
-        let mtu = state.map_or(0, |state| state.mtu);
+        let mtu = state.map_or(0, |state| state.tunnel_mtu);
         let own = self.nodes.iter().find(|node| node.local);
         self.own = own.map_or(Vec::new(), |own| {
             own.pod_cidrs.iter().copied().map(first_host).collect()

@@ -5,7 +5,7 @@ use crate::{
     apply::{self, OverlayConfig, OverlayStatus, kernel_events::KernelEvents},
     chain::Chain,
     config::Settings,
-    datapath::{Datapath, PortsOf},
+    datapath::{Datapath, Mtus, PortsOf},
     endpoint::Endpoints,
     node::{NodeState, NodeStatus, Uplink},
     plan::OverlayMode,
@@ -50,6 +50,7 @@ impl NodeTask {
     /// The settings, with what is not masqueraded as the file says it now.
     fn settings_now(&mut self) -> Settings {
         let mut settings = Settings::clone(&self.settings);
+        settings.routing = self.datapath.routing(settings.routing);
         if let Some(said) = &*self.masquerade.borrow_and_update() {
             settings.masquerading = settings.masquerading.with(&said.overrides);
         }
@@ -219,7 +220,10 @@ fn apply_node(
         .set_node_config(state.config(ports))
         .context("cannot set the data path's settings")?;
     datapath
-        .set_path_mtu(state.mtu)
+        .set_mtus(Mtus {
+            tunnels: state.tunnel_mtu,
+            uplinks: state.mtu,
+        })
         .context("cannot set the MTU of the ways out")?;
     datapath
         .set_uplinks(&records(state))
@@ -231,6 +235,7 @@ fn log_node(state: &NodeState) {
     tracing::info!(
         uplinks = ?state.uplinks.iter().map(|u| &u.name).collect::<Vec<_>>(),
         mtu = state.mtu,
+        tunnel_mtu = state.tunnel_mtu,
         pod_cidrs = ?state.pod_cidrs,
         masquerade = ?state.uplinks.iter().flat_map(Uplink::sources).collect::<Vec<_>>(),
         "node ready"

@@ -56,7 +56,7 @@ fn world_before_tunnels(test: impl FnOnce(&World) + Send) {
             pad: 0,
         };
         datapath.set_uplinks(&[(outside.uplink, uplink)]).unwrap();
-        datapath.set_path_mtu(MTU).unwrap();
+        kit::all_carry(&datapath, MTU);
         datapath.set_services(true).unwrap();
         datapath.set_forwarding(true).unwrap();
         let world = World {

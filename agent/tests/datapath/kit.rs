@@ -4,7 +4,7 @@
 use ipnet::IpNet;
 use nix::mount::{MsFlags, mount};
 use sinabro_agent::datapath::{
-    AttachMode, Datapath, DatapathConfig, DatapathError, PodAcceleration,
+    AttachMode, Datapath, DatapathConfig, DatapathError, Mtus, PodAcceleration,
 };
 use sinabro_common::{
     abi::{
@@ -92,6 +92,15 @@ pub fn node_config() -> NodeConfig {
         nat_port_max: PORT_MAX,
         flags: FLAG_MASQUERADE | FLAG_REDIRECT_PEER | FLAG_TUNNELS | FLAG_STAMPED,
     }
+}
+
+/// Every way out of the node carries as much.
+pub fn all_carry(datapath: &Datapath, mtu: u32) {
+    let mtus = Mtus {
+        tunnels: mtu,
+        uplinks: mtu,
+    };
+    datapath.set_mtus(mtus).unwrap();
 }
 
 pub fn dropped(datapath: &Datapath, reason: DropReason) -> u64 {

@@ -1,8 +1,9 @@
 //! Settings of this node that the programs read.
 //!
 //! - map `CONFIG`, array of one: 0 → [`NodeConfig`];
-//! - map `PATH_MTU`, array of one: 0 → u32: MTU of every way out of the node, as pods have it in
-//!   their routes; zero until it is known;
+//! - map `PATH_MTU`, array of one: 0 → u32: MTU of every way out of the node: that inside of tunnels; zero until it is known;
+//! - map `UPLINK_MTU`, array of one: 0 → u32: MTU of the ways out that are no tunnels, as pods have it in their routes, which is
+//!   more where packets go to other nodes without one; zero: as `PATH_MTU`;
 //! - map `NON_MASQUERADE`, LPM trie: prefix over [`Addr`] (an IPv4 prefix of length n has
 //!   length 96 + n) → u8: destinations that keep the pod's own source address;
 //! - map `NON_MASQUERADE_BEFORE`, LPM trie of the same form: destinations that were in `NON_MASQUERADE` since
@@ -45,6 +46,9 @@ pub const FLAG_DRAINING: u32 = 1 << 9;
 /// With [`FLAG_SERVICES`] alone of the three: what pods of this node send out of the cluster, and what answers it, goes past the
 /// stack, by the kernel's routes and neighbours, but without netfilter.
 pub const FLAG_FORWARD: u32 = 1 << 10;
+
+/// The kernel drops what a program puts into an interface if it is larger than the interface's MTU, as those before Linux 5.12 do.
+pub const FLAG_INGRESS_MTU: u32 = 1 << 11;
 
 /// The highest byte of the flags: the layout generation ([`super::layout::Place`]) of the programs that
 /// run, zero if an agent set them that knows of none, whose maps are those of the first.

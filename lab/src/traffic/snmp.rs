@@ -14,14 +14,31 @@ pub fn fragments(place: &Place) -> Result<u64> {
     both(place, "FragCreates", "Ip6FragCreates")
 }
 
+/// What it said or heard of packets that did not fit, and what it made of them.
+pub fn misfits(place: &Place) -> Result<u64> {
+    sum(
+        place,
+        &["FragFails", "FragCreates"],
+        &["Ip6FragFails", "Ip6FragCreates", "Ip6InTooBigErrors"],
+    )
+}
+
 fn both(place: &Place, v4: &str, v6: &str) -> Result<u64> {
+    sum(place, &[v4], &[v6])
+}
+
+fn sum(place: &Place, v4: &[&str], v6: &[&str]) -> Result<u64> {
     let [of_v4, of_v6] = place.run(|| {
         let read = |file| fs::read_to_string(format!("/proc/thread-self/net/{file}"));
         Ok([read("snmp")?, read("snmp6")?])
     })?;
-    let of_v4 = field(&of_v4, v4).with_context(|| format!("no {v4} in /proc/net/snmp"))?;
-    let of_v6 = field6(&of_v6, v6).with_context(|| format!("no {v6} in /proc/net/snmp6"))?;
-    Ok(of_v4 + of_v6)
+    let of_v4 = v4
+        .iter()
+        .map(|name| field(&of_v4, name).with_context(|| format!("no {name} in /proc/net/snmp")));
+    let of_v6 = v6
+        .iter()
+        .map(|name| field6(&of_v6, name).with_context(|| format!("no {name} in /proc/net/snmp6")));
+    of_v4.chain(of_v6).sum()
 }
 
 /// A field of `Ip`: a line of names, and one of values.

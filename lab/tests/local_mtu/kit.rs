@@ -4,7 +4,10 @@ use sinabro_lab::{
     Lab, Node, Place, Pod,
     checks::Scene,
     node::pod_cidrs,
-    traffic::packet::{Interface, interface},
+    traffic::{
+        packet::{Interface, interface},
+        snmp,
+    },
 };
 use std::net::IpAddr;
 
@@ -42,6 +45,11 @@ pub fn overlay_gateways(number: u8) -> [IpAddr; 2] {
     let first = |net: ipnet::IpNet| net.hosts().find(|a| *a != net.network()).unwrap();
     let ranges = pod_cidrs(number);
     [first(ranges[0]), first(ranges[1])]
+}
+
+/// What the kernel of a place said of packets that did not fit.
+pub fn misfits(place: &Place) -> u64 {
+    snmp::misfits(place).unwrap()
 }
 
 /// A port that nothing of another way or try uses.

@@ -2,8 +2,8 @@
 //! not what the packet's way carries in the end.
 
 use crate::{
-    kit::{FAMILIES, TCP_HEADERS, mtus, next_port, scene},
-    streams::{Wire, misfits},
+    kit::{FAMILIES, TCP_HEADERS, misfits, mtus, next_port, scene},
+    streams::Wire,
 };
 use sinabro_lab::{
     Node, Place, Pod,

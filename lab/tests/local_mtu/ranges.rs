@@ -1,8 +1,8 @@
 //! A node's ranges change: what pods of before take for local and is not any more.
 
 use crate::{
-    kit::{FAMILIES, TCP_HEADERS, mtus},
-    streams::{Wire, misfits},
+    kit::{FAMILIES, TCP_HEADERS, misfits, mtus},
+    streams::Wire,
 };
 use ipnet::IpNet;
 use sinabro_lab::{

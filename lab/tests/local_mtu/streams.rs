@@ -1,7 +1,7 @@
 //! What the kernel's own TCP makes of it: large segments on the node, the way's everywhere else, and
 //! nothing that has to be cut or sent again.
 
-use crate::kit::{FAMILIES, TCP_HEADERS, mtus, overlay_gateways, scene};
+use crate::kit::{FAMILIES, TCP_HEADERS, misfits, mtus, overlay_gateways, scene};
 use sinabro_lab::{
     Place,
     checks::Scene,
@@ -14,7 +14,6 @@ use sinabro_lab::{
     },
     wait::eventually,
 };
-use std::fs;
 
 const BYTES: usize = 1 << 20;
 /// Timestamps (RFC 7323), which every segment has.
@@ -57,32 +56,6 @@ impl Wire {
         assert_eq!((larger, fragments), (0, 0), "{what}: {}", self.name);
         self.full.count().unwrap()
     }
-}
-
-/// What the kernel of a node said of packets that did not fit (RFC 4293: FragFails and its like).
-pub fn misfits(place: &Place) -> u64 {
-    let texts = place.run(|| {
-        let v4 = fs::read_to_string("/proc/thread-self/net/snmp")?;
-        Ok((v4, fs::read_to_string("/proc/thread-self/net/snmp6")?))
-    });
-    let (v4, v6) = texts.unwrap();
-    let mut ip = v4.lines().filter_map(|line| line.strip_prefix("Ip: "));
-    let (names, values) = (ip.next().unwrap(), ip.next().unwrap());
-    let pairs = names.split(' ').zip(values.split(' '));
-    let v6 = v6
-        .lines()
-        .filter_map(|line| line.split_once(char::is_whitespace));
-    let counted = pairs.chain(v6).filter(|(name, _)| {
-        matches!(
-            *name,
-            "FragFails" | "FragCreates" | "Ip6FragFails" | "Ip6FragCreates" | "Ip6InTooBigErrors"
-        )
-    });
-    let values: Vec<u64> = counted
-        .map(|(_, value)| value.trim().parse().unwrap())
-        .collect();
-    assert_eq!(values.len(), 5, "{v4}");
-    values.iter().sum()
 }
 
 /// How far a way leads.

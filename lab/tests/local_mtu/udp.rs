@@ -1,9 +1,6 @@
 //! Datagrams: whole on the node, told of or cut where they do not fit.
 
-use crate::{
-    kit::{FAMILIES, UDP_HEADERS, eth0, mtus, scene},
-    streams::misfits,
-};
+use crate::kit::{FAMILIES, UDP_HEADERS, eth0, misfits, mtus, scene};
 use sinabro_common::names;
 use sinabro_lab::{
     Node, Pod,

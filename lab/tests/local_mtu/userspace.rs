@@ -2,8 +2,8 @@
 //! as a virtual machine's, or a sandbox's.
 
 use crate::{
-    kit::{FAMILIES, eth0, mtus, next_port, scene},
-    streams::{Wire, misfits},
+    kit::{FAMILIES, eth0, misfits, mtus, next_port, scene},
+    streams::Wire,
 };
 use anyhow::{Result, anyhow, ensure};
 use nix::{

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod native;
+mod native_mtu;
 
 use ipnet::IpNet;
 use sinabro_common::{
@@ -340,7 +341,7 @@ fn every_pair_of_ways_carries_all_of_every_size() {
     for mtu in MTUS {
         for flags in ways.iter().flat_map(|one| ways.map(|two| [*one, two])) {
             let world = World::on(|lab| set_mtu(lab, mtu), flags);
-            let devices = world.carried(|| large(&world, mtu as usize));
+            let devices = world.carried(|| large(&world, mtu as usize - OUTSIDE));
             let by_device = flags.map(|flags| !flags.is_empty());
             // Whatever way it was sent by, the receiver's own says whether its device sees it.
             let seen = devices.map(|both| both.map(|count| count > 0));
@@ -379,13 +380,13 @@ fn stream_len() -> u64 {
     amount(8 << 20, 64 << 20).into()
 }
 
-/// Streams, and datagrams that fill a packet, both ways.
-fn large(world: &World, mtu: usize) {
+/// Streams, and datagrams that fill a packet of a size, both ways.
+fn large(world: &World, size: usize) {
     let [one, two] = &world.pods;
     for (from, to) in [(one, two), (two, one)] {
         for address in to.addresses() {
             let headers = if address.is_ipv4() { 28 } else { 48 };
-            let full = mtu - OUTSIDE - headers;
+            let full = size - headers;
             for size in [1, full - 1, full] {
                 udp::echo(from.place(), to.place(), address, size, true).unwrap();
             }

@@ -7,8 +7,8 @@ use ipnet::IpNet;
 use sinabro_common::abi::{
     Addr,
     config::{
-        FLAG_CARRYING, FLAG_DRAINING, FLAG_FORWARD, FLAG_HANDOVER, FLAG_SERVICES, FLAG_STAMPED,
-        FLAG_TUNNELS, NodeConfig,
+        FLAG_CARRYING, FLAG_DRAINING, FLAG_FORWARD, FLAG_HANDOVER, FLAG_INGRESS_MTU, FLAG_SERVICES,
+        FLAG_STAMPED, FLAG_TUNNELS, NodeConfig,
     },
 };
 use std::{collections::HashSet, fs, path::Path, sync::Mutex, thread, time::Duration};
@@ -16,7 +16,6 @@ use std::{collections::HashSet, fs, path::Path, sync::Mutex, thread, time::Durat
 const CONFIG: &str = "CONFIG";
 const NON_MASQUERADE: &str = "NON_MASQUERADE";
 const BEFORE: &str = "NON_MASQUERADE_BEFORE";
-const PATH_MTU: &str = "PATH_MTU";
 
 /// How long a packet may be on its way from an uplink to the VXLAN device: through the queues of
 /// receive packet steering and of GRO, by which time the kernel says nothing of it.
@@ -84,22 +83,6 @@ pub fn pinned(directory: &Path) -> Option<Result<NodeConfig, DatapathError>> {
     Some(open())
 }
 
-/// MTU of every way out of the node.
-pub struct PathMtu(Mutex<Array<MapData, u32>>);
-
-impl PathMtu {
-    pub fn new(map: Map) -> Result<Self, DatapathError> {
-        let map = map.try_into().map_err(error(PATH_MTU, "opening"))?;
-        Ok(Self(Mutex::new(map)))
-    }
-
-    pub fn set(&self, mtu: u32) -> Result<(), DatapathError> {
-        lock(&self.0)
-            .set(0, mtu, 0)
-            .map_err(error(PATH_MTU, "writing to"))
-    }
-}
-
 impl Config {
     pub fn new(map: Map) -> Result<Self, DatapathError> {
         let map = map.try_into().map_err(error(CONFIG, "opening"))?;
@@ -107,12 +90,14 @@ impl Config {
     }
 
     /// Whether stamps are asked for stays as it is while tunnels are checked, and so does what is about
-    /// the programs: [`Self::runs`], [`Self::carrying`]; and so do [`Self::services`] and [`Self::forwarding`].
+    /// the programs: [`Self::runs`], [`Self::carrying`]; and so do [`Self::services`], [`Self::forwarding`] and
+    /// [`Self::ingress_mtu`].
     pub fn set(&self, config: NodeConfig) -> Result<(), DatapathError> {
         self.change(|before| {
             let tunnels = config.flags & FLAG_TUNNELS != 0;
             let kept = FLAG_CARRYING
                 | FLAG_FORWARD
+                | FLAG_INGRESS_MTU
                 | Translation::FLAGS
                 | if tunnels { FLAG_STAMPED } else { 0 };
             let flags = config.flags | before.flags & kept;
@@ -144,6 +129,12 @@ impl Config {
     /// Whether what leaves the cluster goes past the stack.
     pub fn forwarding(&self, is_direct: bool) -> Result<(), DatapathError> {
         self.set_flags(FLAG_FORWARD, if is_direct { FLAG_FORWARD } else { 0 })
+    }
+
+    /// Whether the kernel drops what a program puts into an interface that has a smaller MTU.
+    pub fn ingress_mtu(&self, counts: bool) -> Result<(), DatapathError> {
+        let flag = if counts { FLAG_INGRESS_MTU } else { 0 };
+        self.set_flags(FLAG_INGRESS_MTU, flag)
     }
 
     /// Of some flags, has these and no others be set.

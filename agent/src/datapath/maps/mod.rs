@@ -14,6 +14,7 @@ pub mod fields;
 mod host_ports;
 pub mod layouts;
 pub mod migrations;
+mod mtus;
 mod native;
 mod netns;
 mod next_hops;
@@ -27,7 +28,7 @@ mod socket_frontends;
 mod uplinks;
 
 pub use acceleration::{Acceleration, PodAcceleration};
-pub use config::{Config, NonMasquerade, PathMtu, Translation};
+pub use config::{Config, NonMasquerade, Translation};
 pub use connections::{Connections, Owner};
 pub use counters::Counters;
 pub use crowded::Crowded;
@@ -36,6 +37,7 @@ pub use drops::Drops;
 pub use endpoints::{Endpoints, PodLinks};
 pub use host_ports::{HostPorts, PortSet, PortsOf};
 pub use layouts::Layouts;
+pub use mtus::{MtuMaps, Mtus};
 pub use native::Native;
 pub use netns::NetNs;
 pub use next_hops::{NextHops, Way};
@@ -60,7 +62,7 @@ use std::{
 
 pub struct Maps {
     pub config: Config,
-    pub path_mtu: PathMtu,
+    pub mtus: MtuMaps,
     pub non_masquerade: NonMasquerade,
     pub endpoints: Endpoints,
     pub pod_links: PodLinks,
@@ -83,7 +85,7 @@ impl Maps {
     pub fn take(ebpf: &mut Ebpf) -> Result<Self, DatapathError> {
         Ok(Self {
             config: Config::new(take(ebpf, "CONFIG")?)?,
-            path_mtu: PathMtu::new(take(ebpf, "PATH_MTU")?)?,
+            mtus: MtuMaps::new(take(ebpf, "PATH_MTU")?, take(ebpf, "UPLINK_MTU")?)?,
             non_masquerade: NonMasquerade::new(
                 take(ebpf, "NON_MASQUERADE")?,
                 take(ebpf, "NON_MASQUERADE_BEFORE")?,

@@ -262,6 +262,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
             NO_PREALLOC,
         ),
         map::<u32, u32>("PATH_MTU", ARRAY, 1, 0),
+        map::<u32, u32>("UPLINK_MTU", ARRAY, 1, 0),
         map::<Prefix, u8>(
             "NON_MASQUERADE_BEFORE",
             LPM_TRIE,

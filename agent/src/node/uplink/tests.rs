@@ -54,6 +54,32 @@ fn find_here(addresses: &[&str], args: &[&str]) -> Result<NodeState, NodeError> 
     NodeState::find(&settings, &Facts::new([entry]))
 }
 
+/// Pods' packets are as large as the uplink's where theirs need no tunnel.
+#[test]
+fn pods_have_the_mtu_of_what_they_are_in() {
+    let native = [
+        "--service-proxy=on",
+        "--services-file=/s",
+        "--routing=native",
+    ];
+    let mtus = |args: &[&str]| {
+        let state = find(&BOTH, &["192.0.2.1"], args).unwrap();
+        (state.mtu, state.tunnel_mtu)
+    };
+    assert_eq!(mtus(&[]), (1450, 1450));
+    assert_eq!(mtus(&native), (1500, 1450));
+    for (more, expected) in [
+        // All is in tunnels all the same.
+        ("--overlay=kernel", 1450),
+        // Set by hand, both.
+        ("--mtu=1400", 1400),
+    ] {
+        let args = [&native[..], &[more]].concat();
+        assert_eq!(mtus(&args), (expected, expected), "{more}");
+    }
+    assert_eq!(mtus(&native[2..]), (1450, 1450));
+}
+
 /// Each uplink with the addresses of what is masqueraded there.
 fn uplinks(state: &NodeState) -> Vec<String> {
     let in_words = |uplink: &Uplink| {

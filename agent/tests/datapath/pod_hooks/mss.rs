@@ -17,7 +17,7 @@ fn most(src: IpAddr) -> u16 {
 
 fn world(test: impl FnOnce(World) + Send) {
     super::world(|w| {
-        w.datapath.set_path_mtu(PATH_MTU).unwrap();
+        kit::all_carry(&w.datapath, PATH_MTU);
         test(w);
     });
 }

@@ -61,7 +61,7 @@ fn lead_past_the_stack(w: &World) {
         native_v6: None,
     };
     let other = "192.0.2.2".parse::<IpAddr>().unwrap().into();
-    w.datapath.set_path_mtu(1450).unwrap();
+    kit::all_carry(&w.datapath, 1450);
     w.datapath
         .set_next_hops(&BTreeMap::from([(other, way)]))
         .unwrap();

@@ -6,11 +6,11 @@ use sinabro_agent::datapath::{Translation, Way};
 use sinabro_common::abi::{Addr, next_hop::NextHop};
 
 /// Who forwards to the second node, and by which interface.
-const ROUTER: &str = "192.0.2.254";
+pub(super) const ROUTER: &str = "192.0.2.254";
 /// The second node's IPv6 address.
 const OF_SECOND: &str = "2001:db8:1::2";
 const UPLINK: u32 = 4711;
-const MTU: u32 = 1450;
+pub(super) const MTU: u32 = 1450;
 /// From the outer IP header to the inner one.
 const ROOM: usize = 50;
 
@@ -90,7 +90,7 @@ impl World {
 
     /// To the second node, past the stack.
     pub(super) fn go(&self, gateway: IpAddr, remote_mac: [u8; 6]) {
-        self.datapath.set_path_mtu(MTU).unwrap();
+        kit::all_carry(&self.datapath, MTU);
         self.datapath.set_services(true).unwrap();
         let next = NextHop {
             gateway: gateway.into(),
@@ -110,11 +110,11 @@ impl World {
     }
 
     /// As the pod sends it.
-    fn of_pod(&self, ip: &Ip) -> Vec<u8> {
+    pub(super) fn of_pod(&self, ip: &Ip) -> Vec<u8> {
         packet::eth(HOST_MAC, self.a.mac, ip.kind(), &ip.bytes())
     }
 
-    fn leaves(&self, frame: &[u8]) -> (i32, Vec<u8>, u32) {
+    pub(super) fn leaves(&self, frame: &[u8]) -> (i32, Vec<u8>, u32) {
         let ran = self
             .programs
             .run_marked("pod_out", self.a.ifindex, 0, 0, frame);

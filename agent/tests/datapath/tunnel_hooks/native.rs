@@ -1,9 +1,10 @@
 //! Without a tunnel: `pod_out` sends what goes to a pod of another node as it is, `uplink_in` takes what comes from one.
 
 use super::{
-    direct::{far, for_a_router, less_a_hop, of_all},
+    direct::{MTU, ROUTER, far, for_a_router, less_a_hop, of_all},
     *,
 };
+use sinabro_agent::datapath::Mtus;
 use sinabro_common::{abi::next_hop::NATIVE, api::Mac};
 
 /// The VXLAN device.
@@ -159,5 +160,134 @@ fn a_pod_cannot_have_its_packet_come_out_of_the_device() {
             &packet.bytes(),
         );
         world.dropped("overlay_in", &forged, TunnelUnchecked, "no stamp");
+    });
+}
+
+/// Of the uplink, which pods have in their routes.
+const OF_UPLINK: u32 = 1500;
+
+impl World {
+    fn carries_more_without_a_tunnel(&self) {
+        let mtus = Mtus {
+            tunnels: MTU,
+            uplinks: OF_UPLINK,
+        };
+        self.datapath.set_mtus(mtus).unwrap();
+    }
+
+    fn goes_in_tunnels(&self) {
+        self.go(ip(ROUTER), vxlan_mac(self.underlay[1]));
+        self.carries_more_without_a_tunnel();
+    }
+
+    fn goes_natively(&self) {
+        self.go(self.underlay[1], NATIVE);
+        self.carries_more_without_a_tunnel();
+    }
+}
+
+/// A UDP packet of a size.
+fn of_size(src: IpAddr, dst: IpAddr, size: u32) -> Ip {
+    let headers = if src.is_ipv4() { 28 } else { 48 };
+    packet::udp((src, 1), (dst, 2), &vec![7; size as usize - headers])
+}
+
+#[test]
+fn what_is_in_no_tunnel_is_as_large_as_the_uplink_carries() {
+    native(|world| {
+        world.carries_more_without_a_tunnel();
+        for near in [world.a.v4, world.a.v6] {
+            let full = of_size(near, far(near), OF_UPLINK);
+            assert_eq!(world.wrapped(&full).0[14..], less_a_hop(&full));
+            let larger = of_size(near, far(near), OF_UPLINK + 1);
+            world.to_the_stack(&larger, "larger than the uplink");
+            let arrives = on_the_wire(&of_size(far(near), near, OF_UPLINK));
+            assert_eq!(world.run("uplink_in", 0, &arrives).0, REDIRECT);
+        }
+        if world.underlay[0].is_ipv4() && world.datapath.wraps() {
+            world.goes_in_tunnels();
+            for near in [world.a.v4, world.a.v6] {
+                world.wrapped(&of_size(near, far(near), MTU));
+                let larger = of_size(near, far(near), MTU + 1);
+                world.to_the_stack(&larger, "larger than a tunnel's");
+            }
+        }
+    });
+}
+
+/// Larger than any.
+const ANNOUNCED: [u8; 4] = [2, 4, 0xff, 0xd7];
+
+fn syn(src: IpAddr, dst: IpAddr) -> Ip {
+    packet::tcp_with((src, 4000), (dst, 80), SYN, &ANNOUNCED)
+}
+
+/// The size of packets that the SYN of a frame allows, if its first option says that of segments.
+fn allowed(frame: &[u8]) -> u32 {
+    let (is_v4, header) = match frame[14] >> 4 {
+        4 => (true, 20),
+        _ => (false, 40),
+    };
+    let option = &frame[14 + header + 20..][..4];
+    assert_eq!(option[..2], ANNOUNCED[..2], "{frame:x?}");
+    let segment = u32::from(u16::from_be_bytes([option[2], option[3]]));
+    segment + if is_v4 { 40 } else { 60 }
+}
+
+#[test]
+fn a_syn_announces_what_the_way_of_the_answer_carries() {
+    native(|world| {
+        world.carries_more_without_a_tunnel();
+        for near in [world.a.v4, world.a.v6] {
+            let leaves = |dst: IpAddr| {
+                let (action, out, _) = world.leaves(&world.of_pod(&syn(near, dst)));
+                (action, allowed(&out))
+            };
+            let arrives = |frame: &[u8], what: &str| {
+                let (action, out) = world.run("uplink_in", 0, frame);
+                assert_eq!(action, REDIRECT, "{what}: {:?}", world.datapath.drops());
+                allowed(&out)
+            };
+            let outside = ip(if near.is_ipv4() {
+                "203.0.113.7"
+            } else {
+                "2001:db8:9::7"
+            });
+            let came = on_the_wire(&syn(far(near), near));
+            assert_eq!(leaves(far(near)), (REDIRECT, OF_UPLINK));
+            assert_eq!(leaves(outside), (PASS, OF_UPLINK));
+            assert_eq!(arrives(&came, "without a tunnel"), OF_UPLINK);
+            // What this node's stack has to see may go on in a tunnel.
+            world.datapath.set_services(false).unwrap();
+            assert_eq!(leaves(far(near)), (PASS, MTU));
+            assert_eq!(arrives(&came, "into the device"), MTU);
+            world.goes_natively();
+            // By the stack, out of the device and by an uplink.
+            if world.programs.know_where_from() {
+                let (device, uplink) = (world.b.ifindex, world.a.ifindex);
+                world
+                    .datapath
+                    .set_native(Some((device, Mac(DEVICE_MAC))))
+                    .unwrap();
+                for (by, carried) in [(device, MTU), (uplink, OF_UPLINK)] {
+                    let (action, out) = world.run("pod_in", by, &came);
+                    assert_eq!((action, allowed(&out)), (PASS, carried));
+                }
+                world.take(true);
+            }
+            if world.underlay[0].is_ipv4() {
+                // In a tunnel, to which the answer is in none.
+                let came_in_one = world.comes(&syn(far(near), near));
+                assert_eq!(arrives(&came_in_one, "in a tunnel"), MTU);
+                // In none, and the answer is in one.
+                world.goes_in_tunnels();
+                assert_eq!(arrives(&came, "back in a tunnel"), MTU);
+                if world.datapath.wraps() {
+                    let (out, _) = world.wrapped(&syn(near, far(near)));
+                    assert_eq!(allowed(&out[50..]), MTU);
+                }
+                world.goes_natively();
+            }
+        }
     });
 }
