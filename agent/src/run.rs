@@ -295,7 +295,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         endpoints: endpoints.clone(),
         masquerade: masquerade.clone(),
         probe: probe.clone(),
-        vxlan_port: settings.vxlan_port,
+        asked: troubles::peers::Asked {
+            port: settings.vxlan_port,
+            routing: settings.routing,
+        },
         rules: troubles::Rules::default(),
         standing: standing.clone(),
     });

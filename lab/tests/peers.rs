@@ -13,11 +13,16 @@ use sinabro_lab::{
     checks::spoof::drops,
     cni::IFNAME,
     confinement,
-    traffic::packet::{self, checksum, inject, interface},
+    node::SERVICES_FLAGS,
+    traffic::{
+        icmp,
+        packet::{self, checksum, inject, interface},
+        tally::{Kind, Tally},
+    },
     wait::{eventually, eventually_some},
 };
 use sinabro_netlink::sysctl;
-use std::{io::Read as _, time::Duration};
+use std::{io::Read as _, process::Command, time::Duration};
 
 fn lab(nodes: usize) -> Lab {
     Lab::new(Binaries::find().unwrap(), nodes, Lifetime::Process).unwrap()
@@ -206,6 +211,61 @@ fn a_link_on_the_way_that_takes_less_is_named_with_what_it_takes() {
     set(1500);
     over(n1, "PeerPathMtu");
     over(n2, "PeerPathMtu");
+}
+
+/// Nodes that send each other packets without a tunnel are asked without one, so that a network that drops pods' addresses is noticed.
+#[test]
+fn without_tunnels_peers_are_asked_without() {
+    let lab = lab(2);
+    for node in lab.nodes() {
+        let mut entry = node.entry();
+        entry.native = true;
+        node.set_entry(entry);
+    }
+    lab.publish().unwrap();
+    let (n1, n2) = (lab.node(1), lab.node(2));
+    // Who is no neighbour yet is asked in a tunnel.
+    icmp::ping(n1.place(), n2.addresses()[0], Duration::from_secs(5)).unwrap();
+    let eth0 = interface(n1.place(), "eth0").unwrap();
+    let tally = |kind| Tally::start(n1.place(), eth0, kind).unwrap();
+    let (full, tunnels) = (Kind::AsLargeAs(1450), Kind::ToUdpPort(names::VXLAN_PORT));
+    let (full, tunnels) = (tally(full), tally(tunnels));
+    for node in lab.nodes() {
+        node.write_services("{kind: List, items: []}\n").unwrap();
+        let flags = [&SERVICES_FLAGS[..], &["--routing=native"]].concat();
+        node.start_agent_with(&flags).unwrap();
+    }
+    for node in lab.nodes() {
+        node.wait_ready().unwrap();
+    }
+    all_answer(&lab);
+    // Though pods' packets are larger.
+    eventually("a look at the tunnels' full size", || {
+        full.count().unwrap() > 0
+    });
+    assert_eq!(status(n1).mtu, 1500);
+    let before = answered(n1);
+    tunnels.count().unwrap();
+    eventually("more answers", || answered(n1) > before + 2);
+    assert_eq!(tunnels.count().unwrap(), 0);
+    assert_eq!(trouble(n1, "PeerPathMtu"), None);
+
+    let fabric = lab.router().place();
+    let mut nft = Command::new("nft");
+    fabric.put(nft.arg(
+        "table bridge fabric { chain f { type filter hook forward priority 0; ip saddr 10.244.0.0/16 drop; }; }",
+    ));
+    assert!(nft.status().unwrap().success());
+    for node in [n1, n2] {
+        let reasons = ["PeerSilent", "OverlaySilent"];
+        let text = eventually_some("silence", || {
+            reasons.iter().find_map(|reason| trouble(node, reason))
+        });
+        assert!(
+            text.contains("what pods send by their own addresses"),
+            "{text}"
+        );
+    }
 }
 
 /// The number of answers that the agent counted.

@@ -3,7 +3,9 @@
 use crate::conn::{CREATE, REPLACE, Request, malformed};
 use crate::wire::{self, Garbage, Message};
 use crate::{Conn, Family, Mac, Result, ResultExt as _};
-use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourHeader, NeighbourMessage};
+use netlink_packet_route::neighbour::{
+    NeighbourAttribute, NeighbourFlags, NeighbourHeader, NeighbourMessage,
+};
 use std::net::IpAddr;
 
 /// Length of `struct ndmsg`.
@@ -29,6 +31,26 @@ impl Neigh {
             mac: Some(mac),
             state: libc::NUD_PERMANENT,
         }
+    }
+
+    /// Has the kernel find out who has an address on a link. Not for an address that it [knows](Self::is_valid): who is so by hand
+    /// would not be any more.
+    pub fn ask(link: u32, address: IpAddr) -> Request {
+        let what = format!("ask for neighbour {address} dev #{link}");
+        let mut message = message(link, address);
+        message.header.flags = NeighbourFlags::Use;
+        Request::new(what, libc::RTM_NEWNEIGH, REPLACE, &message)
+    }
+
+    /// Whether its MAC address is known, however long ago that was (`NUD_VALID` in the kernel's net/neighbour.h).
+    pub fn is_valid(&self) -> bool {
+        const VALID: u16 = libc::NUD_PERMANENT
+            | libc::NUD_NOARP
+            | libc::NUD_REACHABLE
+            | libc::NUD_PROBE
+            | libc::NUD_STALE
+            | libc::NUD_DELAY;
+        self.state & VALID != 0
     }
 
     pub fn is_permanent(&self) -> bool {

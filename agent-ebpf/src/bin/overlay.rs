@@ -1,8 +1,8 @@
 //! Both directions of the VXLAN device, and what the agent asks the kernel about tunnels.
 //!
 //! - `overlay_in`, ingress: what comes out of tunnels, each packet once it is unwrapped;
-//! - `overlay_out`, egress: what goes into one; clients of Services that came in by an uplink get this node's address, and
-//!   so do the node's own sockets that are bound to another one;
+//! - `overlay_out`, egress: what the stack sends into one; clients of Services that came in by an uplink get this node's address,
+//!   and so do the node's own sockets that are bound to another one. What needs no tunnel leaves without;
 //! - `overlay_wraps`, attached nowhere: the agent runs it, on no packet of anybody's.
 #![no_std]
 #![no_main]
@@ -16,7 +16,7 @@ use sinabro_ebpf::{
     PASS,
     maps::CONFIG,
     nat::across,
-    overlay::leave,
+    overlay::{leave, native},
     parse::{Ip, eth, skb},
     scratch::{self, Scratch},
     stage::{Action, tunnel},
@@ -40,13 +40,18 @@ pub fn overlay_in(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn overlay_out(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
-    if !across::may_be_masqueraded(skb) {
-        return PASS;
+    let mut action = PASS;
+    if across::may_be_masqueraded(skb)
+        && let Some(scratch) = read(skb)
+    {
+        action = event::of_stage(across::leave(skb, scratch));
     }
-    let action = match read(skb) {
-        Some(scratch) => event::of_stage(across::leave(skb, scratch)),
-        None => PASS,
-    };
+    if action == PASS
+        && native::may_lead()
+        && let Some(scratch) = read(skb)
+    {
+        action = native::instead_of_the_device(skb, scratch);
+    }
     event::told(skb, Hook::OverlayOut, action)
 }
 
@@ -81,7 +86,7 @@ fn checked(ctx: &TcContext) -> Action {
 }
 
 /// Reads the headers into the scratch; none if they are none of ours, or malformed.
-#[inline(always)]
+#[inline(never)]
 fn read(skb: *mut __sk_buff) -> Option<&'static mut Scratch> {
     let scratch = scratch::get()?;
     let is_read = match skb::kind(&TcContext::new(skb)) {

@@ -1,6 +1,6 @@
 //! What a pod sends out of the cluster.
 
-use super::Way;
+use super::{LEADS_ON, Way};
 use crate::{
     PASS,
     connection::{self, Noted},
@@ -28,9 +28,6 @@ use sinabro_common::{
     },
     algo::{checksum, ct_state},
 };
-
-/// BPF_FIB_LKUP_RET_SUCCESS: a plain route that leads on, and a neighbour that is known.
-const LEADS_ON: i64 = 0;
 
 /// Somebody else may have a part in the packet's connection,
 const NOT_OURS: u32 = 0;

@@ -21,24 +21,27 @@ pub fn takes(config: &NodeConfig) -> bool {
     config.flags & FLAG_FORWARD != 0 && overlay::takes(config)
 }
 
+/// BPF_FIB_LKUP_RET_SUCCESS: a plain route that leads on, and a neighbour that is known.
+pub const LEADS_ON: i64 = 0;
+
 /// What the kernel's routes are asked, and what they say: `struct bpf_fib_lookup` (linux/bpf.h).
 #[repr(C)]
 pub struct Way {
     /// AF_INET or AF_INET6; of the next hop, when answered.
-    family: u8,
-    proto: u8,
-    src_port: [u8; 2],
-    dst_port: [u8; 2],
+    pub family: u8,
+    pub proto: u8,
+    pub src_port: [u8; 2],
+    pub dst_port: [u8; 2],
     /// Zero: the packet's own length is compared with the MTU.
-    len: u16,
+    pub len: u16,
     /// The interface that the packet came by; which it leaves by, when answered.
-    ifindex: u32,
+    pub ifindex: u32,
     /// Of IPv4, its type of service in the first byte.
-    service: [u8; 4],
+    pub service: [u8; 4],
     /// IPv4 addresses are in the first four bytes.
-    src: [u8; 16],
+    pub src: [u8; 16],
     /// The next hop, when answered.
-    dst: [u8; 16],
-    vlan: [u8; 4],
+    pub dst: [u8; 16],
+    pub vlan: [u8; 4],
     macs: [[u8; 6]; 2],
 }

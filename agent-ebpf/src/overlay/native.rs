@@ -1,13 +1,14 @@
 //! Between nodes without a tunnel (`routing: native`): what a pod sends is on the wire as it is, from node to node on one link.
 //!
-//! Only what goes past the stack here goes so; all else is in tunnels as ever. So the kernel's routes and its check of paths back
-//! (`rp_filter`) are those of the tunnel on both sides, and what the receiver does not deliver past its stack comes out of its VXLAN
-//! device, as if it had come in a tunnel. What is larger than a tunnel's packets may go so, and nothing else: who sends it otherwise is
-//! told by the stack.
+//! What goes past the stack is sent by [`leave`](super::leave), all else where the stack gives it to the VXLAN device
+//! ([`instead_of_the_device`]). So the kernel's routes and its check of paths back (`rp_filter`) are those of the tunnel on both sides,
+//! and what the receiver does not deliver past its stack comes out of its VXLAN device, as if it had come in a tunnel. By the stack
+//! nothing is larger than the device's MTU: it may have to be in a tunnel after all.
 
 use super::{leave, takes, way};
 use crate::{
     PASS,
+    forward::{LEADS_ON, Way},
     maps::{CONFIG, ENDPOINTS, NATIVE, NATIVE_V6},
     nat::{DROPPED, drop},
     parse::{eth, skb::PACKET_HOST},
@@ -15,20 +16,21 @@ use crate::{
     scratch::Scratch,
     stage::{
         deliver, mss, mtu,
+        neighbour::{AF_INET, AF_INET6},
         report::{self, Peer},
         tunnel,
     },
 };
 use aya_ebpf::{
-    bindings::{__sk_buff, BPF_F_INGRESS},
-    helpers::bpf_redirect,
+    bindings::{__sk_buff, BPF_F_INGRESS, BPF_FIB_LOOKUP_OUTPUT},
+    helpers::{bpf_fib_lookup, bpf_redirect},
     programs::TcContext,
 };
 use sinabro_common::abi::{
     Addr,
     config::FLAG_INGRESS_MTU,
     drop::DropReason,
-    next_hop::NextHop,
+    next_hop::{self, NextHop},
     node::{self, Node, Overlay},
 };
 
@@ -53,6 +55,74 @@ pub fn send(
     }
     report::native(&node.tunnel, |peer| &mut peer.tx);
     leave::to(skb, overlay, (next.ifindex, gateway))
+}
+
+/// Whether anything may be sent without a tunnel: no node sends such that takes none.
+#[inline(always)]
+pub fn may_lead() -> bool {
+    device().is_some()
+}
+
+/// Sends what the stack has given to the VXLAN device, whose IP header is read, to its node as it is. [`PASS`] if the node is sent
+/// tunnels, if its neighbour is not known, and of what is neither this node's nor its pods': the other would not take it for that.
+#[inline(never)]
+pub fn instead_of_the_device(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let Some(config) = CONFIG.get(0) else {
+        return PASS;
+    };
+    let Some(overlay) = tunnel::overlay(config) else {
+        return PASS;
+    };
+    let Some(node) = tunnel::pods_elsewhere(config, &scratch.ip.dst) else {
+        return PASS;
+    };
+    let is_ours = tunnel::pods_of(&scratch.ip.src).is_some_and(|own| own.tunnel == overlay.local);
+    let Some(next) = way(&node.tunnel) else {
+        return PASS;
+    };
+    if !is_ours || next.remote_mac != next_hop::NATIVE {
+        return PASS;
+    }
+    let Some(gateway) = gateway(scratch, node, next) else {
+        return PASS;
+    };
+    if !is_known(skb, scratch, next.ifindex, gateway) {
+        return PASS;
+    }
+    report::native(&node.tunnel, |peer| &mut peer.tx);
+    leave::to(skb, overlay, (next.ifindex, gateway))
+}
+
+/// Whether the kernel knows the MAC address of a neighbour. A packet that has a route from the stack and waits for a neighbour is
+/// given the MAC address of that route's (`neigh_update`), and the request for it has the packet's source, which who is asked may take for
+/// a forged one (`rp_filter`).
+#[inline(always)]
+fn is_known(skb: *mut __sk_buff, scratch: &mut Scratch, ifindex: u32, gateway: &Addr) -> bool {
+    let way = &mut scratch.way;
+    way.proto = 0;
+    way.src_port = [0; 2];
+    way.dst_port = [0; 2];
+    way.len = 0;
+    way.ifindex = ifindex;
+    way.service = [0; 4];
+    way.src = [0; 16];
+    way.dst = gateway.0;
+    way.vlan = [0; 4];
+    way.family = AF_INET6;
+    if gateway.as_v4().is_some() {
+        way.family = AF_INET;
+        way.dst[..4].copy_from_slice(&rewrite::word(gateway).to_ne_bytes());
+    }
+    // SAFETY: the context is valid for as long as the program runs, and `Way` is what the helper reads and writes.
+    let answer = unsafe {
+        bpf_fib_lookup(
+            skb.cast(),
+            core::ptr::from_mut(way).cast(),
+            size_of::<Way>() as i32,
+            BPF_FIB_LOOKUP_OUTPUT,
+        )
+    };
+    answer == LEADS_ON
 }
 
 /// Whose MAC address the packet gets. IPv6 packets are given to IPv6 addresses alone (`bpf_redirect_neigh`), IPv4 packets to

@@ -17,7 +17,7 @@ use sinabro_common::{
     },
     api::Mac,
 };
-use sinabro_netlink::{Conn, xfrm};
+use sinabro_netlink::{Conn, neigh::Neigh, xfrm};
 use std::{collections::BTreeMap, net::IpAddr};
 
 /// Looks up the ways to all peers, or to those alone that `before` did not have.
@@ -31,6 +31,7 @@ pub fn follow(
     plan: &OverlayPlan,
 ) -> Result<Ways, DatapathError> {
     let mut next_hops = BTreeMap::new();
+    let mut found = Vec::new();
     let mut ways = Ways {
         none: None,
         not: BTreeMap::new(),
@@ -46,7 +47,11 @@ pub fn follow(
                 });
                 let next = match datapath.next_hop(tunnel).filter(|_| is_known) {
                     Some(way) => Ok(way),
-                    None => way(conn, plan, (*mac, remote), uplink),
+                    None => {
+                        let way = way(conn, plan, (*mac, remote), uplink);
+                        found.extend(way.as_ref().ok());
+                        way
+                    }
                 };
                 match next {
                     Ok(way) => {
@@ -64,10 +69,29 @@ pub fn follow(
         }
     }
     datapath.set_next_hops(&next_hops)?;
+    ask_for_neighbours(conn, &found);
     if !datapath.wraps() && plan.native.is_empty() {
         ways.none.get_or_insert(Why::Kernel);
     }
     Ok(ways)
+}
+
+/// Has the kernel know the IPv6 neighbours that pods' packets are given to without a tunnel: what the stack sends to one that is not
+/// known is in a tunnel, and that is over IPv4, so nothing else would ask for them.
+fn ask_for_neighbours(conn: &mut Conn, ways: &[Way]) {
+    let asked = ways.iter().try_for_each(|way| {
+        let Some(address) = way.native_v6.map(IpAddr::from) else {
+            return Ok(());
+        };
+        let link = way.next.ifindex;
+        match conn.neigh(link, address)? {
+            Some(neighbour) if neighbour.is_valid() => Ok(()),
+            _ => conn.execute(Neigh::ask(link, address)),
+        }
+    });
+    if let Err(error) = asked {
+        tracing::warn!("{}", Chain(&error));
+    }
 }
 
 /// The uplink by which packets to peers may leave past the stack.

@@ -59,8 +59,7 @@ pub struct Sources {
     pub endpoints: Arc<Endpoints>,
     pub masquerade: masquerade_file::Updates,
     pub probe: Arc<Probe>,
-    /// UDP port of the tunnels.
-    pub vxlan_port: u16,
+    pub asked: peers::Asked,
     pub rules: Rules,
     /// What other parts of the agent say.
     pub standing: Standing,
@@ -116,7 +115,7 @@ impl Sources {
         let problem = masquerade.as_ref().and_then(|said| said.problem.clone());
         found.extend(problem.map(|text| trouble("MasqueradeFileInvalid", text)));
         found.extend(addresses::nearly_full(&self.endpoints));
-        found.extend(peers::find(&self.probe, self.vxlan_port));
+        found.extend(peers::find(&self.probe, self.asked));
         found
     }
 }

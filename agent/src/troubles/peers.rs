@@ -9,6 +9,7 @@
 use super::trouble;
 use crate::{
     config::MIN_MTU,
+    plan::Routing,
     probe::{
         Probe, State,
         path::Path,
@@ -28,12 +29,40 @@ const NAMED: usize = 5;
 /// If so many of a hundred peers that were last heard of, or not, are silent, it is this node.
 const MOST: usize = 80;
 
-/// What peers' answers, and their silence, say.
-pub fn find(probe: &Probe, port: u16) -> Vec<Trouble> {
-    find_at(probe, port, Instant::now())
+/// By what peers are asked: the tunnels' UDP port, and whether packets may be in none.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    pub port: u16,
+    pub routing: Routing,
 }
 
-fn find_at(probe: &Probe, port: u16, now: Instant) -> Vec<Trouble> {
+impl Asked {
+    /// What firewalls have to let pass.
+    fn passes(self) -> String {
+        let port = format!("UDP port {}", self.port);
+        match self.routing {
+            Routing::Tunnel => format!("let {port} pass"),
+            Routing::Native => {
+                format!("let {port} pass, and what pods send by their own addresses,")
+            }
+        }
+    }
+
+    /// How tcpdump shows it.
+    fn shown(self) -> String {
+        match self.routing {
+            Routing::Tunnel => format!("`tcpdump -ni any udp port {}`", self.port),
+            Routing::Native => format!("`tcpdump -ni any udp port {} or icmp or icmp6`", self.port),
+        }
+    }
+}
+
+/// What peers' answers, and their silence, say.
+pub fn find(probe: &Probe, asked: Asked) -> Vec<Trouble> {
+    find_at(probe, asked, Instant::now())
+}
+
+fn find_at(probe: &Probe, asked: Asked, now: Instant) -> Vec<Trouble> {
     let state = probe.state();
     if state.problem.is_some() {
         return Vec::new();
@@ -42,8 +71,8 @@ fn find_at(probe: &Probe, port: u16, now: Instant) -> Vec<Trouble> {
     let mut found = Vec::new();
     if !silent.is_empty() {
         found.push(match is_alone(&state) {
-            true => alone(port),
-            false => of_silent(&silent, port),
+            true => alone(asked),
+            false => of_silent(&silent, asked),
         });
         if let Some(refusal) = &state.refusal {
             let text = format!(
@@ -93,21 +122,25 @@ fn is_alone(state: &State) -> bool {
     up >= 2 && heard.len() >= up.min(Verdicts::KEPT) && silent * 100 >= heard.len() * MOST
 }
 
-fn alone(port: u16) -> Trouble {
+fn alone(asked: Asked) -> Trouble {
     trouble(
         "OverlaySilent",
         format!(
-            "no answer through the tunnels from any other node: let UDP port {port} pass between this node's address and theirs, both ways (firewall, security group); `tcpdump -ni any udp port {port}` here shows what leaves and what comes"
+            "no answer through the tunnels from any other node: {} between this node's address and theirs, both ways (firewall, security group); {} here shows what leaves and what comes",
+            asked.passes(),
+            asked.shown()
         ),
     )
 }
 
-fn of_silent(silent: &[(&Name, &Peer)], port: u16) -> Trouble {
+fn of_silent(silent: &[(&Name, &Peer)], asked: Asked) -> Trouble {
     let names = names(silent);
     trouble(
         "PeerSilent",
         format!(
-            "no answer through the tunnel from {names}: let UDP port {port} pass between these nodes' addresses, both ways, and ICMP echo requests from pod ranges into them; `tcpdump -ni any udp port {port}` on both shows where it ends; all of them: `sinabroctl nodes`"
+            "no answer through the tunnel from {names}: {} between these nodes' addresses, both ways, and ICMP echo requests from pod ranges into them; {} on both shows where it ends; all of them: `sinabroctl nodes`",
+            asked.passes(),
+            asked.shown()
         ),
     )
 }
@@ -200,8 +233,13 @@ mod tests {
         now
     }
 
+    const ASKED: Asked = Asked {
+        port: 8472,
+        routing: Routing::Tunnel,
+    };
+
     fn reasons(probe: &Probe, now: Instant) -> Vec<String> {
-        let found = find_at(probe, 8472, now).into_iter();
+        let found = find_at(probe, ASKED, now).into_iter();
         found.map(|trouble| trouble.reason).collect()
     }
 
@@ -250,13 +288,13 @@ mod tests {
             IpAddr::V6(_) => false,
         };
         let now = run(&probe, now, SECOND * 50, half);
-        let found = find_at(&probe, 8472, now);
+        let found = find_at(&probe, ASKED, now);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].reason, "PeerSilent");
         assert!(found[0].text.contains("and others"), "{}", found[0].text);
         assert!(found[0].text.len() < 1024);
         let later = run(&probe, now, SECOND * 300, half);
-        assert_eq!(find_at(&probe, 8472, later), found);
+        assert_eq!(find_at(&probe, ASKED, later), found);
         assert_eq!(probe.named_peers().silent.len(), 20);
     }
 
@@ -270,7 +308,7 @@ mod tests {
         assert!(probe.report().silent < 1000);
         assert_eq!(reasons(&probe, now), ["OverlaySilent"]);
         probe.state().refusal = Some("Operation not permitted".into());
-        let found = find_at(&probe, 8472, now);
+        let found = find_at(&probe, ASKED, now);
         assert!(found[1].text.contains("Operation not permitted"));
         let now = run(&probe, now, SECOND * 700, |_| true);
         assert_eq!(reasons(&probe, now), [""; 0]);

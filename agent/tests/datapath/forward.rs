@@ -8,7 +8,7 @@ use crate::{
 use sinabro_agent::datapath::{Datapath, Translation, Tunnels};
 use sinabro_common::{abi::uplink::Uplink, names::HOST_MAC};
 use sinabro_lab::Place;
-use std::{collections::BTreeMap, net::IpAddr, process::Command};
+use std::{collections::BTreeMap, net::IpAddr};
 
 const MTU: u32 = 1450;
 const UPLINK_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -84,9 +84,7 @@ fn world_before_tunnels(test: impl FnOnce(&World) + Send) {
 impl World {
     /// Runs `ip` on the node.
     fn ip(&self, arguments: &str) {
-        let mut ip = Command::new("ip");
-        self.node.put(ip.args(arguments.split(' ')));
-        assert!(ip.status().unwrap().success(), "ip {arguments}");
+        kit::ip(&self.node, arguments);
     }
 
     /// Pod, node and a host outside, of either family.

@@ -22,6 +22,7 @@ use sinabro_netlink::{Conn, Family, NetNs, neigh::Neigh, route::Route, sysctl};
 use std::{
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream},
+    process::Command,
     sync::LazyLock,
 };
 
@@ -130,6 +131,13 @@ pub fn skipped() -> bool {
 /// The calling thread's network: in [`fresh`], the node's.
 pub fn this_place() -> Place {
     Place::new("node", NetNs::current().unwrap())
+}
+
+/// Runs `ip` in a place.
+pub fn ip(place: &Place, arguments: &str) {
+    let mut ip = Command::new("ip");
+    place.put(ip.args(arguments.split(' ')));
+    assert!(ip.status().unwrap().success(), "ip {arguments}");
 }
 
 /// A pod of the node.

@@ -23,6 +23,24 @@ pub fn misfits(place: &Place) -> Result<u64> {
     )
 }
 
+/// Segments that TCP's sockets in it have discarded themselves, as whoever reads was late: they are sent again, and the network
+/// has lost none.
+pub fn discarded(place: &Place) -> Result<u64> {
+    const COUNTERS: [&str; 6] = [
+        "RcvPruned",
+        "OfoPruned",
+        "TCPBacklogDrop",
+        "TCPOFODrop",
+        "TCPZeroWindowDrop",
+        "TCPRcvQDrop",
+    ];
+    let text = place.run(|| Ok(fs::read_to_string("/proc/thread-self/net/netstat")?))?;
+    let counts = COUNTERS.iter().map(|name| {
+        field(&text, "TcpExt", name).with_context(|| format!("no {name} in /proc/net/netstat"))
+    });
+    counts.sum()
+}
+
 fn both(place: &Place, v4: &str, v6: &str) -> Result<u64> {
     sum(place, &[v4], &[v6])
 }
@@ -32,18 +50,19 @@ fn sum(place: &Place, v4: &[&str], v6: &[&str]) -> Result<u64> {
         let read = |file| fs::read_to_string(format!("/proc/thread-self/net/{file}"));
         Ok([read("snmp")?, read("snmp6")?])
     })?;
-    let of_v4 = v4
-        .iter()
-        .map(|name| field(&of_v4, name).with_context(|| format!("no {name} in /proc/net/snmp")));
+    let of_v4 = v4.iter().map(|name| {
+        field(&of_v4, "Ip", name).with_context(|| format!("no {name} in /proc/net/snmp"))
+    });
     let of_v6 = v6
         .iter()
         .map(|name| field6(&of_v6, name).with_context(|| format!("no {name} in /proc/net/snmp6")));
     of_v4.chain(of_v6).sum()
 }
 
-/// A field of `Ip`: a line of names, and one of values.
-fn field(text: &str, name: &str) -> Option<u64> {
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
+/// A field of a group such as `Ip`: a line of names, and one of values.
+fn field(text: &str, group: &str, name: &str) -> Option<u64> {
+    let of_group = |line| str::strip_prefix(line, group)?.strip_prefix(": ");
+    let mut lines = text.lines().filter_map(of_group);
     let at = lines.next()?.split(' ').position(|field| field == name)?;
     lines.next()?.split(' ').nth(at)?.parse().ok()
 }
@@ -60,9 +79,10 @@ mod tests {
     #[test]
     fn forwarded_packets_are_read() {
         let text = "Ip: Forwarding DefaultTTL ForwDatagrams\nIp: 1 64 77\nIcmp: A\nIcmp: 5\n";
-        assert_eq!(field(text, "ForwDatagrams"), Some(77));
-        assert_eq!(field(text, "InReceives"), None);
-        assert_eq!(field("Ip: ForwDatagrams\n", "ForwDatagrams"), None);
+        assert_eq!(field(text, "Ip", "ForwDatagrams"), Some(77));
+        assert_eq!(field(text, "Icmp", "A"), Some(5));
+        assert_eq!(field(text, "Ip", "InReceives"), None);
+        assert_eq!(field("Ip: ForwDatagrams\n", "Ip", "ForwDatagrams"), None);
         let text = "Ip6InReceives    \t3\nIp6OutForwDatagrams             \t42\n";
         assert_eq!(field6(text, "Ip6OutForwDatagrams"), Some(42));
         assert_eq!(field6(text, "Ip6OutRequests"), None);

@@ -1,6 +1,7 @@
 //! One connection, bytes both ways, and what either end's TCP says of it.
 
-use super::{PATIENCE, accept, connect, path::Path};
+use super::{PATIENCE, accept, connect, path::Path, snmp};
+use crate::place::Place;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use nix::errno::Errno;
 use std::{
@@ -25,22 +26,26 @@ pub struct Said {
     pub needlessly: u32,
 }
 
-impl Said {
-    /// Segments that did not arrive the first time.
-    pub fn lost(&self) -> u32 {
-        self.retransmitted.saturating_sub(self.needlessly)
-    }
-}
-
 pub struct Stream {
     name: String,
     client: TcpStream,
     server: TcpStream,
+    /// Of the client, and of the server.
+    places: [Place; 2],
+    /// What [`snmp::discarded`] said of these before.
+    discarded: [u64; 2],
+}
+
+fn discarded(places: &[Place; 2]) -> Result<[u64; 2]> {
+    let [client, server] = places;
+    Ok([snmp::discarded(client)?, snmp::discarded(server)?])
 }
 
 impl Stream {
     pub fn open(path: &Path) -> Result<Self> {
         let open = || -> Result<Self> {
+            let places = [path.from.clone(), path.to.clone()];
+            let discarded = discarded(&places)?;
             let listener = path.to.run(|| Ok(TcpListener::bind(path.listen())?))?;
             let target = path.target(listener.local_addr()?);
             let client = path.from.run(|| Ok(connect(target)?))?;
@@ -49,6 +54,8 @@ impl Stream {
                 name: path.name.clone(),
                 client,
                 server,
+                places,
+                discarded,
             })
         };
         open().with_context(|| path.name.clone())
@@ -68,6 +75,22 @@ impl Stream {
     /// The client's end, and the server's.
     pub fn said(&self) -> Result<[Said; 2]> {
         Ok([said(&self.client)?, said(&self.server)?])
+    }
+
+    /// Segments of each end that did not arrive the first time: the network has lost them, and not the other end discarded, which
+    /// happens on a busy machine.
+    pub fn lost(&self) -> Result<[u64; 2]> {
+        let discarded = discarded(&self.places)?;
+        let said = self.said()?;
+        Ok([(0, 1), (1, 0)].map(|(end, other)| {
+            let Said {
+                retransmitted,
+                needlessly,
+                ..
+            } = said[end];
+            u64::from(retransmitted.saturating_sub(needlessly))
+                .saturating_sub(discarded[other] - self.discarded[other])
+        }))
     }
 
     pub fn client(&self) -> &TcpStream {

@@ -130,7 +130,7 @@ fn segments_are_as_large_as_the_link_on_the_node_and_as_the_way_beyond() {
             let full: u32 = wires.iter().map(|wire| wire.full(name)).sum();
             // The last of them may be told of late.
             eventually(&format!("{name}: nothing to be lost"), || {
-                stream.said().unwrap().iter().all(|said| said.lost() == 0)
+                stream.lost().unwrap() == [0, 0]
             });
             // A look at the counters: they see what is as large as can be.
             assert!(

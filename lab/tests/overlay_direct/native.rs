@@ -39,6 +39,23 @@ pub fn goes_native(node: &Node) -> bool {
     other(node).path == Some(PeerPath::Native)
 }
 
+/// Each node knows the other's MAC address, without which the stack sends tunnels: by IPv4 these have it found out, by IPv6 the
+/// agent.
+pub fn know_each_other(world: &World) {
+    let nodes = world.lab.nodes();
+    for (at, node) in nodes.iter().enumerate() {
+        let (peer, pod) = (&nodes[1 - at], &world.pods[1 - at]);
+        icmp::ping(node.place(), pod.addresses()[0], PATIENCE).unwrap();
+        let eth0 = node.place().index("eth0").unwrap();
+        for address in peer.addresses() {
+            eventually("the other's MAC address", || {
+                let neighbour = node.netlink().unwrap().neigh(eth0, address).unwrap();
+                neighbour.is_some_and(|neighbour| neighbour.is_valid())
+            });
+        }
+    }
+}
+
 /// How many tunnel packets are on the wire of something.
 pub fn in_tunnels(world: &World, what: impl FnOnce()) -> u32 {
     let place = world.lab.node(1).place();
@@ -63,14 +80,50 @@ fn nothing_is_in_a_tunnel_between_nodes_that_both_say_so() {
         assert!(is_both_ways(counts.native), "{counts:?}");
         assert_eq!((counts.direct, counts.kernel), (NOTHING, NOTHING));
     }
-    // What goes by the stack is in tunnels as ever.
+    // Nor is what goes by the stack: packets in parts, and what nodes themselves send.
     let [one, two] = &world.pods;
+    let n1 = world.lab.node(1).place();
     for address in two.addresses() {
-        let parts = in_tunnels(&world, || {
+        let sent = in_tunnels(&world, || {
             udp::echo(one.place(), two.place(), address, 8000, false).unwrap();
+            icmp::ping(n1, address, PATIENCE).unwrap();
+            tcp::transfer(n1, two.place(), address, 1 << 20).unwrap();
         });
-        // Six at least, each way.
-        assert!(parts >= 12, "{address}: {parts}");
+        assert_eq!(sent, 0, "{address}");
+    }
+}
+
+/// As long as others translate Services the stack has everything, and needs no tunnel for it.
+#[test]
+fn what_others_translate_needs_no_tunnel() {
+    let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
+    say(&lab, [true; 2]);
+    for node in lab.nodes() {
+        node.start_agent_with(&[NATIVE, "--peer-probe=false"])
+            .unwrap();
+    }
+    for node in lab.nodes() {
+        node.wait_ready().unwrap();
+    }
+    let pods = [1, 2].map(|node| lab.node(node).add_pod(&format!("pod{node}")).unwrap());
+    let world = World { lab, pods };
+    for node in world.lab.nodes() {
+        eventually("the way to be known", || other(node).path.is_some());
+        assert!(why(node).starts_with("Services are not ours"));
+    }
+    know_each_other(&world);
+    let counts = world.counts_of(|| assert_eq!(in_tunnels(&world, || exchange(&world)), 0));
+    for counts in counts {
+        // As each of them is handed to the stack.
+        assert!(
+            counts.native.sent > 0 && counts.kernel.received > 0,
+            "{counts:?}"
+        );
+        assert_eq!(
+            (counts.direct, counts.kernel.sent),
+            (NOTHING, 0),
+            "{counts:?}"
+        );
     }
 }
 
@@ -122,19 +175,18 @@ fn all_of_every_size_arrives_without_a_tunnel() {
     }
 }
 
-/// What is in such a packet may be a tunnel of the pod's own, so that its segments are longer than they say.
+/// What is in such a packet may be a tunnel of the pod's own, so that its segments are longer than they say: the stack looks.
 #[test]
-fn what_datagrams_are_cut_from_is_in_a_tunnel() {
+fn what_datagrams_are_cut_from_needs_no_tunnel() {
     let world = both(|_| {});
     let [one, two] = &world.pods;
     for address in two.addresses() {
-        let count = |datagrams| {
-            in_tunnels(&world, || {
+        for datagrams in [1, 10] {
+            let sent = in_tunnels(&world, || {
                 udp::cut(one.place(), two.place(), address, 1000, datagrams).unwrap();
-            })
-        };
-        assert_eq!(count(1), 0, "{address}");
-        assert!(count(10) > 0, "{address}");
+            });
+            assert_eq!(sent, 0, "{address}: {datagrams}");
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What goes to another node without a tunnel is as large as the uplink carries, and nobody sends more than his way does.
 
 use super::{
-    native::{NATIVE, both, goes_native, in_tunnels, world},
+    native::{NATIVE, both, goes_native, in_tunnels, know_each_other, world},
     *,
 };
 use sinabro_lab::{
@@ -45,7 +45,7 @@ fn carries(world: &World, path: &Path, sizes: [usize; 2]) {
         "{name}"
     );
     eventually(&format!("{name}: nothing to be lost"), || {
-        stream.said().unwrap().iter().all(|said| said.lost() == 0)
+        stream.lost().unwrap() == [0, 0]
     });
     assert_eq!(misfits(), before, "{name}: a packet did not fit");
 }
@@ -62,7 +62,7 @@ fn what_needs_no_tunnel_is_as_large_as_the_uplinks_packets() {
         let far = Path::new("pod to pod", one.place(), two.place(), address);
         let sent = in_tunnels(&world, || carries(&world, &far, [OF_UPLINK; 2]));
         assert_eq!(sent, 0, "{address}");
-        // By the node's stack, and back without.
+        // By the node's stack, and back past the pod's.
         let of_node = Path::new("node to pod", n1.place(), two.place(), address);
         carries(&world, &of_node, [OF_TUNNELS; 2]);
         let own = n1.addresses()[family];
@@ -101,19 +101,21 @@ fn connections_are_as_large_as_both_of_their_ways_carry() {
 /// Of a Service of the second node's pod; on no machine.
 const OUTSIDE_AT: [&str; 2] = ["198.51.100.21", "2001:db8:51::21"];
 
-/// What the client is led to is beyond a tunnel, and answers without one.
+/// What the client is led to by the stack is no larger than what the stack may put into tunnels.
 #[test]
-fn a_client_outside_is_told_what_the_tunnel_behind_its_node_carries() {
+fn a_client_outside_is_told_what_the_stack_of_its_node_carries() {
     let world = both(|_| {});
     let [_, two] = &world.pods;
     let (client, n1) = (world.lab.outside().place(), world.lab.node(1));
     publish(&world);
+    know_each_other(&world);
     for (to, address) in OUTSIDE_AT.into_iter().zip(two.addresses()) {
         let to = to.parse().unwrap();
         world.lab.lead_from_outside(to, n1).unwrap();
         let path = Path::new("from outside", client, two.place(), address);
         let path = path.through(SocketAddr::new(to, PORT), PORT);
-        carries(&world, &path, [OF_TUNNELS; 2]);
+        let sent = in_tunnels(&world, || carries(&world, &path, [OF_TUNNELS, OF_UPLINK]));
+        assert_eq!(sent, 0, "{to}");
     }
 }
 

@@ -41,6 +41,23 @@ fn neighbours_are_added_listed_replaced_and_deleted() {
 }
 
 #[test]
+fn who_is_asked_for_is_not_known_before_he_answers() {
+    in_fresh(|| {
+        let mut conn = Conn::new().unwrap();
+        let a = pair(&mut conn);
+        for address in ["192.0.2.7", "2001:db8::7"].map(ip) {
+            assert_eq!(conn.neigh(a, address).unwrap(), None);
+            conn.execute(Neigh::ask(a, address)).unwrap();
+            let asked_for = conn.neigh(a, address).unwrap().unwrap();
+            assert!(!asked_for.is_valid(), "{asked_for:?}");
+            conn.execute(Neigh::new(a, address, MAC_B).replace())
+                .unwrap();
+            assert!(conn.neigh(a, address).unwrap().unwrap().is_valid());
+        }
+    });
+}
+
+#[test]
 fn forwarding_entries_are_added_listed_replaced_and_deleted() {
     for (local, first, second) in [
         ("192.0.2.1", "192.0.2.2", "192.0.2.3"),

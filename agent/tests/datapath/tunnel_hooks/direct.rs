@@ -8,8 +8,8 @@ use sinabro_common::abi::{Addr, next_hop::NextHop};
 /// Who forwards to the second node, and by which interface.
 pub(super) const ROUTER: &str = "192.0.2.254";
 /// The second node's IPv6 address.
-const OF_SECOND: &str = "2001:db8:1::2";
-const UPLINK: u32 = 4711;
+pub(super) const OF_SECOND: &str = "2001:db8:1::2";
+pub(super) const UPLINK: u32 = 4711;
 pub(super) const MTU: u32 = 1450;
 /// From the outer IP header to the inner one.
 const ROOM: usize = 50;

@@ -1,11 +1,12 @@
 //! Without a tunnel: `pod_out` sends what goes to a pod of another node as it is, `uplink_in` takes what comes from one.
 
 use super::{
-    direct::{MTU, ROUTER, far, for_a_router, less_a_hop, of_all},
+    direct::{MTU, OF_SECOND, ROUTER, UPLINK, far, for_a_router, less_a_hop, of_all},
     *,
 };
 use sinabro_agent::datapath::Mtus;
 use sinabro_common::{abi::next_hop::NATIVE, api::Mac};
+use sinabro_lab::Place;
 
 /// The VXLAN device.
 const DEVICE: u32 = 4712;
@@ -160,6 +161,89 @@ fn a_pod_cannot_have_its_packet_come_out_of_the_device() {
             &packet.bytes(),
         );
         world.dropped("overlay_in", &forged, TunnelUnchecked, "no stamp");
+    });
+}
+
+/// Makes the uplink, on which the second node's addresses are.
+fn make_uplink(here: &Place) {
+    for command in [
+        &format!("link add uplink index {UPLINK} type veth peer name far")[..],
+        "link set far up",
+        "link set uplink up",
+        "addr add 192.0.2.1/24 dev uplink",
+        "addr add 2001:db8:1::1/64 dev uplink nodad",
+    ] {
+        kit::ip(here, command);
+    }
+}
+
+const NEIGHBOURS: [&str; 2] = ["192.0.2.2", OF_SECOND];
+
+/// What the stack has given to the VXLAN device is sent as it is, whatever it is.
+#[test]
+fn what_goes_by_the_stack_needs_no_tunnel_either() {
+    native(|world| {
+        let here = kit::this_place();
+        make_uplink(&here);
+        let frame = |ip: &Ip| {
+            let [to, from] = [1, 0].map(|node| vxlan_mac(world.underlay[node]));
+            packet::eth(to, from, ip.kind(), &ip.bytes())
+        };
+        let leaves = |from: u32, frame: &[u8]| {
+            let (programs, by) = (&world.programs, world.b.ifindex);
+            let ran = programs.run_marked("overlay_out", by, from, 0, frame);
+            ran.unwrap()
+        };
+        for gateway in ["10.1.0.1", "fd00:1::1"].map(ip) {
+            for at in NEIGHBOURS {
+                let mac = "02:00:00:00:00:02";
+                let known = format!("neigh replace {at} lladdr {mac} dev uplink nud permanent");
+                kit::ip(&here, &known);
+            }
+            let far = far(gateway);
+            let others = for_a_router(gateway, far)
+                .into_iter()
+                .map(|(_, packet)| packet);
+            let ours: Vec<_> = of_all(gateway, far).into_iter().chain(others).collect();
+            for packet in &ours {
+                let sent = frame(packet);
+                let (action, out, mark) = leaves(0, &sent);
+                assert_eq!(action, REDIRECT, "{:?}", world.datapath.drops());
+                assert_eq!(out[12..], sent[12..]);
+                assert_eq!(
+                    world.passes_the_uplink(&on_the_wire(packet), mark),
+                    (PASS, 0)
+                );
+            }
+            let stays_of = |from: u32, src: IpAddr, dst: IpAddr, what: &str| {
+                let sent = frame(&packet::udp((src, 1), (dst, 2), b"hello"));
+                assert_eq!(leaves(from, &sent), (PASS, sent.clone(), 0), "{what}");
+            };
+            let stays = |src, dst, what: &str| stays_of(0, src, dst, what);
+            let [third, outside] = match gateway {
+                IpAddr::V4(_) => ["10.3.0.7", "203.0.113.7"],
+                IpAddr::V6(_) => ["fd00:3::7", "2001:db8:9::7"],
+            }
+            .map(ip);
+            stays(gateway, third, "a node that is sent tunnels");
+            stays(gateway, outside, "nobody's pod");
+            // Handed on by this node.
+            if world.programs.know_where_from() {
+                stays_of(world.a.ifindex, outside, far, "of a stranger");
+                stays_of(world.a.ifindex, third, far, "of another node's pod");
+            }
+            world.datapath.set_next_hops(&BTreeMap::new()).unwrap();
+            stays(gateway, far, "no way");
+            world.go(world.underlay[1], NATIVE);
+            world.take(false);
+            stays(gateway, far, "a node that takes none");
+            world.take(true);
+            // Who would have to be asked for first: the stack does that better.
+            let of_v4 = gateway.is_ipv4() && world.underlay[1].is_ipv4();
+            let neighbour = NEIGHBOURS[usize::from(!of_v4)];
+            kit::ip(&here, &format!("neigh del {neighbour} dev uplink"));
+            stays(gateway, far, "an unknown neighbour");
+        }
     });
 }
 
