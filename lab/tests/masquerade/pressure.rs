@@ -134,11 +134,14 @@ fn floods_harm_nobody_else() {
 }
 
 fn finish(traffic: Traffic, world: &World) -> String {
-    traffic.finish().unwrap_or_else(|error| {
-        let drops = world.node().ctl(&["drops"]);
-        let drops = drops.map(|output| String::from_utf8(output.stdout));
-        panic!("{error:?}\n{drops:#?}\n{}", world.node().log())
-    })
+    traffic.finish().unwrap_or_else(|error| fail(&error, world))
+}
+
+/// With what the node has dropped and logged.
+fn fail(error: &anyhow::Error, world: &World) -> ! {
+    let drops = world.node().ctl(&["drops"]);
+    let drops = drops.map(|output| String::from_utf8(output.stdout));
+    panic!("{error:?}\n{drops:#?}\n{}", world.node().log())
 }
 
 /// Raised whatever becomes of a test: its scope waits for the thread.
@@ -160,8 +163,9 @@ fn come_and_go(world: &World, families: usize, stop: &AtomicBool) -> u16 {
     while !stop.load(Ordering::Relaxed) {
         let first = 10_000 + (rounds % 500) * 100;
         for crowd in &mut crowds {
-            crowd.open(first..first + 100, 0).unwrap();
-            crowd.close(first..first + 100, 0).unwrap();
+            let opened = crowd.open(first..first + 100, 0);
+            let closed = opened.and_then(|()| crowd.close(first..first + 100, 0));
+            closed.unwrap_or_else(|error| fail(&error, world));
         }
         rounds = rounds.wrapping_add(1);
     }

@@ -93,12 +93,18 @@ fn nothing_is_in_a_tunnel_between_nodes_that_both_say_so() {
     }
 }
 
-/// As long as others translate Services the stack has everything, and needs no tunnel for it.
+/// As long as others translate Services the stack has everything, and needs no tunnel for it, however it checks the ways back.
 #[test]
 fn what_others_translate_needs_no_tunnel() {
     let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
     say(&lab, [true; 2]);
     for node in lab.nodes() {
+        let strict = ["all", "default", "eth0"].map(|of| format!("net.ipv4.conf.{of}.rp_filter=1"));
+        let set: Vec<_> = ["sysctl", "-q", "-w"]
+            .into_iter()
+            .chain(strict.iter().map(String::as_str))
+            .collect();
+        node.command(&set).unwrap();
         node.start_agent_with(&[NATIVE, "--peer-probe=false"])
             .unwrap();
     }
