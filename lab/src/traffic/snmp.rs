@@ -34,8 +34,18 @@ pub fn discarded(place: &Place) -> Result<u64> {
         "TCPZeroWindowDrop",
         "TCPRcvQDrop",
     ];
+    of_tcp(place, &COUNTERS)
+}
+
+/// Segments that TCP's sockets in it have sent again since the last acknowledgement was late (RFC 8985 §7), on a busy machine for
+/// no other reason.
+pub fn probes(place: &Place) -> Result<u64> {
+    of_tcp(place, &["TCPLossProbes"])
+}
+
+fn of_tcp(place: &Place, counters: &[&str]) -> Result<u64> {
     let text = place.run(|| Ok(fs::read_to_string("/proc/thread-self/net/netstat")?))?;
-    let counts = COUNTERS.iter().map(|name| {
+    let counts = counters.iter().map(|name| {
         field(&text, "TcpExt", name).with_context(|| format!("no {name} in /proc/net/netstat"))
     });
     counts.sum()

@@ -1,7 +1,7 @@
 //! One connection, bytes both ways, and what either end's TCP says of it.
 
 use super::{PATIENCE, accept, connect, path::Path, snmp};
-use crate::place::Place;
+use crate::{place::Place, wait::wait_for};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use nix::errno::Errno;
 use std::{
@@ -32,20 +32,21 @@ pub struct Stream {
     server: TcpStream,
     /// Of the client, and of the server.
     places: [Place; 2],
-    /// What [`snmp::discarded`] said of these before.
-    discarded: [u64; 2],
+    /// What [`excused`] said before.
+    excused: [u64; 2],
 }
 
-fn discarded(places: &[Place; 2]) -> Result<[u64; 2]> {
-    let [client, server] = places;
-    Ok([snmp::discarded(client)?, snmp::discarded(server)?])
+/// What each of two ends may have sent again though the network has lost nothing.
+fn excused([client, server]: &[Place; 2]) -> Result<[u64; 2]> {
+    let of = |from, to| -> Result<u64> { Ok(snmp::probes(from)? + snmp::discarded(to)?) };
+    Ok([of(client, server)?, of(server, client)?])
 }
 
 impl Stream {
     pub fn open(path: &Path) -> Result<Self> {
         let open = || -> Result<Self> {
             let places = [path.from.clone(), path.to.clone()];
-            let discarded = discarded(&places)?;
+            let excused = excused(&places)?;
             let listener = path.to.run(|| Ok(TcpListener::bind(path.listen())?))?;
             let target = path.target(listener.local_addr()?);
             let client = path.from.run(|| Ok(connect(target)?))?;
@@ -55,7 +56,7 @@ impl Stream {
                 client,
                 server,
                 places,
-                discarded,
+                excused,
             })
         };
         open().with_context(|| path.name.clone())
@@ -77,19 +78,25 @@ impl Stream {
         Ok([said(&self.client)?, said(&self.server)?])
     }
 
-    /// Segments of each end that did not arrive the first time: the network has lost them, and not the other end discarded, which
-    /// happens on a busy machine.
-    pub fn lost(&self) -> Result<[u64; 2]> {
-        let discarded = discarded(&self.places)?;
+    /// Waits until nothing counts as lost: the last of what was sent needlessly may be told of late.
+    ///
+    /// # Errors
+    /// If something has been lost, with what TCP says.
+    pub fn must_have_lost_nothing(&self) -> Result<()> {
+        wait_for(&format!("{}: nothing to be lost", self.name), || {
+            let (lost, said) = (self.lost()?, self.said()?);
+            ensure!(lost == [0, 0], "{lost:?} of {said:?}");
+            Ok(Some(()))
+        })
+    }
+
+    /// Segments of each end that the network has lost.
+    fn lost(&self) -> Result<[u64; 2]> {
+        let excused = excused(&self.places)?;
         let said = self.said()?;
-        Ok([(0, 1), (1, 0)].map(|(end, other)| {
-            let Said {
-                retransmitted,
-                needlessly,
-                ..
-            } = said[end];
-            u64::from(retransmitted.saturating_sub(needlessly))
-                .saturating_sub(discarded[other] - self.discarded[other])
+        Ok([0, 1].map(|end| {
+            let again = said[end].retransmitted.saturating_sub(said[end].needlessly);
+            u64::from(again).saturating_sub(excused[end] - self.excused[end])
         }))
     }
 

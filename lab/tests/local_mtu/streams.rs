@@ -12,7 +12,6 @@ use sinabro_lab::{
         stream::Stream,
         tally::{Kind, Tally, cut_before},
     },
-    wait::eventually,
 };
 
 const BYTES: usize = 1 << 20;
@@ -128,10 +127,7 @@ fn segments_are_as_large_as_the_link_on_the_node_and_as_the_way_beyond() {
                 }
             }
             let full: u32 = wires.iter().map(|wire| wire.full(name)).sum();
-            // The last of them may be told of late.
-            eventually(&format!("{name}: nothing to be lost"), || {
-                stream.lost().unwrap() == [0, 0]
-            });
+            stream.must_have_lost_nothing().unwrap();
             // A look at the counters: they see what is as large as can be.
             assert!(
                 reach != Reach::Tunnel || full as usize > BYTES / mtu,

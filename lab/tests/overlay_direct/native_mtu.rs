@@ -44,9 +44,7 @@ fn carries(world: &World, path: &Path, sizes: [usize; 2]) {
         sizes,
         "{name}"
     );
-    eventually(&format!("{name}: nothing to be lost"), || {
-        stream.lost().unwrap() == [0, 0]
-    });
+    stream.must_have_lost_nothing().unwrap();
     assert_eq!(misfits(), before, "{name}: a packet did not fit");
 }
 
