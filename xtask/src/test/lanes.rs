@@ -1,5 +1,5 @@
 //! A whole run's test programs: one after the other, and beside them those that wait for a good part of their
-//! time. Those that measure for how long traffic stands still come last, two at a time but for what floods.
+//! time. Tests of traffic are at their best with the machine for themselves.
 //!
 //! Cargo starts the runner for one program after the other. In a whole run that only writes down each
 //! call, with the environment that cargo has made for it, and the programs are started from here. What a
@@ -25,27 +25,22 @@ use std::{
     },
     thread,
     time::{Duration, Instant},
-    vec,
 };
 
 /// Names process groups that stand still meanwhile, separated by spaces: builds that go on beside tests. Whatever their
 /// priority, they hold locks of the kernel's now and then while others wait.
 const PAUSE: &str = "SINABRO_TEST_PAUSE";
 
-/// What floods, and has tens of thousands of connections, has the machine for itself.
-const ALONE: [&str; 1] = ["masquerade"];
-
-/// What measures for how long traffic stands still runs at the end, when nothing takes processors all of its time. Two
-/// of these leave each other enough: what holds up both is seen by their meters and is not the traffic's. The longest
-/// first.
-const MEASURING: [&str; 7] = [
-    "refused",
-    "overlay_direct",
-    "upgrade",
-    "restart",
-    "layouts",
+/// What measures for how long traffic stands still has the machine for itself, at the end.
+const ALONE: [&str; 8] = [
     "handover",
+    "layouts",
+    "masquerade",
+    "overlay_direct",
+    "refused",
+    "restart",
     "sinabro_lab",
+    "upgrade",
 ];
 
 /// How many of the slowest programs are named at the end.
@@ -116,17 +111,12 @@ struct Order {
     waiting: Vec<Call>,
     working: Vec<Call>,
     alone: Vec<Call>,
-    measuring: Vec<Call>,
 }
 
 /// Programs in the order in which they begin; those that are named in `late` after others.
 fn in_order(calls: Vec<Call>, late: &[&str]) -> Order {
-    let place = |call: &Call| MEASURING.iter().position(|name| *name == call.name());
     let calls = calls.into_iter();
-    let (alone, calls): (Vec<_>, Vec<_>) = calls.partition(|call| ALONE.contains(&call.name()));
-    let calls = calls.into_iter();
-    let (mut measuring, others): (Vec<_>, Vec<_>) = calls.partition(|call| place(call).is_some());
-    measuring.sort_by_key(place);
+    let (alone, others): (Vec<_>, Vec<_>) = calls.partition(|call| ALONE.contains(&call.name()));
     let (waiting, mut working): (Vec<_>, Vec<_>) = others
         .into_iter()
         .partition(|call| super::waits(&call.program));
@@ -135,7 +125,6 @@ fn in_order(calls: Vec<Call>, late: &[&str]) -> Order {
         waiting,
         working,
         alone,
-        measuring,
     }
 }
 
@@ -160,7 +149,6 @@ pub fn run(
         waiting,
         working,
         alone,
-        measuring,
     } = in_order(calls, late);
     let outcomes = Mutex::new(Vec::new());
     let failure = Mutex::new(Ok(()));
@@ -177,31 +165,23 @@ pub fn run(
             }
         }
     };
-    let lane = |calls: &Mutex<vec::IntoIter<Call>>| {
-        while !stop.load(Ordering::Relaxed) {
-            // In a statement of its own: the others are not to wait for this one.
-            let next = locked(calls).next();
-            let Some(call) = next else { break };
-            one(&call);
+    let lane = |calls: &[Call]| {
+        for call in calls {
+            if !stop.load(Ordering::Relaxed) {
+                one(call);
+            }
         }
     };
-    let queue = |calls: Vec<Call>| Mutex::new(calls.into_iter());
-    let beside = |some: &Mutex<_>, others: &Mutex<_>| {
-        thread::scope(|scope| {
-            scope.spawn(|| lane(some));
-            lane(others);
-        });
-    };
-    beside(&queue(waiting), &queue(working));
+    thread::scope(|scope| {
+        scope.spawn(|| lane(&waiting));
+        lane(&working);
+    });
     // What makes programs may wait for what would stand still.
-    let mut last = alone.iter().chain(&measuring);
-    if last.any(|call| late.contains(&call.name())) {
+    if alone.iter().any(|call| late.contains(&call.name())) {
         prepare();
     }
     let paused = Paused::groups(&env::var(PAUSE).unwrap_or_default())?;
-    lane(&queue(alone));
-    let measuring = queue(measuring);
-    beside(&measuring, &measuring);
+    lane(&alone);
     drop(paused);
     failure
         .into_inner()
@@ -358,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_beside_the_others_and_what_measures_gaps_is_last() {
+    fn what_waits_is_beside_the_others_and_what_measures_gaps_is_alone() {
         let calls = [
             "peers",
             "a",
@@ -376,8 +356,7 @@ mod tests {
             |calls: &[Call]| -> Vec<_> { calls.iter().map(|c| c.name().to_owned()).collect() };
         assert_eq!(names(&order.working), ["a", "b", "datapath", "agent"]);
         assert_eq!(names(&order.waiting), ["peers", "crash"]);
-        assert_eq!(names(&order.alone), ["masquerade"]);
-        assert_eq!(names(&order.measuring), ["upgrade", "restart"]);
+        assert_eq!(names(&order.alone), ["upgrade", "restart", "masquerade"]);
     }
 
     #[test]
@@ -407,11 +386,7 @@ mod tests {
     #[test]
     fn programs_that_are_named_are_there() {
         let root = workspace::root();
-        for name in ALONE
-            .iter()
-            .chain(&MEASURING)
-            .chain(&super::super::WAIT_OFTEN)
-        {
+        for name in ALONE.iter().chain(&super::super::WAIT_OFTEN) {
             let dirs =
                 ["lab/tests", "agent/tests", "battery/tests"].map(|dir| root.join(dir).join(name));
             let is = |dir: &PathBuf| dir.is_dir() || dir.with_extension("rs").is_file();
