@@ -40,16 +40,18 @@ pub fn overlay_in(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn overlay_out(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
+    let (may_be_masqueraded, may_lead) = (across::may_be_masqueraded(skb), native::may_lead());
+    if !may_be_masqueraded && !may_lead {
+        return PASS;
+    }
+    let Some(scratch) = read(skb) else {
+        return PASS;
+    };
     let mut action = PASS;
-    if across::may_be_masqueraded(skb)
-        && let Some(scratch) = read(skb)
-    {
+    if may_be_masqueraded {
         action = event::of_stage(across::leave(skb, scratch));
     }
-    if action == PASS
-        && native::may_lead()
-        && let Some(scratch) = read(skb)
-    {
+    if may_lead && action == PASS {
         action = native::instead_of_the_device(skb, scratch);
     }
     event::told(skb, Hook::OverlayOut, action)
@@ -86,7 +88,7 @@ fn checked(ctx: &TcContext) -> Action {
 }
 
 /// Reads the headers into the scratch; none if they are none of ours, or malformed.
-#[inline(never)]
+#[inline(always)]
 fn read(skb: *mut __sk_buff) -> Option<&'static mut Scratch> {
     let scratch = scratch::get()?;
     let is_read = match skb::kind(&TcContext::new(skb)) {

@@ -11,7 +11,7 @@ use crate::{
     forward::{LEADS_ON, Way},
     maps::{CONFIG, ENDPOINTS, NATIVE, NATIVE_V6},
     nat::{DROPPED, drop},
-    parse::{eth, skb::PACKET_HOST},
+    parse::{Ip, eth, skb::PACKET_HOST},
     rewrite,
     scratch::Scratch,
     stage::{
@@ -76,7 +76,9 @@ pub fn instead_of_the_device(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 
     let Some(node) = tunnel::pods_elsewhere(config, &scratch.ip.dst) else {
         return PASS;
     };
-    let is_ours = tunnel::pods_of(&scratch.ip.src).is_some_and(|own| own.tunnel == overlay.local);
+    let is_ours = source(&TcContext::new(skb), &scratch.ip)
+        .and_then(|src| tunnel::pods_of(&src))
+        .is_some_and(|own| own.tunnel == overlay.local);
     let Some(next) = way(&node.tunnel) else {
         return PASS;
     };
@@ -91,6 +93,15 @@ pub fn instead_of_the_device(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 
     }
     report::native(&node.tunnel, |peer| &mut peer.tx);
     leave::to(skb, overlay, (next.ifindex, gateway))
+}
+
+/// The packet's source, which may have been written since its header was read.
+#[inline(always)]
+fn source(ctx: &TcContext, ip: &Ip) -> Option<Addr> {
+    match ip.v6 {
+        true => ctx.load((ip.l3 + 8) as usize).ok().map(Addr::v6),
+        false => ctx.load((ip.l3 + 12) as usize).ok().map(Addr::v4),
+    }
 }
 
 /// Whether the kernel knows the MAC address of a neighbour. A packet that has a route from the stack and waits for a neighbour is
