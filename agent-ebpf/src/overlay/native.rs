@@ -13,7 +13,7 @@ use crate::{
     nat::{DROPPED, drop},
     parse::{Ip, eth, skb::PACKET_HOST},
     rewrite,
-    scratch::Scratch,
+    scratch::{self, Scratch, verified_once},
     stage::{
         deliver, mss, mtu,
         neighbour::{AF_INET, AF_INET6},
@@ -63,10 +63,14 @@ pub fn may_lead() -> bool {
     device().is_some()
 }
 
-/// Sends what the stack has given to the VXLAN device, whose IP header is read, to its node as it is. [`PASS`] if the node is sent
-/// tunnels, if its neighbour is not known, and of what is neither this node's nor its pods': the other would not take it for that.
-#[inline(never)]
-pub fn instead_of_the_device(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+verified_once! {
+    /// Sends what the stack has given to the VXLAN device, whose IP header is read, to its node as it is. [`PASS`] if the node is sent
+    /// tunnels, if its neighbour is not known, and of what is neither this node's nor its pods': the other would not take it for that.
+    pub fn instead_of_the_device = instead_of_the_device_global(sent_instead);
+}
+
+#[inline(always)]
+fn sent_instead(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(config) = CONFIG.get(0) else {
         return PASS;
     };
