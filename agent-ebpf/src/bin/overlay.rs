@@ -40,18 +40,16 @@ pub fn overlay_in(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn overlay_out(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
-    let (may_be_masqueraded, may_lead) = (across::may_be_masqueraded(skb), native::may_lead());
-    if !may_be_masqueraded && !may_lead {
-        return PASS;
-    }
-    let Some(scratch) = read(skb) else {
-        return PASS;
-    };
     let mut action = PASS;
-    if may_be_masqueraded {
+    if across::may_be_masqueraded(skb)
+        && let Some(scratch) = read(skb)
+    {
         action = event::of_stage(across::leave(skb, scratch));
     }
-    if may_lead && action == PASS {
+    if action == PASS
+        && native::may_lead()
+        && let Some(scratch) = scratch::get()
+    {
         action = native::instead_of_the_device(skb, scratch);
     }
     event::told(skb, Hook::OverlayOut, action)

@@ -11,7 +11,10 @@ use crate::{
     forward::{LEADS_ON, Way},
     maps::{CONFIG, ENDPOINTS, NATIVE, NATIVE_V6},
     nat::{DROPPED, drop},
-    parse::{Ip, eth, skb::PACKET_HOST},
+    parse::{
+        eth,
+        skb::{self, PACKET_HOST},
+    },
     rewrite,
     scratch::{self, Scratch, verified_once},
     stage::{
@@ -47,7 +50,7 @@ pub fn send(
     if deliver::has_segments_of_its_own(&ctx, scratch) {
         return PASS;
     }
-    let Some(gateway) = gateway(scratch, node, next) else {
+    let Some(gateway) = gateway(scratch.ip.v6, node, next) else {
         return PASS;
     };
     if rewrite::decrement_ttl(&ctx, &scratch.ip).is_err() {
@@ -64,8 +67,7 @@ pub fn may_lead() -> bool {
 }
 
 verified_once! {
-    /// Sends what the stack has given to the VXLAN device, whose IP header is read, to its node as it is. [`PASS`] if the node is sent
-    /// tunnels, if its neighbour is not known, and of what is neither this node's nor its pods': the other would not take it for that.
+    /// Sends what the stack has given to the VXLAN device to its node as it is. [`PASS`] if the node is sent tunnels, if its neighbour is not known, and of what is neither this node's nor its pods': the other would not take it for that.
     pub fn instead_of_the_device = instead_of_the_device_global(sent_instead);
 }
 
@@ -77,19 +79,20 @@ fn sent_instead(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(overlay) = tunnel::overlay(config) else {
         return PASS;
     };
-    let Some(node) = tunnel::pods_elsewhere(config, &scratch.ip.dst) else {
+    let Some((src, dst)) = ends(&TcContext::new(skb)) else {
         return PASS;
     };
-    let is_ours = source(&TcContext::new(skb), &scratch.ip)
-        .and_then(|src| tunnel::pods_of(&src))
-        .is_some_and(|own| own.tunnel == overlay.local);
+    let Some(node) = tunnel::pods_elsewhere(config, &dst) else {
+        return PASS;
+    };
+    let is_ours = tunnel::pods_of(&src).is_some_and(|own| own.tunnel == overlay.local);
     let Some(next) = way(&node.tunnel) else {
         return PASS;
     };
     if !is_ours || next.remote_mac != next_hop::NATIVE {
         return PASS;
     }
-    let Some(gateway) = gateway(scratch, node, next) else {
+    let Some(gateway) = gateway(dst.as_v4().is_none(), node, next) else {
         return PASS;
     };
     if !is_known(skb, scratch, next.ifindex, gateway) {
@@ -99,12 +102,19 @@ fn sent_instead(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     leave::to(skb, overlay, (next.ifindex, gateway))
 }
 
-/// The packet's source, which may have been written since its header was read.
+/// A packet's source and destination as they are now, which may have been written since its header was read.
 #[inline(always)]
-fn source(ctx: &TcContext, ip: &Ip) -> Option<Addr> {
-    match ip.v6 {
-        true => ctx.load((ip.l3 + 8) as usize).ok().map(Addr::v6),
-        false => ctx.load((ip.l3 + 12) as usize).ok().map(Addr::v4),
+fn ends(ctx: &TcContext) -> Option<(Addr, Addr)> {
+    match skb::kind(ctx) {
+        eth::IP4 => {
+            let [src, dst] = ctx.load::<[[u8; 4]; 2]>(eth::LEN as usize + 12).ok()?;
+            Some((Addr::v4(src), Addr::v4(dst)))
+        }
+        eth::IP6 => {
+            let [src, dst] = ctx.load::<[[u8; 16]; 2]>(eth::LEN as usize + 8).ok()?;
+            Some((Addr::v6(src), Addr::v6(dst)))
+        }
+        _ => None,
     }
 }
 
@@ -143,8 +153,8 @@ fn is_known(skb: *mut __sk_buff, scratch: &mut Scratch, ifindex: u32, gateway: &
 /// Whose MAC address the packet gets. IPv6 packets are given to IPv6 addresses alone (`bpf_redirect_neigh`), IPv4 packets to
 /// those of both families.
 #[inline(always)]
-fn gateway(scratch: &Scratch, node: &Node, next: &'static NextHop) -> Option<&'static Addr> {
-    if !scratch.ip.v6 || next.gateway.as_v4().is_none() {
+fn gateway(v6: bool, node: &Node, next: &'static NextHop) -> Option<&'static Addr> {
+    if !v6 || next.gateway.as_v4().is_none() {
         return Some(&next.gateway);
     }
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
