@@ -67,7 +67,8 @@ pub fn may_lead() -> bool {
 }
 
 verified_once! {
-    /// Sends what the stack has given to the VXLAN device to its node as it is. [`PASS`] if the node is sent tunnels, if its neighbour is not known, and of what is neither this node's nor its pods': the other would not take it for that.
+    /// Sends what the stack has given to the VXLAN device to its node as it is. [`PASS`] if the node is sent tunnels, if its
+    /// neighbour is not known, and of what is neither this node's nor its pods': the other would not take it for that.
     pub fn instead_of_the_device = instead_of_the_device_global(sent_instead);
 }
 
