@@ -6,7 +6,7 @@ use sinabro_common::api::{AccelerationReport, Request, Response, TcpAcceleration
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Pod,
     kernel::unaccelerated,
-    traffic::{PATIENCE, accept, connect},
+    traffic::{PATIENCE, accept, connect, uninterrupted},
     wait::eventually,
 };
 use std::{
@@ -57,7 +57,7 @@ fn expect(from: &mut TcpStream, expected: &[u8], what: &str) {
     let mut got = vec![0; expected.len()];
     let (mut at, deadline) = (0, Instant::now() + PATIENCE);
     while at < got.len() {
-        match from.read(&mut got[at..]) {
+        match uninterrupted(|| from.read(&mut got[at..])) {
             Ok(0) => panic!("{what}: the end after {at} bytes"),
             Ok(len) => at += len,
             // A read that is woken for another reason than data (tcp_bpf_recvmsg).

@@ -4,7 +4,7 @@ use super::{Family, Scene};
 use crate::{
     Lab, Place, Pod,
     node::SERVICES_FLAGS,
-    traffic::{any, connect, readable},
+    traffic::{any, connect, readable, uninterrupted},
     wait::wait_for,
 };
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
@@ -299,7 +299,7 @@ impl Server {
             if let Ok((mut stream, client)) = self.listener.accept() {
                 stream.write_all(answer(client).as_bytes())?;
             }
-            if let Ok((_, client)) = self.socket.recv_from(&mut [0; 16]) {
+            if let Ok((_, client)) = uninterrupted(|| self.socket.recv_from(&mut [0; 16])) {
                 self.socket.send_to(answer(client).as_bytes(), client)?;
             }
         }

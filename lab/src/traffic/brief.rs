@@ -6,6 +6,7 @@
 use super::{
     PATIENCE,
     seat::{Ends, Measured, by_threads, timed},
+    uninterrupted,
 };
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
@@ -97,7 +98,7 @@ fn visit(target: SocketAddr) -> Result<()> {
     let mut buffer = [b'x'; MESSAGE];
     stream.write_all(&buffer).context("cannot ask")?;
     stream.read_exact(&mut buffer).context("no answer")?;
-    let rest = stream.read(&mut buffer).context("no end")?;
+    let rest = uninterrupted(|| stream.read(&mut buffer)).context("no end")?;
     ensure!(rest == 0, "more than the answer came back");
     Ok(())
 }

@@ -3,6 +3,7 @@
 use super::{
     PATIENCE, any,
     seat::{Ends, Measured, thread_cpu, timed},
+    uninterrupted,
 };
 use anyhow::{Context as _, Result, ensure};
 use std::{
@@ -90,7 +91,8 @@ fn rounds(sockets: &[UdpSocket], size: usize, stop: &AtomicBool) -> Result<u64> 
     loop {
         let last = stop.load(Ordering::Relaxed);
         for socket in sockets {
-            let length = socket.recv(&mut answer).context("no answer")?;
+            let received = uninterrupted(|| socket.recv(&mut answer));
+            let length = received.context("no answer")?;
             ensure!(length == size, "an answer of {length} bytes arrived");
             count += 1;
             if !last {
@@ -109,7 +111,7 @@ fn answer(server: &UdpSocket, size: usize, done: &AtomicBool) -> Result<(u64, Du
     let (mut count, cpu) = (0, thread_cpu()?);
     // Every request is answered before the client is done.
     while !done.load(Ordering::Acquire) {
-        match server.recv_from(&mut buffer) {
+        match uninterrupted(|| server.recv_from(&mut buffer)) {
             Ok((length, from)) => {
                 ensure!(length == size, "a request of {length} bytes arrived");
                 server

@@ -3,7 +3,7 @@
 //! The client says who it is; the server says it back, and as whom it knows the client. Then it closes, so
 //! that TIME-WAIT is on its side, and the client's port free at once ([`super::brief`]).
 
-use super::{accept, connect};
+use super::{accept, connect, uninterrupted};
 use crate::place::Place;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use std::{
@@ -141,7 +141,7 @@ fn once(
     let seen = SocketAddr::new(address, u16::from_be_bytes(port.try_into()?));
     ensure!(is_right(own, seen), "{own} was taken for {seen}");
     ensure!(
-        stream.read(&mut [0])? == 0,
+        uninterrupted(|| stream.read(&mut [0]))? == 0,
         "more than the answer came back"
     );
     Ok(())

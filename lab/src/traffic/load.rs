@@ -1,6 +1,6 @@
 //! TCP connections that stay open and busy while something happens.
 
-use super::{PATIENCE, accept, connect, end, tcp};
+use super::{PATIENCE, accept, connect, end, tcp, uninterrupted};
 use crate::place::Place;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use std::{
@@ -49,7 +49,7 @@ impl Stream {
                 let sent = text.position;
                 // The receiver closes once it has read everything.
                 end(&client)?;
-                let rest = client.read(&mut [0]).context("no end came")?;
+                let rest = uninterrupted(|| client.read(&mut [0])).context("no end came")?;
                 ensure!(rest == 0, "unexpected bytes came back");
                 Ok(sent)
             })
@@ -60,7 +60,8 @@ impl Stream {
                 let mut buffer = vec![0; 1 << 17];
                 let mut text = Text::new();
                 loop {
-                    let len = server.read(&mut buffer).context("receiving failed")?;
+                    let read = uninterrupted(|| server.read(&mut buffer));
+                    let len = read.context("receiving failed")?;
                     if len == 0 {
                         return Ok(received.load(Ordering::Relaxed));
                     }

@@ -73,6 +73,17 @@ pub fn readable(socket: &impl AsFd, deadline: Instant) -> Result<bool> {
     }
 }
 
+/// Calls again what a signal has interrupted: on a socket with a timeout the kernel does not, whatever the signal's
+/// handler says of that (signal(7)), and a process that was stopped for a while has been interrupted, too.
+pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
 /// Accepts one connection before the deadline.
 pub fn accept(listener: &TcpListener, deadline: Instant) -> Result<(TcpStream, SocketAddr)> {
     if !readable(listener, deadline)? {
@@ -107,4 +118,52 @@ fn patient(stream: &TcpStream) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.set_nodelay(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+    use std::{
+        io::{Read as _, Write as _},
+        sync::atomic::{AtomicUsize, Ordering},
+        thread,
+    };
+
+    static SIGNALS: AtomicUsize = AtomicUsize::new(0);
+
+    extern "C" fn count(_: libc::c_int) {
+        SIGNALS.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn who_waits_for_a_socket_goes_on_after_a_signal() {
+        let action = SigAction::new(
+            SigHandler::Handler(count),
+            SaFlags::SA_RESTART,
+            SigSet::empty(),
+        );
+        // SAFETY: the handler does nothing but add to an atomic.
+        unsafe { sigaction(Signal::SIGUSR1, &action) }.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut from = connect(listener.local_addr().unwrap()).unwrap();
+        let (mut to, _) = accept(&listener, Instant::now() + PATIENCE).unwrap();
+        // SAFETY: it has no conditions.
+        let waits = unsafe { libc::pthread_self() };
+        let mut byte = [0];
+        let read = thread::scope(|scope| {
+            scope.spawn(move || {
+                // Each comes while the other thread waits, or before: in all but a few it waits.
+                for _ in 0..20 {
+                    thread::sleep(Duration::from_millis(5));
+                    // SAFETY: that thread waits for the end of this one.
+                    assert_eq!(unsafe { libc::pthread_kill(waits, libc::SIGUSR1) }, 0);
+                }
+                to.write_all(b"x").unwrap();
+            });
+            uninterrupted(|| from.read(&mut byte))
+        });
+        assert_eq!((read.unwrap(), byte), (1, *b"x"));
+        assert!(SIGNALS.load(Ordering::Relaxed) > 0);
+    }
 }

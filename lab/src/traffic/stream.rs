@@ -1,6 +1,6 @@
 //! One connection, bytes both ways, and what either end's TCP says of it.
 
-use super::{PATIENCE, accept, connect, path::Path, snmp};
+use super::{PATIENCE, accept, connect, path::Path, snmp, uninterrupted};
 use crate::{place::Place, wait::wait_for};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use nix::errno::Errno;
@@ -148,7 +148,7 @@ pub fn receive(mut from: &TcpStream, bytes: usize) -> Result<()> {
     let mut buffer = vec![0; READ];
     let mut received = 0;
     while received < bytes {
-        let read = from.read(&mut buffer);
+        let read = uninterrupted(|| from.read(&mut buffer));
         let len = read.with_context(|| format!("nothing after {received} of {bytes} bytes"))?;
         ensure!(len > 0, "the end came after {received} of {bytes} bytes");
         let expected = &pattern[received % PERIOD..][..len];

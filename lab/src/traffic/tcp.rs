@@ -1,6 +1,6 @@
 //! TCP transfers that prove every byte: both sides digest what they saw.
 
-use super::{PATIENCE, accept, connect, end, seat::Ends};
+use super::{PATIENCE, accept, connect, end, seat::Ends, uninterrupted};
 use crate::place::Place;
 use anyhow::{Context as _, Result, ensure};
 use sha2::{Digest as _, Sha256};
@@ -101,7 +101,8 @@ fn serve(listener: &TcpListener) -> Result<(IpAddr, String, u64)> {
     let mut buffer = vec![0; CHUNK];
     let mut count = 0;
     loop {
-        let len = stream.read(&mut buffer).context("cannot receive")?;
+        let read = uninterrupted(|| stream.read(&mut buffer));
+        let len = read.context("cannot receive")?;
         if len == 0 {
             break;
         }
@@ -119,7 +120,7 @@ pub(super) fn drain(stream: &mut TcpStream, most: usize) -> std::io::Result<(u64
     let mut buffer = vec![0; most];
     let (mut count, mut first) = (0, None);
     loop {
-        let len = stream.read(&mut buffer)?;
+        let len = uninterrupted(|| stream.read(&mut buffer))?;
         let start = *first.get_or_insert_with(Instant::now);
         if len == 0 {
             return Ok((count, start.elapsed()));

@@ -7,7 +7,7 @@ mod faults;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
     node::SERVICES_FLAGS,
-    traffic::{PATIENCE, any, readable},
+    traffic::{PATIENCE, any, readable, uninterrupted},
     wait::wait_for,
 };
 use socket2::{Domain, Socket, Type};
@@ -259,7 +259,7 @@ fn ask(stream: &mut TcpStream) -> io::Result<IpAddr> {
     stream.write_all(b"who\n")?;
     let (mut line, mut byte) = (Vec::new(), [0]);
     loop {
-        match stream.read(&mut byte)? {
+        match uninterrupted(|| stream.read(&mut byte))? {
             1 if byte[0] != b'\n' => line.push(byte[0]),
             1 => break,
             _ => return Err(ErrorKind::UnexpectedEof.into()),

@@ -141,18 +141,26 @@ fn a_stopped_meter_is_not_taken_for_an_outage() {
 #[test]
 fn a_call_that_the_machine_holds_up_is_its_own() {
     let mut absences = Vec::new();
-    timed(&mut absences, || Ok(())).unwrap();
-    assert_eq!(absences, []);
+    // One of some: the machine may really hold up any of them.
+    let is_told = |_| {
+        absences.clear();
+        timed(&mut absences, || Ok(())).unwrap();
+        !absences.is_empty()
+    };
+    assert!(!(0..100).all(is_told));
+    absences.clear();
     let held = 2 * ALLOWED;
-    let began = now().unwrap();
+    let before = now().unwrap();
     timed(&mut absences, || {
+        // From here on, which is later than what the call is timed from.
+        let began = now()?;
         while now()? < began + nanos(held) {}
         Ok(())
     })
     .unwrap();
     assert_eq!(absences.len(), 1);
     assert!(
-        absences[0].at >= began && absences[0].length >= held,
+        absences[0].at >= before && absences[0].length >= held,
         "{absences:?}"
     );
 }
