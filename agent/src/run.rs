@@ -125,6 +125,12 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         spawn_blocking(move || restore(&settings)).await??
     };
 
+    // From here on what is asked for is what the programs that run can do.
+    let settings = Arc::new(Settings {
+        routing: datapath.routing(settings.routing),
+        ..Settings::clone(&settings)
+    });
+
     troubles::programs::find(&datapath)
         .into_iter()
         .for_each(|trouble| troubles::stand(&standing, trouble));
@@ -405,7 +411,7 @@ async fn announce(
     core: Arc<Core>,
 ) -> anyhow::Result<()> {
     let name = core.settings.node_name.clone();
-    let routing = core.datapath.routing(core.settings.routing);
+    let routing = core.settings.routing;
     let told = problems::tell(
         core.announcer.clone(),
         core.node.clone(),

@@ -1,6 +1,6 @@
 //! What a pod sends out of the cluster.
 
-use super::{LEADS_ON, Way};
+use super::Way;
 use crate::{
     PASS,
     connection::{self, Noted},
@@ -12,13 +12,9 @@ use crate::{
     },
     rewrite,
     scratch::Scratch,
-    stage::{
-        deliver, mss, mtu,
-        neighbour::{AF_INET, AF_INET6, send_to},
-        tunnel,
-    },
+    stage::{deliver, mss, mtu, neighbour::send_to, tunnel},
 };
-use aya_ebpf::{bindings::__sk_buff, helpers::bpf_fib_lookup, programs::TcContext};
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::{
     abi::{
         Addr,
@@ -189,32 +185,16 @@ fn find_way(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
     way.proto = ip.proto;
     way.src_port = l4.src_port;
     way.dst_port = l4.dst_port;
-    way.len = 0;
     way.service = [0; 4];
-    way.vlan = [0; 4];
-    if ip.v6 {
-        way.family = AF_INET6;
-        way.src = ip.src.0;
-        way.dst = ip.dst.0;
-    } else {
-        way.family = AF_INET;
-        way.src[..4].copy_from_slice(&rewrite::word(&ip.src).to_ne_bytes());
-        way.dst[..4].copy_from_slice(&rewrite::word(&ip.dst).to_ne_bytes());
-        if let Some([_, service]) = Head::new(skb).load::<[u8; 2]>(ip.l3) {
-            way.service[0] = service;
-        }
+    way.between(ip.v6, &ip.src, &ip.dst);
+    if !ip.v6
+        && let Some([_, service]) = Head::new(skb).load::<[u8; 2]>(ip.l3)
+    {
+        way.service[0] = service;
     }
-    // SAFETY: the context is valid for as long as the program runs, and `Way` is what the helper reads and writes.
-    let answer = unsafe {
-        way.ifindex = (*skb).ifindex;
-        bpf_fib_lookup(
-            skb.cast(),
-            core::ptr::from_mut(way).cast(),
-            size_of::<Way>() as i32,
-            0,
-        )
-    };
-    if answer != LEADS_ON {
+    // SAFETY: the context is valid for as long as the program runs.
+    let ifindex = unsafe { (*skb).ifindex };
+    if !way.leads_on(skb, ifindex, 0) {
         return 0;
     }
     let Some(uplink) = UPLINKS.get_ptr(way.ifindex) else {

@@ -12,8 +12,18 @@
 pub mod arrive;
 pub mod leave;
 
-use crate::overlay;
-use sinabro_common::abi::config::{FLAG_FORWARD, NodeConfig};
+use crate::{
+    overlay, rewrite,
+    stage::neighbour::{AF_INET, AF_INET6},
+};
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_FIB_LOOKUP_OUTPUT},
+    helpers::bpf_fib_lookup,
+};
+use sinabro_common::abi::{
+    Addr,
+    config::{FLAG_FORWARD, NodeConfig},
+};
 
 /// Whether packets may go past the stack here.
 #[inline(always)]
@@ -22,26 +32,71 @@ pub fn takes(config: &NodeConfig) -> bool {
 }
 
 /// BPF_FIB_LKUP_RET_SUCCESS: a plain route that leads on, and a neighbour that is known.
-pub const LEADS_ON: i64 = 0;
+const LEADS_ON: i64 = 0;
 
 /// What the kernel's routes are asked, and what they say: `struct bpf_fib_lookup` (linux/bpf.h).
 #[repr(C)]
 pub struct Way {
     /// AF_INET or AF_INET6; of the next hop, when answered.
-    pub family: u8,
-    pub proto: u8,
-    pub src_port: [u8; 2],
-    pub dst_port: [u8; 2],
+    family: u8,
+    proto: u8,
+    src_port: [u8; 2],
+    dst_port: [u8; 2],
     /// Zero: the packet's own length is compared with the MTU.
-    pub len: u16,
+    len: u16,
     /// The interface that the packet came by; which it leaves by, when answered.
-    pub ifindex: u32,
+    ifindex: u32,
     /// Of IPv4, its type of service in the first byte.
-    pub service: [u8; 4],
+    service: [u8; 4],
     /// IPv4 addresses are in the first four bytes.
-    pub src: [u8; 16],
+    src: [u8; 16],
     /// The next hop, when answered.
-    pub dst: [u8; 16],
-    pub vlan: [u8; 4],
+    dst: [u8; 16],
+    vlan: [u8; 4],
     macs: [[u8; 6]; 2],
+}
+
+impl Way {
+    /// Whether the kernel knows the MAC address of a machine on an interface's link.
+    #[inline(always)]
+    pub fn knows_neighbour(&mut self, skb: *mut __sk_buff, ifindex: u32, address: &Addr) -> bool {
+        self.proto = 0;
+        self.src_port = [0; 2];
+        self.dst_port = [0; 2];
+        self.service = [0; 4];
+        self.between(address.as_v4().is_none(), &Addr::UNSPECIFIED, address);
+        self.leads_on(skb, ifindex, BPF_FIB_LOOKUP_OUTPUT)
+    }
+
+    #[inline(always)]
+    fn between(&mut self, v6: bool, src: &Addr, dst: &Addr) {
+        if v6 {
+            self.family = AF_INET6;
+            self.src = src.0;
+            self.dst = dst.0;
+        } else {
+            self.family = AF_INET;
+            self.src[..4].copy_from_slice(&rewrite::word(src).to_ne_bytes());
+            self.dst[..4].copy_from_slice(&rewrite::word(dst).to_ne_bytes());
+        }
+    }
+
+    /// Asks of what is in here, and writes the answer. Without flags the packet came by that interface,
+    /// with BPF_FIB_LOOKUP_OUTPUT it leaves by it.
+    #[inline(always)]
+    fn leads_on(&mut self, skb: *mut __sk_buff, ifindex: u32, flags: u32) -> bool {
+        self.len = 0;
+        self.vlan = [0; 4];
+        self.ifindex = ifindex;
+        // SAFETY: the context is valid for as long as the program runs, and this is what the helper reads and writes.
+        let answer = unsafe {
+            bpf_fib_lookup(
+                skb.cast(),
+                core::ptr::from_mut(self).cast(),
+                size_of::<Self>() as i32,
+                flags,
+            )
+        };
+        answer == LEADS_ON
+    }
 }

@@ -8,7 +8,6 @@
 use super::{leave, takes, way};
 use crate::{
     PASS,
-    forward::{LEADS_ON, Way},
     maps::{CONFIG, ENDPOINTS, NATIVE, NATIVE_V6},
     nat::{DROPPED, drop},
     parse::{
@@ -19,14 +18,13 @@ use crate::{
     scratch::{self, Scratch, verified_once},
     stage::{
         deliver, mss, mtu,
-        neighbour::{AF_INET, AF_INET6},
         report::{self, Peer},
         tunnel,
     },
 };
 use aya_ebpf::{
-    bindings::{__sk_buff, BPF_F_INGRESS, BPF_FIB_LOOKUP_OUTPUT},
-    helpers::{bpf_fib_lookup, bpf_redirect},
+    bindings::{__sk_buff, BPF_F_INGRESS},
+    helpers::bpf_redirect,
     programs::TcContext,
 };
 use sinabro_common::abi::{
@@ -96,7 +94,9 @@ fn sent_instead(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(gateway) = gateway(dst.as_v4().is_none(), node, next) else {
         return PASS;
     };
-    if !is_known(skb, scratch, next.ifindex, gateway) {
+    // A packet that has a route from the stack and waits for a neighbour is given the MAC address of that route's (`neigh_update`),
+    // and the request for it has the packet's source, which who is asked may take for a forged one (`rp_filter`).
+    if !scratch.way.knows_neighbour(skb, next.ifindex, gateway) {
         return PASS;
     }
     report::native(&node.tunnel, |peer| &mut peer.tx);
@@ -117,38 +117,6 @@ fn ends(ctx: &TcContext) -> Option<(Addr, Addr)> {
         }
         _ => None,
     }
-}
-
-/// Whether the kernel knows the MAC address of a neighbour. A packet that has a route from the stack and waits for a neighbour is
-/// given the MAC address of that route's (`neigh_update`), and the request for it has the packet's source, which who is asked may take for
-/// a forged one (`rp_filter`).
-#[inline(always)]
-fn is_known(skb: *mut __sk_buff, scratch: &mut Scratch, ifindex: u32, gateway: &Addr) -> bool {
-    let way = &mut scratch.way;
-    way.proto = 0;
-    way.src_port = [0; 2];
-    way.dst_port = [0; 2];
-    way.len = 0;
-    way.ifindex = ifindex;
-    way.service = [0; 4];
-    way.src = [0; 16];
-    way.dst = gateway.0;
-    way.vlan = [0; 4];
-    way.family = AF_INET6;
-    if gateway.as_v4().is_some() {
-        way.family = AF_INET;
-        way.dst[..4].copy_from_slice(&rewrite::word(gateway).to_ne_bytes());
-    }
-    // SAFETY: the context is valid for as long as the program runs, and `Way` is what the helper reads and writes.
-    let answer = unsafe {
-        bpf_fib_lookup(
-            skb.cast(),
-            core::ptr::from_mut(way).cast(),
-            size_of::<Way>() as i32,
-            BPF_FIB_LOOKUP_OUTPUT,
-        )
-    };
-    answer == LEADS_ON
 }
 
 /// Whose MAC address the packet gets. IPv6 packets are given to IPv6 addresses alone (`bpf_redirect_neigh`), IPv4 packets to

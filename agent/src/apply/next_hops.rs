@@ -79,18 +79,19 @@ pub fn follow(
 /// Has the kernel know the IPv6 neighbours that pods' packets are given to without a tunnel: what the stack sends to one that is not
 /// known is in a tunnel, and that is over IPv4, so nothing else would ask for them.
 fn ask_for_neighbours(conn: &mut Conn, ways: &[Way]) {
-    let asked = ways.iter().try_for_each(|way| {
+    for way in ways {
         let Some(address) = way.native_v6.map(IpAddr::from) else {
-            return Ok(());
+            continue;
         };
         let link = way.next.ifindex;
-        match conn.neigh(link, address)? {
-            Some(neighbour) if neighbour.is_valid() => Ok(()),
-            _ => conn.execute(Neigh::ask(link, address)),
+        let asked = match conn.neigh(link, address) {
+            Ok(Some(neighbour)) if neighbour.is_valid() => Ok(()),
+            Ok(_) => conn.execute(Neigh::ask(link, address)),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = asked {
+            tracing::warn!("cannot ask for {address}: {}", Chain(&error));
         }
-    });
-    if let Err(error) = asked {
-        tracing::warn!("{}", Chain(&error));
     }
 }
 

@@ -50,7 +50,6 @@ impl NodeTask {
     /// The settings, with what is not masqueraded as the file says it now.
     fn settings_now(&mut self) -> Settings {
         let mut settings = Settings::clone(&self.settings);
-        settings.routing = self.datapath.routing(settings.routing);
         if let Some(said) = &*self.masquerade.borrow_and_update() {
             settings.masquerading = settings.masquerading.with(&said.overrides);
         }
@@ -252,7 +251,7 @@ fn run_overlay(task: &NodeTask, uplink: &str) -> impl Future<Output = ()> + Send
         uplink: uplink.to_owned(),
         mtu: task.settings.mtu,
         direct: task.settings.overlay == OverlayMode::Auto,
-        routing: task.datapath.routing(task.settings.routing),
+        routing: task.settings.routing,
         period: apply::PERIOD,
     };
     let (facts, routes) = (task.facts.clone(), task.endpoints.routes());
