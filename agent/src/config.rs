@@ -251,7 +251,14 @@ impl Settings {
             mtu: layers.optional("mtu", |text| number(text, MIN_MTU, MAX_MTU))?,
             local_mtu: layers.parse("localMTU", local_mtu)?,
             overlay: layers.parse("overlay", overlay_mode)?,
-            routing: layers.parse("routing", routing)?,
+            routing: match layers.parse("routing", routing)? {
+                Routing::Auto if !places.peer_probe => {
+                    return Err(
+                        layers.invalid("routing", "who answers is asked with peerProbe alone")
+                    );
+                }
+                routing => routing,
+            },
             forwarding: layers.parse("forwarding", forwarding_mode)?,
             vxlan_port: layers.parse("vxlanPort", |text| number(text, 1, u16::MAX))?,
             // RFC 7348 §5: 24 bits.

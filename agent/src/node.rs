@@ -16,7 +16,7 @@ use crate::{
     datapath::PortSet,
     handover::ServiceProxy,
     plan::{
-        Facts, Node, OverlayMode, OverlaySettings, PlanError, Routing, UdpMapping,
+        Facts, Node, OverlayMode, OverlaySettings, PlanError, Reached, UdpMapping,
         facts::NodeProblem, non_masquerade, own_device,
     },
     troubles::trouble,
@@ -208,12 +208,14 @@ fn overlay_settings(settings: &Settings, uplink_mtu: u32) -> OverlaySettings {
         uplink_mtu,
         mtu: settings.mtu,
         routing: settings.routing,
+        // Of no account for this node's own end.
+        reached: Reached::default(),
     }
 }
 
 /// What is larger than a tunnel's packets and has to be in one all the same is cut by the stack, or its sender told.
 fn pod_mtu(settings: &Settings, uplink: u32, tunnel: u32) -> u32 {
-    let needs_none = settings.routing == Routing::Native
+    let needs_none = settings.routing.takes_native()
         && settings.overlay == OverlayMode::Auto
         && settings.service_proxy != ServiceProxy::Off;
     match settings.mtu {

@@ -32,6 +32,7 @@ use crate::{
     endpoint::release::Reaper,
     install::{self, InstallConfig},
     node::{self, NodeStatus},
+    plan::{Reached, Routing},
     prepare::{self, Families},
     probe::{self, Probe},
     service_health::{self, Eligibility, ProxyHealth, ports::HealthChecks},
@@ -140,6 +141,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     tasks.spawn(ends("the watch of the nodes", source.task));
     let (node_sender, node) = watch::channel(NodeStatus::default());
     let (overlay_sender, overlay) = watch::channel(OverlayStatus::default());
+    let (reached_sender, reached) = watch::channel(Reached::default());
     tasks.spawn(follow_node(NodeTask {
         settings: settings.clone(),
         datapath: datapath.clone(),
@@ -147,6 +149,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         ports,
         facts: facts.clone(),
         masquerade: masquerade.clone(),
+        reached,
         node: node_sender,
         overlay: overlay_sender,
     }));
@@ -288,6 +291,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
                 node: node.clone(),
                 overlay: overlay.clone(),
                 metrics: metrics.clone(),
+                natively: (settings.routing == Routing::Auto).then(|| probe::Natively {
+                    datapath: datapath.clone(),
+                    reached: reached_sender,
+                }),
             });
             tasks.spawn(ends("the probe of peers", task));
             probe

@@ -83,7 +83,7 @@ fn masquerade(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         ip.checksum = checksum::replaced(ip.checksum, from, to);
     }
     // SAFETY: the context is valid for as long as the program runs.
-    unsafe { (*skb).mark = tunnel::mark(overlay) };
+    unsafe { (*skb).mark = overlay.mark() };
     PASS
 }
 

@@ -149,7 +149,7 @@ pub fn wrap(skb: *mut __sk_buff) -> bool {
 pub fn to(skb: *mut __sk_buff, overlay: &Overlay, (ifindex, gateway): (u32, &Addr)) -> i32 {
     // SAFETY: the context is valid for as long as the program runs, and an address is four words.
     let words = unsafe {
-        (*skb).mark = tunnel::mark(overlay);
+        (*skb).mark = overlay.mark();
         core::ptr::from_ref(gateway).cast::<[u32; 4]>().read()
     };
     match gateway.as_v4() {

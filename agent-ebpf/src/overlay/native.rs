@@ -7,7 +7,7 @@
 
 use super::{leave, takes, way};
 use crate::{
-    PASS,
+    DROP, PASS,
     maps::{CONFIG, ENDPOINTS, NATIVE, NATIVE_V6},
     nat::{DROPPED, drop},
     parse::{
@@ -66,7 +66,8 @@ pub fn may_lead() -> bool {
 
 verified_once! {
     /// Sends what the stack has given to the VXLAN device to its node as it is. [`PASS`] if the node is sent tunnels, if its
-    /// neighbour is not known, and of what is neither this node's nor its pods': the other would not take it for that.
+    /// neighbour is not known, and of what is neither this node's nor its pods': the other would not take it for that. What the agent
+    /// has marked, to see whether it gets there so, is in no tunnel in any case.
     pub fn instead_of_the_device = instead_of_the_device_global(sent_instead);
 }
 
@@ -78,26 +79,31 @@ fn sent_instead(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(overlay) = tunnel::overlay(config) else {
         return PASS;
     };
+    // SAFETY: the context is valid for as long as the program runs.
+    let is_tried = unsafe { (*skb).mark } == overlay.mark();
+    let otherwise = if is_tried { DROP } else { PASS };
     let Some((src, dst)) = ends(&TcContext::new(skb)) else {
-        return PASS;
+        return otherwise;
     };
     let Some(node) = tunnel::pods_elsewhere(config, &dst) else {
-        return PASS;
+        return otherwise;
     };
     let is_ours = tunnel::pods_of(&src).is_some_and(|own| own.tunnel == overlay.local);
     let Some(next) = way(&node.tunnel) else {
-        return PASS;
+        return otherwise;
     };
-    if !is_ours || next.remote_mac != next_hop::NATIVE {
-        return PASS;
+    // Only a node that is its own next hop is on the link.
+    let is_sent_so = next.remote_mac == next_hop::NATIVE || is_tried && next.gateway == node.tunnel;
+    if !is_ours || !is_sent_so {
+        return otherwise;
     }
     let Some(gateway) = gateway(dst.as_v4().is_none(), node, next) else {
-        return PASS;
+        return otherwise;
     };
     // A packet that has a route from the stack and waits for a neighbour is given the MAC address of that route's (`neigh_update`),
     // and the request for it has the packet's source, which who is asked may take for a forged one (`rp_filter`).
     if !scratch.way.knows_neighbour(skb, next.ifindex, gateway) {
-        return PASS;
+        return otherwise;
     }
     report::native(&node.tunnel, |peer| &mut peer.tx);
     leave::to(skb, overlay, (next.ifindex, gateway))

@@ -147,16 +147,8 @@ pub fn stamp(ctx: &TcContext, overlay: &Overlay, udp: u32) -> Action {
     }
 }
 
-/// What [`crate::overlay::leave`] and [`crate::forward::leave`] mark their packets with for the uplink, which takes the mark off again. A pod cannot
-/// mark what it sends: the kernel takes marks off on the way out of a network namespace. It is of the stamp, which
-/// nobody knows, so that no rule of the node's has it by chance.
-#[inline(always)]
-pub fn mark(overlay: &Overlay) -> u32 {
-    let [_, _, a, b, c, d] = overlay.stamp;
-    u32::from_ne_bytes([a, b, c, d]) | 1
-}
-
-/// Whether a packet that leaves by an uplink has that mark, and so is as it is to be. It has no mark any more then.
+/// Whether a packet that leaves by an uplink has the mark of [`crate::overlay::leave`] and [`crate::forward::leave`], and so is as it is to be.
+/// It has no mark any more then.
 #[inline(always)]
 pub fn is_made_here(skb: *mut __sk_buff) -> bool {
     // SAFETY: the context is valid for as long as the program runs.
@@ -167,7 +159,7 @@ pub fn is_made_here(skb: *mut __sk_buff) -> bool {
     let Some(overlay) = CONFIG.get(0).and_then(overlay) else {
         return false;
     };
-    let is = has == mark(overlay);
+    let is = has == overlay.mark();
     if is {
         // SAFETY: as above.
         unsafe { (*skb).mark = 0 };

@@ -118,7 +118,7 @@ impl Step {
             Self::Taints(_, true) => format!("set the node's taint {TAINT}"),
             Self::Taints(_, false) => format!("remove the node's taint {TAINT}"),
             Self::Condition => format!("set the node's condition {CONDITION}"),
-            Self::Routing(Routing::Native) => {
+            Self::Routing(Routing::Native | Routing::Auto) => {
                 format!("set the node's annotation {ROUTING_ANNOTATION}")
             }
             Self::Routing(Routing::Tunnel) => {
@@ -132,7 +132,7 @@ impl Step {
             Self::Taints(_, true) => format!("the node has the taint {TAINT}: no new pods come"),
             Self::Taints(_, false) => format!("the node is without the taint {TAINT}"),
             Self::Condition => format!("the node's condition {CONDITION} is False"),
-            Self::Routing(Routing::Native) => {
+            Self::Routing(Routing::Native | Routing::Auto) => {
                 "the node says that its pods are reached without a tunnel".into()
             }
             Self::Routing(Routing::Tunnel) => "the node does not say any more that its pods are \
@@ -210,10 +210,7 @@ fn taints_patch(version: &str, taints: &[Taint]) -> Value {
 
 /// What the annotation is to say, if there is to be one.
 fn said(routing: Routing) -> Option<String> {
-    match routing {
-        Routing::Native => Some(routing.to_string()),
-        Routing::Tunnel => None,
-    }
+    routing.takes_native().then(|| Routing::Native.to_string())
 }
 
 /// Null takes an annotation away (RFC 7396).

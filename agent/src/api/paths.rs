@@ -30,7 +30,10 @@ pub fn complete(core: &Core, nodes: &mut [NodeReport]) -> Result<(), DatapathErr
                 why: why.to_string(),
             },
             None if way.is_some_and(|way| way.is_native()) => PeerPath::Native,
-            None => PeerPath::Direct,
+            None => PeerPath::Direct {
+                why: (overlay.ways.tried.contains(&tunnel))
+                    .then(|| "no answers without a tunnel".into()),
+            },
         });
         node.packets = packets.get(&Addr::from(tunnel)).copied().map(count);
     }

@@ -34,7 +34,7 @@ pub fn follow(
     let mut found = Vec::new();
     let mut ways = Ways {
         none: None,
-        not: BTreeMap::new(),
+        ..Ways::default()
     };
     match uplink(datapath.direct_uplink()?, plan) {
         Err(why) => ways = Ways::none(why),
@@ -58,6 +58,9 @@ pub fn follow(
                         // What it sends is taken past the stack all the same.
                         if !datapath.wraps() && !way.is_native() {
                             ways.not.insert(remote, Why::Kernel);
+                        }
+                        if plan.native.get(&remote).is_some_and(|peer| peer.is_tried) {
+                            ways.tried.insert(remote);
                         }
                         next_hops.insert(tunnel, way);
                     }
@@ -135,10 +138,14 @@ fn way(
     let next = NextHop {
         gateway: next_hop.into(),
         ifindex: uplink,
-        remote_mac: native.map_or(mac.0, |_| NATIVE),
+        remote_mac: match native {
+            Some(native) if !native.is_tried => NATIVE,
+            _ => mac.0,
+        },
         own_mac: plan.device.mac.0,
     };
-    let v6 = native.copied().flatten().filter(|_| remote.is_ipv4());
+    let v6 = native.and_then(|native| native.v6);
+    let v6 = v6.filter(|_| remote.is_ipv4());
     let on_link = |v6: &IpAddr| gateway(conn, *v6, uplink).is_ok_and(|gateway| gateway == *v6);
     let native_v6 = v6.filter(on_link).map(Addr::from);
     Ok(Way { next, native_v6 })

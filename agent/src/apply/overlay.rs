@@ -20,7 +20,11 @@ use super::{
     routes::Routes,
     ways::Ways,
 };
-use crate::{datapath::Datapath, plan::OverlayPlan, watch::Snapshot};
+use crate::{
+    datapath::Datapath,
+    plan::{OverlayPlan, Reached},
+    watch::Snapshot,
+};
 use ipnet::IpNet;
 use sinabro_common::{api::Mac, names::ROUTE_PROTOCOL};
 use sinabro_netlink::{Event, NetNs};
@@ -61,8 +65,9 @@ pub fn spawn(
     datapath: Arc<Datapath>,
     facts: watch::Receiver<Snapshot>,
     pods: watch::Receiver<Vec<PodRoute>>,
+    reached: watch::Receiver<Reached>,
 ) -> Overlay {
-    spawn_in(None, Some(datapath), config, facts, pods)
+    spawn_in(None, Some(datapath), config, facts, pods, reached)
 }
 
 /// The same for another network namespace; without a data path, whose programs are those of the
@@ -73,6 +78,7 @@ pub fn spawn_in(
     config: OverlayConfig,
     facts: watch::Receiver<Snapshot>,
     pods: watch::Receiver<Vec<PodRoute>>,
+    reached: watch::Receiver<Reached>,
 ) -> Overlay {
     let (sender, status) = watch::channel(OverlayStatus::default());
     let mut driver = Driver {
@@ -82,6 +88,7 @@ pub fn spawn_in(
         config,
         facts,
         pods,
+        reached,
         status: sender,
         plan: None,
         device: None,
@@ -106,6 +113,8 @@ struct Driver {
     config: OverlayConfig,
     facts: watch::Receiver<Snapshot>,
     pods: watch::Receiver<Vec<PodRoute>>,
+    /// To whom packets get without a tunnel.
+    reached: watch::Receiver<Reached>,
     status: watch::Sender<OverlayStatus>,
     /// Absent while the kernel gives none; tried again every period.
     watcher: Option<KernelEvents>,
@@ -189,6 +198,7 @@ impl Driver {
                 _ => Look::Whole,
             },
             takes_native: (self.took_native).is_some_and(|took| took.elapsed() < NATIVE_GRACE),
+            reached: self.reached.borrow_and_update().clone(),
             pods: which,
         };
         let whole = matches!(work.overlay, Look::Whole);
@@ -269,6 +279,8 @@ impl Driver {
                     }
                     self.due = self.due.max(Due::Changes);
                 }
+                // Whoever has gone with what finds it out has left it as it was.
+                Ok(()) = self.reached.changed() => self.due = self.due.max(Due::Changes),
                 () = events => self.take_events(),
                 () = retry => self.everything(),
                 _ = period.tick() => {
@@ -368,7 +380,7 @@ impl Driver {
     /// Whether the way to a peer may be another one by such a route.
     fn leads_to_a_peer(&self, dst: &IpNet) -> bool {
         let addresses = |plan: &OverlayPlan| {
-            let native = plan.native.values().copied().flatten();
+            let native = plan.native.values().filter_map(|peer| peer.v6);
             let mut peers = plan.fdb.values().copied().chain(native);
             peers.any(|peer| dst.contains(&peer))
         };

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     chain::Chain,
     datapath::{Datapath, DatapathError, Tunnels},
-    plan::{Facts, OverlayPlan, OverlaySettings},
+    plan::{Facts, OverlayPlan, OverlaySettings, Reached},
 };
 use ipnet::IpNet;
 use sinabro_common::api::Mac;
@@ -72,6 +72,8 @@ pub struct Work {
     pub overlay: Look,
     /// Whether packets are taken without a tunnel, also if they are not to be any more.
     pub takes_native: bool,
+    /// To whom packets get without a tunnel.
+    pub reached: Reached,
     pub pods: Which,
 }
 
@@ -131,7 +133,7 @@ pub fn run(
         Look::Whole => (true, None),
     };
     if let Some(facts) = facts.filter(|_| looks) {
-        match plan(&mut conn, config, facts) {
+        match plan(&mut conn, config, &work.reached, facts) {
             Ok(plan) => {
                 apply(&mut conn, datapath, before, &plan, &mut outcome);
                 if let (Some(datapath), Some(device)) = (datapath, outcome.device) {
@@ -163,7 +165,12 @@ pub fn run(
     outcome
 }
 
-fn plan(conn: &mut Conn, config: &OverlayConfig, facts: &Facts) -> Result<OverlayPlan, Fault> {
+fn plan(
+    conn: &mut Conn,
+    config: &OverlayConfig,
+    reached: &Reached,
+    facts: &Facts,
+) -> Result<OverlayPlan, Fault> {
     let uplink_mtu = match config.mtu {
         Some(_) => 0,
         None => {
@@ -180,6 +187,7 @@ fn plan(conn: &mut Conn, config: &OverlayConfig, facts: &Facts) -> Result<Overla
         uplink_mtu,
         mtu: config.mtu,
         routing: config.routing,
+        reached: reached.clone(),
     };
     OverlayPlan::new(facts, &settings).map_err(Fault::own)
 }

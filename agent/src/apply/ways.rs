@@ -1,7 +1,11 @@
 //! By which way packets between pods go to other nodes, and why not past the stack.
 
 use crate::datapath::Translation;
-use std::{collections::BTreeMap, fmt, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+};
 
 /// What a look at the kernel's routes found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,6 +14,8 @@ pub struct Ways {
     pub none: Option<Why>,
     /// and why these are not, by their tunnel addresses.
     pub not: BTreeMap<IpAddr, Why>,
+    /// These are reached through tunnels as long as nothing gets to them without.
+    pub tried: BTreeSet<IpAddr>,
 }
 
 impl Default for Ways {
@@ -24,6 +30,7 @@ impl Ways {
         Self {
             none: Some(why),
             not: BTreeMap::new(),
+            tried: BTreeSet::new(),
         }
     }
 }

@@ -124,7 +124,8 @@ pub struct Options {
     overlay: Option<String>,
 
     /// What packets between pods of two nodes are in on the wire: VXLAN (tunnel), or nothing between nodes of one link that
-    /// both have this setting, if packets go past the stack there (native). The network between the nodes must let pods' addresses pass.
+    /// both have another setting than this, if packets go past the stack there: always (native), which the network between the nodes must
+    /// let pass, or to those that answer requests which are sent so (auto).
     #[arg(
         long,
         env = "SINABRO_ROUTING",

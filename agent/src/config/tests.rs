@@ -374,6 +374,14 @@ fn child_prints_settings() {
     );
 }
 
+#[test]
+fn who_is_reached_without_a_tunnel_is_known_to_who_asks() {
+    let auto = ["--nodes=/n", "--routing=auto"];
+    assert_eq!(load(&auto).unwrap().routing, Routing::Auto);
+    let error = load(&[&auto[..], &["--peer-probe=false"]].concat()).unwrap_err();
+    assert!(error.to_string().contains("peerProbe"), "{error}");
+}
+
 /// In each of the two modes one of them would wait for ever.
 #[test]
 fn services_come_from_where_the_nodes_do() {
@@ -401,7 +409,7 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("localMTU", "on"),
         ("vxlanVni", "16777216"),
         ("overlay", "native"),
-        ("routing", "auto"),
+        ("routing", "direct"),
         ("forwarding", "on"),
         ("vxlanVni", "0"),
         ("vxlanPort", "65536"),

@@ -177,7 +177,7 @@ pub fn routing(text: &str) -> Result<Routing, String> {
     Routing::EVERY
         .into_iter()
         .find(|routing| routing.to_string() == text)
-        .ok_or_else(|| "expected tunnel or native".into())
+        .ok_or_else(|| "expected tunnel, native or auto".into())
 }
 
 pub fn forwarding_mode(text: &str) -> Result<ForwardingMode, String> {

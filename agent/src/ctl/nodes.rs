@@ -93,10 +93,11 @@ fn packets(packets: Option<PathPackets>) -> String {
     })
 }
 
-/// `direct`, `native`, `kernel: …`.
+/// `direct`, `direct: …`, `native`, `kernel: …`.
 fn path(path: &PeerPath) -> String {
     match path {
-        PeerPath::Direct => "direct".into(),
+        PeerPath::Direct { why: None } => "direct".into(),
+        PeerPath::Direct { why: Some(why) } => format!("direct: {why}"),
         PeerPath::Native => "native".into(),
         PeerPath::Kernel { why } => format!("kernel: {why}"),
     }

@@ -658,6 +658,15 @@ impl Datapath {
         self.maps.next_hops.get(tunnel)
     }
 
+    /// What requests are marked with that are to get to another node without a tunnel or not at all; none before
+    /// [`Self::set_tunnels`].
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn mark(&self) -> Result<Option<u32>, DatapathError> {
+        self.maps.nodes.mark()
+    }
+
     /// To which nodes packets of pods go past the stack, and how: exactly these from now on, by tunnel address. To be
     /// called after [`Self::set_uplinks`] and [`Self::set_tunnels`]: uplinks drop what they do not know to be so.
     pub fn set_next_hops(&self, next_hops: &BTreeMap<Addr, Way>) -> Result<(), DatapathError> {

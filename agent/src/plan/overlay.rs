@@ -2,7 +2,7 @@
 //! neighbour per pod range and one FDB entry.
 //!
 //! All of it is derived from the facts (see [`crate::plan::facts`]); nothing is learnt and no
-//! peer is asked. A peer's device MAC follows from its address ([`names::vxlan_mac`]), its
+//! peer is asked, but for who is sent packets without a tunnel ([`Routing::Auto`]). A peer's device MAC follows from its address ([`names::vxlan_mac`]), its
 //! gateway address is the first host address of each of its pod ranges. Ranges of a family that
 //! this node has no range of get no route: there would be no source address to send from.
 
@@ -19,6 +19,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::IpAddr,
+    sync::Arc,
 };
 
 /// Outer Ethernet (14), IPv4 (20), UDP (8) and VXLAN (8) headers, RFC 7348 section 5.
@@ -59,12 +60,19 @@ pub enum Routing {
     /// VXLAN, from node to node.
     #[default]
     Tunnel,
-    /// Nothing, to nodes on the same link that have this, too.
+    /// Nothing, to nodes on the same link that take that, too,
     Native,
+    /// or VXLAN to those from which no answer to such packets comes.
+    Auto,
 }
 
 impl Routing {
-    pub const EVERY: [Self; 2] = [Self::Tunnel, Self::Native];
+    pub const EVERY: [Self; 3] = [Self::Tunnel, Self::Native, Self::Auto];
+
+    /// Whether packets of other nodes' pods are taken without a tunnel.
+    pub fn takes_native(self) -> bool {
+        self != Self::Tunnel
+    }
 }
 
 impl fmt::Display for Routing {
@@ -72,6 +80,7 @@ impl fmt::Display for Routing {
         f.write_str(match self {
             Self::Tunnel => "tunnel",
             Self::Native => "native",
+            Self::Auto => "auto",
         })
     }
 }
@@ -90,6 +99,20 @@ pub struct OverlaySettings {
     /// MTU inside the tunnel where it is set by hand.
     pub mtu: Option<u32>,
     pub routing: Routing,
+    /// Tunnel addresses of the nodes to which packets are known to get without a tunnel ([`Routing::Auto`]).
+    pub reached: Reached,
+}
+
+/// Tunnel addresses of nodes; shared, as there may be thousands.
+pub type Reached = Arc<BTreeSet<IpAddr>>;
+
+/// A node that takes packets without a tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Native {
+    /// Its IPv6 address, if it has one.
+    pub v6: Option<IpAddr>,
+    /// Whether all that is not to find out whether it is reached so is in tunnels.
+    pub is_tried: bool,
 }
 
 /// The VXLAN device.
@@ -147,8 +170,8 @@ pub struct OverlayPlan {
     pub peers: BTreeMap<String, Peer>,
     /// Whether packets of other nodes' pods are taken without a tunnel,
     pub takes_native: bool,
-    /// and nodes that are sent such, if they are on the same link: tunnel address → the IPv6 address, if they have one.
-    pub native: BTreeMap<IpAddr, Option<IpAddr>>,
+    /// and nodes that are sent such, or may be, if they are on the same link, by their tunnel addresses.
+    pub native: BTreeMap<IpAddr, Native>,
 }
 
 /// Why there is no plan at all: something about this node itself.
@@ -202,7 +225,7 @@ impl OverlayPlan {
             ranges: BTreeMap::new(),
             peers: BTreeMap::new(),
             // Others send it as long as they have not heard that it ended.
-            takes_native: settings.routing == Routing::Native || own.native,
+            takes_native: settings.routing.takes_native() || own.native,
             native: BTreeMap::new(),
         };
         plan.knows(own, local);
@@ -216,9 +239,19 @@ impl OverlayPlan {
             match tunnel(peer, local, &mut macs) {
                 Ok(remote) => {
                     entry.gateway = plan.add(own, peer, remote);
-                    if settings.routing == Routing::Native && peer.native {
+                    let is_reached = match settings.routing {
+                        Routing::Tunnel => None,
+                        Routing::Native => Some(true),
+                        // Tunnels over IPv6 are the kernel's, which tries nothing.
+                        Routing::Auto => {
+                            let may_be = remote.is_ipv4();
+                            may_be.then(|| settings.reached.contains(&remote))
+                        }
+                    };
+                    if let Some(is_reached) = is_reached.filter(|_| peer.native) {
                         let v6 = peer.addresses.iter().copied().find(IpAddr::is_ipv6);
-                        plan.native.insert(remote, v6);
+                        let is_tried = !is_reached;
+                        plan.native.insert(remote, Native { v6, is_tried });
                     }
                     entry.tunnel = Some(remote);
                 }

@@ -1,13 +1,13 @@
 use super::{
     conflicts::{contests, usable},
     facts::first_host,
-    overlay::node_reports,
+    overlay::{Native, node_reports},
     *,
 };
 use ipnet::IpNet;
 use proptest::{collection::vec, prelude::*};
 use sinabro_common::{api::Mac, names};
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 fn node(name: &str, addresses: &[&str], cidrs: &[&str]) -> Node {
     Node {
@@ -27,6 +27,7 @@ fn settings(own: &str) -> OverlaySettings {
         uplink_mtu: 1500,
         mtu: None,
         routing: Routing::Tunnel,
+        reached: Reached::default(),
     }
 }
 
@@ -59,7 +60,32 @@ fn who_is_sent_to_natively_says_so_and_so_does_this_node() {
         let native = plan(Routing::Native, own_native);
         assert!(native.takes_native);
         let a = ["192.168.0.2", "fd00::2"].map(|address| address.parse().unwrap());
-        assert_eq!(native.native, [(a[0], Some(a[1]))].into());
+        let of_a = |is_tried| {
+            [(
+                a[0],
+                Native {
+                    v6: Some(a[1]),
+                    is_tried,
+                },
+            )]
+            .into()
+        };
+        assert_eq!(native.native, of_a(false));
+        // Where it depends on who answers, all that say so are asked.
+        for (reached, is_tried) in [
+            (vec![], true),
+            (vec!["192.168.0.3"], true),
+            (vec!["192.168.0.2"], false),
+        ] {
+            let reached = reached.iter().map(|node| node.parse().unwrap()).collect();
+            let settings = OverlaySettings {
+                routing: Routing::Auto,
+                reached: Arc::new(reached),
+                ..settings("own")
+            };
+            let auto = OverlayPlan::new(&facts(own_native), &settings).unwrap();
+            assert_eq!((auto.takes_native, auto.native), (true, of_a(is_tried)));
+        }
         // Others send it until they hear that it is over.
         let tunnel = plan(Routing::Tunnel, own_native);
         assert_eq!(tunnel.takes_native, own_native);

@@ -89,6 +89,15 @@ impl Echo {
         }
     }
 
+    /// As [`Self::ask`], by the smallest request, with a mark for the programs that it passes.
+    pub fn ask_marked(&self, mark: u32, to: IpAddr, number: u64) -> Result<(), NotSent> {
+        let socket = self.socket.get_ref();
+        socket.set_mark(mark).map_err(NotSent::Refused)?;
+        let asked = self.ask(to, number, wire::LEAST);
+        socket.set_mark(0).map_err(NotSent::Refused)?;
+        asked
+    }
+
     /// Hands over what came since the last time: from whom, to which request, how long. True if
     /// there may be more; whoever floods this socket does not get all of the agent's time.
     pub fn drain(

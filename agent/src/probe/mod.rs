@@ -7,21 +7,29 @@
 //! - [`wire`]: requests and answers as bytes; [`echo`]: the socket;
 //! - [`table`]: what is known of each peer, and who is asked next; [`path`]: how large packets may
 //!   be; [`schedule`]: how often;
+//! - [`native`]: to whom packets get without a tunnel;
 //! - here: the task, and what it says of itself.
 //!
-//! Nothing depends on it: no peer's silence changes what the agent does.
+//! Nothing else depends on it: no peer's silence changes what the agent does.
 
 pub mod echo;
+pub mod native;
 pub mod path;
 pub mod schedule;
 pub mod table;
 pub mod wire;
 
 use crate::{
-    apply::OverlayStatus, node::NodeStatus, plan::facts::first_host, telemetry::metrics::Metrics,
+    apply::OverlayStatus,
+    chain::Chain,
+    datapath::Datapath,
+    node::NodeStatus,
+    plan::{Facts, Reached, facts::first_host},
+    telemetry::metrics::Metrics,
     watch::Snapshot,
 };
 use echo::{Echo, NotSent};
+use native::{TRIED, Targets, Trials};
 use schedule::APART;
 use sinabro_common::api::{NodeReport, PeersReport};
 use std::{
@@ -35,7 +43,7 @@ use std::{
 };
 use table::{Ask, Name, Peer, Table, Target};
 use tokio::{sync::watch, task::JoinHandle, time::sleep_until};
-use tracing::warn;
+use tracing::{debug, warn};
 use wire::Nonce;
 
 /// The largest datagram there is.
@@ -132,6 +140,14 @@ pub struct Sources {
     pub node: watch::Receiver<NodeStatus>,
     pub overlay: watch::Receiver<OverlayStatus>,
     pub metrics: Arc<Metrics>,
+    /// Where packets go without a tunnel to who answers them.
+    pub natively: Option<Natively>,
+}
+
+/// Who knows how to ask without a tunnel, and who is told to whom packets get so.
+pub struct Natively {
+    pub datapath: Arc<Datapath>,
+    pub reached: watch::Sender<Reached>,
 }
 
 /// Asks peers for ever; the task ends with the overlay.
@@ -140,6 +156,7 @@ pub fn spawn(sources: Sources) -> (Arc<Probe>, JoinHandle<()>) {
     let mut prober = Prober {
         sources,
         probe: probe.clone(),
+        trials: Trials::default(),
         nonce: Nonce::random(),
         nodes: Arc::default(),
         own: Vec::new(),
@@ -161,6 +178,7 @@ struct Family {
 struct Prober {
     sources: Sources,
     probe: Arc<Probe>,
+    trials: Trials,
     nonce: Nonce,
     /// The nodes that the table was made of.
     nodes: Arc<Vec<NodeReport>>,
@@ -182,13 +200,10 @@ impl Prober {
             let now = Instant::now();
             let lost = self.probe.state().table.give_up(now);
             self.sources.metrics.peer_probes_lost(lost);
-            if self.not_before <= now {
-                let ask = self.probe.state().table.ask(now);
-                if let Some(ask) = ask {
-                    self.ask(&ask);
-                    self.not_before = now + APART;
-                }
+            if self.not_before <= now && self.ask_next(now) {
+                self.not_before = now + APART;
             }
+            self.tell_whom_packets_reach();
             let wake = self.wake(flooded);
             let [v4, v6] = &self.sockets;
             tokio::select! {
@@ -214,8 +229,8 @@ impl Prober {
             return now + FLOODED;
         }
         let state = self.probe.state();
-        let ask = state.table.next_ask();
-        let ask = ask.map(|at| at.max(self.not_before));
+        let ask = state.table.next_ask().into_iter().chain(self.trials.next());
+        let ask = ask.min().map(|at| at.max(self.not_before));
         let next = ask.into_iter().chain(state.table.next_loss()).min();
         // Nobody to ask: only a change brings somebody.
         next.unwrap_or(now + OPEN_AGAIN)
@@ -251,9 +266,48 @@ impl Prober {
             };
             Some((node.name.as_str().into(), target))
         };
-        let targets: BTreeMap<_, _> = self.nodes.iter().filter_map(target).collect();
-        let mut state = self.probe.state();
-        state.table.follow(Instant::now(), mtu, targets);
+        let (now, nodes) = (Instant::now(), self.nodes.iter());
+        let targets: BTreeMap<_, _> = nodes.filter_map(target).collect();
+        self.probe.state().table.follow(now, mtu, targets);
+        if let (Some(_), Some(facts)) = (&self.sources.natively, &facts) {
+            let targets = self.taking_native(facts);
+            self.trials.follow(now, &targets);
+        }
+    }
+
+    /// Peers that take packets without a tunnel, in each family that such packets may be of.
+    fn taking_native(&self, facts: &Facts) -> Targets {
+        let mut targets = Targets::new();
+        for node in self.nodes.iter().filter(|node| !node.local) {
+            let Some(tunnel) = node.tunnel.filter(IpAddr::is_ipv4) else {
+                continue;
+            };
+            let Some(peer) = facts.nodes.get(&node.name).filter(|peer| peer.native) else {
+                continue;
+            };
+            let gateways = node.pod_cidrs.iter().copied().map(first_host);
+            let is_of = |family: IpAddr, among: &[IpAddr]| {
+                let mut among = among.iter();
+                among.any(|address| address.is_ipv4() == family.is_ipv4())
+            };
+            let asked = gateways
+                .filter(|gateway| is_of(*gateway, &self.own) && is_of(*gateway, &peer.addresses));
+            targets.extend(asked.map(|gateway| (gateway, tunnel)));
+        }
+        targets
+    }
+
+    fn tell_whom_packets_reach(&self) {
+        if let Some(natively) = &self.sources.natively {
+            let reached = self.trials.reached();
+            natively.reached.send_if_modified(|before| {
+                let changes = **before != reached;
+                if changes {
+                    *before = reached.into();
+                }
+                changes
+            });
+        }
     }
 
     fn take_answers(&mut self) -> bool {
@@ -266,12 +320,54 @@ impl Prober {
             let metrics = &self.sources.metrics;
             more |= echo.drain(&mut self.buffer, |from, number, length| {
                 let now = Instant::now();
-                if let Some(took) = state.table.answered(now, from, number, length) {
+                if number & TRIED != 0 {
+                    self.trials.answered(now, from, number);
+                } else if let Some(took) = state.table.answered(now, from, number, length) {
                     metrics.peer_probe_answered(took);
                 }
             });
         }
         more
+    }
+
+    /// Asks whose turn it is, if it is anybody's.
+    fn ask_next(&mut self, now: Instant) -> bool {
+        let of_table = self.probe.state().table.next_ask();
+        let trial_is_first =
+            (self.trials.next()).is_some_and(|at| of_table.is_none_or(|of| at < of));
+        if trial_is_first {
+            let trial = self.trials.ask(now);
+            if let Some((gateway, number)) = trial {
+                self.try_natively(now, gateway, number);
+            }
+            return trial.is_some();
+        }
+        let ask = self.probe.state().table.ask(now);
+        if let Some(ask) = &ask {
+            self.ask(ask);
+        }
+        ask.is_some()
+    }
+
+    /// Asks so that it gets there without a tunnel or not at all. What cannot be sent is not answered.
+    fn try_natively(&mut self, now: Instant, gateway: IpAddr, number: u64) {
+        let Some(natively) = &self.sources.natively else {
+            return;
+        };
+        let mark = match natively.datapath.mark() {
+            Ok(Some(mark)) => mark,
+            Ok(None) => return,
+            Err(error) => {
+                warn!("cannot ask {gateway} without a tunnel: {}", Chain(&error));
+                return;
+            }
+        };
+        let Some(echo) = self.socket(now, gateway) else {
+            return;
+        };
+        if let Err(NotSent::Refused(error)) = echo.ask_marked(mark, gateway, number) {
+            debug!("cannot ask {gateway} without a tunnel: {error}");
+        }
     }
 
     fn ask(&mut self, ask: &Ask) {

@@ -15,8 +15,17 @@ pub const APART: Duration = Duration::from_millis(50);
 
 /// How often each of so many peers is asked.
 pub fn interval(peers: usize) -> Duration {
+    ROUND.max(least(peers))
+}
+
+/// The same where pods' packets are lost until it is noticed: in a cluster of no more than twenty nodes every two seconds.
+pub fn soon(peers: usize) -> Duration {
+    Duration::from_secs(2).max(least(peers))
+}
+
+fn least(peers: usize) -> Duration {
     let peers = u32::try_from(peers).unwrap_or(u32::MAX);
-    ROUND.max(Duration::from_secs(1) * (peers / PEERS_PER_SECOND))
+    Duration::from_secs(1) * (peers / PEERS_PER_SECOND)
 }
 
 /// A time between three quarters and five quarters of it, so that agents which started together
@@ -39,6 +48,8 @@ mod tests {
     fn large_clusters_are_asked_less_often() {
         let seconds = [0, 1, 100, 101, 1000, 5000].map(|n| interval(n).as_secs());
         assert_eq!(seconds, [10, 10, 10, 10, 100, 500]);
+        let seconds = [0, 1, 20, 100, 1000, 5000].map(|n| soon(n).as_secs());
+        assert_eq!(seconds, [2, 2, 2, 10, 100, 500]);
         for _ in 0..100 {
             let time = spread(ROUND);
             assert!(time >= ROUND / 4 * 3 && time <= ROUND / 4 * 5, "{time:?}");

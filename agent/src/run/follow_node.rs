@@ -8,7 +8,7 @@ use crate::{
     datapath::{Datapath, Mtus, PortsOf},
     endpoint::Endpoints,
     node::{NodeState, NodeStatus, Uplink},
-    plan::OverlayMode,
+    plan::{OverlayMode, Reached},
     prepare,
     watch::{Snapshot, masquerade_file},
 };
@@ -40,6 +40,8 @@ pub(super) struct NodeTask {
     pub(super) ports: (u16, u16),
     pub(super) facts: watch::Receiver<Snapshot>,
     pub(super) masquerade: masquerade_file::Updates,
+    /// To whom packets get without a tunnel.
+    pub(super) reached: watch::Receiver<Reached>,
     pub(super) node: watch::Sender<NodeStatus>,
     pub(super) overlay: watch::Sender<OverlayStatus>,
 }
@@ -256,9 +258,9 @@ fn run_overlay(task: &NodeTask, uplink: &str) -> impl Future<Output = ()> + Send
     };
     let (facts, routes) = (task.facts.clone(), task.endpoints.routes());
     let sender = task.overlay.clone();
-    let datapath = task.datapath.clone();
+    let (datapath, reached) = (task.datapath.clone(), task.reached.clone());
     async move {
-        let overlay = apply::spawn(config, datapath, facts, routes);
+        let overlay = apply::spawn(config, datapath, facts, routes, reached);
         let mut status = overlay.status;
         let mut running = AbortOnDrop(overlay.task);
         loop {

@@ -37,11 +37,11 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// What firewalls have to let pass.
+    /// What firewalls have to let pass. Who does not answer without a tunnel is asked in one, where that is found out.
     fn passes(self) -> String {
         let port = format!("UDP port {}", self.port);
         match self.routing {
-            Routing::Tunnel => format!("let {port} pass"),
+            Routing::Tunnel | Routing::Auto => format!("let {port} pass"),
             Routing::Native => {
                 format!("let {port} pass, and what pods send by their own addresses,")
             }
@@ -51,8 +51,10 @@ impl Asked {
     /// How tcpdump shows it.
     fn shown(self) -> String {
         match self.routing {
-            Routing::Tunnel => format!("`tcpdump -ni any udp port {}`", self.port),
-            Routing::Native => format!("`tcpdump -ni any udp port {} or icmp or icmp6`", self.port),
+            Routing::Tunnel | Routing::Auto => format!("`tcpdump -ni any udp port {}`", self.port),
+            Routing::Native => {
+                format!("`tcpdump -ni any udp port {} or icmp or icmp6`", self.port)
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use sinabro_agent::{
     apply::{self, Overlay, OverlayConfig, OverlayStatus, PodRoute},
-    plan::{Facts, Node, Routing},
+    plan::{Facts, Node, Reached, Routing},
     watch::Snapshot,
 };
 use sinabro_common::names::{ROUTE_PROTOCOL, VXLAN_LINK, VXLAN_PORT, VXLAN_VNI};
@@ -129,6 +129,7 @@ impl Net {
             config,
             self.facts.subscribe(),
             receiver,
+            watch::channel(Reached::default()).1,
         );
         self.machines.push(Machine {
             place,

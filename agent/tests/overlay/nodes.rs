@@ -5,7 +5,7 @@ use crate::net::{
     until,
 };
 use ipnet::IpNet;
-use sinabro_agent::plan::{Facts, Node, OverlayPlan, OverlaySettings, Routing};
+use sinabro_agent::plan::{Facts, Node, OverlayPlan, OverlaySettings, Reached, Routing};
 use sinabro_common::{
     api::Mac,
     names::{VXLAN_LINK, VXLAN_PORT, VXLAN_VNI},
@@ -226,6 +226,7 @@ fn fifty_nodes_are_in_the_kernel_as_planned_and_leave_without_a_trace() {
             uplink_mtu: 1500,
             mtu: None,
             routing: Routing::Tunnel,
+            reached: Reached::default(),
         };
         let plan = OverlayPlan::new(&Facts::new(nodes.clone()), &settings).unwrap();
         assert_eq!(

@@ -241,7 +241,7 @@ fn nodes_show_by_which_way_they_are_reached_and_why() {
     let why = "IPsec has policies".to_owned();
     let report = vec![
         before.clone(),
-        reached("node-b", PeerPath::Direct),
+        reached("node-b", PeerPath::Direct { why: None }),
         reached("node-c", PeerPath::Kernel { why }),
     ];
     let request = || Request::Nodes { after: None };

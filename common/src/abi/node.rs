@@ -45,6 +45,17 @@ pub struct Overlay {
 }
 map_type!(Overlay, 64, 1, [local, gateways, stamp, port, vxlan]);
 
+impl Overlay {
+    /// What packets are marked with that leave by an uplink as they are, and requests that are to get to another node without a
+    /// tunnel or not at all. A pod cannot mark what it sends: the kernel takes marks off on the way out of a network namespace.
+    /// It is of the stamp, which nobody knows, so that no rule of the node's has it by chance.
+    #[must_use]
+    pub fn mark(&self) -> u32 {
+        let [_, _, a, b, c, d] = self.stamp;
+        u32::from_ne_bytes([a, b, c, d]) | 1
+    }
+}
+
 /// What becomes of packets from pods of other nodes that come without a tunnel (`routing: native`) and are not delivered past
 /// the stack: they go into the VXLAN device as if they had come out of one.
 #[repr(C)]

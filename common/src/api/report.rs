@@ -217,8 +217,11 @@ pub struct NodeReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "camelCase")]
 pub enum PeerPath {
-    /// Past the kernel's stack, if a packet can.
-    Direct,
+    /// Past the kernel's stack, if a packet can; why in a tunnel, if that depends on what comes.
+    Direct {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
+    },
     /// So, and then without a tunnel.
     Native,
     /// By the kernel's routes and VXLAN device alone.

@@ -1,12 +1,13 @@
 //! Packets between pods of two nodes go past the kernel's routes and VXLAN device where that is possible, and by them where not.
 #![allow(clippy::unwrap_used)]
 
+mod auto;
 mod native;
 mod native_mtu;
 
 use ipnet::IpNet;
 use sinabro_common::{
-    api::{NodeReport, PathCounts, PathPackets, PeerPath, Request as Ask, Response},
+    api::{NodeReport, PathCounts, PathPackets, PeerPath, PeerProbe, Request as Ask, Response},
     names,
 };
 use sinabro_lab::{
@@ -27,12 +28,11 @@ use sinabro_netlink::{Request, route::Route, sysctl};
 use std::{fs, net::SocketAddr, process::Command, time::Duration};
 
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Probes go by the device.
-const FLAGS: [&str; 3] = [
+const FLAGS: [&str; 2] = [
     "--service-proxy=on",
     "--services-file=/run/lab/services.yaml",
-    "--peer-probe=false",
 ];
+const AUTO: &str = "--routing=auto";
 
 struct World {
     lab: Lab,
@@ -105,7 +105,9 @@ impl World {
 }
 
 fn start(node: &Node, flags: &[&str]) {
-    let flags = [&FLAGS, flags].concat();
+    // Probes go by the device, and say who answers without a tunnel.
+    let probe = format!("--peer-probe={}", flags.contains(&AUTO));
+    let flags = [&FLAGS, flags, &[&probe]].concat();
     node.start_confined_agent(&flags, &confinement::AGENT)
         .unwrap();
 }
@@ -128,7 +130,7 @@ fn why(node: &Node) -> String {
 }
 
 fn goes_direct(node: &Node) -> bool {
-    other(node).path == Some(PeerPath::Direct)
+    other(node).path == Some(PeerPath::Direct { why: None })
 }
 
 const NOTHING: PathPackets = PathPackets {

@@ -71,6 +71,11 @@ impl Nodes {
     }
 
     /// Makes the maps hold exactly this. What is in both is found all the time.
+    /// What [`crate::datapath::Datapath::mark`] says.
+    pub fn mark(&self) -> Result<Option<u32>, DatapathError> {
+        mark(&lock(&self.0).overlay)
+    }
+
     pub fn set(&self, tunnels: &Tunnels<'_>) -> Result<(), DatapathError> {
         let mut inner = lock(&self.0);
         let Inner {
@@ -157,6 +162,13 @@ fn change<K: Hash + Eq + Copy, M>(
     }
     *records = wanted;
     Ok(())
+}
+
+/// That of a node whose overlay is known.
+fn mark(map: &Array<MapData, Overlay>) -> Result<Option<u32>, DatapathError> {
+    let overlay = map.get(&0, 0).map_err(error(OVERLAY, "reading from"))?;
+    let is_known = overlay.local != Addr::UNSPECIFIED;
+    Ok(is_known.then(|| overlay.mark()))
 }
 
 fn set_overlay(

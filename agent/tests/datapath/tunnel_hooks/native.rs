@@ -247,6 +247,64 @@ fn what_goes_by_the_stack_needs_no_tunnel_either() {
     });
 }
 
+/// What the agent has marked to see whether it gets to a node without a tunnel goes so, or nowhere; all else is in tunnels meanwhile.
+#[test]
+fn what_is_to_find_out_whether_a_node_is_reached_is_in_no_tunnel() {
+    native(|world| {
+        let here = kit::this_place();
+        make_uplink(&here);
+        let mark = world.datapath.mark().unwrap().unwrap();
+        let leaves = |mark: u32, packet: &Ip| {
+            let [to, from] = [1, 0].map(|node| vxlan_mac(world.underlay[node]));
+            let frame = packet::eth(to, from, packet.kind(), &packet.bytes());
+            let (programs, by) = (&world.programs, world.b.ifindex);
+            programs
+                .run_marked("overlay_out", by, 0, mark, &frame)
+                .unwrap()
+        };
+        let in_tunnels = vxlan_mac(world.underlay[1]);
+        for gateway in ["10.1.0.1", "fd00:1::1"].map(ip) {
+            for at in NEIGHBOURS {
+                let mac = "02:00:00:00:00:02";
+                let known = format!("neigh replace {at} lladdr {mac} dev uplink nud permanent");
+                kit::ip(&here, &known);
+            }
+            let request = if gateway.is_ipv4() { 8 } else { 128 };
+            let echo = packet::icmp(gateway, far(gateway), request, 7);
+            let is_sent = |mark| leaves(mark, &echo).0;
+            world.go(world.underlay[1], in_tunnels);
+            assert_eq!(
+                [is_sent(0), is_sent(mark), is_sent(mark ^ 2)],
+                [PASS, REDIRECT, PASS]
+            );
+            let (_, _, left) = leaves(mark, &echo);
+            assert_eq!(
+                world.passes_the_uplink(&on_the_wire(&echo), left),
+                (PASS, 0)
+            );
+            // As what is sent so in any case.
+            world.go(world.underlay[1], NATIVE);
+            assert_eq!([is_sent(0), is_sent(mark)], [REDIRECT, REDIRECT]);
+            let drops = world.datapath.drops().unwrap();
+            world.go(ip(ROUTER), in_tunnels);
+            assert_eq!([is_sent(0), is_sent(mark)], [PASS, DROP], "beyond a router");
+            world.datapath.set_next_hops(&BTreeMap::new()).unwrap();
+            assert_eq!([is_sent(0), is_sent(mark)], [PASS, DROP], "no way");
+            world.go(world.underlay[1], in_tunnels);
+            for at in NEIGHBOURS {
+                kit::ip(&here, &format!("neigh del {at} dev uplink"));
+            }
+            assert_eq!(
+                [is_sent(0), is_sent(mark)],
+                [PASS, DROP],
+                "an unknown neighbour"
+            );
+            // Nobody's loss.
+            assert_eq!(world.datapath.drops().unwrap(), drops);
+        }
+    });
+}
+
 /// Of the uplink, which pods have in their routes.
 const OF_UPLINK: u32 = 1500;
 

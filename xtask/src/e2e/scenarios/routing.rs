@@ -24,8 +24,8 @@ pub fn native(world: &mut World) -> Result<String> {
     let before = map["data"][SETTINGS].as_str().context("no settings")?;
     let traffic = traffic(world, [&pods[0], &pods[1], &pods[2]])?;
     let begun = (|| {
-        traffic.event("the agents were told to do without tunnels")?;
-        set(world, &format!("{before}routing: native\n"))?;
+        traffic.event("the agents were told to do without tunnels where that is answered")?;
+        set(world, &format!("{before}routing: auto\n"))?;
         reached(world, &PeerPath::Native)?;
         let said = said(world)?;
         ensure!(
@@ -37,7 +37,7 @@ pub fn native(world: &mut World) -> Result<String> {
     let ended = (|| {
         traffic.event("the agents were told to have tunnels again")?;
         set(world, before)?;
-        reached(world, &PeerPath::Direct)?;
+        reached(world, &PeerPath::Direct { why: None })?;
         world.wait("the nodes to say nothing of routing", || {
             let is_silent = said(world)?.iter().all(String::is_empty);
             Ok(is_silent.then_some(()))

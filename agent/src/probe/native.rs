@@ -1,0 +1,310 @@
+//! Whether what needs no tunnel gets to other nodes (`routing: auto`); the clock is the caller's.
+//!
+//! Each node that takes packets without a tunnel is asked by some: an echo request that goes so or not at all, whatever pods' packets
+//! are in. [`ANSWERS`] in a row and pods' packets go so, too; [`LOSSES`](super::table::LOSSES) in a row and they are in tunnels again.
+//! That costs as many round trips as it takes to notice, so a node for which it was soon taken back is tried again the later, the
+//! more often that happened.
+
+use super::{
+    schedule::{soon, spread, within},
+    table::{LOSSES, PATIENCE},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+/// Answers in a row that show that packets get there.
+pub const ANSWERS: u32 = 3;
+/// Between these.
+const SOON: Duration = Duration::from_secs(1);
+/// How long a node rests to which packets no longer get, at first and at most.
+const REST: Duration = Duration::from_secs(10);
+const LONGEST_REST: Duration = Duration::from_secs(600);
+
+/// Numbers of these requests have this bit, those of [`super::table`] do not.
+pub const TRIED: u64 = 1 << 63;
+
+/// Addresses of other nodes inside the overlay that are asked, each with its node's tunnel address.
+pub type Targets = BTreeMap<IpAddr, IpAddr>;
+
+#[derive(Debug, Default)]
+pub struct Trials {
+    trials: BTreeMap<IpAddr, Trial>,
+    /// When each is asked, or its answer too late.
+    queue: BTreeSet<(Instant, IpAddr)>,
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Trial {
+    tunnel: IpAddr,
+    due: Instant,
+    /// The request that waits.
+    asked: Option<u64>,
+    answered: u32,
+    lost: u32,
+    /// Since when packets get there.
+    passes: Option<Instant>,
+    rest: Duration,
+}
+
+impl Trials {
+    /// Takes over who is to be asked.
+    pub fn follow(&mut self, now: Instant, targets: &Targets) {
+        let queue = &mut self.queue;
+        self.trials.retain(|gateway, trial| {
+            let stays = targets.get(gateway) == Some(&trial.tunnel);
+            if !stays {
+                queue.remove(&(trial.due, *gateway));
+            }
+            stays
+        });
+        let round = soon(targets.len());
+        for (&gateway, &tunnel) in targets {
+            self.trials.entry(gateway).or_insert_with(|| {
+                let due = now + within(round / 2);
+                queue.insert((due, gateway));
+                Trial {
+                    tunnel,
+                    due,
+                    asked: None,
+                    answered: 0,
+                    lost: 0,
+                    passes: None,
+                    rest: REST,
+                }
+            });
+        }
+    }
+
+    /// When there is something to do next.
+    pub fn next(&self) -> Option<Instant> {
+        self.queue.first().map(|(at, _)| *at)
+    }
+
+    /// Gives up what has waited too long; whom to ask now, and by which number.
+    pub fn ask(&mut self, now: Instant) -> Option<(IpAddr, u64)> {
+        while let Some(&(due, gateway)) = self.queue.first()
+            && due <= now
+        {
+            let round = soon(self.trials.len());
+            let trial = self.trials.get_mut(&gateway)?;
+            let (asked, wait) = match trial.asked.take() {
+                Some(_) => (None, trial.lose(now, round)),
+                None => {
+                    self.last += 1;
+                    trial.asked = Some(TRIED | self.last);
+                    (trial.asked, PATIENCE)
+                }
+            };
+            self.put_off(gateway, now + wait);
+            if let Some(number) = asked {
+                return Some((gateway, number));
+            }
+        }
+        None
+    }
+
+    /// Takes an answer; false if it is to nothing that was asked there.
+    pub fn answered(&mut self, now: Instant, from: IpAddr, number: u64) -> bool {
+        let round = soon(self.trials.len());
+        let Some(trial) = self.trials.get_mut(&from) else {
+            return false;
+        };
+        if trial.asked.take_if(|asked| *asked == number).is_none() {
+            return false;
+        }
+        let wait = trial.take_answer(now, round);
+        self.put_off(from, now + wait);
+        true
+    }
+
+    /// Tunnel addresses of the nodes to which packets get without a tunnel: of each family that is asked for.
+    pub fn reached(&self) -> BTreeSet<IpAddr> {
+        let of = |passes: bool| {
+            let trials = self.trials.values();
+            trials
+                .filter(move |trial| trial.passes.is_some() == passes)
+                .map(|trial| trial.tunnel)
+        };
+        let mut reached: BTreeSet<_> = of(true).collect();
+        for tunnel in of(false) {
+            reached.remove(&tunnel);
+        }
+        reached
+    }
+
+    fn put_off(&mut self, gateway: IpAddr, due: Instant) {
+        if let Some(trial) = self.trials.get_mut(&gateway) {
+            self.queue.remove(&(trial.due, gateway));
+            trial.due = due;
+            self.queue.insert((due, gateway));
+        }
+    }
+}
+
+impl Trial {
+    /// How long until the next request.
+    fn take_answer(&mut self, now: Instant, round: Duration) -> Duration {
+        self.lost = 0;
+        self.answered = self.answered.saturating_add(1);
+        if self.answered >= ANSWERS {
+            self.passes.get_or_insert(now);
+        }
+        match self.passes {
+            Some(_) => spread(round),
+            None => SOON,
+        }
+    }
+
+    fn lose(&mut self, now: Instant, round: Duration) -> Duration {
+        self.answered = 0;
+        self.lost = self.lost.saturating_add(1);
+        let Some(since) = self.passes else {
+            return spread(round.max(self.rest));
+        };
+        if self.lost < LOSSES {
+            return Duration::ZERO;
+        }
+        self.passes = None;
+        self.rest = match now.duration_since(since) < LONGEST_REST {
+            true => (self.rest * 2).min(LONGEST_REST),
+            false => REST,
+        };
+        spread(round.max(self.rest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const A: [&str; 2] = ["10.244.1.0", "fd00:10:244:1::"];
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// One node of both families.
+    fn targets() -> Targets {
+        A.map(|gateway| (ip(gateway), ip("192.0.2.1"))).into()
+    }
+
+    struct World {
+        now: Instant,
+        trials: Trials,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let mut trials = Trials::default();
+            let now = Instant::now();
+            trials.follow(now, &targets());
+            Self { now, trials }
+        }
+
+        /// Whether the node is reached, after a while in which those that `answers` names have answered.
+        fn after(&mut self, time: Duration, answers: impl Fn(IpAddr) -> bool) -> bool {
+            let end = self.now + time;
+            while let Some(next) = self.trials.next()
+                && next <= end
+            {
+                self.now = self.now.max(next);
+                if let Some((gateway, number)) = self.trials.ask(self.now)
+                    && answers(gateway)
+                {
+                    assert!(self.trials.answered(self.now, gateway, number));
+                    assert!(!self.trials.answered(self.now, gateway, number), "twice");
+                }
+            }
+            self.now = end;
+            !self.trials.reached().is_empty()
+        }
+    }
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn who_answers_in_all_families_is_reached() {
+        let mut world = World::new();
+        assert!(world.trials.reached().is_empty());
+        assert!(!world.after(MINUTE, |gateway| gateway.is_ipv4()));
+        assert!(world.after(MINUTE, |_| true));
+        assert!(!world.after(MINUTE, |gateway| gateway.is_ipv6()));
+    }
+
+    #[test]
+    fn who_is_reached_is_so_until_it_is_silent() {
+        let mut world = World::new();
+        // Up to one until the first request, and two between three.
+        assert!(world.after(3 * SOON, |_| true));
+        assert!(world.after(10 * MINUTE, |_| true));
+        // A round, and three requests that are waited for.
+        assert!(!world.after(Duration::from_millis(5_500), |_| false));
+    }
+
+    #[test]
+    fn who_falls_silent_again_and_again_rests_for_longer() {
+        let mut world = World::new();
+        assert!(world.after(MINUTE, |_| true));
+        let mut rests = Vec::new();
+        for _ in 0..8 {
+            assert!(!world.after(MINUTE, |_| false));
+            let mut seconds = 0;
+            while !world.after(SOON, |_| true) {
+                seconds += 1;
+            }
+            rests.push(seconds);
+        }
+        assert!(
+            rests[0] < 60 && rests[7] > 350 && rests[7] <= 760,
+            "{rests:?}"
+        );
+        // It is forgotten when all went well for as long.
+        assert!(world.after(2 * LONGEST_REST, |_| true));
+        assert!(!world.after(Duration::from_secs(16), |_| false));
+        assert!(world.after(MINUTE, |_| true));
+    }
+
+    #[test]
+    fn answers_that_nobody_waits_for_are_none() {
+        let mut world = World::new();
+        let number = loop {
+            world.now += SOON;
+            if let Some((gateway, number)) = world.trials.ask(world.now) {
+                assert_eq!(number & TRIED, TRIED);
+                assert!(!world.trials.answered(world.now, gateway, number + 1));
+                assert!(!world.trials.answered(world.now, ip("10.244.9.0"), number));
+                break (gateway, number);
+            }
+        };
+        // Too late.
+        world.now += PATIENCE;
+        world.trials.ask(world.now);
+        world.trials.ask(world.now);
+        assert!(!world.trials.answered(world.now, number.0, number.1));
+        world.trials.follow(world.now, &Targets::new());
+        assert_eq!(world.trials.next(), None);
+        assert!(world.trials.reached().is_empty());
+    }
+
+    proptest! {
+        /// Whatever answers and whoever comes and goes: each is in the queue once, and only who is asked is reached.
+        #[test]
+        fn each_has_one_turn(steps in proptest::collection::vec((0_u8..8, 0_u64..20, any::<bool>()), 1..200)) {
+            let mut world = World::new();
+            for (which, seconds, answers) in steps {
+                let mut targets = targets();
+                targets.retain(|gateway, _| which & (1 << usize::from(gateway.is_ipv6())) == 0);
+                world.trials.follow(world.now, &targets);
+                world.after(Duration::from_secs(seconds), |_| answers);
+                prop_assert_eq!(world.trials.queue.len(), targets.len());
+                prop_assert_eq!(world.trials.trials.len(), targets.len());
+                prop_assert!(!targets.is_empty() || world.trials.reached().is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! `routing: auto`: what needs no tunnel has none to nodes that answer without one.
+
+use super::{
+    native::{goes_native, in_tunnels, say},
+    *,
+};
+use sinabro_lab::traffic::gaps::Meter;
+
+const PODS: [&str; 2] = ["ip saddr 10.244.0.0/16", "ip6 saddr fd00:10:244::/48"];
+
+/// What the network between the nodes drops of packets from pods' addresses.
+struct Fabric<'a>(&'a Lab);
+
+impl Fabric<'_> {
+    fn nft(&self, commands: &str) -> String {
+        let mut nft = Command::new("nft");
+        self.0.router().place().put(nft.arg(commands));
+        let output = nft.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn drops(&self, what: &[&str]) {
+        let rules: String = what
+            .iter()
+            .map(|addresses| format!("{addresses} counter name dropped drop; "))
+            .collect();
+        self.nft(&format!(
+            "table bridge fabric {{ counter dropped {{ packets 0 bytes 0; }};
+                chain forward {{ type filter hook forward priority 0; {rules} }}; }}"
+        ));
+    }
+
+    fn dropped(&self) -> u32 {
+        let text = self.nft("list counter bridge fabric dropped");
+        let (_, packets) = text.split_once("packets ").unwrap();
+        packets.split(' ').next().unwrap().parse().unwrap()
+    }
+
+    fn lets_pass(&self) {
+        self.nft("delete table bridge fabric");
+    }
+}
+
+/// Both nodes say that they take what comes without a tunnel.
+fn world(prepare: impl Fn(&Lab)) -> World {
+    let prepare = |lab: &Lab| {
+        prepare(lab);
+        say(lab, [true; 2]);
+    };
+    World::on(prepare, [&[AUTO], &[AUTO]])
+}
+
+fn all_go_natively(world: &World) {
+    for node in world.lab.nodes() {
+        eventually("answers without a tunnel", || goes_native(node));
+    }
+}
+
+/// Whether a network lets pods' addresses pass is found out with nothing of theirs.
+#[test]
+fn nothing_of_pods_is_lost_where_their_addresses_are_dropped() {
+    let world = world(|lab| Fabric(lab).drops(&PODS));
+    let fabric = Fabric(&world.lab);
+    let traffic = talk(&world);
+    traffic.event("nodes look who answers").unwrap();
+    let before = fabric.dropped();
+    eventually("more requests of both nodes", || {
+        fabric.dropped() > before + 4
+    });
+    let why = "no answers without a tunnel";
+    for node in world.lab.nodes() {
+        let NodeReport { path, probe, .. } = other(node);
+        let in_tunnels = PeerPath::Direct {
+            why: Some(why.into()),
+        };
+        assert_eq!(path, Some(in_tunnels));
+        // In tunnels.
+        assert!(
+            matches!(probe, Some(PeerProbe::Answers { .. })),
+            "{probe:?}"
+        );
+        assert!(shown(node, "nodes").contains(&format!("  direct: {why}  ")));
+    }
+    traffic.must_flow("nodes look who answers").unwrap();
+    traffic.event("the network lets them pass").unwrap();
+    fabric.lets_pass();
+    all_go_natively(&world);
+    traffic.watch(PHASE);
+    traffic.must_flow("the network lets them pass").unwrap();
+    println!("{}", traffic.finish().unwrap());
+    assert_eq!(in_tunnels(&world, || exchange(&world)), 0);
+}
+
+/// How long packets are lost if a network no longer lets them pass: a round of two seconds, by a quarter longer, and three requests that are waited
+/// for, a second each; and what the machine needs for it.
+const NOTICED: Duration = Duration::from_millis(5_500 + 1_500);
+
+#[test]
+fn what_no_longer_arrives_is_in_tunnels_again() {
+    let world = world(|_| {});
+    let fabric = Fabric(&world.lab);
+    all_go_natively(&world);
+    let [one, two] = &world.pods;
+    let paths = two
+        .addresses()
+        .map(|address| Path::new(&address.to_string(), one.place(), two.place(), address));
+    let meter = Meter::start(&paths).unwrap();
+    meter.watch(PHASE);
+    meter.event("a network drops one of the families").unwrap();
+    fabric.drops(&PODS[1..]);
+    for node in world.lab.nodes() {
+        eventually("no answers", || !goes_native(node));
+    }
+    meter.watch(PHASE);
+    let watched = meter.finish().unwrap();
+    let [v4, v6] = paths.map(|path| watched.gap(&format!("UDP, {}", path.name)));
+    println!("{}", watched.table().join("\n"));
+    assert!(v4 < PHASE, "{v4:?}");
+    assert!(v6 > PHASE && v6 < NOTICED, "{v6:?}");
+    assert!(in_tunnels(&world, || exchange(&world)) > 0);
+}
