@@ -80,7 +80,7 @@ fn sent_instead(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         return PASS;
     };
     // SAFETY: the context is valid for as long as the program runs.
-    let is_tried = unsafe { (*skb).mark } == overlay.mark();
+    let is_tried = unsafe { (*skb).mark } == overlay.mark_of_requests();
     let otherwise = if is_tried { DROP } else { PASS };
     let Some((src, dst)) = ends(&TcContext::new(skb)) else {
         return otherwise;

@@ -179,6 +179,14 @@ impl Driver {
             }
             facts.clone()
         };
+        let reached = {
+            // So is to whom packets get.
+            let reached = self.reached.borrow_and_update();
+            if reached.has_changed() {
+                due = due.max(Due::Changes);
+            }
+            reached.clone()
+        };
         let looked_at_pods = !which.is_none();
         let pods = match looked_at_pods {
             true => self.pods.borrow().clone(),
@@ -198,7 +206,7 @@ impl Driver {
                 _ => Look::Whole,
             },
             takes_native: (self.took_native).is_some_and(|took| took.elapsed() < NATIVE_GRACE),
-            reached: self.reached.borrow_and_update().clone(),
+            reached,
             pods: which,
         };
         let whole = matches!(work.overlay, Look::Whole);

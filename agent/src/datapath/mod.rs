@@ -663,8 +663,8 @@ impl Datapath {
     ///
     /// # Errors
     /// If it cannot be read.
-    pub fn mark(&self) -> Result<Option<u32>, DatapathError> {
-        self.maps.nodes.mark()
+    pub fn mark_of_requests(&self) -> Result<Option<u32>, DatapathError> {
+        self.maps.nodes.mark_of_requests()
     }
 
     /// To which nodes packets of pods go past the stack, and how: exactly these from now on, by tunnel address. To be

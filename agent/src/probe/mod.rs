@@ -297,9 +297,10 @@ impl Prober {
         targets
     }
 
-    fn tell_whom_packets_reach(&self) {
-        if let Some(natively) = &self.sources.natively {
-            let reached = self.trials.reached();
+    fn tell_whom_packets_reach(&mut self) {
+        if let Some(natively) = &self.sources.natively
+            && let Some(reached) = self.trials.reached_now()
+        {
             natively.reached.send_if_modified(|before| {
                 let changes = **before != reached;
                 if changes {
@@ -354,7 +355,7 @@ impl Prober {
         let Some(natively) = &self.sources.natively else {
             return;
         };
-        let mark = match natively.datapath.mark() {
+        let mark = match natively.datapath.mark_of_requests() {
             Ok(Some(mark)) => mark,
             Ok(None) => return,
             Err(error) => {

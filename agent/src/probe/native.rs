@@ -35,6 +35,8 @@ pub struct Trials {
     /// When each is asked, or its answer too late.
     queue: BTreeSet<(Instant, IpAddr)>,
     last: u64,
+    /// Whether others may be reached than when that was last asked.
+    changed: bool,
 }
 
 #[derive(Debug)]
@@ -53,6 +55,7 @@ struct Trial {
 impl Trials {
     /// Takes over who is to be asked.
     pub fn follow(&mut self, now: Instant, targets: &Targets) {
+        self.changed = true;
         let queue = &mut self.queue;
         self.trials.retain(|gateway, trial| {
             let stays = targets.get(gateway) == Some(&trial.tunnel);
@@ -92,7 +95,12 @@ impl Trials {
             let round = soon(self.trials.len());
             let trial = self.trials.get_mut(&gateway)?;
             let (asked, wait) = match trial.asked.take() {
-                Some(_) => (None, trial.lose(now, round)),
+                Some(_) => {
+                    let before = trial.passes;
+                    let wait = trial.lose(now, round);
+                    self.changed |= before != trial.passes;
+                    (None, wait)
+                }
                 None => {
                     self.last += 1;
                     trial.asked = Some(TRIED | self.last);
@@ -116,13 +124,20 @@ impl Trials {
         if trial.asked.take_if(|asked| *asked == number).is_none() {
             return false;
         }
+        let before = trial.passes;
         let wait = trial.take_answer(now, round);
+        self.changed |= before != trial.passes;
         self.put_off(from, now + wait);
         true
     }
 
+    /// What [`Self::reached`] says, if that may be other than the last time.
+    pub fn reached_now(&mut self) -> Option<BTreeSet<IpAddr>> {
+        std::mem::take(&mut self.changed).then(|| self.reached())
+    }
+
     /// Tunnel addresses of the nodes to which packets get without a tunnel: of each family that is asked for.
-    pub fn reached(&self) -> BTreeSet<IpAddr> {
+    fn reached(&self) -> BTreeSet<IpAddr> {
         let of = |passes: bool| {
             let trials = self.trials.values();
             trials
@@ -196,6 +211,7 @@ mod tests {
     struct World {
         now: Instant,
         trials: Trials,
+        told: BTreeSet<IpAddr>,
     }
 
     impl World {
@@ -203,7 +219,8 @@ mod tests {
             let mut trials = Trials::default();
             let now = Instant::now();
             trials.follow(now, &targets());
-            Self { now, trials }
+            let told = BTreeSet::new();
+            Self { now, trials, told }
         }
 
         /// Whether the node is reached, after a while in which those that `answers` names have answered.
@@ -221,7 +238,13 @@ mod tests {
                 }
             }
             self.now = end;
-            !self.trials.reached().is_empty()
+            let reached = self.trials.reached();
+            if let Some(told) = self.trials.reached_now() {
+                self.told = told;
+            }
+            assert_eq!(self.told, reached, "a change is told of");
+            assert_eq!(self.trials.reached_now(), None, "once");
+            !reached.is_empty()
         }
     }
 

@@ -46,15 +46,24 @@ pub struct Overlay {
 map_type!(Overlay, 64, 1, [local, gateways, stamp, port, vxlan]);
 
 impl Overlay {
-    /// What packets are marked with that leave by an uplink as they are, and requests that are to get to another node without a
-    /// tunnel or not at all. A pod cannot mark what it sends: the kernel takes marks off on the way out of a network namespace.
-    /// It is of the stamp, which nobody knows, so that no rule of the node's has it by chance.
+    /// What packets are marked with that leave by an uplink as they are. A pod cannot mark what it sends: the kernel takes marks off on
+    /// the way out of a network namespace. It is of the stamp, which nobody knows, so that no rule of the node's has it by chance.
     #[must_use]
     pub fn mark(&self) -> u32 {
         let [_, _, a, b, c, d] = self.stamp;
         u32::from_ne_bytes([a, b, c, d]) | 1
     }
+
+    /// What requests are marked with that are to get to another node without a tunnel or not at all. As [`Self::mark`], but these pass
+    /// the node's rules: kubelet's and kube-proxy's have a bit each for what is to be dropped and to be masqueraded.
+    #[must_use]
+    pub fn mark_of_requests(&self) -> u32 {
+        self.mark() & !KUBERNETES_MARKS
+    }
 }
+
+/// `KUBE-MARK-MASQ` and `KUBE-MARK-DROP` (`iptablesMasqueradeBit`, `iptablesDropBit` of kubelet and kube-proxy).
+const KUBERNETES_MARKS: u32 = 0x4000 | 0x8000;
 
 /// What becomes of packets from pods of other nodes that come without a tunnel (`routing: native`) and are not delivered past
 /// the stack: they go into the VXLAN device as if they had come out of one.
@@ -74,4 +83,29 @@ map_type!(Native, 12, 2, [device, mac, pad]);
 pub const fn vxlan_header(vni: u32) -> [u8; 8] {
     let [_, a, b, c] = vni.to_be_bytes();
     [0x08, 0, 0, 0, a, b, c, 0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_of_the_stamp_and_no_rule_of_kubernetes_minds_those_of_requests() {
+        let of = |stamp| Overlay {
+            local: Addr::UNSPECIFIED,
+            gateways: [Addr::UNSPECIFIED; 2],
+            stamp,
+            port: [0; 2],
+            vxlan: vxlan_header(1),
+        };
+        assert_ne!(of([0; 6]).mark(), 0);
+        assert_ne!(of([0; 6]).mark_of_requests(), 0);
+        let [one, other] = [of([0xff; 6]), of([0xff, 0xff, 0xff, 1, 0xff, 0xff])];
+        assert_ne!(one.mark(), other.mark());
+        for overlay in [one, other] {
+            let mark = overlay.mark_of_requests();
+            assert_eq!(mark | 0xc000, overlay.mark() | 0xc000);
+            assert_eq!(mark & 0xc000, 0);
+        }
+    }
 }

@@ -71,9 +71,9 @@ impl Nodes {
     }
 
     /// Makes the maps hold exactly this. What is in both is found all the time.
-    /// What [`crate::datapath::Datapath::mark`] says.
-    pub fn mark(&self) -> Result<Option<u32>, DatapathError> {
-        mark(&lock(&self.0).overlay)
+    /// What [`crate::datapath::Datapath::mark_of_requests`] says.
+    pub fn mark_of_requests(&self) -> Result<Option<u32>, DatapathError> {
+        mark_of_requests(&lock(&self.0).overlay)
     }
 
     pub fn set(&self, tunnels: &Tunnels<'_>) -> Result<(), DatapathError> {
@@ -165,10 +165,10 @@ fn change<K: Hash + Eq + Copy, M>(
 }
 
 /// That of a node whose overlay is known.
-fn mark(map: &Array<MapData, Overlay>) -> Result<Option<u32>, DatapathError> {
+fn mark_of_requests(map: &Array<MapData, Overlay>) -> Result<Option<u32>, DatapathError> {
     let overlay = map.get(&0, 0).map_err(error(OVERLAY, "reading from"))?;
     let is_known = overlay.local != Addr::UNSPECIFIED;
-    Ok(is_known.then(|| overlay.mark()))
+    Ok(is_known.then(|| overlay.mark_of_requests()))
 }
 
 fn set_overlay(

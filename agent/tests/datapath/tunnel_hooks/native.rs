@@ -253,7 +253,7 @@ fn what_is_to_find_out_whether_a_node_is_reached_is_in_no_tunnel() {
     native(|world| {
         let here = kit::this_place();
         make_uplink(&here);
-        let mark = world.datapath.mark().unwrap().unwrap();
+        let mark = world.datapath.mark_of_requests().unwrap().unwrap();
         let leaves = |mark: u32, packet: &Ip| {
             let [to, from] = [1, 0].map(|node| vxlan_mac(world.underlay[node]));
             let frame = packet::eth(to, from, packet.kind(), &packet.bytes());
