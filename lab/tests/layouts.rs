@@ -161,13 +161,13 @@ fn scene(binaries: &Binaries, flags: &[&str]) -> Scene {
 
 /// Programs by links where the kernel has them (Linux 6.6), swapped as soon as they are loaded.
 #[test]
-fn flows_outlive_another_layout_and_the_way_back() {
+fn flows_outlive_another_layout_and_the_way_back_under_load() {
     there_and_back("auto");
 }
 
 /// Programs by filters, each of which is replaced when its interface comes by.
 #[test]
-fn flows_outlive_another_layout_by_filters() {
+fn flows_outlive_another_layout_by_filters_under_load() {
     there_and_back("clsact");
 }
 

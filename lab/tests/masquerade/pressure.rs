@@ -94,7 +94,7 @@ fn watch(world: &World, families: usize) -> Traffic {
 
 /// More connections are begun than anything has room for, by a pod and by somebody outside.
 #[test]
-fn floods_harm_nobody_else() {
+fn floods_harm_nobody_under_load() {
     let _alone = alone();
     let enough = u64::from(amount(140_000, 1_000_000));
     let world = World::with(3, &[], &[]);

@@ -59,7 +59,7 @@ fn all_go_natively(world: &World) {
 
 /// Whether a network lets pods' addresses pass is found out with nothing of theirs.
 #[test]
-fn nothing_of_pods_is_lost_where_their_addresses_are_dropped() {
+fn nothing_is_lost_under_load_where_pods_addresses_are_dropped() {
     let world = world(|lab| Fabric(lab).drops(&PODS));
     let fabric = Fabric(&world.lab);
     let traffic = talk(&world);
@@ -97,7 +97,7 @@ fn nothing_of_pods_is_lost_where_their_addresses_are_dropped() {
 const NOTICED: Duration = Duration::from_millis(5_500 + 1_500);
 
 #[test]
-fn what_no_longer_arrives_is_in_tunnels_again() {
+fn what_no_longer_arrives_under_load_is_in_tunnels_again() {
     let world = world(|_| {});
     let fabric = Fabric(&world.lab);
     all_go_natively(&world);

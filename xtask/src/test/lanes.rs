@@ -31,17 +31,12 @@ use std::{
 /// priority, they hold locks of the kernel's now and then while others wait.
 const PAUSE: &str = "SINABRO_TEST_PAUSE";
 
-/// What measures for how long traffic stands still has the machine for itself, at the end.
-const ALONE: [&str; 8] = [
-    "handover",
-    "layouts",
-    "masquerade",
-    "overlay_direct",
-    "refused",
-    "restart",
-    "sinabro_lab",
-    "upgrade",
-];
+/// What measures for how long traffic stands still has the machine for itself, at the end:
+/// all tests of these programs,
+const ALONE: [&str; 5] = ["handover", "refused", "restart", "sinabro_lab", "upgrade"];
+/// and of these the ones whose names say so.
+const ALONE_IN_PART: [&str; 3] = ["layouts", "masquerade", "overlay_direct"];
+const MEASURING: &str = "under_load";
 
 /// How many of the slowest programs are named at the end.
 const SLOWEST: usize = 10;
@@ -93,10 +88,22 @@ impl Call {
         target(&self.program).unwrap_or_default()
     }
 
-    /// As `lab/overlay`: two packages may have targets of one name.
+    /// As `lab/overlay`, as two packages may have targets of one name; and which of its tests, if not all.
     fn label(&self) -> String {
         let package = self.dir.file_name().unwrap_or_default();
-        format!("{}/{}", package.to_string_lossy(), self.name())
+        let mut label = format!("{}/{}", package.to_string_lossy(), self.name());
+        for argument in &self.arguments {
+            label.push(' ');
+            label.push_str(&argument.to_string_lossy());
+        }
+        label
+    }
+
+    /// With more arguments.
+    fn with(&self, arguments: &[&str]) -> Self {
+        let mut call = self.clone();
+        call.arguments.extend(arguments.iter().map(OsString::from));
+        call
     }
 }
 
@@ -115,12 +122,22 @@ struct Order {
 
 /// Programs in the order in which they begin; those that are named in `late` after others.
 fn in_order(calls: Vec<Call>, late: &[&str]) -> Order {
-    let calls = calls.into_iter();
-    let (alone, others): (Vec<_>, Vec<_>) = calls.partition(|call| ALONE.contains(&call.name()));
-    let (waiting, mut working): (Vec<_>, Vec<_>) = others
-        .into_iter()
-        .partition(|call| super::waits(&call.program));
-    working.sort_by_key(|call| late.contains(&call.name()));
+    let (mut waiting, mut working, mut alone) = (Vec::new(), Vec::new(), Vec::new());
+    for call in calls {
+        if ALONE_IN_PART.contains(&call.name()) {
+            alone.push(call.with(&[MEASURING]));
+            waiting.push(call.with(&["--skip", MEASURING]));
+        } else if ALONE.contains(&call.name()) {
+            alone.push(call);
+        } else if super::waits(&call.program) {
+            waiting.push(call);
+        } else {
+            working.push(call);
+        }
+    }
+    for lane in [&mut waiting, &mut working] {
+        lane.sort_by_key(|call| late.contains(&call.name()));
+    }
     Order {
         waiting,
         working,
@@ -351,12 +368,18 @@ mod tests {
             "datapath",
         ]
         .map(call);
-        let order = in_order(calls.into(), &["agent", "upgrade"]);
-        let names =
-            |calls: &[Call]| -> Vec<_> { calls.iter().map(|c| c.name().to_owned()).collect() };
-        assert_eq!(names(&order.working), ["a", "b", "datapath", "agent"]);
-        assert_eq!(names(&order.waiting), ["peers", "crash"]);
-        assert_eq!(names(&order.alone), ["upgrade", "restart", "masquerade"]);
+        let order = in_order(calls.into(), &["agent", "upgrade", "masquerade"]);
+        let labels = |calls: &[Call]| -> Vec<_> { calls.iter().map(Call::label).collect() };
+        assert_eq!(
+            labels(&order.working),
+            ["lab/a", "lab/b", "lab/datapath", "lab/agent"]
+        );
+        let others = "lab/masquerade --skip under_load";
+        assert_eq!(labels(&order.waiting), ["lab/peers", "lab/crash", others]);
+        assert_eq!(
+            labels(&order.alone),
+            ["lab/upgrade", "lab/restart", "lab/masquerade under_load"]
+        );
     }
 
     #[test]
@@ -386,12 +409,27 @@ mod tests {
     #[test]
     fn programs_that_are_named_are_there() {
         let root = workspace::root();
-        for name in ALONE.iter().chain(&super::super::WAIT_OFTEN) {
+        let alone = ALONE.iter().chain(&ALONE_IN_PART);
+        for name in alone.chain(&super::super::WAIT_OFTEN) {
             let dirs =
                 ["lab/tests", "agent/tests", "battery/tests"].map(|dir| root.join(dir).join(name));
             let is = |dir: &PathBuf| dir.is_dir() || dir.with_extension("rs").is_file();
             // sinabro_lab: the package's own tests.
             assert!(*name == "sinabro_lab" || dirs.iter().any(is), "{name}");
+        }
+        // Without any, what measures would run beside others, and nothing alone.
+        for name in ALONE_IN_PART {
+            let path = root.join("lab/tests").join(name);
+            let files: Vec<_> = match fs::read_dir(&path) {
+                Ok(entries) => entries.map(|entry| entry.unwrap().path()).collect(),
+                Err(_) => vec![path.with_extension("rs")],
+            };
+            let measures = |file: &PathBuf| {
+                let text = fs::read_to_string(file).unwrap();
+                let mut lines = text.lines();
+                lines.any(|line| line.starts_with("fn ") && line.contains(MEASURING))
+            };
+            assert!(files.iter().any(measures), "{name}");
         }
     }
 
@@ -470,7 +508,7 @@ mod tests {
             &sh,
         );
         let error = error.unwrap_err().to_string();
-        assert_eq!(error, "1 of 2 test programs failed: two/sh");
+        assert_eq!(error, "1 of 2 test programs failed: two/sh -c exit 3");
         assert!(prepared.load(Ordering::Relaxed));
     }
 }

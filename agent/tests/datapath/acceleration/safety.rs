@@ -13,7 +13,13 @@ use std::{
 fn inside(pod: &Pod, from: (IpAddr, u16), to: (IpAddr, u16)) -> (TcpStream, TcpStream) {
     let client = bound(pod, from.0, from.1);
     let listener = pod.run(|| TcpListener::bind(to).unwrap());
-    client.connect(&SocketAddr::from(to).into()).unwrap();
+    // While the kernel makes routes of IPv6 addresses, on its own time, it may find none of those that are there.
+    kit::eventually("a route", || {
+        match client.connect(&SocketAddr::from(to).into()) {
+            Err(error) if error.raw_os_error() == Some(libc::ENETUNREACH) => false,
+            connected => connected.map(|()| true).unwrap(),
+        }
+    });
     (
         with_timeout(client.into()),
         with_timeout(listener.accept().unwrap().0),
