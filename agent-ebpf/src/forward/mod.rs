@@ -68,6 +68,7 @@ impl Way {
         self.leads_on(skb, ifindex, BPF_FIB_LOOKUP_OUTPUT)
     }
 
+    /// The way from one address to another of its family.
     #[inline(always)]
     fn between(&mut self, v6: bool, src: &Addr, dst: &Addr) {
         if v6 {

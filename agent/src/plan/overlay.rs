@@ -2,8 +2,9 @@
 //! neighbour per pod range and one FDB entry.
 //!
 //! All of it is derived from the facts (see [`crate::plan::facts`]); nothing is learnt and no
-//! peer is asked, but for who is sent packets without a tunnel ([`Routing::Auto`]). A peer's device MAC follows from its address ([`names::vxlan_mac`]), its
-//! gateway address is the first host address of each of its pod ranges. Ranges of a family that
+//! peer is asked, but for who is sent packets without a tunnel ([`Routing::Auto`]). A peer's device
+//! MAC follows from its address ([`names::vxlan_mac`]), its gateway address is the first host address
+//! of each of its pod ranges. Ranges of a family that
 //! this node has no range of get no route: there would be no source address to send from.
 
 use super::{

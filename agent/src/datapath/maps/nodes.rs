@@ -70,12 +70,12 @@ impl Nodes {
         })))
     }
 
-    /// Makes the maps hold exactly this. What is in both is found all the time.
     /// What [`crate::datapath::Datapath::mark_of_requests`] says.
     pub fn mark_of_requests(&self) -> Result<Option<u32>, DatapathError> {
         mark_of_requests(&lock(&self.0).overlay)
     }
 
+    /// Makes the maps hold exactly this. What is in both is found all the time.
     pub fn set(&self, tunnels: &Tunnels<'_>) -> Result<(), DatapathError> {
         let mut inner = lock(&self.0);
         let Inner {
