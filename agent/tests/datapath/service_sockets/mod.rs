@@ -20,6 +20,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::{
     fs,
     net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
+    os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
     time::Duration,
 };
 
@@ -288,7 +289,9 @@ fn mapped(at: SocketAddr) -> SocketAddr {
 
 /// Whom the kernel has a socket connected to, whatever the socket is told.
 fn real_peer(place: &Place, socket: &Socket) -> SocketAddr {
-    let local = socket.local_addr().unwrap().as_socket().unwrap().port();
+    // Not by its port, which one to another address may have had.
+    let file = format!("/proc/self/fd/{}", socket.as_raw_fd());
+    let inode = fs::metadata(file).unwrap().ino().to_string();
     let is_tcp = socket.r#type().unwrap() == Type::STREAM;
     let table = if is_tcp { "tcp" } else { "udp" };
     let lines = run(place, || {
@@ -310,9 +313,10 @@ fn real_peer(place: &Place, socket: &Socket) -> SocketAddr {
     lines
         .lines()
         .filter_map(|line| {
-            let mut fields = line.split_whitespace().skip(1);
-            let ends = (parse(fields.next()?)?, parse(fields.next()?)?);
-            (ends.0.port() == local).then_some(ends.1)
+            // proc_net_tcp: the third is the remote address, the tenth the inode.
+            let fields: Vec<_> = line.split_whitespace().collect();
+            let is_it = *fields.get(9)? == inode;
+            is_it.then(|| parse(fields[2])).flatten()
         })
         .find(|remote| remote.port() != 0)
         .unwrap_or_else(|| at("0.0.0.0", 0))
