@@ -287,7 +287,7 @@ impl Driver {
                     }
                     self.due = self.due.max(Due::Changes);
                 }
-                // Whoever has gone with what finds it out has left it as it was.
+                // Without a sender nobody is asked, and it stays as it is.
                 Ok(()) = self.reached.changed() => self.due = self.due.max(Due::Changes),
                 () = events => self.take_events(),
                 () = retry => self.everything(),

@@ -2,8 +2,8 @@
 //!
 //! Each node that takes packets without a tunnel is asked by some: an echo request that goes so or not at all, whatever pods' packets
 //! are in. [`ANSWERS`] in a row and pods' packets go so, too; [`LOSSES`](super::table::LOSSES) in a row and they are in tunnels again.
-//! That costs as many round trips as it takes to notice, so a node for which it was soon taken back is tried again the later, the
-//! more often that happened.
+//! Pods' packets are lost until that is noticed, so a node for which it was soon taken back is tried again the later, the more often
+//! that happened.
 
 use super::{
     schedule::{soon, spread, within},
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn answers_that_nobody_waits_for_are_none() {
         let mut world = World::new();
-        let number = loop {
+        let (gateway, number) = loop {
             world.now += SOON;
             if let Some((gateway, number)) = world.trials.ask(world.now) {
                 assert_eq!(number & TRIED, TRIED);
@@ -308,7 +308,7 @@ mod tests {
         world.now += PATIENCE;
         world.trials.ask(world.now);
         world.trials.ask(world.now);
-        assert!(!world.trials.answered(world.now, number.0, number.1));
+        assert!(!world.trials.answered(world.now, gateway, number));
         world.trials.follow(world.now, &Targets::new());
         assert_eq!(world.trials.next(), None);
         assert!(world.trials.reached().is_empty());
