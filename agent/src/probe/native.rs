@@ -93,24 +93,19 @@ impl Trials {
             && due <= now
         {
             let round = soon(self.trials.len());
-            let trial = self.trials.get_mut(&gateway)?;
-            let (asked, wait) = match trial.asked.take() {
-                Some(_) => {
-                    let before = trial.passes;
-                    let wait = trial.lose(now, round);
-                    self.changed |= before != trial.passes;
-                    (None, wait)
-                }
-                None => {
-                    self.last += 1;
-                    trial.asked = Some(TRIED | self.last);
-                    (trial.asked, PATIENCE)
-                }
-            };
-            self.put_off(gateway, now + wait);
-            if let Some(number) = asked {
+            if self.trials.get(&gateway)?.asked.is_none() {
+                self.last += 1;
+                let number = TRIED | self.last;
+                self.turn(now, gateway, |trial| {
+                    trial.asked = Some(number);
+                    PATIENCE
+                });
                 return Some((gateway, number));
             }
+            self.turn(now, gateway, |trial| {
+                trial.asked = None;
+                trial.lose(now, round)
+            });
         }
         None
     }
@@ -124,10 +119,7 @@ impl Trials {
         if trial.asked.take_if(|asked| *asked == number).is_none() {
             return false;
         }
-        let before = trial.passes;
-        let wait = trial.take_answer(now, round);
-        self.changed |= before != trial.passes;
-        self.put_off(from, now + wait);
+        self.turn(now, from, |trial| trial.take_answer(now, round));
         true
     }
 
@@ -151,11 +143,14 @@ impl Trials {
         reached
     }
 
-    fn put_off(&mut self, gateway: IpAddr, due: Instant) {
-        if let Some(trial) = self.trials.get_mut(&gateway) {
-            self.queue.remove(&(trial.due, gateway));
-            trial.due = due;
-            self.queue.insert((due, gateway));
+    /// Changes a trial, which has its next turn as long afterwards as that says.
+    fn turn(&mut self, now: Instant, of: IpAddr, change: impl FnOnce(&mut Trial) -> Duration) {
+        if let Some(trial) = self.trials.get_mut(&of) {
+            let before = trial.passes;
+            self.queue.remove(&(trial.due, of));
+            trial.due = now + change(trial);
+            self.queue.insert((trial.due, of));
+            self.changed |= before != trial.passes;
         }
     }
 }
