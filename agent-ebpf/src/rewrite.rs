@@ -63,6 +63,23 @@ pub fn decrement_ttl(ctx: &TcContext, ip: &Ip) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Sets these bits of ECN (RFC 3168 §5).
+#[inline(always)]
+pub fn congestion(ctx: &TcContext, ip: &mut Ip, bits: u8) -> Result<(), Failed> {
+    let at = ip.l3 as usize;
+    let was: [u8; 2] = ctx.load(at)?;
+    if ip.v6 {
+        // Bits 10 and 11 of the header (RFC 8200 §3); as for the hop limit.
+        let is = [was[0], was[1] | bits << 4];
+        return Ok(ctx.store(at, &is, BPF_F_RECOMPUTE_CSUM.into())?);
+    }
+    let is = [was[0], was[1] | bits];
+    let (from, to) = (u16::from_ne_bytes(was), u16::from_ne_bytes(is));
+    ip.checksum = checksum::replaced(ip.checksum, from.into(), to.into());
+    ctx.store(at, &is, 0)?;
+    Ok(ctx.store(at + ip4::CHECKSUM as usize, &ip.checksum, 0)?)
+}
+
 /// Address and port (or echo id) of one end of a packet: in its headers and in every checksum that covers
 /// them. Of a later fragment, and of a protocol that has no ports here, the address alone.
 #[inline(always)]

@@ -71,7 +71,7 @@ pub fn uplink_in(ctx: TcContext) -> i32 {
     let action = match check_source(skb, scratch) {
         PASS => finish(&ctx, arrive(skb, scratch)),
         tunnel::OURS => unwrap(skb, scratch),
-        tunnel::NATIVE => event::of_stage(overlay::native::arrive(skb, scratch)),
+        tunnel::NATIVE => event::of_stage(take(skb, scratch)),
         action => action,
     };
     event::told(skb, Hook::UplinkIn, action)
@@ -97,6 +97,20 @@ fn unwrap(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
 }
 
+/// Delivers what came without a tunnel and was admitted, or hands it on to a client outside, or leaves that to the VXLAN device.
+#[inline(always)]
+fn take(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let mut action = overlay::native::arrive(skb, scratch);
+    if action == PASS {
+        action = forward::across::answer(skb, scratch);
+    }
+    if action == PASS {
+        return overlay::native::into_device(skb, scratch);
+    }
+    overlay::native::count(scratch, action);
+    action
+}
+
 #[inline(never)]
 fn stamp(skb: *mut __sk_buff, udp: u32) -> i32 {
     let ctx = TcContext::new(skb);
@@ -109,11 +123,15 @@ fn stamp(skb: *mut __sk_buff, udp: u32) -> i32 {
     }
 }
 
-/// What is for a pod of this node goes into it past the stack, if it may.
+/// What is for a pod goes into it, or to its node, past the stack, if it may.
 #[inline(always)]
 fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     match nat::arrive::arrive(skb, scratch) {
-        nat::arrive::TRANSLATED => forward::arrive::arrive(skb, scratch),
+        nat::arrive::TRANSLATED => forward::arrive::has_destination(scratch),
+        action => return action,
+    }
+    match forward::arrive::arrive(skb, scratch) {
+        PASS => forward::across::enter(skb, scratch),
         action => action,
     }
 }

@@ -1,4 +1,4 @@
-//! What comes in from outside of the cluster for a pod of this node.
+//! What comes in from outside of the cluster for a pod.
 
 use super::takes;
 use crate::{
@@ -12,26 +12,35 @@ use crate::{
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::algo::checksum;
 
-/// Puts a packet that was just given the destination in `scratch.alias` into its pod; [`PASS`] if that is left to the stack.
+/// Puts a packet whose destination was just translated into its pod, if that is of this node; [`PASS`] if it is left to others.
 #[inline(never)]
 pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    let ctx = TcContext::new(skb);
-    if !CONFIG.get(0).is_some_and(takes) {
+    if !may_go_on(skb, scratch) {
         return PASS;
     }
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
-    let Some(receiver) = (unsafe { ENDPOINTS.get(scratch.alias.addr) }) else {
-        return PASS;
-    };
+    match unsafe { ENDPOINTS.get(scratch.ip.dst) } {
+        Some(receiver) if !deliver::is_too_large(&TcContext::new(skb), 0, receiver) => {
+            deliver::from_outside(skb, scratch, receiver, mtu::of_uplinks())
+        }
+        _ => PASS,
+    }
+}
+
+/// Whether what came by an uplink may go past the stack, wherever it goes.
+#[inline(always)]
+pub fn may_go_on(skb: *mut __sk_buff, scratch: &Scratch) -> bool {
     // SAFETY: the context is valid for as long as the program runs.
     let to_host = unsafe { (*skb).pkt_type } == PACKET_HOST;
-    if !to_host
-        || scratch.ip.l3 != eth::LEN
-        || !deliver::is_plain(&scratch.ip, &scratch.l4)
-        || deliver::is_too_large(&ctx, 0, receiver)
-    {
-        return PASS;
-    }
+    to_host
+        && scratch.ip.l3 == eth::LEN
+        && CONFIG.get(0).is_some_and(takes)
+        && deliver::is_plain(&scratch.ip, &scratch.l4)
+}
+
+/// Has the scratch say that the packet's destination is the one in `scratch.alias` by now.
+#[inline(always)]
+pub fn has_destination(scratch: &mut Scratch) {
     let Scratch { ip, l4, alias, .. } = scratch;
     if !ip.v6 {
         let (from, to) = (rewrite::word(&ip.dst), rewrite::word(&alias.addr));
@@ -39,5 +48,4 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     ip.dst = alias.addr;
     l4.dst_port = alias.port;
-    deliver::from_outside(skb, scratch, receiver, mtu::of_uplinks())
 }

@@ -1,5 +1,5 @@
 //! Between pods and what is outside of the cluster without the stack: from a pod's link to the uplink ([`leave`]), from the uplink
-//! into the pod ([`arrive`]). Routes are the kernel's, and neighbours; netfilter, and its tracking of connections, sees neither
+//! into the pod ([`arrive`]), between uplink and pods of other nodes ([`across`]). Routes are the kernel's, and neighbours; netfilter, and its tracking of connections, sees neither
 //! direction.
 //!
 //! The uplink's own programs see each packet as if the stack had sent it: all of [`crate::nat`] is as it was. What needs no more than
@@ -9,6 +9,7 @@
 //! have with Services. Left to the stack is what has none (whoever came by a `hostPort`, or to a pod's own address),
 //! and what a router has to handle ([`deliver::is_plain`](crate::stage::deliver::is_plain)).
 
+pub mod across;
 pub mod arrive;
 pub mod leave;
 
@@ -66,6 +67,13 @@ impl Way {
         self.service = [0; 4];
         self.between(address.as_v4().is_none(), &Addr::UNSPECIFIED, address);
         self.leads_on(skb, ifindex, BPF_FIB_LOOKUP_OUTPUT)
+    }
+
+    /// The way by an interface to a machine on its link.
+    #[inline(always)]
+    pub fn to(&mut self, ifindex: u32, gateway: &Addr) {
+        self.ifindex = ifindex;
+        self.between(gateway.as_v4().is_none(), gateway, gateway);
     }
 
     /// The way from one address to another of its family.

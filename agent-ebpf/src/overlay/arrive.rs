@@ -1,6 +1,6 @@
 //! What comes in a tunnel for a pod of this node.
 
-use super::{CE, ECN, ROOM, takes};
+use super::{CE, ECN, ROOM, takes, traffic_class};
 use crate::{
     PASS,
     maps::{CONFIG, ENDPOINTS, NEXT_HOPS},
@@ -9,6 +9,7 @@ use crate::{
         Packet as _, eth,
         skb::{Frame as _, Head, PACKET_HOST},
     },
+    rewrite,
     scratch::{self, Scratch},
     stage::{deliver, mtu},
 };
@@ -28,7 +29,7 @@ use sinabro_common::abi::drop::DropReason;
 #[inline(never)]
 pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let ctx = TcContext::new(skb);
-    if !is_of_this_kind(&ctx, scratch) || !read(skb, scratch) {
+    if !is_of_this_kind(&ctx, scratch) || !read(skb, scratch) || !may_say(skb, scratch) {
         return PASS;
     }
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
@@ -47,13 +48,17 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if scratch.ip.v6 && ctx.store(eth::KIND as usize, &eth::IP6, 0).is_err() {
         return drop(DropReason::RewriteFailed);
     }
+    if scratch.outer.service & ECN == CE && rewrite::congestion(&ctx, &mut scratch.ip, CE).is_err()
+    {
+        return drop(DropReason::RewriteFailed);
+    }
     deliver::from_outside(skb, scratch, receiver, mtu::of_tunnels())
 }
 
 /// Whether the outer headers are of the one form that is taken: IPv4 without options behind an Ethernet header, to
-/// this machine, and nothing to be said of congestion.
+/// this machine. What they say of congestion is in the scratch then.
 #[inline(always)]
-fn is_of_this_kind(ctx: &TcContext, scratch: &Scratch) -> bool {
+fn is_of_this_kind(ctx: &TcContext, scratch: &mut Scratch) -> bool {
     let ip = &scratch.ip;
     // SAFETY: the context is valid for as long as the program runs.
     let to_host = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
@@ -66,10 +71,19 @@ fn is_of_this_kind(ctx: &TcContext, scratch: &Scratch) -> bool {
         return false;
     };
     let head = Head::new(ctx.skb.skb);
-    let service = head.load::<[u8; 2]>(eth::LEN);
-    let inner_dst = head.load::<[u8; 6]>(ROOM);
-    matches!(service, Some([_, service]) if service & ECN != CE)
-        && inner_dst == Some(sender.own_mac)
+    let Some(outer) = traffic_class(&head, ip) else {
+        return false;
+    };
+    scratch.outer.service = outer;
+    head.load::<[u8; 6]>(ROOM) == Some(sender.own_mac)
+}
+
+/// Whether the packet inside can say what the outer one says of congestion: its sender takes no mark else, and it has to be dropped
+/// (RFC 6040 §4.2), which the device does and counts.
+#[inline(always)]
+fn may_say(skb: *mut __sk_buff, scratch: &Scratch) -> bool {
+    scratch.outer.service & ECN != CE
+        || traffic_class(&Head::new(skb), &scratch.ip).is_some_and(|inner| inner & ECN != 0)
 }
 
 /// Reads what is inside.

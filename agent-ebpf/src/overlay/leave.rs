@@ -1,12 +1,12 @@
 //! What a pod sends to a pod of another node.
 
-use super::{CE, ECN, Outer, ROOM, native, way};
+use super::{CE, ECN, Outer, ROOM, native, traffic_class, way};
 use crate::{
     PASS,
     maps::CONFIG,
     nat::drop,
     parse::{
-        Packet as _, eth, ip4, proto,
+        eth, ip4, proto,
         skb::{Frame as _, Head, PACKET_HOST},
     },
     rewrite,
@@ -94,11 +94,8 @@ fn send(
     overlay: &Overlay,
 ) -> i32 {
     let ctx = TcContext::new(skb);
-    let service = match Head::new(skb).load::<[u8; 2]>(scratch.ip.l3) {
-        Some([_, service]) if !scratch.ip.v6 => service,
-        // Bits 4 to 11 of the header (RFC 8200 §3).
-        Some([high, low]) => high << 4 | low >> 4,
-        None => return PASS,
+    let Some(service) = traffic_class(&Head::new(skb), &scratch.ip) else {
+        return PASS;
     };
     // SAFETY: the context is valid for as long as the program runs.
     let hash = unsafe { bpf_get_hash_recalc(skb) };
@@ -147,11 +144,9 @@ pub fn wrap(skb: *mut __sk_buff) -> bool {
 /// Gives a packet to the uplink that is as it is to be on the wire, but for its Ethernet header.
 #[inline(always)]
 pub fn to(skb: *mut __sk_buff, overlay: &Overlay, (ifindex, gateway): (u32, &Addr)) -> i32 {
-    // SAFETY: the context is valid for as long as the program runs, and an address is four words.
-    let words = unsafe {
-        (*skb).mark = overlay.mark();
-        core::ptr::from_ref(gateway).cast::<[u32; 4]>().read()
-    };
+    tunnel::make_here(skb, overlay);
+    // SAFETY: an address is four words.
+    let words = unsafe { core::ptr::from_ref(gateway).cast::<[u32; 4]>().read() };
     match gateway.as_v4() {
         Some(_) => send_to(ifindex, AF_INET, [words[3], 0, 0, 0]),
         None => send_to(ifindex, AF_INET6, words),

@@ -2,9 +2,9 @@
 //! them at the receiver's uplink ([`arrive`]). Routes, netfilter and the VXLAN device see neither.
 //!
 //! What is sent is what the VXLAN device sends, so each end may do either. To the device is left, unchanged: what it
-//! takes a router to handle (options, fragments, a TTL that ends here, what is too large), ICMP but echo, what speaks
-//! of congestion outside (RFC 6040), what the kernel refuses to wrap up, and all packets while others than ours
-//! translate Services: netfilter has to see both directions of a connection that it translates.
+//! takes a router to handle (options, fragments, a TTL that ends here, what is too large), ICMP but echo, what the kernel
+//! refuses to wrap up, and all packets while others than ours translate Services: netfilter has to see both directions of
+//! a connection that it translates.
 //!
 //! Nodes that say so of themselves do the same to each other without a tunnel ([`native`]).
 
@@ -12,7 +12,11 @@ pub mod arrive;
 pub mod leave;
 pub mod native;
 
-use crate::{maps::NEXT_HOPS, stage::deliver};
+use crate::{
+    maps::NEXT_HOPS,
+    parse::{Ip, Packet as _, skb::Head},
+    stage::deliver,
+};
 use sinabro_common::abi::{
     Addr,
     config::{FLAG_DRAINING, FLAG_HANDOVER, FLAG_SERVICES, NodeConfig},
@@ -50,6 +54,17 @@ pub struct Outer {
 /// RFC 3168 §5: congestion experienced.
 const CE: u8 = 3;
 const ECN: u8 = 3;
+
+/// A packet's type of service or traffic class: DSCP, and the two bits of ECN.
+#[inline(always)]
+fn traffic_class(head: &Head, ip: &Ip) -> Option<u8> {
+    let [high, low] = head.load::<[u8; 2]>(ip.l3)?;
+    Some(match ip.v6 {
+        false => low,
+        // Bits 4 to 11 of the header (RFC 8200 §3).
+        true => high << 4 | low >> 4,
+    })
+}
 
 /// Whether packets may go past the stack here.
 #[inline(always)]

@@ -125,6 +125,13 @@ fn ends(ctx: &TcContext) -> Option<(Addr, Addr)> {
     }
 }
 
+/// The way to a node that is sent no tunnels, and whose MAC address a packet to it gets.
+#[inline(always)]
+pub fn next_hop(v6: bool, node: &Node) -> Option<(&'static NextHop, &'static Addr)> {
+    let next = way(&node.tunnel).filter(|next| next.remote_mac == next_hop::NATIVE)?;
+    Some((next, gateway(v6, node, next)?))
+}
+
 /// Whose MAC address the packet gets. IPv6 packets are given to IPv6 addresses alone (`bpf_redirect_neigh`), IPv4 packets to
 /// those of both families.
 #[inline(always)]
@@ -155,25 +162,9 @@ pub fn is_taken(
         && tunnel::pods_of(&scratch.ip.dst).is_some_and(|own| own.tunnel == overlay.local)
 }
 
-/// Delivers such a packet, which is read.
+/// Delivers such a packet, which is read, if it is for a pod; [`PASS`] if it is left to others.
 #[inline(never)]
 pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    match into_pod(skb, scratch) {
-        PASS => {
-            Peer::find(&scratch.sender).count(|peer| &mut peer.kernel_rx);
-            into_device(skb, scratch)
-        }
-        action => {
-            if action < DROPPED {
-                report::native(&scratch.sender, |peer| &mut peer.rx);
-            }
-            action
-        }
-    }
-}
-
-#[inline(always)]
-fn into_pod(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
     let Some(receiver) = (unsafe { ENDPOINTS.get(scratch.ip.dst) }) else {
         return PASS;
@@ -192,10 +183,19 @@ fn into_pod(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
 }
 
-/// Has the VXLAN device receive the packet, with the stamp of what was checked.
+/// Counts a packet that was not left to the stack.
 #[inline(always)]
-fn into_device(skb: *mut __sk_buff, scratch: &Scratch) -> i32 {
+pub fn count(scratch: &Scratch, action: i32) {
+    if action < DROPPED {
+        report::native(&scratch.sender, |peer| &mut peer.rx);
+    }
+}
+
+/// Has the VXLAN device receive the packet, with the stamp of what was checked.
+#[inline(never)]
+pub fn into_device(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let ctx = TcContext::new(skb);
+    Peer::find(&scratch.sender).count(|peer| &mut peer.kernel_rx);
     let (Some(native), Some(config)) = (device(), CONFIG.get(0)) else {
         return drop(DropReason::PodSource);
     };

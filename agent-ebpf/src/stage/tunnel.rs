@@ -147,8 +147,14 @@ pub fn stamp(ctx: &TcContext, overlay: &Overlay, udp: u32) -> Action {
     }
 }
 
-/// Whether a packet that leaves by an uplink has the mark of [`crate::overlay::leave`] and [`crate::forward::leave`], and so is as it is to be.
-/// It has no mark any more then.
+/// Marks a packet that an uplink is to send as it is.
+#[inline(always)]
+pub fn make_here(skb: *mut __sk_buff, overlay: &Overlay) {
+    // SAFETY: the context is valid for as long as the program runs.
+    unsafe { (*skb).mark = overlay.mark() };
+}
+
+/// Whether a packet that leaves by an uplink has that mark ([`make_here`]). It has none any more then.
 #[inline(always)]
 pub fn is_made_here(skb: *mut __sk_buff) -> bool {
     // SAFETY: the context is valid for as long as the program runs.

@@ -43,10 +43,20 @@ pub fn probes(place: &Place) -> Result<u64> {
     of_tcp(place, &["TCPLossProbes"])
 }
 
+/// Packets that have come with a mark of congestion (RFC 3168 §5).
+pub fn congested(place: &Place) -> Result<u64> {
+    let of_v6 = sum(place, &[], &["Ip6InCEPkts"])?;
+    Ok(extended(place, "IpExt", &["InCEPkts"])? + of_v6)
+}
+
 fn of_tcp(place: &Place, counters: &[&str]) -> Result<u64> {
+    extended(place, "TcpExt", counters)
+}
+
+fn extended(place: &Place, group: &str, counters: &[&str]) -> Result<u64> {
     let text = place.run(|| Ok(fs::read_to_string("/proc/thread-self/net/netstat")?))?;
     let counts = counters.iter().map(|name| {
-        field(&text, "TcpExt", name).with_context(|| format!("no {name} in /proc/net/netstat"))
+        field(&text, group, name).with_context(|| format!("no {name} in /proc/net/netstat"))
     });
     counts.sum()
 }

@@ -1,46 +1,11 @@
 //! `routing: auto`: what needs no tunnel has none to nodes that answer without one.
 
 use super::{
+    fabric::{Fabric, PODS},
     native::{goes_native, in_tunnels, say},
     *,
 };
 use sinabro_lab::traffic::gaps::Meter;
-
-const PODS: [&str; 2] = ["ip saddr 10.244.0.0/16", "ip6 saddr fd00:10:244::/48"];
-
-/// What the network between the nodes drops of packets from pods' addresses.
-struct Fabric<'a>(&'a Lab);
-
-impl Fabric<'_> {
-    fn nft(&self, commands: &str) -> String {
-        let mut nft = Command::new("nft");
-        self.0.router().place().put(nft.arg(commands));
-        let output = nft.output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn drops(&self, what: &[&str]) {
-        let rules: String = what
-            .iter()
-            .map(|addresses| format!("{addresses} counter name dropped drop; "))
-            .collect();
-        self.nft(&format!(
-            "table bridge fabric {{ counter dropped {{ packets 0 bytes 0; }};
-                chain forward {{ type filter hook forward priority 0; {rules} }}; }}"
-        ));
-    }
-
-    fn dropped(&self) -> u32 {
-        let text = self.nft("list counter bridge fabric dropped");
-        let (_, packets) = text.split_once("packets ").unwrap();
-        packets.split(' ').next().unwrap().parse().unwrap()
-    }
-
-    fn lets_pass(&self) {
-        self.nft("delete table bridge fabric");
-    }
-}
 
 /// Both nodes say that they take what comes without a tunnel.
 fn world(prepare: impl Fn(&Lab)) -> World {

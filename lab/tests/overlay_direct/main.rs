@@ -1,7 +1,10 @@
 //! Packets between pods of two nodes go past the kernel's routes and VXLAN device where that is possible, and by them where not.
 #![allow(clippy::unwrap_used)]
 
+mod across;
 mod auto;
+mod congestion;
+mod fabric;
 mod native;
 mod native_mtu;
 

@@ -1,6 +1,7 @@
 //! What goes to another node without a tunnel is as large as the uplink carries, and nobody sends more than his way does.
 
 use super::{
+    across::{OUTSIDE_AT, publish},
     native::{NATIVE, both, goes_native, in_tunnels, know_each_other, world},
     *,
 };
@@ -11,10 +12,7 @@ use sinabro_lab::{
         tally::{Kind, Tally},
     },
 };
-use std::{
-    net::{IpAddr, UdpSocket},
-    time::Instant,
-};
+use std::{net::UdpSocket, time::Instant};
 
 const OF_UPLINK: usize = UNDERLAY_MTU as usize;
 const OF_TUNNELS: usize = OF_UPLINK - OUTSIDE;
@@ -96,9 +94,6 @@ fn connections_are_as_large_as_both_of_their_ways_carry() {
     }
 }
 
-/// Of a Service of the second node's pod; on no machine.
-const OUTSIDE_AT: [&str; 2] = ["198.51.100.21", "2001:db8:51::21"];
-
 /// What the client is led to by the stack is no larger than what the stack may put into tunnels.
 #[test]
 fn a_client_outside_is_told_what_the_stack_of_its_node_carries() {
@@ -115,46 +110,6 @@ fn a_client_outside_is_told_what_the_stack_of_its_node_carries() {
         let sent = in_tunnels(&world, || carries(&world, &path, [OF_TUNNELS, OF_UPLINK]));
         assert_eq!(sent, 0, "{to}");
     }
-}
-
-/// Has what is for the addresses outside be led to the second pod.
-fn publish(world: &World) {
-    let [of_v4, of_v6] = world.pods[1].addresses();
-    let [at_v4, at_v6] = OUTSIDE_AT;
-    let slice = |family: &str, address: IpAddr| {
-        format!(
-            "---
-kind: EndpointSlice
-metadata: {{namespace: lab, name: far-{family}, labels: {{kubernetes.io/service-name: far}}}}
-addressType: {family}
-ports: [{{name: web, protocol: TCP, port: {PORT}}}]
-endpoints: [{{addresses: ['{address}'], conditions: {{ready: true}}}}]
-"
-        )
-    };
-    let text = format!(
-        "kind: Service
-metadata: {{namespace: lab, name: far}}
-spec:
-  type: ClusterIP
-  clusterIP: 10.96.0.10
-  clusterIPs: ['10.96.0.10', 'fd00:10:96::10']
-  externalIPs: ['{at_v4}', '{at_v6}']
-  ports: [{{name: web, protocol: TCP, port: {PORT}}}]
-{}{}",
-        slice("IPv4", of_v4),
-        slice("IPv6", of_v6)
-    );
-    for node in world.lab.nodes() {
-        node.write_services(&text).unwrap();
-    }
-    eventually("the Service to lead there", || {
-        let said = world.lab.node(1).ctl(&["services", "lab/far"]).unwrap();
-        let said = String::from_utf8(said.stdout).unwrap();
-        [of_v4, of_v6]
-            .iter()
-            .all(|at| said.contains(&SocketAddr::new(*at, PORT).to_string()))
-    });
 }
 
 /// Before Linux 5.12 no program puts what is larger than its MTU into an interface, so the stack has it by the uplink.

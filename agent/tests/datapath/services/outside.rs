@@ -1,5 +1,6 @@
 //! Clients outside of the cluster, from an uplink to an endpoint and back, wherever that is.
 
+mod across;
 mod closed;
 mod consistent;
 mod overlay;

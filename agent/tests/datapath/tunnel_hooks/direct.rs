@@ -218,14 +218,34 @@ fn congestion_is_told_outside_and_inside() {
                 assert_eq!(action, REDIRECT);
                 assert_eq!(out[15], outside, "{inside:#x}");
             }
-            let inner = packet::udp((far(src), 1), (src, 2), b"hello");
-            for (outside, is_taken) in [(0, true), (2, true), (1, true), (3, false)] {
-                let mut frame = world.comes(&inner);
+            // RFC 6040 §4.2: what is marked outside is marked inside, and dropped if its sender takes no mark.
+            for (inside, outside, becomes) in [
+                (0u8, 0u8, Some(0u8)),
+                (0, 1, Some(0)),
+                (0, 2, Some(0)),
+                (0, 3, None),
+                (1, 3, Some(3)),
+                (2, 2, Some(2)),
+                (2, 3, Some(3)),
+                (3, 0, Some(3)),
+                (3, 3, Some(3)),
+                (0xb8, 3, None),
+                (0xba, 3, Some(0xbb)),
+            ] {
+                let packet = packet::udp((far(src), 1), (src, 2), b"hello");
+                let mut frame = world.comes(&packet);
+                set_service(&mut frame[ROOM..], inside);
                 set_service(&mut frame, outside);
-                match is_taken {
-                    true => assert_eq!(world.run("uplink_in", 0, &frame).0, REDIRECT),
-                    false => world.to_the_device(&frame, "congestion"),
-                }
+                let Some(becomes) = becomes else {
+                    world.to_the_device(&frame, "congestion");
+                    continue;
+                };
+                let (action, out) = world.run("uplink_in", 0, &frame);
+                assert_eq!(action, REDIRECT, "{inside:#x} in {outside}");
+                let mut expected =
+                    packet::eth(world.a.mac, HOST_MAC, packet.kind(), &less_a_hop(&packet));
+                set_service(&mut expected, becomes);
+                assert_eq!(out, expected, "{inside:#x} in {outside}");
             }
         }
     });
