@@ -11,9 +11,7 @@ use crate::{
     PASS, connection,
     maps::CONFIG,
     nat::{
-        DROPPED,
-        across::find_gateway,
-        arrive, drop,
+        DROPPED, arrive, drop,
         leave::{KNOWN, of_service},
         translate,
     },
@@ -59,28 +57,22 @@ fn leads_to_node(scratch: &mut Scratch) -> bool {
     true
 }
 
-/// Whether the packet's connection has its translation, which is in `scratch.connection` then: to this node's address inside of the
-/// overlay.
+/// Whether the packet's connection has its translation, which is in `scratch.connection` then.
 #[inline(never)]
 fn is_translated(scratch: &mut Scratch) -> bool {
-    if !find_gateway(scratch) {
-        return false;
-    }
     scratch.identify();
     let Some(found) = connection::find(&scratch.key) else {
         return false;
     };
     // SAFETY: a value that the map just gave.
-    let known = unsafe { (*found).has(FLAG_SERVICE) && of_service(found, scratch) == KNOWN };
-    known && scratch.connection.nat == scratch.nat
+    unsafe { (*found).has(FLAG_SERVICE) && of_service(found, scratch) == KNOWN }
 }
 
 /// Sends what a pod of another node answers such a client, and came without a tunnel, by its uplink; [`PASS`] if that is left to the
 /// stack, and the packet as it was.
 #[inline(never)]
 pub fn answer(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    let is_to_node = find_gateway(scratch) && scratch.ip.dst == scratch.nat;
-    if !is_to_node || !may_be_sent(skb, scratch) {
+    if !may_be_sent(skb, scratch) {
         return PASS;
     }
     let Some(config) = CONFIG.get(0) else {

@@ -92,7 +92,7 @@ fn prepare(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 
 /// Finds this node's address inside of the overlay, of the packet's family.
 #[inline(always)]
-pub fn find_gateway(scratch: &mut Scratch) -> bool {
+fn find_gateway(scratch: &mut Scratch) -> bool {
     let Some(overlay) = OVERLAY.get_ptr(0) else {
         return false;
     };

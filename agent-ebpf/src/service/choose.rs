@@ -18,6 +18,7 @@ use crate::{
     },
     nat::{DROPPED, drop, is_carried},
     scratch::{self, Scratch},
+    stage::tunnel,
 };
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_NOEXIST},
@@ -31,8 +32,8 @@ use sinabro_common::{
         connection::OUTSIDE_SHARE,
         drop::DropReason,
         service::{
-            BACKEND_DRAINING, BACKEND_SERVING, FRONTEND_CONSISTENT, FRONTEND_GUARDED,
-            FRONTEND_OF_NODE, Kind, SourceKey,
+            BACKEND_DRAINING, BACKEND_SERVING, FRONTEND_CONSISTENT, FRONTEND_EXTERNAL,
+            FRONTEND_GUARDED, FRONTEND_OF_NODE, Kind, SourceKey,
         },
     },
     algo::{client_hash, ct_state},
@@ -81,7 +82,9 @@ fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
             };
             (index, (*frontend).flags)
         };
-        if flags & FRONTEND_OF_NODE != 0 {
+        if flags & FRONTEND_OF_NODE != 0
+            || flags & FRONTEND_EXTERNAL != 0 && tunnel::is_a_pods(&scratch.tuple.dst)
+        {
             return NONE;
         }
         if flags & FRONTEND_GUARDED != 0 && !may_use(scratch) {

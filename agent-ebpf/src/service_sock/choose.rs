@@ -7,11 +7,14 @@ use aya_ebpf::{
 use sinabro_common::abi::{
     Addr,
     service::{
-        Affinity, AffinityKey, BACKEND_DRAINING, BACKEND_SERVING, FRONTEND_GUARDED,
-        FRONTEND_OF_NODE, Frontend, FrontendKey, Kind, Set, SourceKey,
+        Affinity, AffinityKey, BACKEND_DRAINING, BACKEND_SERVING, FRONTEND_EXTERNAL,
+        FRONTEND_GUARDED, FRONTEND_OF_NODE, Frontend, FrontendKey, Kind, Set, SourceKey,
     },
 };
-use sinabro_ebpf::maps::{AFFINITY, BACKENDS, FRONTENDS, SETS, SLOTS, SOURCE_RANGES};
+use sinabro_ebpf::{
+    maps::{AFFINITY, BACKENDS, FRONTENDS, SETS, SLOTS, SOURCE_RANGES},
+    stage::tunnel,
+};
 
 /// The address is no Service's.
 pub const NOT_OURS: i32 = 0;
@@ -81,6 +84,10 @@ pub fn choose(key: &FrontendKey, client: &Addr, is_node: bool, to: &mut Endpoint
     };
     // To a pod the address is one of its own.
     if frontend.flags & FRONTEND_OF_NODE != 0 && !is_node {
+        return NOT_OURS;
+    }
+    // Packets to a pod are to no Service either.
+    if frontend.flags & FRONTEND_EXTERNAL != 0 && tunnel::is_a_pods(&key.addr) {
         return NOT_OURS;
     }
     // Its packets are dropped, and counted, where they leave the pod.

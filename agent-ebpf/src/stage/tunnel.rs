@@ -262,6 +262,15 @@ pub fn pods_elsewhere(config: &NodeConfig, addr: &Addr) -> Option<&'static Node>
     pods_of(addr).filter(|node| node.tunnel != overlay.local)
 }
 
+/// Whether an address is a pod's of this node, or of the range of another one's.
+#[inline(always)]
+pub fn is_a_pods(addr: &Addr) -> bool {
+    ENDPOINTS.get_ptr(addr).is_some()
+        || CONFIG
+            .get(0)
+            .is_some_and(|config| pods_elsewhere(config, addr).is_some())
+}
+
 #[inline(always)]
 pub fn pods_of(addr: &Addr) -> Option<&'static Node> {
     POD_RANGES.get(Key::new(128, *addr))

@@ -106,6 +106,8 @@ pub const FRONTEND_NODE_PORT: u32 = 1 << 2;
 /// A client outside gets the slot that [`crate::algo::client_hash`] says, not one by chance. Its set is [`Kind::Balance`] like
 /// any other, with a Maglev table for slots: programs that do not know the flag choose from it by chance.
 pub const FRONTEND_CONSISTENT: u32 = 1 << 3;
+/// Whoever writes a Service says that it has this address: none of a pod's.
+pub const FRONTEND_EXTERNAL: u32 = 1 << 4;
 
 /// Who may use a Service's port; a prefix has [`Self::bits_of`] bits.
 #[repr(C)]

@@ -8,7 +8,8 @@ use crate::plan::services::{FrontendKind, FrontendPlan, PortPlan, Protocol, Serv
 use sinabro_common::abi::{
     Addr,
     service::{
-        FRONTEND_CONSISTENT, FRONTEND_GUARDED, FRONTEND_NODE_PORT, FRONTEND_OF_NODE, FrontendKey,
+        FRONTEND_CONSISTENT, FRONTEND_EXTERNAL, FRONTEND_GUARDED, FRONTEND_NODE_PORT,
+        FRONTEND_OF_NODE, FrontendKey,
     },
 };
 use std::{collections::BTreeMap, net::SocketAddr};
@@ -46,9 +47,10 @@ pub fn flags(plan: &ServicePlan, port: &PortPlan, frontend: &FrontendPlan) -> u3
         FrontendKind::NodePort if frontend.is_of_node() => FRONTEND_OF_NODE,
         FrontendKind::NodePort => FRONTEND_NODE_PORT,
         FrontendKind::LoadBalancer if sources::is_guarded(plan, frontend.at.is_ipv4()) => {
-            FRONTEND_GUARDED
+            FRONTEND_EXTERNAL | FRONTEND_GUARDED
         }
-        FrontendKind::ClusterIp | FrontendKind::ExternalIp | FrontendKind::LoadBalancer => 0,
+        FrontendKind::ExternalIp | FrontendKind::LoadBalancer => FRONTEND_EXTERNAL,
+        FrontendKind::ClusterIp => 0,
     };
     who | how
 }
@@ -68,4 +70,34 @@ pub fn used_roles(port: &PortPlan, family: usize) -> [bool; ROLES] {
 /// Index in [`PortPlan::sets`].
 pub fn family_of(at: &SocketAddr) -> usize {
     usize::from(at.is_ipv6())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::services::Sets;
+
+    #[test]
+    fn addresses_that_a_services_author_names_are_external() {
+        let refusing = || Sets {
+            internal: SetPlan::Refuse,
+            cluster: SetPlan::Refuse,
+            external: SetPlan::Refuse,
+            draining: [].into(),
+        };
+        let port = PortPlan {
+            protocol: Protocol::Tcp,
+            frontends: [].into(),
+            sets: [refusing(), refusing()],
+            affinity_seconds: 0,
+        };
+        let of = |kind| {
+            let at = "192.0.2.7:80".parse().unwrap();
+            flags(&ServicePlan::default(), &port, &FrontendPlan { kind, at })
+        };
+        assert_eq!(of(FrontendKind::ExternalIp), FRONTEND_EXTERNAL);
+        assert_eq!(of(FrontendKind::LoadBalancer), FRONTEND_EXTERNAL);
+        assert_eq!(of(FrontendKind::ClusterIp), 0);
+        assert_eq!(of(FrontendKind::NodePort), FRONTEND_NODE_PORT);
+    }
 }

@@ -5,7 +5,9 @@ use super::{
     node, peer, real_peer, refuses, run, socket, switch, udp_server, world,
 };
 use crate::kit;
-use sinabro_common::abi::service::{BACKEND_DRAINING, BACKEND_SERVING, FrontendKey, Kind};
+use sinabro_common::abi::service::{
+    BACKEND_DRAINING, BACKEND_SERVING, FRONTEND_EXTERNAL, FrontendKey, Kind,
+};
 use sinabro_lab::Place;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::{
@@ -122,6 +124,29 @@ fn a_socket_gets_an_endpoint_and_says_the_frontend() {
                         }
                     }
                 }
+            }
+        }
+    });
+}
+
+/// Whoever may write a Service's `externalIPs`.
+#[test]
+fn no_service_has_a_pods_address() {
+    world(|w| {
+        for (n, address) in (0..).zip([w.b.v4, w.b.v6]) {
+            let own = listen(&w.b, address, 80);
+            let asked = own.local_addr().unwrap();
+            let other = listen(&w.b, address, 8080);
+            let service = Service {
+                flags: FRONTEND_EXTERNAL,
+                ..Service::new(n, asked, TCP)
+            };
+            service.lead_to(w.datapath(), &[other.local_addr().unwrap()]);
+            for (whose, place) in w.clients() {
+                let client = socket(&place, Domain::for_address(asked), Type::STREAM, None);
+                client.connect(&asked.into()).unwrap();
+                assert_eq!(real_peer(&place, &client), asked, "{whose}");
+                works(&client, &accepted(&own));
             }
         }
     });

@@ -141,6 +141,7 @@ struct Service {
     frontend: SocketAddr,
     proto: u8,
     affinity_seconds: u32,
+    flags: u32,
     generation: u32,
 }
 
@@ -154,6 +155,7 @@ impl Service {
             frontend,
             proto,
             affinity_seconds: 0,
+            flags: 0,
             generation: 1,
         }
     }
@@ -216,7 +218,7 @@ impl Service {
             outside: self.number,
             service: self.number,
             affinity_seconds: self.affinity_seconds,
-            flags: 0,
+            flags: self.flags,
         };
         datapath
             .services()

@@ -19,7 +19,7 @@ use sinabro_common::{
     abi::{
         connection::{Connection, ConnectionKey, OUTSIDE_SHARE},
         node::Overlay,
-        service::{FRONTEND_GUARDED, FRONTEND_OF_NODE, SourceKey},
+        service::{FRONTEND_EXTERNAL, FRONTEND_GUARDED, FRONTEND_OF_NODE, SourceKey},
     },
     names::{self, VXLAN_PORT, VXLAN_VNI},
 };

@@ -260,3 +260,21 @@ fn only_a_clients_endpoint_is_handed_on() {
         }
     });
 }
+
+/// The alias of one that has just ended is there for a moment more.
+#[test]
+fn what_has_lost_its_record_is_the_stacks() {
+    native(|e| {
+        for (number, like) in (1..).zip(e.w.clients()) {
+            let talk = Talk::begin(e, number, TCP, like);
+            talk.goes_as(talk.asks());
+            talk.goes_as(talk.answers());
+            let mut connections = open::<ConnectionKey, Connection>("CONNECTIONS");
+            for key in table().keys() {
+                connections.remove(key).unwrap();
+            }
+            talk.enters(&talk.asks()[0], "no record");
+            talk.is_given_to_the_device(&talk.answers()[0], "no record");
+        }
+    });
+}

@@ -27,3 +27,25 @@ fn no_service_has_the_address_of_another_nodes_pod() {
         }
     });
 }
+
+#[test]
+fn nor_that_of_this_nodes_pod_to_who_comes_from_outside() {
+    edge(|e| {
+        for (number, like) in (1..).zip(e.w.clients()) {
+            let service = e.w.service(number, TCP);
+            let own = if like.is_ipv4() { e.w.a.v4 } else { e.w.a.v6 };
+            service.balance(&[e.endpoint(like, Place::Elsewhere)], 1);
+            let frontend = Frontend {
+                inside: number,
+                outside: number,
+                service: number,
+                affinity_seconds: 0,
+                flags: FRONTEND_EXTERNAL,
+            };
+            let key = service.key((own, 80));
+            e.w.datapath.services().put_frontend(key, frontend).unwrap();
+            let sent = make(TCP, client(like), (own, 80), SYN);
+            e.enters_as(&sent, &sent);
+        }
+    });
+}
