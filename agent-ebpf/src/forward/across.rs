@@ -29,7 +29,7 @@ use sinabro_common::abi::{connection::FLAG_SERVICE, drop::DropReason};
 /// One function after the other, as everywhere: none has the others on its stack.
 #[inline(never)]
 pub fn enter(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    if !may_be_sent(skb, scratch) || !leads_to_node(scratch) || !is_translated(scratch) {
+    if !may_be_sent(skb, scratch) || !leads_to_node(skb, scratch) || !is_translated(scratch) {
         return PASS;
     }
     match with_source(skb, scratch) {
@@ -40,9 +40,10 @@ pub fn enter(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     sent(skb, scratch)
 }
 
-/// Whether the destination is a pod of a node that is sent no tunnels. The node, and the way there, are in the scratch then.
+/// Whether the destination is a pod of a node that is sent no tunnels, and whose neighbour is known ([`native`]). The node, and the way
+/// there, are in the scratch then.
 #[inline(never)]
-fn leads_to_node(scratch: &mut Scratch) -> bool {
+fn leads_to_node(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
     let Some(config) = CONFIG.get(0) else {
         return false;
     };
@@ -53,8 +54,7 @@ fn leads_to_node(scratch: &mut Scratch) -> bool {
         return false;
     };
     scratch.sender = node.tunnel;
-    scratch.way.to(next.ifindex, gateway);
-    true
+    scratch.way.knows_neighbour(skb, next.ifindex, gateway)
 }
 
 /// Whether the packet's connection has its translation, which is in `scratch.connection` then.

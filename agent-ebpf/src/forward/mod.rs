@@ -58,7 +58,7 @@ pub struct Way {
 }
 
 impl Way {
-    /// Whether the kernel knows the MAC address of a machine on an interface's link.
+    /// Whether the kernel knows the MAC address of a machine on an interface's link, to which this is the way then.
     #[inline(always)]
     pub fn knows_neighbour(&mut self, skb: *mut __sk_buff, ifindex: u32, address: &Addr) -> bool {
         self.proto = 0;
@@ -67,13 +67,6 @@ impl Way {
         self.service = [0; 4];
         self.between(address.as_v4().is_none(), &Addr::UNSPECIFIED, address);
         self.leads_on(skb, ifindex, BPF_FIB_LOOKUP_OUTPUT)
-    }
-
-    /// The way by an interface to a machine on its link.
-    #[inline(always)]
-    pub fn to(&mut self, ifindex: u32, gateway: &Addr) {
-        self.ifindex = ifindex;
-        self.between(gateway.as_v4().is_none(), gateway, gateway);
     }
 
     /// The way from one address to another of its family.

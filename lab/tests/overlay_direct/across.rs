@@ -86,8 +86,8 @@ fn nodes_without_tunnels_hand_on_past_the_stack_what_clients_outside_have() {
             });
             assert_eq!(sent, 0, "{}", path.name);
         });
-        assert!(counts[0].native.sent > 100, "{counts:?}");
-        assert!(counts[0].native.received > 100, "{counts:?}");
+        assert!(counts[0].native.sent > 50, "{counts:?}");
+        assert!(counts[0].native.received > 50, "{counts:?}");
         let by_the_stack = forwarded() - before;
         println!("{}: {by_the_stack} by the stack, {counts:?}", path.name);
         assert!(by_the_stack < 10, "{}: {by_the_stack}", path.name);

@@ -11,6 +11,8 @@ use sinabro_common::{
 };
 
 const MTU: u32 = 1450;
+/// A node that is sent tunnels.
+const TUNNELS: [u8; 6] = [2, 0, 0, 0, 0, 2];
 /// The VXLAN device.
 const DEVICE: u32 = 4712;
 /// The other node.
@@ -45,10 +47,12 @@ fn native(test: impl Fn(&Edge) + Send + Sync) {
         lead(&e, NATIVE);
         let (here, link) = (kit::this_place(), &e.w.b.link);
         let mac = "02:00:00:00:00:09";
-        for (router, net) in ROUTER.iter().zip(["192.0.2.0/24", "2001:db8::/64"]) {
+        let nets = ["192.0.2.0/24", "2001:db8::/64"];
+        for ((router, other), net) in ROUTER.iter().zip(OTHER).zip(nets) {
             for command in [
                 format!("route add {net} dev {link}"),
                 format!("neigh replace {router} lladdr {mac} dev {link} nud permanent"),
+                format!("neigh replace {other} lladdr {mac} dev {link} nud permanent"),
                 format!("route add default via {router} dev {link}"),
             ] {
                 kit::ip(&here, &command);
@@ -76,9 +80,11 @@ impl<'a> Talk<'a> {
         let endpoint = e.endpoint(like, Place::OtherNodesPod);
         service.balance(&[endpoint], 1);
         service.frontend(at, 0);
+        lead(e, TUNNELS);
         e.round(Place::OtherNodesPod, proto, client, at, SYN);
         let between = make(proto, client, endpoint, ACK);
         let out = e.forwarded(Place::OtherNodesPod, &between);
+        lead(e, NATIVE);
         Self {
             e,
             proto,
@@ -185,7 +191,7 @@ fn it_goes_by_the_stack_as_soon_as_it_may_not() {
         datapath.set_services(true).unwrap();
         check(true, "all is ours again");
         // In tunnels the way there: the way back is who answers' to choose.
-        lead(e, [2, 0, 0, 0, 0, 2]);
+        lead(e, TUNNELS);
         for talk in &talks {
             talk.enters(&talk.asks()[0], "tunnels");
             talk.goes_as(talk.answers());
