@@ -22,6 +22,7 @@ use crate::{
     stage::{deliver, mss, mtu, report, tunnel},
 };
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use core::mem;
 use sinabro_common::abi::{connection::FLAG_SERVICE, drop::DropReason};
 
 /// Sends a client's packet, whose destination is its endpoint's by now, to that pod's node; [`PASS`] if that is left to the stack.
@@ -83,7 +84,7 @@ pub fn answer(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         action if action >= DROPPED => return action,
         _ => return PASS,
     }
-    if !is_of_client(scratch) || find_way(skb, scratch, true) == 0 {
+    if !is_of_client(scratch) || !leads_to_client(skb, scratch) {
         return PASS;
     }
     match with_destination(skb, scratch) {
@@ -107,6 +108,22 @@ fn is_of_client(scratch: &mut Scratch) -> bool {
         Some(found) => unsafe { is_answer(found, scratch.from_high) },
         None => false,
     }
+}
+
+/// Whether the kernel's routes lead to the alias in the scratch, by the way that is there then.
+#[inline(never)]
+fn leads_to_client(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
+    swap_destination(scratch);
+    let way = find_way(skb, scratch);
+    swap_destination(scratch);
+    way != 0
+}
+
+#[inline(always)]
+fn swap_destination(scratch: &mut Scratch) {
+    let Scratch { ip, l4, alias, .. } = scratch;
+    mem::swap(&mut ip.dst, &mut alias.addr);
+    mem::swap(&mut l4.dst_port, &mut alias.port);
 }
 
 /// Gives the packet the destination in `scratch.alias`.

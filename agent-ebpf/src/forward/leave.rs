@@ -46,7 +46,7 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, was_translated: bool) -
         return PASS;
     }
     let whose = whose(scratch, was_translated);
-    if whose == NOT_OURS || find_way(skb, scratch, false) == 0 {
+    if whose == NOT_OURS || find_way(skb, scratch) == 0 {
         return PASS;
     }
     if mss::begins(&scratch.ip, &scratch.l4)
@@ -73,8 +73,12 @@ fn masquerade(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(overlay) = CONFIG.get(0).and_then(tunnel::overlay) else {
         return PASS;
     };
+    match with_source(skb, scratch) {
+        PASS => {}
+        dropped => return dropped,
+    }
     tunnel::make_here(skb, overlay);
-    with_source(skb, scratch)
+    PASS
 }
 
 /// Gives the packet the source in `scratch.connection`; what was read of it else is what it is now.
@@ -180,26 +184,19 @@ fn is_nobody(dst: u32) -> bool {
     matches!(first, 0 | 224..)
 }
 
-/// Asks the kernel's routes, as the stack would, for the way in `scratch.way`: to the packet's destination, or to the one in
-/// `scratch.alias`. Zero unless it leads out by an uplink that is
+/// Asks the kernel's routes, as the stack would, for the way in `scratch.way`. Zero unless it leads out by an uplink that is
 /// Ethernet: what ends here, is refused, goes through another tunnel or needs a neighbour to be looked for is the stack's.
 #[inline(never)]
-pub fn find_way(skb: *mut __sk_buff, scratch: &mut Scratch, to_alias: bool) -> u32 {
-    let Scratch {
-        ip, l4, way, alias, ..
-    } = scratch;
-    let (dst, dst_port) = match to_alias {
-        false => (&ip.dst, l4.dst_port),
-        true => (&alias.addr, alias.port),
-    };
-    if !ip.v6 && is_nobody(rewrite::word(dst)) {
+pub fn find_way(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
+    let Scratch { ip, l4, way, .. } = scratch;
+    if !ip.v6 && is_nobody(rewrite::word(&ip.dst)) {
         return 0;
     }
     way.proto = ip.proto;
     way.src_port = l4.src_port;
-    way.dst_port = dst_port;
+    way.dst_port = l4.dst_port;
     way.service = [0; 4];
-    way.between(ip.v6, &ip.src, dst);
+    way.between(ip.v6, &ip.src, &ip.dst);
     if !ip.v6
         && let Some([_, service]) = Head::new(skb).load::<[u8; 2]>(ip.l3)
     {
