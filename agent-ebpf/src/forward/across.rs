@@ -4,7 +4,7 @@
 //! What begins a connection goes by the stack, where it gets its translation. What follows has the same, whichever way it goes.
 
 use super::{
-    arrive::{has_destination, may_go_on},
+    arrive::may_go_on,
     leave::{find_way, send, with_source},
 };
 use crate::{
@@ -13,7 +13,6 @@ use crate::{
     nat::{
         DROPPED, arrive, drop,
         leave::{KNOWN, of_service},
-        translate,
     },
     overlay::native,
     rewrite::{self, End},
@@ -87,8 +86,8 @@ pub fn answer(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if !is_of_client(scratch) || !leads_to_client(skb, scratch) {
         return PASS;
     }
-    match with_destination(skb, scratch) {
-        PASS => {}
+    match to_client(skb, scratch) {
+        service::TRANSLATED => {}
         dropped => return dropped,
     }
     match service::arrive::answer(skb, scratch) {
@@ -126,15 +125,9 @@ fn swap_destination(scratch: &mut Scratch) {
     mem::swap(&mut l4.dst_port, &mut alias.port);
 }
 
-/// Gives the packet the destination in `scratch.alias`.
 #[inline(never)]
-fn with_destination(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    let to = (&scratch.alias.addr, scratch.alias.port);
-    let action = translate(&TcContext::new(skb), scratch, End::Destination, to);
-    if action == PASS {
-        has_destination(scratch);
-    }
-    action
+fn to_client(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    service::translate(skb, scratch, End::Destination)
 }
 
 /// Whether the stack is needed for no packet like this one, which may be sent as it is.

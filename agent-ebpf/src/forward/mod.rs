@@ -1,6 +1,6 @@
 //! Between pods and what is outside of the cluster without the stack: from a pod's link to the uplink ([`leave`]), from the uplink
-//! into the pod ([`arrive`]), between uplink and pods of other nodes ([`across`]). Routes are the kernel's, and neighbours; netfilter, and its tracking of connections, sees neither
-//! direction.
+//! into the pod ([`arrive`]), between uplink and pods of other nodes ([`across`]). Routes are the kernel's, and neighbours;
+//! netfilter, and its tracking of connections, sees neither direction.
 //!
 //! The uplink's own programs see each packet as if the stack had sent it: all of [`crate::nat`] is as it was. What needs no more than
 //! the translation that its record has gets it at the pod's link, so that its headers are read once.

@@ -79,7 +79,7 @@ pub fn is_carried(config: &NodeConfig, scratch: &Scratch) -> bool {
 
 /// Gives one end of the packet another address and port.
 #[inline(always)]
-pub fn translate(ctx: &TcContext, scratch: &Scratch, end: End, to: (&Addr, [u8; 2])) -> i32 {
+fn translate(ctx: &TcContext, scratch: &Scratch, end: End, to: (&Addr, [u8; 2])) -> i32 {
     let from = match end {
         End::Source => (&scratch.ip.src, scratch.l4.src_port),
         End::Destination => (&scratch.ip.dst, scratch.l4.dst_port),

@@ -106,7 +106,7 @@ fn clients_outside_have_no_gap_when_ways_change_under_load() {
     };
     let traffic = Traffic::start(&paths(&world), pace).unwrap();
     traffic.watch(BEFORE_EVENTS);
-    // Which way has to be known by the stack's packets, and is seen by what it forwards.
+    // Packets that the node's stack forwards meanwhile.
     let by_the_stack = |what: &str, act: &dyn Fn()| {
         traffic.event(what).unwrap();
         act();
@@ -131,6 +131,7 @@ fn clients_outside_have_no_gap_when_ways_change_under_load() {
     let tunnels = by_the_stack("the other one takes tunnels alone", &|| {
         say(&world.lab, [true, false]);
     });
+    assert!(tunnels > 4 * few, "{few} and {tunnels}");
     println!("by the stack: {few}, {all}, {again}, {tunnels}");
     println!("{}", traffic.finish().unwrap());
 }
