@@ -12,7 +12,7 @@
 use crate::{
     PASS,
     forward::Way,
-    overlay::Outer,
+    overlay::outer::{Ip4, Ip6, Outer},
     parse::{
         Ip, ip4, ip6,
         l4::{self, L4},
@@ -107,8 +107,11 @@ pub struct Scratch {
     pub reason: i32,
     /// and what is said to the client.
     pub answer: Answer,
-    /// Headers of a tunnel.
-    pub outer: Outer,
+    /// Headers of a tunnel that a packet gets, over either family,
+    pub outer4: Outer<Ip4>,
+    pub outer6: Outer<Ip6>,
+    /// and the traffic class of those that it came with.
+    pub outer_class: u8,
     /// Which way the kernel's routes lead.
     pub way: Way,
 }

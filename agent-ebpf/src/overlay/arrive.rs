@@ -1,6 +1,6 @@
 //! What comes in a tunnel for a pod of this node.
 
-use super::{CE, ECN, ROOM, takes, traffic_class};
+use super::{CE, ECN, outer::room, takes, traffic_class};
 use crate::{
     PASS,
     maps::{CONFIG, ENDPOINTS, NEXT_HOPS},
@@ -15,8 +15,8 @@ use crate::{
 };
 use aya_ebpf::{
     bindings::{
-        __sk_buff, BPF_CSUM_LEVEL_DEC, BPF_CSUM_LEVEL_QUERY, BPF_F_ADJ_ROOM_DECAP_L3_IPV6,
-        BPF_F_ADJ_ROOM_FIXED_GSO, BPF_F_ADJ_ROOM_NO_CSUM_RESET,
+        __sk_buff, BPF_CSUM_LEVEL_DEC, BPF_CSUM_LEVEL_QUERY, BPF_F_ADJ_ROOM_DECAP_L3_IPV4,
+        BPF_F_ADJ_ROOM_DECAP_L3_IPV6, BPF_F_ADJ_ROOM_FIXED_GSO, BPF_F_ADJ_ROOM_NO_CSUM_RESET,
         bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
     },
     helpers::{bpf_csum_level, bpf_skb_adjust_room},
@@ -29,7 +29,10 @@ use sinabro_common::abi::drop::DropReason;
 #[inline(never)]
 pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let ctx = TcContext::new(skb);
-    if !is_of_this_kind(&ctx, scratch) || !read(skb, scratch) || !may_say(skb, scratch) {
+    let is_outer_v6 = scratch.ip.v6;
+    let room = room(is_outer_v6);
+    if !is_of_this_kind(&ctx, scratch, room) || !read(skb, scratch, room) || !may_say(skb, scratch)
+    {
         return PASS;
     }
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
@@ -39,31 +42,31 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if !deliver::is_plain(&scratch.ip, &scratch.l4)
         // The receiver's socket cuts a super-packet of UDP, and loses all of one that still has the type of a tunnel.
         || deliver::has_segments_of_its_own(&ctx, scratch)
-        || deliver::is_too_large(&ctx, ROOM, receiver)
-        || !unwrap(&ctx, scratch)
+        || deliver::is_too_large(&ctx, room, receiver)
+        || !unwrap(&ctx, scratch, is_outer_v6)
     {
         return PASS;
     }
     // As the outer header announced its own.
-    if scratch.ip.v6 && ctx.store(eth::KIND as usize, &eth::IP6, 0).is_err() {
+    let kind = if scratch.ip.v6 { eth::IP6 } else { eth::IP4 };
+    if scratch.ip.v6 != is_outer_v6 && ctx.store(eth::KIND as usize, &kind, 0).is_err() {
         return drop(DropReason::RewriteFailed);
     }
-    if scratch.outer.service & ECN == CE && rewrite::congestion(&ctx, &mut scratch.ip, CE).is_err()
-    {
+    if scratch.outer_class & ECN == CE && rewrite::congestion(&ctx, &mut scratch.ip, CE).is_err() {
         return drop(DropReason::RewriteFailed);
     }
     deliver::from_outside(skb, scratch, receiver, mtu::of_tunnels())
 }
 
-/// Whether the outer headers are of the one form that is taken: IPv4 without options behind an Ethernet header, to
+/// Whether the outer headers are of the one form that is taken: IP without options or extension headers behind an Ethernet header, to
 /// this machine. What they say of congestion is in the scratch then.
 #[inline(always)]
-fn is_of_this_kind(ctx: &TcContext, scratch: &mut Scratch) -> bool {
+fn is_of_this_kind(ctx: &TcContext, scratch: &mut Scratch, room: u32) -> bool {
     let ip = &scratch.ip;
     // SAFETY: the context is valid for as long as the program runs.
     let to_host = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
     let ours = CONFIG.get(0).is_some_and(takes);
-    if !ours || !to_host || ip.v6 || ip.options || ip.l3 != eth::LEN {
+    if !ours || !to_host || ip.options || ip.l3 != eth::LEN {
         return false;
     }
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
@@ -74,25 +77,25 @@ fn is_of_this_kind(ctx: &TcContext, scratch: &mut Scratch) -> bool {
     let Some(outer) = traffic_class(&head, ip) else {
         return false;
     };
-    scratch.outer.service = outer;
-    head.load::<[u8; 6]>(ROOM) == Some(sender.own_mac)
+    scratch.outer_class = outer;
+    head.load::<[u8; 6]>(room) == Some(sender.own_mac)
 }
 
 /// Whether the packet inside can say what the outer one says of congestion: its sender takes no mark else, and it has to be dropped
 /// (RFC 6040 §4.2), which the device does and counts.
 #[inline(always)]
 fn may_say(skb: *mut __sk_buff, scratch: &Scratch) -> bool {
-    scratch.outer.service & ECN != CE
+    scratch.outer_class & ECN != CE
         || traffic_class(&Head::new(skb), &scratch.ip).is_some_and(|inner| inner & ECN != 0)
 }
 
 /// Reads what is inside.
 #[inline(always)]
-fn read(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
-    const INNER: u32 = eth::LEN + ROOM;
-    let is_read = match Head::new(skb).load::<[u8; 2]>(INNER - 2) {
-        Some(eth::IP4) => scratch::read_ip4::<Head>(skb, scratch, INNER),
-        Some(eth::IP6) => scratch::read_ip6::<Head>(skb, scratch, INNER),
+fn read(skb: *mut __sk_buff, scratch: &mut Scratch, room: u32) -> bool {
+    let inner = eth::LEN + room;
+    let is_read = match Head::new(skb).load::<[u8; 2]>(inner - 2) {
+        Some(eth::IP4) => scratch::read_ip4::<Head>(skb, scratch, inner),
+        Some(eth::IP6) => scratch::read_ip6::<Head>(skb, scratch, inner),
         _ => false,
     };
     is_read && scratch::read_l4::<Head>(skb, scratch)
@@ -100,11 +103,15 @@ fn read(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
 
 /// Takes off the outer headers.
 #[inline(always)]
-fn unwrap(ctx: &TcContext, scratch: &mut Scratch) -> bool {
+fn unwrap(ctx: &TcContext, scratch: &mut Scratch, is_outer_v6: bool) -> bool {
     let skb = ctx.skb.skb;
+    let room = room(is_outer_v6);
     let mut flags = BPF_F_ADJ_ROOM_FIXED_GSO as u64;
-    if scratch.ip.v6 {
-        flags |= BPF_F_ADJ_ROOM_DECAP_L3_IPV6 as u64;
+    if scratch.ip.v6 != is_outer_v6 {
+        flags |= match scratch.ip.v6 {
+            true => BPF_F_ADJ_ROOM_DECAP_L3_IPV6 as u64,
+            false => BPF_F_ADJ_ROOM_DECAP_L3_IPV4 as u64,
+        };
     }
     // How many of the checksums, one in the other, the card has verified beside the first. What is not told to it the
     // pod verifies itself.
@@ -114,15 +121,15 @@ fn unwrap(ctx: &TcContext, scratch: &mut Scratch) -> bool {
         flags |= BPF_F_ADJ_ROOM_NO_CSUM_RESET as u64;
     }
     // SAFETY: as above. The kernel refuses flags that it does not know, and changes nothing then.
-    if unsafe { bpf_skb_adjust_room(skb, -(ROOM as i32), BPF_ADJ_ROOM_MAC, flags) } != 0 {
+    if unsafe { bpf_skb_adjust_room(skb, -(room as i32), BPF_ADJ_ROOM_MAC, flags) } != 0 {
         return false;
     }
     if verified > 0 {
         // SAFETY: as above.
         unsafe { bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC as u64) };
     }
-    scratch.ip.l3 -= ROOM;
-    scratch.ip.l4 -= ROOM;
-    scratch.ip.id_at -= ROOM;
+    scratch.ip.l3 -= room;
+    scratch.ip.l4 -= room;
+    scratch.ip.id_at -= room;
     true
 }

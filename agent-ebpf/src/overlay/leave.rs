@@ -1,12 +1,16 @@
 //! What a pod sends to a pod of another node.
 
-use super::{CE, ECN, Outer, ROOM, native, traffic_class, way};
+use super::{
+    CE, ECN, native,
+    outer::{Ip4, Ip6, Outside, room},
+    traffic_class, way,
+};
 use crate::{
     PASS,
     maps::CONFIG,
     nat::drop,
     parse::{
-        eth, ip4, proto,
+        eth,
         skb::{Frame as _, Head, PACKET_HOST},
     },
     rewrite,
@@ -21,10 +25,9 @@ use crate::{
 use aya_ebpf::{
     bindings::{
         __sk_buff, BPF_ADJ_ROOM_ENCAP_L2_SHIFT, BPF_F_ADJ_ROOM_ENCAP_L2_ETH,
-        BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L4_UDP, BPF_F_ADJ_ROOM_FIXED_GSO,
-        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+        BPF_F_ADJ_ROOM_ENCAP_L4_UDP, BPF_F_ADJ_ROOM_FIXED_GSO, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
     },
-    helpers::{bpf_get_hash_recalc, bpf_get_prandom_u32, bpf_skb_adjust_room},
+    helpers::{bpf_get_hash_recalc, bpf_skb_adjust_room},
     programs::TcContext,
 };
 use sinabro_common::abi::{
@@ -34,17 +37,9 @@ use sinabro_common::abi::{
     node::{Node, Overlay},
 };
 
-/// Source ports are of the range that the kernel's are by default (net.ipv4.ip_local_port_range).
-const FIRST_PORT: u32 = 32_768;
-const PORTS: u64 = 60_999 - 32_768 + 1;
-/// As the VXLAN device sets it, which has none of its own (net.ipv4.ip_default_ttl).
-const TTL: u8 = 64;
-
-const WRAP: u64 = (BPF_F_ADJ_ROOM_FIXED_GSO
-    | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4
-    | BPF_F_ADJ_ROOM_ENCAP_L4_UDP
-    | BPF_F_ADJ_ROOM_ENCAP_L2_ETH) as u64
-    | (eth::LEN as u64) << BPF_ADJ_ROOM_ENCAP_L2_SHIFT;
+const WRAP: u64 =
+    (BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | BPF_F_ADJ_ROOM_ENCAP_L2_ETH) as u64
+        | (eth::LEN as u64) << BPF_ADJ_ROOM_ENCAP_L2_SHIFT;
 
 /// Sends a packet, which is read, to the node of the pod that it is for; [`PASS`] if that is left to the stack, and the
 /// packet as it was, but for what a SYN announces.
@@ -59,9 +54,10 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, node: &Node) -> i32 {
     };
     // SAFETY: the context is valid for as long as the program runs.
     let to_gateway = unsafe { (*skb).pkt_type } == PACKET_HOST;
+    let is_outer_v6 = node.tunnel.as_v4().is_none();
     if !to_gateway
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
-        || !deliver::fits(&ctx, scratch, carried(next), ROOM)
+        || !deliver::fits(&ctx, scratch, carried(next), room(is_outer_v6))
     {
         return PASS;
     }
@@ -72,8 +68,21 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, node: &Node) -> i32 {
     }
     match next.remote_mac {
         NATIVE => native::send(skb, scratch, node, next, overlay),
-        _ => send(skb, scratch, node, next, overlay),
+        _ if is_outer_v6 => send6(skb, scratch, node, next, overlay),
+        _ => send::<Ip4>(skb, scratch, node, next, overlay),
     }
+}
+
+/// A function of its own: nodes of one cluster know each other by one family.
+#[inline(never)]
+fn send6(
+    skb: *mut __sk_buff,
+    scratch: &mut Scratch,
+    node: &Node,
+    next: &NextHop,
+    overlay: &Overlay,
+) -> i32 {
+    send::<Ip6>(skb, scratch, node, next, overlay)
 }
 
 /// What goes to a node without a tunnel may be as large as its link.
@@ -86,7 +95,7 @@ pub fn carried(next: &NextHop) -> u32 {
 }
 
 #[inline(always)]
-fn send(
+fn send<I: Outside>(
     skb: *mut __sk_buff,
     scratch: &mut Scratch,
     node: &Node,
@@ -97,34 +106,29 @@ fn send(
     let Some(service) = traffic_class(&Head::new(skb), &scratch.ip) else {
         return PASS;
     };
-    // SAFETY: the context is valid for as long as the program runs.
-    let hash = unsafe { bpf_get_hash_recalc(skb) };
-    if !wrap(skb) {
-        return PASS;
-    }
-    scratch.ip.l3 += ROOM;
-    // SAFETY: as above.
-    let len = unsafe { (*skb).len } - eth::LEN;
-    let Scratch { ip, outer, .. } = scratch;
-    outer.total_len = (len as u16).to_be_bytes();
-    outer.udp_len = (len as u16 - ip4::HEADER_LEN as u16).to_be_bytes();
     // RFC 6040 §4.1 in its normal mode as the kernel has it, which makes ECT(0) of CE.
-    outer.service = match service & ECN {
+    let service = match service & ECN {
         CE => 2,
         ecn => ecn,
     };
-    outer.dst = rewrite::word(&node.tunnel).to_ne_bytes();
-    let port = FIRST_PORT + ((u64::from(hash ^ hash << 16) * PORTS) >> 32) as u32;
-    outer.udp_src = (port as u16).to_be_bytes();
-    outer.inner_dst = next.remote_mac;
-    outer.inner_src = next.own_mac;
-    outer.inner_kind = match ip.v6 {
-        true => eth::IP6,
-        false => eth::IP4,
-    };
-    fill(outer, overlay);
-    if rewrite::decrement_ttl(&ctx, &scratch.ip).is_err()
-        || ctx.store(eth::LEN as usize, &scratch.outer, 0).is_err()
+    // SAFETY: the context is valid for as long as the program runs.
+    let hash = unsafe { bpf_get_hash_recalc(skb) };
+    if !wrap::<I>(skb) {
+        return PASS;
+    }
+    scratch.ip.l3 += room(I::V6);
+    // SAFETY: as above.
+    let len = unsafe { (*skb).len } - eth::LEN;
+    let is_inner_v6 = scratch.ip.v6;
+    let outer = I::outer(scratch);
+    outer.fill(
+        overlay,
+        (&node.tunnel, next),
+        is_inner_v6,
+        (service, hash, len as u16),
+    );
+    if ctx.store(eth::LEN as usize, I::outer(scratch), 0).is_err()
+        || rewrite::decrement_ttl(&ctx, &scratch.ip).is_err()
     {
         return drop(DropReason::RewriteFailed);
     }
@@ -136,9 +140,16 @@ fn send(
 /// kinds than TCP's and UDP's, and before Linux 5.13, which has the flag for an Ethernet header inside, for all: nothing has
 /// changed then.
 #[inline(always)]
-pub fn wrap(skb: *mut __sk_buff) -> bool {
+pub fn wrap<I: Outside>(skb: *mut __sk_buff) -> bool {
     // SAFETY: the context is valid for as long as the program runs.
-    unsafe { bpf_skb_adjust_room(skb, ROOM as i32, BPF_ADJ_ROOM_MAC, WRAP) == 0 }
+    unsafe {
+        bpf_skb_adjust_room(
+            skb,
+            room(I::V6) as i32,
+            BPF_ADJ_ROOM_MAC,
+            WRAP | I::ENCAP as u64,
+        ) == 0
+    }
 }
 
 /// Gives a packet to the uplink that is as it is to be on the wire, but for its Ethernet header.
@@ -151,37 +162,4 @@ pub fn to(skb: *mut __sk_buff, overlay: &Overlay, (ifindex, gateway): (u32, &Add
         Some(_) => send_to(ifindex, AF_INET, [words[3], 0, 0, 0]),
         None => send_to(ifindex, AF_INET6, words),
     }
-}
-
-/// What is the same for all packets, and the sum.
-#[inline(always)]
-fn fill(outer: &mut Outer, overlay: &Overlay) {
-    outer.version_length = 0x45;
-    // SAFETY: takes nothing.
-    outer.id = (unsafe { bpf_get_prandom_u32() } as u16).to_ne_bytes();
-    // As the device does it: a router that has to cut it may.
-    outer.fragment = [0; 2];
-    outer.ttl = TTL;
-    outer.proto = proto::UDP;
-    outer.src = rewrite::word(&overlay.local).to_ne_bytes();
-    outer.udp_dst = overlay.port;
-    // None: the inner packet has its own (RFC 7348 §5).
-    outer.udp_checksum = [0; 2];
-    outer.vxlan = overlay.vxlan;
-    let words = [
-        [outer.version_length, outer.service],
-        outer.total_len,
-        outer.id,
-        [outer.ttl, outer.proto],
-        [outer.src[0], outer.src[1]],
-        [outer.src[2], outer.src[3]],
-        [outer.dst[0], outer.dst[1]],
-    ];
-    let last = u16::from_ne_bytes([outer.dst[2], outer.dst[3]]);
-    let sum = words.iter().fold(u32::from(last), |sum, word| {
-        sum + u32::from(u16::from_ne_bytes(*word))
-    });
-    // Eight pairs: the first fold leaves 17 bits at most.
-    let sum = (sum & 0xffff) + (sum >> 16);
-    outer.checksum = (!((sum + (sum >> 16)) as u16)).to_ne_bytes();
 }

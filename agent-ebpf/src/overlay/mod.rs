@@ -11,6 +11,7 @@
 pub mod arrive;
 pub mod leave;
 pub mod native;
+pub mod outer;
 
 use crate::{
     maps::NEXT_HOPS,
@@ -22,34 +23,6 @@ use sinabro_common::abi::{
     config::{FLAG_DRAINING, FLAG_HANDOVER, FLAG_SERVICES, NodeConfig},
     next_hop::NextHop,
 };
-
-/// From the outer IP header to the inner one: IPv4, UDP, VXLAN, Ethernet (RFC 7348 §5).
-pub const ROOM: u32 = size_of::<Outer>() as u32;
-
-/// The outer headers behind the Ethernet header, and the inner one of these.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Outer {
-    version_length: u8,
-    /// DSCP, and the two bits of ECN.
-    service: u8,
-    total_len: [u8; 2],
-    id: [u8; 2],
-    fragment: [u8; 2],
-    ttl: u8,
-    proto: u8,
-    checksum: [u8; 2],
-    src: [u8; 4],
-    dst: [u8; 4],
-    udp_src: [u8; 2],
-    udp_dst: [u8; 2],
-    udp_len: [u8; 2],
-    udp_checksum: [u8; 2],
-    vxlan: [u8; 8],
-    inner_dst: [u8; 6],
-    inner_src: [u8; 6],
-    inner_kind: [u8; 2],
-}
 
 /// RFC 3168 §5: congestion experienced.
 const CE: u8 = 3;

@@ -321,7 +321,8 @@ pub fn see(frame: &[u8]) -> Seen {
         )
     } else {
         let address = |at: usize| <[u8; 16]>::try_from(&ip[at..at + 16]).unwrap().into();
-        (address(8), address(24), ip[7], ip[6], &ip[40..])
+        let payload = usize::from(u16::from_be_bytes([ip[4], ip[5]]));
+        (address(8), address(24), ip[7], ip[6], &ip[40..40 + payload])
     };
     let word = |at: usize| u16::from_be_bytes([l4[at], l4[at + 1]]);
     let no_checksum = proto == UDP && word(6) == 0;

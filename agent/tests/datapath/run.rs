@@ -131,7 +131,8 @@ impl Programs {
         mark: u32,
         frame: &[u8],
     ) -> io::Result<(i32, Vec<u8>, u32)> {
-        let mut out = vec![0; frame.len() + 64];
+        // A tunnel over IPv6 is 70.
+        let mut out = vec![0; frame.len() + 128];
         let mut context = [0u8; SK_BUFF];
         let mut context_out = [0u8; SK_BUFF];
         context[MARK..MARK + 4].copy_from_slice(&mark.to_ne_bytes());

@@ -1,26 +1,23 @@
 //! Tunnels without the stack: `pod_out` wraps up what goes to a pod of another node, `uplink_in` unwraps what comes from one.
 
 use super::*;
-use crate::packet::{ACK, IP4, IcmpError, SCTP, TCP, UDP, icmp_error, in_parts, see, sum};
+use crate::packet::{ACK, IP4, IP6, IcmpError, SCTP, TCP, UDP, icmp_error, in_parts, see, sum};
 use sinabro_agent::datapath::{Translation, Way};
 use sinabro_common::abi::{Addr, next_hop::NextHop};
 
 /// Who forwards to the second node, and by which interface.
 pub(super) const ROUTER: &str = "192.0.2.254";
+const ROUTER_V6: &str = "2001:db8:1::fe";
 /// The second node's IPv6 address.
 pub(super) const OF_SECOND: &str = "2001:db8:1::2";
 pub(super) const UPLINK: u32 = 4711;
 pub(super) const MTU: u32 = 1450;
-/// From the outer IP header to the inner one.
-const ROOM: usize = 50;
 
-/// The second node is reached past the stack, and so are its pods. IPv4 outside.
+/// The second node is reached past the stack, and so are its pods.
 pub(super) fn direct(test: impl Fn(&World) + Sync) {
     both(|world| {
-        if world.underlay[0].is_ipv4() {
-            world.go_direct();
-            test(world);
-        }
+        world.go_direct();
+        test(world);
     });
 }
 
@@ -84,8 +81,21 @@ pub(super) fn for_a_router(src: IpAddr, dst: IpAddr) -> Vec<(&'static str, Ip)> 
 }
 
 impl World {
-    fn go_direct(&self) {
-        self.go(ip(ROUTER), vxlan_mac(self.underlay[1]));
+    pub(super) fn go_direct(&self) {
+        let router = match self.is_over_ipv6() {
+            false => ROUTER,
+            true => ROUTER_V6,
+        };
+        self.go(ip(router), vxlan_mac(self.underlay[1]));
+    }
+
+    fn is_over_ipv6(&self) -> bool {
+        self.underlay[0].is_ipv6()
+    }
+
+    /// From the outer IP header to the inner one.
+    pub(super) fn room(&self) -> usize {
+        if self.is_over_ipv6() { 70 } else { 50 }
     }
 
     /// To the second node, past the stack.
@@ -130,8 +140,7 @@ impl World {
 
     /// The verdict of the uplink on what was wrapped up, and the mark that it has then.
     pub(super) fn passes_the_uplink(&self, wrapped: &[u8], mark: u32) -> (i32, u32) {
-        // As the kernel writes it for the neighbour.
-        let frame = [&wrapped[..12], &IP4.to_be_bytes(), &wrapped[14..]].concat();
+        let frame = on_the_link(wrapped);
         let (from, by) = (self.a.ifindex, self.b.ifindex);
         let ran = self
             .programs
@@ -149,19 +158,38 @@ impl World {
 
     /// What the second node sends.
     pub(super) fn comes(&self, inner: &Ip) -> Vec<u8> {
-        let outer = self.outer(&self.inner(inner));
-        packet::eth(HOST_MAC, [2, 0, 0, 0, 0, 2], outer.kind(), &outer.bytes())
+        in_a_frame(&self.outer(&self.inner(inner)))
+    }
+
+    /// As programs send it, and over IPv4 the device.
+    fn comes_without_checksum(&self, inner: &Ip) -> Vec<u8> {
+        let mut outer = self.outer(&self.inner(inner));
+        outer.payload[6..8].fill(0);
+        in_a_frame(&outer)
     }
 
     /// It is left to the VXLAN device, stamped.
     pub(super) fn to_the_device(&self, frame: &[u8], what: &str) {
         let (action, out) = self.run("uplink_in", 0, frame);
         assert_eq!(action, PASS, "{what}: {:?}", self.datapath.drops());
-        let stamp = 14 + ROOM - 8..14 + ROOM - 2;
+        let stamp = 14 + self.room() - 8..14 + self.room() - 2;
         assert_ne!(out[stamp.clone()], frame[stamp.clone()], "{what}");
-        assert_eq!(out[..40], frame[..40], "{what}");
+        let checksum = stamp.start - 16;
+        assert_eq!(out[..checksum], frame[..checksum], "{what}");
+        let has_one = |frame: &[u8]| frame[checksum..checksum + 2] != [0, 0];
+        assert_eq!(has_one(&out), has_one(frame), "{what}");
         assert_eq!(out[stamp.end..], frame[stamp.end..], "{what}");
     }
+}
+
+fn in_a_frame(outer: &Ip) -> Vec<u8> {
+    packet::eth(HOST_MAC, [2, 0, 0, 0, 0, 2], outer.kind(), &outer.bytes())
+}
+
+/// As it is on the wire: with the EtherType that the kernel writes for the neighbour.
+fn on_the_link(sent: &[u8]) -> Vec<u8> {
+    let kind = if sent[14] >> 4 == 4 { IP4 } else { IP6 };
+    [&sent[..12], &kind.to_be_bytes(), &sent[14..]].concat()
 }
 
 pub(super) fn less_a_hop(ip: &Ip) -> Vec<u8> {
@@ -176,15 +204,20 @@ fn what_a_pod_sends_to_another_nodes_pod_is_wrapped_up_as_the_device_does_it() {
             for packet in of_all(src, far(src)) {
                 let (out, mark) = world.wrapped(&packet);
                 assert_ne!(mark, 0);
-                let seen = see(&[&out[..12], &IP4.to_be_bytes(), &out[14..]].concat());
+                let seen = see(&on_the_link(&out));
                 assert_eq!((seen.src, seen.dst), (world.underlay[0], world.underlay[1]));
                 assert_eq!((seen.proto, seen.ttl), (UDP, 64));
                 let (from, to) = seen.ports;
                 assert!((32_768..61_000).contains(&from), "{from}");
                 assert_eq!(to, VXLAN_PORT);
-                // No checksum, and free to be cut.
-                assert_eq!(out[14 + 26..14 + 28], [0, 0]);
-                assert_eq!(out[14 + 6..14 + 8], [0, 0]);
+                let checksum = 14 + world.room() - 24;
+                assert_eq!(out[checksum..checksum + 2], [0, 0]);
+                match world.is_over_ipv6() {
+                    // No flow label, as the device has none.
+                    true => assert_eq!(out[14..18], [0x60, 0, 0, 0]),
+                    // Free to be cut.
+                    false => assert_eq!(out[14 + 6..14 + 8], [0, 0]),
+                }
                 let macs = [1, 0].map(|node| vxlan_mac(world.underlay[node]));
                 let inner = packet::eth(macs[0], macs[1], packet.kind(), &less_a_hop(&packet));
                 assert_eq!(seen.data, [&[8, 0, 0, 0, 0, 0, 1, 0], &inner[..]].concat());
@@ -199,7 +232,7 @@ fn flows_have_ports_of_their_own_and_keep_them() {
         let port = |from: u16| {
             let packet = packet::udp((world.a.v4, from), (far(world.a.v4), 80), b"hello");
             let out = world.wrapped(&packet).0;
-            u16::from_be_bytes([out[34], out[35]])
+            see(&on_the_link(&out)).ports.0
         };
         let ports: std::collections::BTreeSet<u16> = (4000..4064).map(port).collect();
         assert!(ports.len() > 56, "{ports:?}");
@@ -216,7 +249,7 @@ fn congestion_is_told_outside_and_inside() {
                 set_service(&mut frame, inside);
                 let (action, out, _) = world.leaves(&frame);
                 assert_eq!(action, REDIRECT);
-                assert_eq!(out[15], outside, "{inside:#x}");
+                assert_eq!(service(&on_the_link(&out)), outside, "{inside:#x}");
             }
             // RFC 6040 §4.2: what is marked outside is marked inside, and dropped if its sender takes no mark.
             for (inside, outside, becomes) in [
@@ -234,7 +267,7 @@ fn congestion_is_told_outside_and_inside() {
             ] {
                 let packet = packet::udp((far(src), 1), (src, 2), b"hello");
                 let mut frame = world.comes(&packet);
-                set_service(&mut frame[ROOM..], inside);
+                set_service(&mut frame[world.room()..], inside);
                 set_service(&mut frame, outside);
                 let Some(becomes) = becomes else {
                     world.to_the_device(&frame, "congestion");
@@ -252,6 +285,13 @@ fn congestion_is_told_outside_and_inside() {
 }
 
 /// Traffic class or type of service.
+fn service(frame: &[u8]) -> u8 {
+    match frame[14] >> 4 {
+        4 => frame[15],
+        _ => frame[14] << 4 | frame[15] >> 4,
+    }
+}
+
 fn set_service(frame: &mut [u8], service: u8) {
     if frame[12..14] == IP4.to_be_bytes() {
         frame[15] = service;
@@ -278,12 +318,14 @@ fn what_comes_for_a_pod_is_put_into_it() {
                         .rx_packets
                 };
                 let before = received();
-                let (action, out) = world.run("uplink_in", 0, &world.comes(&packet));
-                assert_eq!(action, REDIRECT, "{:?}", world.datapath.drops());
                 let expected =
                     packet::eth(world.a.mac, HOST_MAC, packet.kind(), &less_a_hop(&packet));
-                assert_eq!(out, expected);
-                assert_eq!(received(), before + 1);
+                for frame in [world.comes(&packet), world.comes_without_checksum(&packet)] {
+                    let (action, out) = world.run("uplink_in", 0, &frame);
+                    assert_eq!(action, REDIRECT, "{packet:?}: {:?}", world.datapath.drops());
+                    assert_eq!(out, expected);
+                }
+                assert_eq!(received(), before + 2);
             }
         }
     });
@@ -298,6 +340,7 @@ fn a_router_has_its_part() {
             }
             for (what, packet) in for_a_router(far(near), near) {
                 world.to_the_device(&world.comes(&packet), what);
+                world.to_the_device(&world.comes_without_checksum(&packet), what);
             }
             let header = if near.is_ipv4() { 28 } else { 48 };
             let of = |len: usize| packet::udp((near, 1), (far(near), 2), &vec![7; len - header]);
@@ -314,8 +357,17 @@ fn a_router_has_its_part() {
         }
         // To another MAC address than the device's.
         let mut frame = world.comes(&packet::udp((ip("10.2.0.7"), 1), (world.a.v4, 2), b"hello"));
-        frame[14 + 36] ^= 2;
+        frame[world.room()] ^= 2;
         world.to_the_device(&frame, "another MAC address");
+        // With an extension header, or options, outside.
+        let packet = packet::udp((ip("10.2.0.7"), 1), (world.a.v4, 2), b"hello");
+        let mut outer = world.outer(&world.inner(&packet));
+        outer.options = vec![1; 8];
+        assert_eq!(
+            world.run("uplink_in", 0, &in_a_frame(&outer)).0,
+            PASS,
+            "options"
+        );
         // To another machine, which is heard here where the link is promiscuous.
         let mut frame = world.comes(&packet::udp((ip("10.2.0.7"), 1), (world.a.v4, 2), b"hello"));
         frame[5] ^= 1;
@@ -358,7 +410,10 @@ fn a_forged_source_is_none_here_either() {
         }
         let inner = packet::udp((far(world.a.v4), 1), (world.a.v4, 2), b"hello");
         let mut outer = world.outer(&world.inner(&inner));
-        outer.src = ip("192.0.2.77");
+        outer.src = ip(match world.is_over_ipv6() {
+            false => "192.0.2.77",
+            true => "2001:db8:1::77",
+        });
         world.dropped("uplink_in", &frame(&outer), TunnelSource, "of nobody");
         // And a pod says who it is.
         let inner = packet::udp((world.b.v4, 1), (far(world.a.v4), 2), b"hello");

@@ -318,7 +318,7 @@ impl World {
     }
 
     fn goes_in_tunnels(&self) {
-        self.go(ip(ROUTER), vxlan_mac(self.underlay[1]));
+        self.go_direct();
         self.carries_more_without_a_tunnel();
     }
 
@@ -346,7 +346,7 @@ fn what_is_in_no_tunnel_is_as_large_as_the_uplink_carries() {
             let arrives = on_the_wire(&of_size(far(near), near, OF_UPLINK));
             assert_eq!(world.run("uplink_in", 0, &arrives).0, REDIRECT);
         }
-        if world.underlay[0].is_ipv4() && world.datapath.wraps() {
+        if world.datapath.wraps() {
             world.goes_in_tunnels();
             for near in [world.a.v4, world.a.v6] {
                 world.wrapped(&of_size(near, far(near), MTU));
@@ -417,19 +417,17 @@ fn a_syn_announces_what_the_way_of_the_answer_carries() {
                 }
                 world.take(true);
             }
-            if world.underlay[0].is_ipv4() {
-                // In a tunnel, to which the answer is in none.
-                let came_in_one = world.comes(&syn(far(near), near));
-                assert_eq!(arrives(&came_in_one, "in a tunnel"), MTU);
-                // In none, and the answer is in one.
-                world.goes_in_tunnels();
-                assert_eq!(arrives(&came, "back in a tunnel"), MTU);
-                if world.datapath.wraps() {
-                    let (out, _) = world.wrapped(&syn(near, far(near)));
-                    assert_eq!(allowed(&out[50..]), MTU);
-                }
-                world.goes_natively();
+            // In a tunnel, to which the answer is in none.
+            let came_in_one = world.comes(&syn(far(near), near));
+            assert_eq!(arrives(&came_in_one, "in a tunnel"), MTU);
+            // In none, and the answer is in one.
+            world.goes_in_tunnels();
+            assert_eq!(arrives(&came, "back in a tunnel"), MTU);
+            if world.datapath.wraps() {
+                let (out, _) = world.wrapped(&syn(near, far(near)));
+                assert_eq!(allowed(&out[world.room()..]), MTU);
             }
+            world.goes_natively();
         }
     });
 }
