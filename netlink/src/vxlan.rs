@@ -15,6 +15,7 @@ const IFLA_VXLAN_TTL: u16 = 5;
 const IFLA_VXLAN_LEARNING: u16 = 7;
 const IFLA_VXLAN_PORT: u16 = 15;
 const IFLA_VXLAN_LOCAL6: u16 = 17;
+const IFLA_VXLAN_UDP_ZERO_CSUM6_RX: u16 = 20;
 
 /// What identifies a VXLAN device: read back as [`crate::Link::vxlan`], so that a reconciler can
 /// compare. The kernel changes few of them on a living device: delete it and create it again.
@@ -30,10 +31,12 @@ pub struct VxlanSettings {
     pub learning: bool,
     /// TTL of the outer header; 0 leaves it to the kernel.
     pub ttl: u8,
+    /// Whether UDP over IPv6 without a checksum is taken (RFC 6935). Set when the device is made, and never after.
+    pub zero_checksum6: bool,
 }
 
 impl VxlanSettings {
-    /// Learning off, no lower link, the kernel's TTL.
+    /// Learning off, no lower link, the kernel's TTL, checksums asked for.
     pub fn new(vni: u32, port: u16, local: IpAddr) -> VxlanSettings {
         VxlanSettings {
             vni,
@@ -42,6 +45,7 @@ impl VxlanSettings {
             device: None,
             learning: false,
             ttl: 0,
+            zero_checksum6: false,
         }
     }
 
@@ -57,6 +61,7 @@ impl VxlanSettings {
             IpAddr::V6(local) => InfoVxlan::Local6(local),
         }));
         attributes.extend(self.device.map(InfoVxlan::Link));
+        attributes.extend(self.zero_checksum6.then_some(InfoVxlan::UDPZeroCsumRX(true)));
         attributes
     }
 
@@ -69,6 +74,7 @@ impl VxlanSettings {
             device: None,
             learning: false,
             ttl: 0,
+            zero_checksum6: false,
         };
         for attr in wire::attrs(data) {
             let attr = attr?;
@@ -79,6 +85,7 @@ impl VxlanSettings {
                 IFLA_VXLAN_TTL => settings.ttl = attr.u8()?,
                 IFLA_VXLAN_LEARNING => settings.learning = attr.u8()? != 0,
                 IFLA_VXLAN_PORT => settings.port = attr.u16_be()?,
+                IFLA_VXLAN_UDP_ZERO_CSUM6_RX => settings.zero_checksum6 = attr.u8()? != 0,
                 _ => {}
             }
         }

@@ -66,7 +66,10 @@ fn real_bodies() -> Vec<Vec<u8>> {
         name: "vx",
         mac: [2; 6],
         mtu: 1400,
-        settings: crate::vxlan::VxlanSettings::new(1, 8472, [192, 0, 2, 1].into()),
+        settings: crate::vxlan::VxlanSettings {
+            zero_checksum6: true,
+            ..crate::vxlan::VxlanSettings::new(1, 8472, [192, 0, 2, 1].into())
+        },
     };
     let requests: Vec<Request> = vec![
         bridge::create("br0"),

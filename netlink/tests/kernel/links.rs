@@ -194,11 +194,12 @@ fn links_go_under_a_bridge_and_out_again() {
 
 #[test]
 fn a_vxlan_device_reads_back_as_it_was_made() {
-    for (local, device) in [
-        ("192.0.2.1", false),
-        ("192.0.2.1", true),
-        ("2001:db8::1", false),
-        ("2001:db8::1", true),
+    for (local, device, zero_checksum6) in [
+        ("192.0.2.1", false, false),
+        ("192.0.2.1", true, false),
+        ("2001:db8::1", false, false),
+        ("2001:db8::1", false, true),
+        ("2001:db8::1", true, true),
     ] {
         in_fresh(|| {
             let mut conn = Conn::new().unwrap();
@@ -207,6 +208,7 @@ fn a_vxlan_device_reads_back_as_it_was_made() {
             let settings = VxlanSettings {
                 device: device.then_some(lower),
                 ttl: 64,
+                zero_checksum6,
                 ..VxlanSettings::new(77, 8472, local)
             };
             let vxlan = Vxlan {
