@@ -64,6 +64,10 @@ pub const LOCAL_MTU_ANNOTATION: &str = "sinabro.io/local-mtu";
 pub const SERVICE_TRANSLATION_ANNOTATION: &str = "sinabro.io/service-translation";
 /// A Node's annotation, by its agent: how its pods are reached, if not by tunnels alone.
 pub const ROUTING_ANNOTATION: &str = "sinabro.io/routing";
+/// A Node's annotation, by its agent: [`UDP6_ZERO_CHECKSUM`] if its tunnels take that.
+pub const TUNNELS_ANNOTATION: &str = "sinabro.io/tunnels";
+/// Its one value: UDP over IPv6 without a checksum (RFC 6935).
+pub const UDP6_ZERO_CHECKSUM: &str = "udp6-zero-checksum";
 /// A Service's annotation: [`MAGLEV`] for clients outside of the cluster to have their endpoints by Maglev.
 pub const SERVICE_BALANCING_ANNOTATION: &str = "sinabro.io/service-balancing";
 /// Its one value.

@@ -249,6 +249,7 @@ mod tests {
             network_unavailable: condition.map(|(s, r)| (s.into(), r.into())),
             zone: String::new(),
             routing: None,
+            tunnels: None,
             is_going: false,
         }
     }

@@ -30,6 +30,13 @@ pub struct Node {
     /// Whether it takes packets of other nodes' pods without a tunnel.
     #[serde(default, skip_serializing_if = "is_default")]
     pub native: bool,
+    /// Whether its tunnels take UDP over IPv6 without a checksum.
+    #[serde(
+        rename = "udp6ZeroChecksum",
+        default,
+        skip_serializing_if = "is_default"
+    )]
+    pub zero_checksum: bool,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {

@@ -17,6 +17,6 @@ pub use facts::{Facts, Node};
 pub use forwarding::{Forwarding, ForwardingMode};
 pub use masquerade::{MasqueradeIpv6, Masquerading, UdpMapping, non_masquerade};
 pub use overlay::{
-    DeviceSpec, OverlayMode, OverlayPlan, OverlaySettings, Peer, PlanError, Reached, RouteSpec,
-    Routing, own_device,
+    DeviceSpec, Native, OverlayMode, OverlayPlan, OverlaySettings, Peer, PlanError, Reached,
+    RouteSpec, Routing, own_device,
 };

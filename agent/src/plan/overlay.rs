@@ -173,6 +173,8 @@ pub struct OverlayPlan {
     pub takes_native: bool,
     /// and nodes that are sent such, or may be, if they are on the same link, by their tunnel addresses.
     pub native: BTreeMap<IpAddr, Native>,
+    /// IPv6 tunnel addresses of peers whose tunnels take UDP without a checksum.
+    pub zero_checksum: BTreeSet<IpAddr>,
 }
 
 /// Why there is no plan at all: something about this node itself.
@@ -228,6 +230,7 @@ impl OverlayPlan {
             // Others send it as long as they have not heard that it ended.
             takes_native: settings.routing.takes_native() || own.native,
             native: BTreeMap::new(),
+            zero_checksum: BTreeSet::new(),
         };
         plan.knows(own, local);
         let mut macs = BTreeMap::from([(plan.device.mac, (local, name.as_str()))]);
@@ -243,7 +246,7 @@ impl OverlayPlan {
                     let is_reached = match settings.routing {
                         Routing::Tunnel => None,
                         Routing::Native => Some(true),
-                        // Tunnels over IPv6 are the kernel's, which tries nothing.
+                        // Requests that try the way without a tunnel are sent between IPv4 addresses of nodes alone.
                         Routing::Auto => {
                             let may_be = remote.is_ipv4();
                             may_be.then(|| settings.reached.contains(&remote))
@@ -253,6 +256,9 @@ impl OverlayPlan {
                         let v6 = peer.addresses.iter().copied().find(IpAddr::is_ipv6);
                         let is_tried = !is_reached;
                         plan.native.insert(remote, Native { v6, is_tried });
+                    }
+                    if peer.zero_checksum && remote.is_ipv6() {
+                        plan.zero_checksum.insert(remote);
                     }
                     entry.tunnel = Some(remote);
                 }

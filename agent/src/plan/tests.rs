@@ -1,7 +1,7 @@
 use super::{
     conflicts::{contests, usable},
     facts::first_host,
-    overlay::{Native, node_reports},
+    overlay::node_reports,
     *,
 };
 use ipnet::IpNet;
@@ -206,6 +206,37 @@ fn both_ends_of_a_tunnel_choose_the_family_of_the_clusters_first_node() {
         if v6 {
             assert!(problem(&here, "v4").contains("no IPv6 address"));
         }
+    }
+}
+
+/// Between IPv4 addresses checksums are nobody's question.
+#[test]
+fn tunnels_over_ipv6_lack_checksums_where_the_peer_says_that_it_takes_that() {
+    let says = |name: &str, addresses: &[&str], zero_checksum| Node {
+        zero_checksum,
+        ..node(name, addresses, &[])
+    };
+    let facts = |own: Node| {
+        Facts::new([
+            registered(own, 1, true),
+            registered(says("a", &["192.168.0.2", "fd00::2"], true), 2, true),
+            registered(says("b", &["fd00::3", "192.168.0.3"], false), 2, true),
+            registered(says("c", &["192.168.0.4"], true), 2, true),
+        ])
+    };
+    let taken = |own_addresses: &[&str], own_takes| {
+        let facts = facts(says("own", own_addresses, own_takes));
+        let plan = OverlayPlan::new(&facts, &settings("own")).unwrap();
+        assert_eq!(
+            plan.fdb.len(),
+            if plan.device.local.is_ipv6() { 2 } else { 3 }
+        );
+        plan.zero_checksum
+    };
+    for own_takes in [false, true] {
+        let over_v6 = taken(&["fd00::1", "192.168.0.1"], own_takes);
+        assert_eq!(over_v6, ["fd00::2".parse().unwrap()].into());
+        assert_eq!(taken(&["192.168.0.1", "fd00::1"], own_takes), [].into());
     }
 }
 
@@ -431,15 +462,16 @@ fn any_node() -> impl Strategy<Value = Node> {
         IpNet::new(IpAddr::from([0xfd00, 0x244, 0, i, 0, 0, 0, 0]), len).unwrap()
     });
     let cidr = prop_oneof![v4, v6];
-    let standing = (0u64..3, any::<bool>(), any::<bool>());
+    let standing = (0u64..3, any::<bool>(), any::<bool>(), any::<bool>());
     (0u8..12, vec(address, 0..3), vec(cidr, 0..3), standing).prop_map(
-        |(i, addresses, pod_cidrs, (registered, ready, native))| Node {
+        |(i, addresses, pod_cidrs, (registered, ready, native, zero_checksum))| Node {
             name: format!("n{i}"),
             addresses,
             pod_cidrs,
             registered,
             ready,
             native,
+            zero_checksum,
         },
     )
 }

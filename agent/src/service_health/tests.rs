@@ -46,6 +46,7 @@ fn own(taints: &[&str], is_going: bool) -> OwnNode {
         network_unavailable: None,
         zone: String::new(),
         routing: None,
+        tunnels: None,
         is_going,
     }
 }

@@ -148,6 +148,7 @@ pub mod tests {
             registered: 7,
             ready: n % 2 == 0,
             native: n % 3 == 0,
+            zero_checksum: n % 5 < 2,
         }))
     }
 

@@ -3,11 +3,12 @@
 //! Only the fields below are taken from a Node; images, labels and whatever else it has are
 //! passed over while it is read and never held. [`facts_of`] makes a node of the facts of it:
 //! InternalIP addresses in their order, else ExternalIP ones; podCIDRs, else podCIDR; and what the node's agent
-//! says by the annotation `names::ROUTING_ANNOTATION`.
+//! says by the annotations `names::ROUTING_ANNOTATION` and `names::TUNNELS_ANNOTATION`.
 
 use crate::plan::{Node, Routing};
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use sinabro_common::names;
 use std::{net::IpAddr, str::FromStr};
 
 /// A Node.
@@ -36,6 +37,8 @@ pub struct Metadata {
 struct Annotations {
     #[serde(rename = "sinabro.io/routing")]
     routing: Option<String>,
+    #[serde(rename = "sinabro.io/tunnels")]
+    tunnels: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -48,6 +51,10 @@ struct Labels {
 impl Metadata {
     fn routing(&self) -> Option<&String> {
         self.annotations.as_ref()?.routing.as_ref()
+    }
+
+    fn tunnels(&self) -> Option<&String> {
+        self.annotations.as_ref()?.tunnels.as_ref()
     }
 
     fn registered(&self) -> u64 {
@@ -121,6 +128,8 @@ pub struct OwnNode {
     pub zone: String,
     /// Its annotation `names::ROUTING_ANNOTATION`.
     pub routing: Option<String>,
+    /// Its annotation `names::TUNNELS_ANNOTATION`.
+    pub tunnels: Option<String>,
     /// Whether it is being deleted.
     pub is_going: bool,
 }
@@ -138,6 +147,7 @@ impl From<&ApiNode> for OwnNode {
             zone: (node.metadata.labels.as_ref())
                 .map_or_else(String::new, |labels| labels.zone.clone()),
             routing: node.metadata.routing().cloned(),
+            tunnels: node.metadata.tunnels().cloned(),
             is_going: node.metadata.deletion_timestamp.is_some(),
         }
     }
@@ -182,6 +192,8 @@ pub fn facts_of(node: &ApiNode) -> Result<Node, String> {
         // A word that this version does not know is one of a way that it does not take.
         native: (node.metadata.routing())
             .is_some_and(|routing| *routing == Routing::Native.to_string()),
+        zero_checksum: (node.metadata.tunnels())
+            .is_some_and(|tunnels| tunnels == names::UDP6_ZERO_CHECKSUM),
     })
 }
 
@@ -197,7 +209,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use serde_json::{Value, json};
-    use sinabro_common::names::ROUTING_ANNOTATION;
+    use sinabro_common::names::{ROUTING_ANNOTATION, TUNNELS_ANNOTATION};
 
     fn facts(spec: Value, addresses: &[(&str, &str)]) -> Result<Node, String> {
         let address = |(kind, address): &(&str, &str)| json!({"type": kind, "address": address});
@@ -273,6 +285,35 @@ mod tests {
         for none in [Value::Null, json!({}), json!({ROUTING_ANNOTATION: null})] {
             assert_eq!(is_native(none), (false, None));
         }
+    }
+
+    #[test]
+    fn tunnels_take_what_their_node_says_and_a_word_of_later_versions_is_none() {
+        let takes = |annotations: Value| {
+            let node = json!({"metadata": {"name": "n1", "annotations": annotations}});
+            let node: ApiNode = serde_json::from_value(node).unwrap();
+            let facts = facts_of(&node).unwrap();
+            assert!(!facts.native, "{annotations}");
+            (facts.zero_checksum, OwnNode::from(&node).tunnels)
+        };
+        for (said, is_taken) in [
+            ("udp6-zero-checksum", true),
+            ("udp6-zero-checksum,other", false),
+            ("native", false),
+            ("", false),
+        ] {
+            assert_eq!(
+                takes(json!({TUNNELS_ANNOTATION: said, "x": "y"})),
+                (is_taken, Some(said.into()))
+            );
+        }
+        for none in [Value::Null, json!({}), json!({TUNNELS_ANNOTATION: null})] {
+            assert_eq!(takes(none), (false, None));
+        }
+        assert_eq!(
+            takes(json!({ROUTING_ANNOTATION: "udp6-zero-checksum"})),
+            (false, None)
+        );
     }
 
     #[test]

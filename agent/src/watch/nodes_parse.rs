@@ -1,7 +1,7 @@
 //! The nodes file's text: a YAML (and so also JSON) list of `{name, addresses, podCIDRs}`.
 //!
 //! Strict: nothing unknown, nothing missing but what the agent itself adds to the file it keeps
-//! (`registered`, `ready`) and what need not be said (`native`), nothing twice. An error names the entry and the field. What the entries mean beside one another is the plan's to judge, node by node.
+//! (`registered`, `ready`) and what need not be said (`native`, `udp6ZeroChecksum`), nothing twice. An error names the entry and the field. What the entries mean beside one another is the plan's to judge, node by node.
 
 use crate::plan::{Facts, Node};
 use serde_json::{Map, Value};
@@ -26,13 +26,14 @@ pub enum ParseError {
     Entry { entry: String, reason: String },
 }
 
-const FIELDS: [&str; 6] = [
+const FIELDS: [&str; 7] = [
     "name",
     "addresses",
     "podCIDRs",
     "registered",
     "ready",
     "native",
+    "udp6ZeroChecksum",
 ];
 /// Longest node name, as Kubernetes has it (RFC 1123 subdomain).
 const MAX_NAME: usize = 253;
@@ -100,6 +101,7 @@ fn node(entry: &Value) -> Result<Node, String> {
         registered: optional(fields, "registered", Value::as_u64, "seconds of Unix time")?,
         ready: optional(fields, "ready", Value::as_bool, "true or false")?,
         native: optional(fields, "native", Value::as_bool, "true or false")?,
+        zero_checksum: optional(fields, "udp6ZeroChecksum", Value::as_bool, "true or false")?,
     })
 }
 
@@ -196,6 +198,24 @@ mod tests {
         let json = serde_json::to_vec(&nodes).unwrap();
         assert_eq!(parse(&json).unwrap(), yaml);
         assert_eq!(parse(b"[]").unwrap(), Facts::default());
+    }
+
+    #[test]
+    fn what_a_node_takes_may_be_said() {
+        let node = |more: &str| {
+            let text = format!("[{{name: a, addresses: [], podCIDRs: []{more}}}]");
+            parse(text.as_bytes()).map(|facts| facts.nodes["a"].clone())
+        };
+        let takes = |more: &str| node(more).map(|node| (node.native, node.zero_checksum));
+        assert_eq!(takes(""), Ok((false, false)));
+        assert_eq!(takes(", native: true"), Ok((true, false)));
+        assert_eq!(takes(", udp6ZeroChecksum: true"), Ok((false, true)));
+        assert_eq!(takes(", udp6ZeroChecksum: false"), Ok((false, false)));
+        let error = takes(", udp6ZeroChecksum: 1").unwrap_err().to_string();
+        assert!(
+            error.ends_with("udp6ZeroChecksum: it must be true or false"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -113,6 +113,7 @@ mod tests {
             network_unavailable: None,
             zone: zone.into(),
             routing: None,
+            tunnels: None,
             is_going: false,
         }
     }
