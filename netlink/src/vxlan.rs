@@ -61,7 +61,10 @@ impl VxlanSettings {
             IpAddr::V6(local) => InfoVxlan::Local6(local),
         }));
         attributes.extend(self.device.map(InfoVxlan::Link));
-        attributes.extend(self.zero_checksum6.then_some(InfoVxlan::UDPZeroCsumRX(true)));
+        attributes.extend(
+            self.zero_checksum6
+                .then_some(InfoVxlan::UDPZeroCsumRX(true)),
+        );
         attributes
     }
 

@@ -1,7 +1,8 @@
 //! The VXLAN device.
 //!
 //! MAC, MTU and state are set on the living device; VNI, port and local address need a new one,
-//! which loses its addresses and entries: the pass puts them back right after.
+//! which loses its addresses and entries: the pass puts them back right after. Whether packets are taken without a checksum
+//! needs a new one, too, but is not worth that.
 
 use crate::plan::DeviceSpec;
 use sinabro_netlink::{
@@ -26,15 +27,38 @@ pub enum LinkError {
     Netlink(#[from] Error),
 }
 
-/// Makes the device as wanted, but for raising it ([`raise`]); its index, and whether anything
-/// was done.
+/// The device as [`ensure`] leaves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    pub index: u32,
+    /// Whether anything was done.
+    pub changed: bool,
+    /// Whether it takes UDP over IPv6 without a checksum, and its tunnels are over IPv6. One that an earlier version made
+    /// does not, and stays: pods' packets are worth more.
+    pub takes_zero_checksum: bool,
+}
+
+impl Device {
+    fn of(link: &Link, changed: bool) -> Self {
+        let takes = |vxlan: &VxlanSettings| {
+            vxlan.zero_checksum6 && vxlan.local.is_some_and(|local| local.is_ipv6())
+        };
+        Self {
+            index: link.index,
+            changed,
+            takes_zero_checksum: link.vxlan.as_ref().is_some_and(takes),
+        }
+    }
+}
+
+/// Makes the device as wanted, but for raising it ([`raise`]).
 ///
 /// # Errors
 /// If the name or the VNI is somebody else's, and those of the kernel.
-pub fn ensure(conn: &mut Conn, spec: &DeviceSpec) -> Result<(u32, bool), LinkError> {
+pub fn ensure(conn: &mut Conn, spec: &DeviceSpec) -> Result<Device, LinkError> {
     let Some(link) = conn.link_by_name(&spec.name).ignore_not_found()? else {
         info!(device = spec.name, "making the VXLAN device");
-        return Ok((create(conn, spec)?, true));
+        return Ok(Device::of(&create(conn, spec)?, true));
     };
     if link.kind.as_deref() != Some("vxlan") {
         return Err(LinkError::OtherKind {
@@ -48,7 +72,7 @@ pub fn ensure(conn: &mut Conn, spec: &DeviceSpec) -> Result<(u32, bool), LinkErr
             "making the VXLAN device again: VNI, port or local address changed"
         );
         conn.execute(link::delete(link.index)).ignore_not_found()?;
-        return Ok((create(conn, spec)?, true));
+        return Ok(Device::of(&create(conn, spec)?, true));
     }
     let mut requests = Vec::new();
     if link.mac != Some(spec.mac.0) {
@@ -65,7 +89,7 @@ pub fn ensure(conn: &mut Conn, spec: &DeviceSpec) -> Result<(u32, bool), LinkErr
     }
     let changed = !requests.is_empty();
     conn.execute_all(requests)?;
-    Ok((link.index, changed))
+    Ok(Device::of(&link, changed))
 }
 
 /// Raises the device; whether it was down.
@@ -87,7 +111,7 @@ pub fn raise(conn: &mut Conn, index: u32) -> Result<bool, LinkError> {
     Ok(true)
 }
 
-/// Whether what cannot be changed on a living device is as wanted.
+/// Whether what cannot be changed on a living device is as it has to be.
 fn fits(link: &Link, spec: &DeviceSpec) -> bool {
     link.vxlan.as_ref().is_some_and(|vxlan| {
         vxlan.vni == spec.vni
@@ -98,12 +122,15 @@ fn fits(link: &Link, spec: &DeviceSpec) -> bool {
     })
 }
 
-fn create(conn: &mut Conn, spec: &DeviceSpec) -> Result<u32, LinkError> {
+fn create(conn: &mut Conn, spec: &DeviceSpec) -> Result<Link, LinkError> {
     let vxlan = Vxlan {
         name: &spec.name,
         mac: spec.mac.0,
         mtu: spec.mtu,
-        settings: VxlanSettings::new(spec.vni, spec.port, spec.local),
+        settings: VxlanSettings {
+            zero_checksum6: spec.local.is_ipv6(),
+            ..VxlanSettings::new(spec.vni, spec.port, spec.local)
+        },
     };
     if let Err(error) = conn.execute(vxlan.create()) {
         return Err(match holder(conn, spec) {
@@ -115,7 +142,7 @@ fn create(conn: &mut Conn, spec: &DeviceSpec) -> Result<u32, LinkError> {
             _ => error.into(),
         });
     }
-    Ok(conn.link_by_name(&spec.name)?.index)
+    Ok(conn.link_by_name(&spec.name)?)
 }
 
 /// Another device with the same VNI and port: the kernel allows one of each.
@@ -126,4 +153,93 @@ fn holder(conn: &mut Conn, spec: &DeviceSpec) -> Option<String> {
         vxlan.is_some_and(|v| (v.vni, v.port) == (spec.vni, spec.port))
     };
     links.into_iter().find(same).map(|link| link.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinabro_common::api::Mac;
+    use sinabro_netlink::netns::in_fresh;
+
+    fn spec(local: &str) -> DeviceSpec {
+        DeviceSpec {
+            name: "vx".into(),
+            vni: 1,
+            port: 8472,
+            local: local.parse().unwrap(),
+            mac: Mac([2, 0, 0, 0, 0, 1]),
+            mtu: 1400,
+        }
+    }
+
+    #[test]
+    fn a_device_takes_what_lacks_a_checksum_over_ipv6_and_nothing_changes_over_ipv4() {
+        in_fresh(|| {
+            let mut conn = Conn::new().unwrap();
+            // The address decides, also where the device has to be made again for it.
+            for (local, takes) in [
+                ("192.0.2.1", false),
+                ("fd00::1", true),
+                ("192.0.2.1", false),
+            ] {
+                for changed in [true, false] {
+                    let device = ensure(&mut conn, &spec(local)).unwrap();
+                    let index = conn.link_by_name("vx").unwrap().index;
+                    let expected = Device {
+                        index,
+                        changed,
+                        takes_zero_checksum: takes,
+                    };
+                    assert_eq!(device, expected, "{local}");
+                }
+                let vxlan = conn.link_by_name("vx").unwrap().vxlan.unwrap();
+                assert_eq!(vxlan.zero_checksum6, takes, "{local}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_device_of_an_earlier_version_stays_and_takes_nothing_without_a_checksum() {
+        in_fresh(|| {
+            let mut conn = Conn::new().unwrap();
+            let spec = spec("fd00::1");
+            let before = Vxlan {
+                name: &spec.name,
+                mac: spec.mac.0,
+                mtu: spec.mtu,
+                settings: VxlanSettings::new(spec.vni, spec.port, spec.local),
+            };
+            conn.execute(before.create()).unwrap();
+            let index = conn.link_by_name("vx").unwrap().index;
+            let kept = Device {
+                index,
+                changed: false,
+                takes_zero_checksum: false,
+            };
+            assert_eq!(ensure(&mut conn, &spec).unwrap(), kept);
+            conn.execute(link::delete(index)).unwrap();
+            assert!(ensure(&mut conn, &spec).unwrap().takes_zero_checksum);
+        });
+    }
+
+    /// Over IPv4 the flag, which somebody may have set, says nothing that others have to hear.
+    #[test]
+    fn what_a_device_over_ipv4_says_of_ipv6_is_nothing() {
+        in_fresh(|| {
+            let mut conn = Conn::new().unwrap();
+            let spec = spec("192.0.2.1");
+            let theirs = Vxlan {
+                name: &spec.name,
+                mac: spec.mac.0,
+                mtu: spec.mtu,
+                settings: VxlanSettings {
+                    zero_checksum6: true,
+                    ..VxlanSettings::new(spec.vni, spec.port, spec.local)
+                },
+            };
+            conn.execute(theirs.create()).unwrap();
+            let device = ensure(&mut conn, &spec).unwrap();
+            assert!(!device.changed && !device.takes_zero_checksum, "{device:?}");
+        });
+    }
 }

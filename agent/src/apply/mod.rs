@@ -69,6 +69,8 @@ pub struct OverlayStatus {
     pub nodes: Arc<Vec<NodeReport>>,
     /// By which way they are reached, as of the last look.
     pub ways: Arc<Ways>,
+    /// Whether the VXLAN device takes UDP over IPv6 without a checksum, as of the last pass that found it.
+    pub takes_zero_checksum: bool,
     /// What is wrong with the node's own part; empty when it is as it should be. A faulty peer
     /// is in `nodes` alone: it must not make this node unready.
     pub problems: Vec<String>,

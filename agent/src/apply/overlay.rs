@@ -92,6 +92,7 @@ pub fn spawn_in(
         status: sender,
         plan: None,
         device: None,
+        takes_zero_checksum: false,
         took_native: None,
         due: Due::Whole,
         due_pods: Which::All,
@@ -121,6 +122,8 @@ struct Driver {
     plan: Option<Arc<OverlayPlan>>,
     /// Index of the VXLAN device, as of the last pass.
     device: Option<u32>,
+    /// Whether that takes UDP over IPv6 without a checksum, as of the last pass that found it.
+    takes_zero_checksum: bool,
     /// When packets were last to be taken without a tunnel.
     took_native: Option<Instant>,
     due: Due,
@@ -228,6 +231,9 @@ impl Driver {
 
         if due != Due::Nothing {
             self.device = outcome.device;
+            if outcome.device.is_some() {
+                self.takes_zero_checksum = outcome.takes_zero_checksum;
+            }
             if outcome.plan.as_ref().is_some_and(|plan| plan.takes_native) {
                 self.took_native = Some(Instant::now());
             }
@@ -421,6 +427,7 @@ impl Driver {
                 status.nodes = self.report.nodes.clone();
             }
             status.ways = self.ways.clone();
+            status.takes_zero_checksum = self.takes_zero_checksum;
             log_own(status, &problems);
             status.problems = problems;
             status.runs += 1;

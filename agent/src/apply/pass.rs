@@ -97,6 +97,8 @@ pub struct Outcome {
     pub plan: Option<Arc<OverlayPlan>>,
     /// The VXLAN device, once it is known.
     pub device: Option<u32>,
+    /// Whether that takes UDP over IPv6 without a checksum.
+    pub takes_zero_checksum: bool,
     pub changed: usize,
     /// By which way peers are reached; none if that was not looked at.
     pub ways: Option<Ways>,
@@ -200,17 +202,17 @@ fn apply(
     plan: &OverlayPlan,
     outcome: &mut Outcome,
 ) {
-    let (link, touched) = match links::ensure(conn, &plan.device) {
-        Ok((link, changed)) => {
-            outcome.changed += usize::from(changed);
-            (link, changed)
-        }
+    let device = match links::ensure(conn, &plan.device) {
+        Ok(device) => device,
         Err(error) => {
             outcome.faults.push(Fault::own(error));
             return;
         }
     };
+    let (link, touched) = (device.index, device.changed);
+    outcome.changed += usize::from(touched);
     outcome.device = Some(link);
+    outcome.takes_zero_checksum = device.takes_zero_checksum;
     // Nothing comes out of a tunnel before it is checked.
     if let Some(datapath) = datapath
         && let Err(error) = check_tunnels(datapath, link, plan)
