@@ -8,7 +8,7 @@ use super::ways::{Ways, Why};
 use crate::{
     chain::Chain,
     datapath::{Datapath, DatapathError, DirectUplink, Way},
-    plan::OverlayPlan,
+    plan::{Native, OverlayPlan},
 };
 use sinabro_common::{
     abi::{
@@ -36,15 +36,12 @@ pub fn follow(
         none: None,
         ..Ways::default()
     };
-    match uplink(datapath.direct_uplink()?, plan) {
+    match only_uplink(datapath.direct_uplink()?) {
         Err(why) => ways = Ways::none(why),
         Ok(uplink) => {
             for (mac, &remote) in &plan.fdb {
                 let tunnel = Addr::from(remote);
-                let is_known = before.is_some_and(|before| {
-                    before.fdb.get(mac) == Some(&remote)
-                        && before.native.get(&remote) == plan.native.get(&remote)
-                });
+                let is_known = before.is_some_and(|before| is_alike(before, plan, (*mac, remote)));
                 let next = match datapath.next_hop(tunnel).filter(|_| is_known) {
                     Some(way) => Ok(way),
                     None => {
@@ -98,15 +95,6 @@ fn ask_for_neighbours(conn: &mut Conn, ways: &[Way]) {
     }
 }
 
-/// The uplink by which packets to peers may leave past the stack.
-fn uplink(uplink: DirectUplink, plan: &OverlayPlan) -> Result<u32, Why> {
-    // Tunnels over IPv6 are the kernel's.
-    if plan.device.local.is_ipv6() && plan.native.is_empty() {
-        return Err(Why::Ipv6);
-    }
-    only_uplink(uplink)
-}
-
 /// The uplink by which packets may leave past the stack, if none of them may have to be encrypted.
 pub(super) fn only_uplink(uplink: DirectUplink) -> Result<u32, Why> {
     let uplink = match uplink {
@@ -132,16 +120,10 @@ fn way(
     let next_hop = gateway(conn, remote, uplink)?;
     // A router between them knows no pods.
     let native = plan.native.get(&remote).filter(|_| next_hop == remote);
-    if native.is_none() && remote.is_ipv6() {
-        return Err(Why::Ipv6);
-    }
     let next = NextHop {
         gateway: next_hop.into(),
         ifindex: uplink,
-        remote_mac: match native {
-            Some(native) if !native.is_tried => NATIVE,
-            _ => mac.0,
-        },
+        remote_mac: remote_mac(plan, (mac, remote), native)?,
         own_mac: plan.device.mac.0,
     };
     let v6 = native.and_then(|native| native.v6);
@@ -149,6 +131,27 @@ fn way(
     let on_link = |v6: &IpAddr| gateway(conn, *v6, uplink).is_ok_and(|gateway| gateway == *v6);
     let native_v6 = v6.filter(on_link).map(Addr::from);
     Ok(Way { next, native_v6 })
+}
+
+/// What is sent to a peer: packets as they are, or tunnels' to its device, if it takes them as they are past the stack.
+fn remote_mac(
+    plan: &OverlayPlan,
+    (mac, remote): (Mac, IpAddr),
+    native: Option<&Native>,
+) -> Result<[u8; 6], Why> {
+    match native {
+        Some(native) if !native.is_tried => Ok(NATIVE),
+        _ if remote.is_ipv4() || plan.zero_checksum.contains(&remote) => Ok(mac.0),
+        _ => Err(Why::ZeroChecksum),
+    }
+}
+
+/// Whether two plans ask for the same way to a peer.
+fn is_alike(before: &OverlayPlan, plan: &OverlayPlan, (mac, remote): (Mac, IpAddr)) -> bool {
+    let takes = |plan: &OverlayPlan| plan.zero_checksum.contains(&remote);
+    before.fdb.get(&mac) == Some(&remote)
+        && before.native.get(&remote) == plan.native.get(&remote)
+        && takes(before) == takes(plan)
 }
 
 /// Whom a packet to an address is given to on the uplink, if it leaves by it alone.
@@ -169,5 +172,81 @@ fn gateway(conn: &mut Conn, to: IpAddr, uplink: u32) -> Result<IpAddr, Why> {
         // Another family's is the stack's to find.
         Some(gateway) if gateway.is_ipv4() != to.is_ipv4() => Err(Why::OtherFamily),
         Some(gateway) => Ok(gateway),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Facts, Node, OverlaySettings, Reached, Routing};
+    use sinabro_common::names;
+
+    /// The plan of a node with a peer, which has this address and says whether its tunnels do without checksums.
+    fn plan(own: &str, peer: &str, zero_checksum: bool) -> OverlayPlan {
+        let node = |name: &str, address: &str, zero_checksum| Node {
+            name: name.into(),
+            addresses: vec![address.parse().unwrap()],
+            zero_checksum,
+            ..Node::default()
+        };
+        let facts = Facts::new([node("own", own, true), node("peer", peer, zero_checksum)]);
+        let settings = OverlaySettings {
+            node: "own".into(),
+            device: "vx".into(),
+            vni: 1,
+            port: 8472,
+            uplink_mtu: 1500,
+            mtu: None,
+            routing: Routing::Tunnel,
+            reached: Reached::default(),
+        };
+        OverlayPlan::new(&facts, &settings).unwrap()
+    }
+
+    fn peer(address: &str) -> (Mac, IpAddr) {
+        let address = address.parse().unwrap();
+        (Mac(names::vxlan_mac(address)), address)
+    }
+
+    #[test]
+    fn over_ipv6_a_tunnel_leads_past_the_stack_to_who_takes_it_without_a_checksum() {
+        let natively = |is_tried| Native { v6: None, is_tried };
+        let (v4, v6) = (peer("192.168.0.2"), peer("fd00::2"));
+        for says in [false, true] {
+            let over_v4 = plan("192.168.0.1", "192.168.0.2", says);
+            assert_eq!(remote_mac(&over_v4, v4, None), Ok(v4.0.0));
+            assert_eq!(remote_mac(&over_v4, v4, Some(&natively(true))), Ok(v4.0.0));
+            assert_eq!(remote_mac(&over_v4, v4, Some(&natively(false))), Ok(NATIVE));
+
+            let over_v6 = plan("fd00::1", "fd00::2", says);
+            let in_tunnel = match says {
+                true => Ok(v6.0.0),
+                false => Err(Why::ZeroChecksum),
+            };
+            assert_eq!(remote_mac(&over_v6, v6, None), in_tunnel);
+            assert_eq!(remote_mac(&over_v6, v6, Some(&natively(true))), in_tunnel);
+            assert_eq!(remote_mac(&over_v6, v6, Some(&natively(false))), Ok(NATIVE));
+        }
+        assert_eq!(
+            Why::ZeroChecksum.to_string(),
+            "its tunnels take no UDP over IPv6 without a checksum"
+        );
+    }
+
+    #[test]
+    fn a_way_is_looked_up_again_where_what_a_peer_takes_has_changed() {
+        let remote = peer("fd00::2");
+        let [says, does_not] = [true, false].map(|says| plan("fd00::1", "fd00::2", says));
+        assert!(is_alike(&says, &says, remote) && is_alike(&does_not, &does_not, remote));
+        assert!(!is_alike(&says, &does_not, remote) && !is_alike(&does_not, &says, remote));
+
+        let mut native = says.clone();
+        let natively = Native {
+            v6: None,
+            is_tried: false,
+        };
+        native.native.insert(remote.1, natively);
+        assert!(!is_alike(&says, &native, remote));
+        assert!(!is_alike(&plan("fd00::1", "fd00::3", true), &says, remote));
     }
 }

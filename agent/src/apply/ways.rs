@@ -49,8 +49,8 @@ pub enum Why {
     SeveralUplinks,
     /// Another header than Ethernet's, or none.
     OtherHeader,
-    /// Tunnels between IPv6 addresses.
-    Ipv6,
+    /// Over IPv6 what is sent past the stack has no checksum, and that node has not said that it takes that.
+    ZeroChecksum,
     /// The kernel has no program put a packet into a tunnel.
     Kernel,
     Ipsec,
@@ -84,7 +84,7 @@ impl fmt::Display for Why {
             Self::NoUplink => "no uplink, see the setting uplinks",
             Self::SeveralUplinks => "several uplinks, see the setting uplinks",
             Self::OtherHeader => "the uplink is not Ethernet",
-            Self::Ipv6 => "the nodes know each other by IPv6",
+            Self::ZeroChecksum => "its tunnels take no UDP over IPv6 without a checksum",
             Self::Kernel => "this node's Linux is older than 5.13",
             Self::Ipsec => "IPsec has policies, see ip xfrm policy",
             Self::IpsecUnknown(error) => {
