@@ -57,6 +57,12 @@ pub struct NodeEntry {
     /// Whether it takes what other nodes' pods send without a tunnel. Agents of before know no such field.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub native: bool,
+    /// Whether it takes UDP over IPv6 without a checksum, likewise.
+    #[serde(
+        rename = "udp6ZeroChecksum",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub zero_checksum: bool,
 }
 
 impl NodeEntry {
@@ -67,6 +73,7 @@ impl NodeEntry {
             addresses: underlay_addresses(number).to_vec(),
             pod_cidrs: pod_cidrs(number),
             native: false,
+            zero_checksum: false,
         }
     }
 }

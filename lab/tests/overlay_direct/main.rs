@@ -7,6 +7,7 @@ mod congestion;
 mod fabric;
 mod native;
 mod native_mtu;
+mod over_ipv6;
 
 use ipnet::IpNet;
 use sinabro_common::{
@@ -338,15 +339,24 @@ fn what_only_a_router_can_do_is_left_to_the_stack() {
 const MTUS: [u32; 3] = [1400, 1500, 9000];
 /// What stands before a packet between two nodes (RFC 7348 §5).
 const OUTSIDE: usize = 50;
+const OUTSIDE_IPV6: usize = 70;
 
 /// Whatever each of two nodes sends by, all arrives, at every size of packets up to the largest.
 #[test]
 fn every_pair_of_ways_carries_all_of_every_size() {
+    every_pair(&MTUS, OUTSIDE, |_| {});
+}
+
+fn every_pair(mtus: &[u32], outside: usize, prepare: impl Fn(&Lab)) {
     let ways: [&[&str]; 2] = [&[], &["--overlay=kernel"]];
-    for mtu in MTUS {
+    for &mtu in mtus {
         for flags in ways.iter().flat_map(|one| ways.map(|two| [*one, two])) {
-            let world = World::on(|lab| set_mtu(lab, mtu), flags);
-            let devices = world.carried(|| large(&world, mtu as usize - OUTSIDE));
+            let prepare = |lab: &Lab| {
+                set_mtu(lab, mtu);
+                prepare(lab);
+            };
+            let world = World::on(prepare, flags);
+            let devices = world.carried(|| large(&world, mtu as usize - outside));
             let by_device = flags.map(|flags| !flags.is_empty());
             // Whatever way it was sent by, the receiver's own says whether its device sees it.
             let seen = devices.map(|both| both.map(|count| count > 0));
@@ -448,7 +458,10 @@ fn behind(pod: &Pod) -> Place {
 
 #[test]
 fn super_packets_leave_a_pod_again_as_they_came() {
-    let world = World::new([&[], &[]]);
+    leave_again(&World::new([&[], &[]]));
+}
+
+fn leave_again(world: &World) {
     let [one, two] = &world.pods;
     let behind = behind(two);
     for is_cut in [false, true] {

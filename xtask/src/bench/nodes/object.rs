@@ -27,6 +27,7 @@ pub fn entry(number: usize) -> NodeEntry {
             ipnet::Ipv6Net::new_assert(v6, 64).into(),
         ],
         native: false,
+        zero_checksum: false,
     }
 }
 

@@ -64,6 +64,10 @@ pub struct Options {
           value_parser = clap::value_parser!(u32).range(..=20_000))]
     rules: u32,
 
+    /// Nodes know each other by IPv6, in which their tunnels are then
+    #[arg(long)]
+    ipv6_nodes: bool,
+
     #[command(flatten)]
     congestion: Congestion,
 
@@ -91,6 +95,7 @@ impl Options {
         arguments.extend(["--rounds".into(), self.rounds.to_string()]);
         arguments.extend(["--rules".into(), self.rules.to_string()]);
         arguments.extend(self.short.then(|| "--short".into()));
+        arguments.extend(self.ipv6_nodes.then(|| "--ipv6-nodes".into()));
         if let Some(way) = self.only {
             arguments.extend(["--only".into(), way.name().into()]);
         }
@@ -191,11 +196,18 @@ fn introduction(scene: &Scene, options: &Options) -> String {
     }
     let [client, server] = scene.cpus();
     text + &format!(
-        "  clients on CPU {client}, servers on CPU {server}; rules for {} Services; {};\n  \
+        "  clients on CPU {client}, servers on CPU {server}; rules for {} Services; {}{};\n  \
          {} rounds in turns.\n  \
          CPU is what the threads of both ends did per request, packet or gigabyte, in the kernel\n  \
          too; \"machine CPU\" is all that the machine did meanwhile",
-        options.rules, options.congestion, options.rounds
+        options.rules,
+        options.congestion,
+        if options.ipv6_nodes {
+            "; nodes known by IPv6"
+        } else {
+            ""
+        },
+        options.rounds
     )
 }
 
@@ -217,7 +229,7 @@ mod tests {
 
     #[test]
     fn cases_are_chosen_by_name_also_under_sudo() {
-        let chosen = options(&["--only", "local-mtu", "--case", "rr 4 KB"]);
+        let chosen = options(&["--only", "local-mtu", "--case", "rr 4 KB", "--ipv6-nodes"]);
         let names: Vec<String> = chosen.cases(Way::LocalMtu).map(|c| c.to_string()).collect();
         let expected = [
             "rr 4 KB",
@@ -230,6 +242,7 @@ mod tests {
         let again: Vec<&str> = again[2..].iter().map(String::as_str).collect();
         let again = options(&again);
         assert_eq!(again.case, chosen.case);
+        assert!(again.ipv6_nodes);
         assert_eq!(again.only, Some(Way::LocalMtu));
         assert!(!again.is_wanted(Way::Across));
         // Not taken for an option.

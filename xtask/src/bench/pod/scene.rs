@@ -131,6 +131,14 @@ impl Scene {
         }
         let past_the_stack = || direct.iter().chain(native);
         let nodes = || lab.nodes()[..agents].iter().chain(past_the_stack());
+        for node in nodes().filter(|_| options.ipv6_nodes) {
+            node.lead_with_ipv6();
+            let entry = node.entry();
+            node.set_entry(NodeEntry {
+                zero_checksum: true,
+                ..entry
+            });
+        }
         lab.publish_entries(&nodes().map(Node::entry).collect::<Vec<_>>())?;
         for node in &lab.nodes()[..agents] {
             node.start_agent()?;

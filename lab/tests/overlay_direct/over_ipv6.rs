@@ -1,0 +1,87 @@
+//! Nodes that know each other by IPv6. Programs send UDP without a checksum then (RFC 6935), to who says that he takes it.
+
+use super::{native::in_tunnels, *};
+
+/// Nodes have IPv6 addresses first; the given ones say that they take UDP without a checksum.
+fn nodes(lab: &Lab, take: [bool; 2]) {
+    for (node, takes) in lab.nodes().iter().zip(take) {
+        node.lead_with_ipv6();
+        let mut entry = node.entry();
+        entry.zero_checksum = takes;
+        node.set_entry(entry);
+    }
+    lab.publish().unwrap();
+}
+
+fn world(flags: [&[&str]; 2]) -> World {
+    let world = World::on(|lab| nodes(lab, [true; 2]), flags);
+    for node in world.lab.nodes() {
+        assert!(other(node).tunnel.unwrap().is_ipv6());
+    }
+    world
+}
+
+#[test]
+fn no_device_sees_what_goes_past_over_ipv6() {
+    let world = world([&[], &[]]);
+    let counts = world.counts_of(|| {
+        let carried = world.carried(|| assert!(in_tunnels(&world, || exchange(&world)) > 0));
+        assert_eq!(carried, [[0, 0]; 2]);
+    });
+    for (node, counts) in world.lab.nodes().iter().zip(counts) {
+        assert!(goes_direct(node), "{:?}", other(node));
+        assert!(is_both_ways(counts.direct), "{counts:?}");
+        assert_eq!(counts.kernel, NOTHING);
+    }
+}
+
+#[test]
+fn every_pair_of_ways_carries_all_over_ipv6() {
+    every_pair(&MTUS[1..2], OUTSIDE_IPV6, |lab| nodes(lab, [true; 2]));
+}
+
+/// The sender has the device's checksum or none, and to the receiver's device is left what its programs do not take.
+#[test]
+fn the_device_takes_what_has_no_checksum() {
+    let world = world([&[], &["--overlay=kernel"]]);
+    let [one, two] = &world.pods;
+    for address in two.addresses() {
+        let [_, received] = world.counts_of(|| {
+            udp::echo(one.place(), two.place(), address, 1000, true).unwrap();
+            udp::cut(one.place(), two.place(), address, 1000, 10).unwrap();
+        });
+        assert!(received.kernel.received > 1, "{address}: {received:?}");
+        assert_eq!(received.direct, NOTHING, "{address}");
+    }
+}
+
+#[test]
+fn super_packets_from_over_ipv6_leave_a_pod_again_as_they_came() {
+    leave_again(&world([&[], &[]]));
+}
+
+/// Nodes begin and end to say so while their pods talk.
+#[test]
+fn who_takes_no_udp_without_a_checksum_is_sent_none_under_load() {
+    let world = World::on(|lab| nodes(lab, [false; 2]), [&[], &[]]);
+    let [n1, n2] = [1, 2].map(|number| world.lab.node(number));
+    eventually("the way to be known", || other(n1).path.is_some());
+    assert!(why(n1).contains("checksum"), "{}", why(n1));
+    let traffic = talk(&world);
+    let phase = |what: &str, take: [bool; 2], is_direct: [bool; 2]| {
+        traffic.event(what).unwrap();
+        nodes(&world.lab, take);
+        for (node, is_direct) in [n1, n2].into_iter().zip(is_direct) {
+            eventually(what, || goes_direct(node) == is_direct);
+        }
+        let devices = world.carried(|| traffic.watch(PHASE));
+        let sent = devices.map(|[_, sent]| sent > 0);
+        assert_eq!(sent, is_direct.map(|is_direct| !is_direct), "{what}");
+        traffic.must_flow(what).unwrap();
+    };
+    phase("one takes it", [false, true], [true, false]);
+    phase("both take it", [true, true], [true, true]);
+    phase("one does not any more", [true, false], [false, true]);
+    phase("none does", [false, false], [false, false]);
+    println!("{}", traffic.finish().unwrap());
+}
