@@ -2,7 +2,10 @@
 //! it, what `debug` collects of it, and what `uninstall` takes off it.
 
 use crate::{
-    announce::node::{CONDITION, TAINT},
+    announce::{
+        annotations::Annotation,
+        node::{CONDITION, TAINT},
+    },
     chain::Chain,
     cluster_api::{ClusterApi, ClusterApiError},
     config::{FactsFrom, Places},
@@ -15,7 +18,6 @@ use kube::{
     core::Request,
 };
 use serde_json::{Value, json};
-use sinabro_common::names::ROUTING_ANNOTATION;
 use std::{fs, io, path::PathBuf, time::Duration};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -94,7 +96,7 @@ pub fn info(places: &Places) -> Result<Value, OwnNodeError> {
     })
 }
 
-/// Takes the agent's taint and condition off this node; says what was there.
+/// Takes the agent's taint, condition and annotations off this node; says what was there.
 ///
 /// # Errors
 /// If the Node cannot be read or changed.
@@ -181,10 +183,12 @@ async fn take_off(client: &Client, name: &str) -> Result<Vec<String>, OwnNodeErr
         answer(name, patched).await?;
         done.push(format!("condition {CONDITION} of node {name}"));
     }
-    if !node["metadata"]["annotations"][ROUTING_ANNOTATION].is_null() {
-        let patch = Patch::Merge(json!({"metadata": {"annotations": {ROUTING_ANNOTATION: null}}}));
-        patched(client, name, &patch).await?;
-        done.push(format!("annotation {ROUTING_ANNOTATION} of node {name}"));
+    for annotation in Annotation::EVERY {
+        let key = annotation.key();
+        if !node["metadata"]["annotations"][key].is_null() {
+            patched(client, name, &Patch::Merge(annotation.patch(false))).await?;
+            done.push(format!("annotation {key} of node {name}"));
+        }
     }
     Ok(done)
 }
@@ -231,6 +235,7 @@ async fn answer(
 mod tests {
     use super::*;
     use crate::stand_in::{Answer, StandIn};
+    use sinabro_common::names::{ROUTING_ANNOTATION, TUNNELS_ANNOTATION};
 
     fn list(node: &Value) -> Answer {
         Answer::Whole(200, json!({"items": [node]}).to_string())
@@ -258,23 +263,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn taint_condition_and_annotation_go_and_others_stay() {
+    async fn taint_condition_and_annotations_go_and_others_stay() {
         let mut server = StandIn::start().await;
         let client = server.api().await.client;
         let taints = json!([{"key": "a", "effect": "NoExecute"}, {"key": TAINT}]);
         let mut tainted = node(&taints, crate::announce::node::REASON);
-        tainted["metadata"]["annotations"] = json!({ROUTING_ANNOTATION: "native", "x": "y"});
+        tainted["metadata"]["annotations"] = json!({
+            ROUTING_ANNOTATION: "native",
+            TUNNELS_ANNOTATION: "a word of a later version",
+            "x": "y",
+        });
         server.answer(list(&tainted));
         server.fail(409, "the object has been modified");
         server.answer(list(&tainted));
         server.answer(Answer::Whole(200, "{}".into()));
         server.answer(list(&tainted));
-        server.answer(Answer::Whole(200, "{}".into()));
-        server.answer(Answer::Whole(200, "{}".into()));
+        for _ in 0..3 {
+            server.answer(Answer::Whole(200, "{}".into()));
+        }
         let done = take_off(&client, "n1").await.unwrap();
-        assert_eq!(done.len(), 3, "{done:?}");
+        assert_eq!(done.len(), 4, "{done:?}");
         let mut patches = Vec::new();
-        for _ in 0..7 {
+        for _ in 0..8 {
             let (request, body) = server.request().await;
             if request.starts_with("PATCH") {
                 patches.push((request, serde_json::from_str::<Value>(&body).unwrap()));
@@ -285,8 +295,13 @@ mod tests {
         assert!(patches[2].0.contains("/n1/status"), "{}", patches[2].0);
         let condition = &patches[2].1["status"]["conditions"][0];
         assert_eq!(*condition, json!({"type": CONDITION, "$patch": "delete"}));
-        let annotations = json!({"metadata": {"annotations": {ROUTING_ANNOTATION: null}}});
-        assert_eq!(patches[3].1, annotations);
+        for (patch, annotation) in patches[3..]
+            .iter()
+            .zip([ROUTING_ANNOTATION, TUNNELS_ANNOTATION])
+        {
+            let annotations = json!({"metadata": {"annotations": {annotation: null}}});
+            assert_eq!(patch.1, annotations);
+        }
 
         // Nothing of ours.
         for _ in 0..2 {

@@ -19,7 +19,7 @@ mod service_room;
 pub mod services;
 
 use crate::{
-    announce::{self, Announcer, floods::Floods, problems},
+    announce::{self, Announcer, annotations::Takes, floods::Floods, problems},
     api::{
         server::Server,
         status::{Core, Telemetry},
@@ -418,7 +418,13 @@ async fn announce(
     core: Arc<Core>,
 ) -> anyhow::Result<()> {
     let name = core.settings.node_name.clone();
-    let routing = core.settings.routing;
+    let takes = {
+        let core = core.clone();
+        move || Takes {
+            native: core.settings.routing.takes_native(),
+            zero_checksum: core.overlay.borrow().takes_zero_checksum,
+        }
+    };
     let told = problems::tell(
         core.announcer.clone(),
         core.node.clone(),
@@ -428,7 +434,7 @@ async fn announce(
     );
     tokio::select! {
         () = told => {}
-        () = announce::node::keep(api, name, own, routing, move || core.is_ready()) => {}
+        () = announce::node::keep(api, name, own, takes, move || core.is_ready()) => {}
     }
     bail!("what tells the cluster how this node is ended")
 }

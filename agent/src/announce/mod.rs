@@ -1,6 +1,7 @@
 //! What the agent tells the cluster about its node and its pods.
 //!
-//! - [`node`]: the Node's taint and its condition NetworkUnavailable follow the agent's readiness;
+//! - [`node`]: the Node's taint and its condition NetworkUnavailable follow the agent's readiness,
+//!   and its [`annotations`] what the node takes;
 //! - [`problems`]: what is wrong with the node becomes Events on it;
 //! - [`floods`]: so do pods whose connections are refused, on them, too;
 //! - [`events`]: Events are written, at a bounded rate.
@@ -9,6 +10,7 @@
 //! is away is reported later if it still holds, or not at all. With a nodes file nothing of this is
 //! there, and an [`Announcer`] that was never started takes everything and does nothing.
 
+pub mod annotations;
 pub mod events;
 pub mod floods;
 pub mod node;

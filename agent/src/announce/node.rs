@@ -5,15 +5,15 @@
 //! start or later: the taint comes. A shorter failure, an agent's restart or upgrade, changes
 //! nothing on the Node.
 //!
-//! With `routing: native` a Node whose agent is ready has the annotation `sinabro.io/routing` until the setting is another:
-//! from then on its agent takes what other nodes send without a tunnel.
+//! What others may send to it a Node says by annotations ([`Annotation`]), once its agent is ready and until that is not so any more:
+//! packets without a tunnel with `routing: native`, and UDP over IPv6 without a checksum if its VXLAN device takes that.
 //!
 //! Taints are one list that others write, too: it is replaced only in the version that was read.
 //! A conflict means that a newer one is on its way through the watch, and is tried again with it.
 
+use super::annotations::{Annotation, Takes};
 use crate::{
     cluster_api::ClusterApi,
-    plan::Routing,
     watch::nodes::{ApiNode, OwnNode, Taint},
 };
 use k8s_openapi::jiff::Timestamp;
@@ -23,7 +23,6 @@ use kube::{
     core::Request,
 };
 use serde_json::{Value, json};
-use sinabro_common::names::ROUTING_ANNOTATION;
 use std::time::Duration;
 use tokio::{
     sync::watch,
@@ -44,12 +43,12 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// How soon after a failure the same is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Keeps the Node like `ready` and `routing`, for ever.
+/// Keeps the Node like `takes` and `ready`, for ever.
 pub async fn keep(
     api: ClusterApi,
     name: String,
     mut own: watch::Receiver<Option<OwnNode>>,
-    routing: Routing,
+    takes: impl Fn() -> Takes + Send,
     ready: impl Fn() -> bool + Send,
 ) {
     let mut looks = interval(LOOK);
@@ -77,7 +76,7 @@ pub async fn keep(
         let Some(node) = own.borrow_and_update().clone() else {
             continue;
         };
-        let steps = steps(&node, is_ready, routing);
+        let steps = steps(&node, is_ready, takes());
         if steps.is_empty() || tried.is_some_and(|tried| now < tried + RETRY) {
             continue;
         }
@@ -109,7 +108,8 @@ enum Step {
     /// The whole list, and whether the taint is in it.
     Taints(Vec<Taint>, bool),
     Condition,
-    Routing(Routing),
+    /// Whether there is to be one.
+    Annotation(Annotation, bool),
 }
 
 impl Step {
@@ -118,11 +118,11 @@ impl Step {
             Self::Taints(_, true) => format!("set the node's taint {TAINT}"),
             Self::Taints(_, false) => format!("remove the node's taint {TAINT}"),
             Self::Condition => format!("set the node's condition {CONDITION}"),
-            Self::Routing(Routing::Native | Routing::Auto) => {
-                format!("set the node's annotation {ROUTING_ANNOTATION}")
+            Self::Annotation(annotation, true) => {
+                format!("set the node's annotation {}", annotation.key())
             }
-            Self::Routing(Routing::Tunnel) => {
-                format!("remove the node's annotation {ROUTING_ANNOTATION}")
+            Self::Annotation(annotation, false) => {
+                format!("remove the node's annotation {}", annotation.key())
             }
         }
     }
@@ -132,18 +132,21 @@ impl Step {
             Self::Taints(_, true) => format!("the node has the taint {TAINT}: no new pods come"),
             Self::Taints(_, false) => format!("the node is without the taint {TAINT}"),
             Self::Condition => format!("the node's condition {CONDITION} is False"),
-            Self::Routing(Routing::Native | Routing::Auto) => {
-                "the node says that its pods are reached without a tunnel".into()
+            Self::Annotation(annotation, true) => {
+                format!("the node says that {}", annotation.meaning())
             }
-            Self::Routing(Routing::Tunnel) => "the node does not say any more that its pods are \
-                reached without a tunnel"
-                .into(),
+            Self::Annotation(annotation, false) => {
+                format!(
+                    "the node does not say any more that {}",
+                    annotation.meaning()
+                )
+            }
         }
     }
 }
 
-/// What the Node lacks to say that the agent is ready, or is not, and how its pods are reached.
-fn steps(node: &OwnNode, ready: bool, routing: Routing) -> Vec<Step> {
+/// What the Node lacks to say that the agent is ready, or is not, and what it takes.
+fn steps(node: &OwnNode, ready: bool, takes: Takes) -> Vec<Step> {
     let mut steps = Vec::new();
     let ours = |taint: &&Taint| taint.key == TAINT;
     match (node.taints.iter().find(ours), ready) {
@@ -167,10 +170,13 @@ fn steps(node: &OwnNode, ready: bool, routing: Routing) -> Vec<Step> {
         // After the taint, which needs the version that this changes.
         steps.push(Step::Condition);
     }
-    let said = said(routing);
-    // What is taken is taken once the agent is ready.
-    if node.routing != said && (ready || said.is_none()) {
-        steps.push(Step::Routing(routing));
+    for annotation in Annotation::EVERY {
+        let wanted = annotation.is_wanted(takes);
+        let value = wanted.then(|| annotation.value());
+        // What is taken is taken once the agent is ready.
+        if annotation.of(node) != value.as_ref() && (ready || !wanted) {
+            steps.push(Step::Annotation(annotation, wanted));
+        }
     }
     steps
 }
@@ -183,8 +189,8 @@ async fn carry_out(client: &Client, name: &str, node: &OwnNode, step: &Step) -> 
             let patch = Patch::Merge(taints_patch(&node.resource_version, taints));
             nodes.patch(name, &params, &patch)
         }
-        Step::Routing(routing) => {
-            let patch = Patch::Merge(routing_patch(*routing));
+        Step::Annotation(annotation, wanted) => {
+            let patch = Patch::Merge(annotation.patch(*wanted));
             nodes.patch(name, &params, &patch)
         }
         // Conditions are merged by their type.
@@ -208,16 +214,6 @@ fn taints_patch(version: &str, taints: &[Taint]) -> Value {
     })
 }
 
-/// What the annotation is to say, if there is to be one.
-fn said(routing: Routing) -> Option<String> {
-    routing.takes_native().then(|| Routing::Native.to_string())
-}
-
-/// Null takes an annotation away (RFC 7396).
-fn routing_patch(routing: Routing) -> Value {
-    json!({ "metadata": { "annotations": { ROUTING_ANNOTATION: said(routing) } } })
-}
-
 fn condition_patch(now: Timestamp) -> Value {
     let now = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     json!({ "status": { "conditions": [{
@@ -234,6 +230,7 @@ fn condition_patch(now: Timestamp) -> Value {
 mod tests {
     use super::*;
     use crate::stand_in::{Answer, StandIn};
+    use sinabro_common::names::{ROUTING_ANNOTATION, TUNNELS_ANNOTATION, UDP6_ZERO_CHECKSUM};
     use tokio::task::AbortHandle;
 
     fn node(taints: &[(&str, &str)], condition: Option<(&str, &str)>) -> OwnNode {
@@ -255,13 +252,17 @@ mod tests {
     }
 
     const UP: Option<(&str, &str)> = Some(("False", REASON));
+    const NOTHING: Takes = Takes {
+        native: false,
+        zero_checksum: false,
+    };
 
     fn keys(steps: &[Step]) -> Vec<(Vec<&str>, bool)> {
         let taints = |step| match step {
             &Step::Taints(ref taints, ours) => {
                 Some((taints.iter().map(|t| t.key.as_str()).collect(), ours))
             }
-            Step::Condition | Step::Routing(_) => None,
+            Step::Condition | Step::Annotation(..) => None,
         };
         steps.iter().filter_map(taints).collect()
     }
@@ -272,7 +273,7 @@ mod tests {
             &[("a", "NoExecute"), (TAINT, "NoSchedule"), ("b", "")],
             None,
         );
-        let steps = steps(&registered, true, Routing::Tunnel);
+        let steps = steps(&registered, true, NOTHING);
         assert_eq!(steps[1], Step::Condition);
         assert_eq!(keys(&steps), [(vec!["a", "b"], false)]);
     }
@@ -281,52 +282,66 @@ mod tests {
     fn not_ready_adds_the_taint_once_and_leaves_the_condition() {
         let plain = node(&[("a", "NoExecute")], None);
         assert_eq!(
-            keys(&steps(&plain, false, Routing::Tunnel)),
+            keys(&steps(&plain, false, NOTHING)),
             [(vec!["a", TAINT], true)]
         );
-        assert_eq!(steps(&plain, false, Routing::Tunnel).len(), 1);
-        assert!(
-            steps(
-                &node(&[(TAINT, "NoSchedule")], None),
-                false,
-                Routing::Tunnel
-            )
-            .is_empty()
-        );
+        assert_eq!(steps(&plain, false, NOTHING).len(), 1);
+        assert!(steps(&node(&[(TAINT, "NoSchedule")], None), false, NOTHING).is_empty());
     }
 
     #[test]
     fn a_node_as_it_should_be_is_left_alone() {
-        assert!(steps(&node(&[("a", "")], UP), true, Routing::Tunnel).is_empty());
+        assert!(steps(&node(&[("a", "")], UP), true, NOTHING).is_empty());
         for other in [("True", "NoRouteCreated"), ("False", "RouteCreated")] {
             assert_eq!(
-                steps(&node(&[], Some(other)), true, Routing::Tunnel),
+                steps(&node(&[], Some(other)), true, NOTHING),
                 [Step::Condition]
             );
         }
     }
 
     #[test]
-    fn the_node_says_how_it_is_reached_once_that_is_so_and_no_longer_than_it_is_wanted() {
-        let says = |routing: &str| OwnNode {
-            routing: Some(routing.to_owned()),
-            ..node(&[(TAINT, "NoSchedule")], UP)
-        };
-        let native = Step::Routing(Routing::Native);
-        let silent = node(&[], UP);
-        assert_eq!(steps(&silent, true, Routing::Native), [native]);
-        assert!(steps(&silent, true, Routing::Tunnel).is_empty());
-        let unready = node(&[(TAINT, "NoSchedule")], UP);
-        assert!(steps(&unready, false, Routing::Native).is_empty());
-        assert!(steps(&says("native"), false, Routing::Native).is_empty());
-        for said in ["native", "", "other"] {
-            let tunnel = [Step::Routing(Routing::Tunnel)];
-            assert_eq!(steps(&says(said), false, Routing::Tunnel), tunnel);
+    fn the_node_says_what_it_takes_once_that_is_so_and_no_longer_than_it_is() {
+        for annotation in Annotation::EVERY {
+            let says = |value: &str| {
+                let value = Some(value.to_owned());
+                let silent = node(&[(TAINT, "NoSchedule")], UP);
+                match annotation {
+                    Annotation::Routing => OwnNode {
+                        routing: value,
+                        ..silent
+                    },
+                    Annotation::Tunnels => OwnNode {
+                        tunnels: value,
+                        ..silent
+                    },
+                }
+            };
+            let takes = Takes {
+                native: annotation == Annotation::Routing,
+                zero_checksum: annotation == Annotation::Tunnels,
+            };
+            let silent = node(&[], UP);
+            let said = [Step::Annotation(annotation, true)];
+            assert_eq!(steps(&silent, true, takes), said);
+            assert!(steps(&silent, true, NOTHING).is_empty());
+            let unready = node(&[(TAINT, "NoSchedule")], UP);
+            assert!(steps(&unready, false, takes).is_empty());
+            assert!(steps(&says(&annotation.value()), false, takes).is_empty());
+            let taken_back = [Step::Annotation(annotation, false)];
+            for said in [&annotation.value(), "", "other"] {
+                assert_eq!(steps(&says(said), false, NOTHING), taken_back);
+            }
+            // A word of another version.
+            assert!(steps(&says("other"), true, takes).ends_with(&said));
         }
-        let patches = [Routing::Native, Routing::Tunnel].map(routing_patch);
+        let both = Takes {
+            native: true,
+            zero_checksum: true,
+        };
         assert_eq!(
-            patches.map(|patch| patch["metadata"]["annotations"][ROUTING_ANNOTATION].clone()),
-            [json!("native"), Value::Null]
+            steps(&node(&[], UP), true, both),
+            Annotation::EVERY.map(|annotation| Step::Annotation(annotation, true))
         );
     }
 
@@ -344,6 +359,7 @@ mod tests {
     /// [`keep`] with a server, and what the Node is.
     async fn keeping(
         own: Option<OwnNode>,
+        takes: Takes,
         ready: bool,
     ) -> (StandIn, watch::Sender<Option<OwnNode>>, AbortHandle) {
         let server = StandIn::start().await;
@@ -352,7 +368,7 @@ mod tests {
             server.api().await,
             "n1".into(),
             own,
-            Routing::Tunnel,
+            move || takes,
             move || ready,
         );
         let task = tokio::spawn(keeping).abort_handle();
@@ -366,7 +382,7 @@ mod tests {
     #[tokio::test]
     async fn a_conflict_is_tried_again_with_the_version_that_won() {
         let first = node(&[(TAINT, "NoSchedule")], UP);
-        let (mut server, own, task) = keeping(Some(first.clone()), true).await;
+        let (mut server, own, task) = keeping(Some(first.clone()), NOTHING, true).await;
         server.fail(409, "the object has been modified");
         let (request, body) = server.request().await;
         assert!(request.starts_with("PATCH /api/v1/nodes/n1?"), "{request}");
@@ -388,7 +404,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_refused_is_tried_again_and_the_condition_is_merged() {
-        let (mut server, _own, task) = keeping(Some(node(&[], None)), true).await;
+        let (mut server, _own, task) = keeping(Some(node(&[], None)), NOTHING, true).await;
         server.fail(403, "not allowed");
         server.answer(Answer::Reset);
         server.answer(patched());
@@ -408,27 +424,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_node_says_that_is_not_so_any_more_is_taken_back() {
+    async fn what_is_not_so_any_more_is_taken_back_and_what_is_so_now_is_said() {
         let own = OwnNode {
             routing: Some("native".into()),
             ..node(&[], UP)
         };
-        let (mut server, _own, task) = keeping(Some(own), true).await;
-        server.answer(patched());
-        let (request, body) = server.request().await;
-        assert!(request.starts_with("PATCH /api/v1/nodes/n1?"), "{request}");
-        let body: Value = serde_json::from_str(&body).unwrap();
+        let takes = Takes {
+            zero_checksum: true,
+            ..NOTHING
+        };
+        let (mut server, _own, task) = keeping(Some(own), takes, true).await;
         // Null takes away (RFC 7396); what others have written stays.
-        assert_eq!(
-            body,
-            json!({"metadata": {"annotations": {ROUTING_ANNOTATION: null}}})
-        );
+        for annotations in [
+            json!({ROUTING_ANNOTATION: null}),
+            json!({TUNNELS_ANNOTATION: UDP6_ZERO_CHECKSUM}),
+        ] {
+            server.answer(patched());
+            let (request, body) = server.request().await;
+            assert!(request.starts_with("PATCH /api/v1/nodes/n1?"), "{request}");
+            let body: Value = serde_json::from_str(&body).unwrap();
+            assert_eq!(body, json!({"metadata": {"annotations": annotations}}));
+        }
         task.abort();
     }
 
     #[tokio::test]
     async fn a_node_that_comes_late_gets_the_taint_of_an_agent_that_is_not_ready() {
-        let (mut server, own, task) = keeping(None, false).await;
+        let (mut server, own, task) = keeping(None, NOTHING, false).await;
         server.answer(patched());
         own.send_replace(Some(node(&[], None)));
         let began = Instant::now();
