@@ -45,7 +45,8 @@ pub fn follow(
                 let next = match datapath.next_hop(tunnel).filter(|_| is_known) {
                     Some(way) => Ok(way),
                     None => {
-                        let way = way(conn, plan, (*mac, remote), uplink);
+                        let way = way(conn, plan, (*mac, remote), uplink)
+                            .and_then(|way| known_to_programs(datapath, tunnel, way));
                         found.extend(way.as_ref().ok());
                         way
                     }
@@ -131,6 +132,14 @@ fn way(
     let on_link = |v6: &IpAddr| gateway(conn, *v6, uplink).is_ok_and(|gateway| gateway == *v6);
     let native_v6 = v6.filter(on_link).map(Addr::from);
     Ok(Way { next, native_v6 })
+}
+
+/// The same, unless the programs that run would take it for another.
+fn known_to_programs(datapath: &Datapath, tunnel: Addr, way: Way) -> Result<Way, Why> {
+    match way.is_native() || tunnel.as_v4().is_some() || datapath.wraps_in_ipv6() {
+        true => Ok(way),
+        false => Err(Why::EarlierPrograms),
+    }
 }
 
 /// What is sent to a peer: packets as they are, or tunnels' to its device, if it takes them as they are past the stack.

@@ -49,6 +49,8 @@ pub enum Why {
     SeveralUplinks,
     /// Another header than Ethernet's, or none.
     OtherHeader,
+    /// Tunnels over IPv6 by programs that may know of none.
+    EarlierPrograms,
     /// Over IPv6 what is sent past the stack has no checksum, and that node has not said that it takes that.
     ZeroChecksum,
     /// The kernel has no program put a packet into a tunnel.
@@ -74,6 +76,9 @@ impl fmt::Display for Why {
             Self::NotYet => "not looked up yet",
             Self::Setting => "the setting overlay is kernel",
             Self::Programs => "the programs do not redirect, see mode programs of status",
+            Self::EarlierPrograms => {
+                "programs of an earlier version run, see mode programs of status"
+            }
             Self::Services(Translation::Handover) => {
                 "kube-proxy has connections yet, see mode serviceProxy of status"
             }

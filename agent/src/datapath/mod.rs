@@ -675,10 +675,19 @@ impl Datapath {
 
     /// What the programs that run can do of what is wanted: those of an earlier version know of nothing but tunnels.
     pub fn routing(&self, wanted: Routing) -> Routing {
-        match self.choice.level {
-            Level::Current | Level::Reduced => wanted,
-            Level::LastGood | Level::None => Routing::Tunnel,
+        match self.are_of_this_version() {
+            true => wanted,
+            false => Routing::Tunnel,
         }
+    }
+
+    /// Whether the programs that run put packets into tunnels over IPv6: those of an earlier version may know of none but over IPv4.
+    pub fn wraps_in_ipv6(&self) -> bool {
+        self.are_of_this_version()
+    }
+
+    fn are_of_this_version(&self) -> bool {
+        matches!(self.choice.level, Level::Current | Level::Reduced)
     }
 
     /// Whether packets of other nodes' pods are taken without a tunnel, with the VXLAN device, by index and MAC address. To be

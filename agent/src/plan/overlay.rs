@@ -246,11 +246,7 @@ impl OverlayPlan {
                     let is_reached = match settings.routing {
                         Routing::Tunnel => None,
                         Routing::Native => Some(true),
-                        // Requests that try the way without a tunnel are sent between IPv4 addresses of nodes alone.
-                        Routing::Auto => {
-                            let may_be = remote.is_ipv4();
-                            may_be.then(|| settings.reached.contains(&remote))
-                        }
+                        Routing::Auto => Some(settings.reached.contains(&remote)),
                     };
                     if let Some(is_reached) = is_reached.filter(|_| peer.native) {
                         let v6 = peer.addresses.iter().copied().find(IpAddr::is_ipv6);

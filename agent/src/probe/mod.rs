@@ -279,7 +279,7 @@ impl Prober {
     fn taking_native(&self, facts: &Facts) -> Targets {
         let mut targets = Targets::new();
         for node in self.nodes.iter().filter(|node| !node.local) {
-            let Some(tunnel) = node.tunnel.filter(IpAddr::is_ipv4) else {
+            let Some(tunnel) = node.tunnel else {
                 continue;
             };
             let Some(peer) = facts.nodes.get(&node.name).filter(|peer| peer.native) else {
@@ -290,8 +290,9 @@ impl Prober {
                 let mut among = among.iter();
                 among.any(|address| address.is_ipv4() == family.is_ipv4())
             };
-            let asked = gateways
-                .filter(|gateway| is_of(*gateway, &self.own) && is_of(*gateway, &peer.addresses));
+            // IPv6 packets are given to IPv6 neighbours alone, IPv4 packets to those of both families.
+            let is_given = |gateway| tunnel.is_ipv6() || is_of(gateway, &peer.addresses);
+            let asked = gateways.filter(|gateway| is_of(*gateway, &self.own) && is_given(*gateway));
             targets.extend(asked.map(|gateway| (gateway, tunnel)));
         }
         targets

@@ -25,9 +25,20 @@ fn all_go_natively(world: &World) {
 /// Whether a network lets pods' addresses pass is found out with nothing of theirs.
 #[test]
 fn nothing_is_lost_under_load_where_pods_addresses_are_dropped() {
-    let world = world(|lab| Fabric(lab).drops(&PODS));
+    nothing_is_lost(&world(|lab| Fabric(lab).drops(&PODS)));
+}
+
+#[test]
+fn nothing_is_lost_under_load_where_they_are_dropped_over_ipv6() {
+    nothing_is_lost(&world(|lab| {
+        over_ipv6::nodes(lab, [true; 2]);
+        Fabric(lab).drops(&PODS);
+    }));
+}
+
+fn nothing_is_lost(world: &World) {
     let fabric = Fabric(&world.lab);
-    let traffic = talk(&world);
+    let traffic = talk(world);
     traffic.event("nodes look who answers").unwrap();
     let before = fabric.dropped();
     eventually("more requests of both nodes", || {
@@ -50,11 +61,11 @@ fn nothing_is_lost_under_load_where_pods_addresses_are_dropped() {
     traffic.must_flow("nodes look who answers").unwrap();
     traffic.event("the network lets them pass").unwrap();
     fabric.lets_pass();
-    all_go_natively(&world);
+    all_go_natively(world);
     traffic.watch(PHASE);
     traffic.must_flow("the network lets them pass").unwrap();
     println!("{}", traffic.finish().unwrap());
-    assert_eq!(in_tunnels(&world, || exchange(&world)), 0);
+    assert_eq!(in_tunnels(world, || exchange(world)), 0);
 }
 
 /// How long packets are lost if a network no longer lets them pass: a round of two seconds, by a quarter longer, and three requests that are waited

@@ -3,7 +3,7 @@
 use super::{native::in_tunnels, *};
 
 /// Nodes have IPv6 addresses first; the given ones say that they take UDP without a checksum.
-fn nodes(lab: &Lab, take: [bool; 2]) {
+pub fn nodes(lab: &Lab, take: [bool; 2]) {
     for (node, takes) in lab.nodes().iter().zip(take) {
         node.lead_with_ipv6();
         let mut entry = node.entry();
@@ -58,6 +58,19 @@ fn the_device_takes_what_has_no_checksum() {
 #[test]
 fn super_packets_from_over_ipv6_leave_a_pod_again_as_they_came() {
     leave_again(&world([&[], &[]]));
+}
+
+/// They may be of a version that knows no tunnels but over IPv4.
+#[test]
+fn programs_that_were_kept_put_nothing_into_tunnels_over_ipv6() {
+    let world = world([&[], &[]]);
+    let n1 = world.lab.node(1);
+    n1.kill_agent().unwrap();
+    n1.start_agent_refused("current", &FLAGS).unwrap();
+    n1.wait_ready().unwrap();
+    assert!(why(n1).contains("an earlier version"), "{}", why(n1));
+    let [[received, sent], _] = world.carried(|| exchange(&world));
+    assert!(received > 0 && sent > 0, "{received} {sent}");
 }
 
 /// Nodes begin and end to say so while their pods talk.
