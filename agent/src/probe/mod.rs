@@ -29,7 +29,7 @@ use crate::{
     watch::Snapshot,
 };
 use echo::{Echo, NotSent};
-use native::{TRIED, Targets, Trials};
+use native::{TRIED, Trials};
 use schedule::APART;
 use sinabro_common::api::{NodeReport, PeersReport};
 use std::{
@@ -270,32 +270,9 @@ impl Prober {
         let targets: BTreeMap<_, _> = nodes.filter_map(target).collect();
         self.probe.state().table.follow(now, mtu, targets);
         if let (Some(_), Some(facts)) = (&self.sources.natively, &facts) {
-            let targets = self.taking_native(facts);
+            let targets = native::targets(&self.nodes, &self.own, facts);
             self.trials.follow(now, &targets);
         }
-    }
-
-    /// Peers that take packets without a tunnel, in each family that such packets may be of.
-    fn taking_native(&self, facts: &Facts) -> Targets {
-        let mut targets = Targets::new();
-        for node in self.nodes.iter().filter(|node| !node.local) {
-            let Some(tunnel) = node.tunnel else {
-                continue;
-            };
-            let Some(peer) = facts.nodes.get(&node.name).filter(|peer| peer.native) else {
-                continue;
-            };
-            let gateways = node.pod_cidrs.iter().copied().map(first_host);
-            let is_of = |family: IpAddr, among: &[IpAddr]| {
-                let mut among = among.iter();
-                among.any(|address| address.is_ipv4() == family.is_ipv4())
-            };
-            // IPv6 packets are given to IPv6 neighbours alone, IPv4 packets to those of both families.
-            let is_given = |gateway| tunnel.is_ipv6() || is_of(gateway, &peer.addresses);
-            let asked = gateways.filter(|gateway| is_of(*gateway, &self.own) && is_given(*gateway));
-            targets.extend(asked.map(|gateway| (gateway, tunnel)));
-        }
-        targets
     }
 
     fn tell_whom_packets_reach(&mut self) {

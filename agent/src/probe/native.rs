@@ -9,6 +9,8 @@ use super::{
     schedule::{soon, spread, within},
     table::{LOSSES, PATIENCE},
 };
+use crate::plan::{Facts, facts::first_host};
+use sinabro_common::api::NodeReport;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -28,6 +30,30 @@ pub const TRIED: u64 = 1 << 63;
 
 /// Addresses of other nodes inside the overlay that are asked, each with its node's tunnel address.
 pub type Targets = BTreeMap<IpAddr, IpAddr>;
+
+/// Whom to ask: the nodes that take packets without a tunnel, in each family that such packets may be of. `own`: this node's addresses
+/// inside the overlay.
+pub fn targets(nodes: &[NodeReport], own: &[IpAddr], facts: &Facts) -> Targets {
+    let is_of = |family: IpAddr, among: &[IpAddr]| {
+        let mut among = among.iter();
+        among.any(|address| address.is_ipv4() == family.is_ipv4())
+    };
+    let mut targets = Targets::new();
+    for node in nodes.iter().filter(|node| !node.local) {
+        let Some(tunnel) = node.tunnel else {
+            continue;
+        };
+        let Some(peer) = facts.nodes.get(&node.name).filter(|peer| peer.native) else {
+            continue;
+        };
+        // IPv6 packets are given to IPv6 neighbours alone, IPv4 packets to those of both families.
+        let is_given = |gateway| tunnel.is_ipv6() || is_of(gateway, &peer.addresses);
+        let gateways = node.pod_cidrs.iter().copied().map(first_host);
+        let asked = gateways.filter(|gateway| is_of(*gateway, own) && is_given(*gateway));
+        targets.extend(asked.map(|gateway| (gateway, tunnel)));
+    }
+    targets
+}
 
 #[derive(Debug, Default)]
 pub struct Trials {
@@ -190,6 +216,7 @@ impl Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::{Node, overlay::node_reports};
     use proptest::prelude::*;
 
     const A: [&str; 2] = ["10.244.1.0", "fd00:10:244:1::"];
@@ -244,6 +271,36 @@ mod tests {
     }
 
     const MINUTE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn nodes_are_asked_in_each_family_that_their_neighbours_can_be_given() {
+        let own = ["10.244.1.1", "fd00:10:244:1::1"].map(ip);
+        let peer = ["10.244.2.1", "fd00:10:244:2::1"];
+        let asked = |addresses: &[&str], tunnel: &str, own: &[IpAddr], native: bool| {
+            let node = Node {
+                name: "peer".into(),
+                addresses: addresses.iter().copied().map(ip).collect(),
+                pod_cidrs: ["10.244.2.0/24", "fd00:10:244:2::/64"]
+                    .map(|cidr| cidr.parse().unwrap())
+                    .into(),
+                native,
+                ..Node::default()
+            };
+            let facts = Facts::new([node]);
+            let mut reports = node_reports(&facts, "own", None);
+            reports[0].tunnel = Some(ip(tunnel));
+            let targets = super::targets(&reports, own, &facts);
+            assert!(targets.values().all(|node| *node == ip(tunnel)));
+            targets.into_keys().collect::<Vec<_>>()
+        };
+        let both = peer.map(ip);
+        let (v4, v6) = ("192.0.2.2", "2001:db8::2");
+        assert_eq!(asked(&[v4, v6], v4, &own, true), both);
+        assert_eq!(asked(&[v4], v4, &own, true), both[..1]);
+        assert_eq!(asked(&[v6], v6, &own, true), both);
+        assert_eq!(asked(&[v6], v6, &own[1..], true), both[1..]);
+        assert!(asked(&[v4, v6], v4, &own, false).is_empty());
+    }
 
     #[test]
     fn who_answers_in_all_families_is_reached() {

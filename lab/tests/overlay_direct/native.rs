@@ -196,7 +196,7 @@ fn what_datagrams_are_cut_from_needs_no_tunnel() {
     }
 }
 
-/// Tunnels over IPv6 are the kernel's, but what is in none goes past it.
+/// Also if tunnels to them, for want of what they say, would be the kernel's.
 #[test]
 fn nodes_that_know_each_other_by_ipv6_need_no_device() {
     let by_ipv6 = |lab: &Lab| lab.nodes().iter().for_each(Node::lead_with_ipv6);
