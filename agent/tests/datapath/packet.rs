@@ -325,6 +325,9 @@ pub fn see(frame: &[u8]) -> Seen {
         (address(8), address(24), ip[7], ip[6], &ip[40..40 + payload])
     };
     let word = |at: usize| u16::from_be_bytes([l4[at], l4[at + 1]]);
+    if proto == UDP {
+        assert_eq!(usize::from(word(4)), l4.len(), "UDP length");
+    }
     let no_checksum = proto == UDP && word(6) == 0;
     if proto == SCTP {
         assert_eq!(l4[8..12], sctp_checksum(l4), "SCTP checksum");

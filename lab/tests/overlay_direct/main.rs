@@ -458,10 +458,11 @@ fn behind(pod: &Pod) -> Place {
 
 #[test]
 fn super_packets_leave_a_pod_again_as_they_came() {
-    leave_again(&World::new([&[], &[]]));
+    leave_again(&World::new([&[], &[]]), [false; 2]);
 }
 
-fn leave_again(world: &World) {
+/// From the first node's pod to what is behind the second's. `by_devices`: whether their nodes' devices see it.
+fn leave_again(world: &World, by_devices: [bool; 2]) {
     let [one, two] = &world.pods;
     let behind = behind(two);
     for is_cut in [false, true] {
@@ -478,7 +479,7 @@ fn leave_again(world: &World) {
                 stream.carry(16 << 20, 128 << 10).unwrap();
                 println!("{name}: {:?}", stream.said().unwrap());
             });
-            assert_eq!(carried, [[0, 0]; 2], "{name}");
+            assert_eq!(carried.map(|both| both != [0, 0]), by_devices, "{name}");
         }
     }
 }
