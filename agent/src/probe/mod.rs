@@ -24,7 +24,7 @@ use crate::{
     chain::Chain,
     datapath::Datapath,
     node::NodeStatus,
-    plan::{Facts, Reached, facts::first_host},
+    plan::{Reached, facts::first_host},
     telemetry::metrics::Metrics,
     watch::Snapshot,
 };

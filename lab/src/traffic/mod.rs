@@ -35,6 +35,7 @@ pub mod too_big;
 pub mod trace;
 pub mod udp;
 pub mod unbroken;
+pub mod whole_sum;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

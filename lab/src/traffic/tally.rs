@@ -12,6 +12,7 @@ const ETH: u32 = 14;
 const UDP: u32 = 17;
 const ETH_P_ALL: u16 = 0x0003;
 /// linux/ethtool.h and linux/sockios.h.
+const ETHTOOL_STXCSUM: u32 = 0x17;
 const ETHTOOL_STSO: u32 = 0x1f;
 const ETHTOOL_SGSO: u32 = 0x24;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
@@ -125,10 +126,19 @@ impl Kind {
 /// Has an interface send packets as they are on the wire: without it, TCP's are cut to size behind it or
 /// never, and what is counted is larger than any of them.
 pub fn cut_before(place: &Place, interface: &str) -> Result<()> {
+    turn_off(place, interface, &[ETHTOOL_STSO, ETHTOOL_SGSO])
+}
+
+/// Has an interface send no packet whose checksum is left to it.
+pub fn sum_before(place: &Place, interface: &str) -> Result<()> {
+    turn_off(place, interface, &[ETHTOOL_STXCSUM])
+}
+
+fn turn_off(place: &Place, interface: &str, features: &[u32]) -> Result<()> {
     place
         .run(|| {
             let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
-            for command in [ETHTOOL_STSO, ETHTOOL_SGSO] {
+            for &command in features {
                 // struct ethtool_value.
                 let mut value = [command, 0];
                 // SAFETY: an ifreq is plain data, of which zero is a value.

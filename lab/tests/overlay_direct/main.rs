@@ -8,6 +8,7 @@ mod fabric;
 mod native;
 mod native_mtu;
 mod over_ipv6;
+mod sums;
 
 use ipnet::IpNet;
 use sinabro_common::{

@@ -4,5 +4,6 @@
 
 mod kit;
 mod ports;
+mod sums;
 mod tun;
 mod ways;
