@@ -107,6 +107,7 @@ fn five_thousand_nodes_are_listed() {
                 .unwrap(),
         ],
         native: false,
+        zero_checksum: false,
     };
     let mut entries: Vec<_> = (1..5000).map(other).collect();
     entries.push(node.entry());
