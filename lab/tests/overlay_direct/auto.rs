@@ -25,20 +25,9 @@ fn all_go_natively(world: &World) {
 /// Whether a network lets pods' addresses pass is found out with nothing of theirs.
 #[test]
 fn nothing_is_lost_under_load_where_pods_addresses_are_dropped() {
-    nothing_is_lost(&world(|lab| Fabric(lab).drops(&PODS)));
-}
-
-#[test]
-fn nothing_is_lost_under_load_where_they_are_dropped_over_ipv6() {
-    nothing_is_lost(&world(|lab| {
-        over_ipv6::nodes(lab, [true; 2]);
-        Fabric(lab).drops(&PODS);
-    }));
-}
-
-fn nothing_is_lost(world: &World) {
+    let world = world(|lab| Fabric(lab).drops(&PODS));
     let fabric = Fabric(&world.lab);
-    let traffic = talk(world);
+    let traffic = talk(&world);
     traffic.event("nodes look who answers").unwrap();
     let before = fabric.dropped();
     eventually("more requests of both nodes", || {
@@ -61,11 +50,27 @@ fn nothing_is_lost(world: &World) {
     traffic.must_flow("nodes look who answers").unwrap();
     traffic.event("the network lets them pass").unwrap();
     fabric.lets_pass();
-    all_go_natively(world);
+    all_go_natively(&world);
     traffic.watch(PHASE);
     traffic.must_flow("the network lets them pass").unwrap();
     println!("{}", traffic.finish().unwrap());
-    assert_eq!(in_tunnels(world, || exchange(world)), 0);
+    assert_eq!(in_tunnels(&world, || exchange(&world)), 0);
+}
+
+#[test]
+fn nodes_that_know_each_other_by_ipv6_are_asked_too() {
+    let world = world(|lab| {
+        over_ipv6::nodes(lab, [true; 2]);
+        Fabric(lab).drops(&PODS[..1]);
+    });
+    let fabric = Fabric(&world.lab);
+    // In each family, of which one alone is not enough.
+    eventually("requests of both nodes", || fabric.dropped() > 2);
+    assert!(world.lab.nodes().iter().all(|node| !goes_native(node)));
+    assert!(in_tunnels(&world, || exchange(&world)) > 0);
+    fabric.lets_pass();
+    all_go_natively(&world);
+    assert_eq!(in_tunnels(&world, || exchange(&world)), 0);
 }
 
 /// How long packets are lost if a network no longer lets them pass: a round of two seconds, by a quarter longer, and three requests that are waited
