@@ -1,6 +1,6 @@
 //! Whether the sum of a whole packet that a card, or a tunnel, left (CHECKSUM_COMPLETE, linux/skbuff.h) is still that of the packet
 //! where it arrives. Who changes a packet on the way has to change it, too; if not, the kernel adds up all bytes again and says
-//! `hw csum failure`, once, and nothing else tells.
+//! `hw csum failure`, once since it was booted, or drops a datagram as a damaged one.
 //!
 //! A program of the kernel's looks, at an interface's ingress (Linux 6.6). It is written in the kernel's machine code here, for want of a
 //! compiler for it in tests.
