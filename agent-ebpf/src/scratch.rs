@@ -12,7 +12,7 @@
 use crate::{
     PASS,
     forward::Way,
-    overlay::outer::{Ip4, Ip6, Outer},
+    overlay::outer::Outer,
     parse::{
         Ip, ip4, ip6,
         l4::{self, L4},
@@ -108,8 +108,8 @@ pub struct Scratch {
     /// and what is said to the client.
     pub answer: Answer,
     /// Headers of a tunnel that a packet gets, over either family,
-    pub outer4: Outer<Ip4>,
-    pub outer6: Outer<Ip6>,
+    pub outer4: Outer<ip4::Header>,
+    pub outer6: Outer<ip6::Header>,
     /// and the traffic class of those that it came with.
     pub outer_class: u8,
     /// Which way the kernel's routes lead.

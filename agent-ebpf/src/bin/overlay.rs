@@ -16,8 +16,8 @@ use sinabro_ebpf::{
     PASS,
     maps::CONFIG,
     nat::across,
-    overlay::{leave, native, outer::Ip4},
-    parse::{Ip, eth, skb},
+    overlay::{leave, native},
+    parse::{Ip, eth, ip4, skb},
     scratch::{self, Scratch},
     stage::{Action, tunnel},
 };
@@ -58,7 +58,7 @@ pub fn overlay_out(ctx: TcContext) -> i32 {
 /// Zero if this kernel has packets put into tunnels past the stack.
 #[classifier]
 pub fn overlay_wraps(ctx: TcContext) -> i32 {
-    i32::from(!leave::wrap::<Ip4>(ctx.as_ptr().cast()))
+    i32::from(!leave::wrap::<ip4::Header>(ctx.as_ptr().cast()))
 }
 
 #[inline(never)]

@@ -2,7 +2,7 @@
 
 use super::{
     CE, ECN, native,
-    outer::{Ip4, Ip6, Outside, room},
+    outer::{Outer, Outside, room},
     traffic_class, way,
 };
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     maps::CONFIG,
     nat::drop,
     parse::{
-        eth,
+        eth, ip4, ip6,
         skb::{Frame as _, Head, PACKET_HOST},
     },
     rewrite,
@@ -69,7 +69,7 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, node: &Node) -> i32 {
     match next.remote_mac {
         NATIVE => native::send(skb, scratch, node, next, overlay),
         _ if is_outer_v6 => send6(skb, scratch, node, next, overlay),
-        _ => send::<Ip4>(skb, scratch, node, next, overlay),
+        _ => send::<ip4::Header>(skb, scratch, node, next, overlay),
     }
 }
 
@@ -82,7 +82,7 @@ fn send6(
     next: &NextHop,
     overlay: &Overlay,
 ) -> i32 {
-    send::<Ip6>(skb, scratch, node, next, overlay)
+    send::<ip6::Header>(skb, scratch, node, next, overlay)
 }
 
 /// What goes to a node without a tunnel may be as large as its link.
@@ -116,7 +116,7 @@ fn send<I: Outside>(
     if !wrap::<I>(skb) {
         return PASS;
     }
-    scratch.ip.l3 += room(I::V6);
+    scratch.ip.l3 += Outer::<I>::LEN;
     // SAFETY: as above.
     let len = unsafe { (*skb).len } - eth::LEN;
     let is_inner_v6 = scratch.ip.v6;
@@ -145,7 +145,7 @@ pub fn wrap<I: Outside>(skb: *mut __sk_buff) -> bool {
     unsafe {
         bpf_skb_adjust_room(
             skb,
-            room(I::V6) as i32,
+            Outer::<I>::LEN as i32,
             BPF_ADJ_ROOM_MAC,
             WRAP | I::ENCAP as u64,
         ) == 0

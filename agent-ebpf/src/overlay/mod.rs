@@ -1,7 +1,7 @@
 //! Tunnels between nodes without the stack: a packet gets its outer headers at the sender's pod link ([`leave`]) and loses
 //! them at the receiver's uplink ([`arrive`]). Routes, netfilter and the VXLAN device see neither.
 //!
-//! What is sent is what the VXLAN device sends, so each end may do either. To the device is left, unchanged: what it
+//! What is sent is what the VXLAN device sends, but for a checksum over IPv6 ([`outer`]), so each end may do either. To the device is left, unchanged: what it
 //! takes a router to handle (options, fragments, a TTL that ends here, what is too large), ICMP but echo, what the kernel
 //! refuses to wrap up, and all packets while others than ours translate Services: netfilter has to see both directions of
 //! a connection that it translates.

@@ -1,7 +1,7 @@
 //! The headers of a tunnel outside of a pod's packet, as the VXLAN device writes them but for the checksum over IPv6.
 
 use crate::{
-    parse::{eth, ip4, proto},
+    parse::{eth, ip4, ip6, proto},
     rewrite,
     scratch::Scratch,
 };
@@ -20,7 +20,7 @@ const TTL: u8 = 64;
 /// What is behind the Ethernet header up to the inner IP header: IP, UDP, VXLAN, Ethernet (RFC 7348 §5).
 #[repr(C)]
 pub struct Outer<I> {
-    pub ip: I,
+    ip: I,
     udp_src: [u8; 2],
     udp_dst: [u8; 2],
     udp_len: [u8; 2],
@@ -31,42 +31,16 @@ pub struct Outer<I> {
     inner_kind: [u8; 2],
 }
 
-#[repr(C)]
-pub struct Ip4 {
-    version_length: u8,
-    service: u8,
-    total_len: [u8; 2],
-    id: [u8; 2],
-    fragment: [u8; 2],
-    ttl: u8,
-    proto: u8,
-    checksum: [u8; 2],
-    src: [u8; 4],
-    dst: [u8; 4],
-}
-
-#[repr(C)]
-pub struct Ip6 {
-    /// Version, traffic class, flow label.
-    first: [u8; 4],
-    payload_len: [u8; 2],
-    next: u8,
-    hop_limit: u8,
-    src: [u8; 16],
-    dst: [u8; 16],
-}
-
 /// Length of the outer headers, by the IP version of nodes.
 pub const fn room(v6: bool) -> u32 {
     match v6 {
-        false => size_of::<Outer<Ip4>>() as u32,
-        true => size_of::<Outer<Ip6>>() as u32,
+        false => Outer::<ip4::Header>::LEN,
+        true => Outer::<ip6::Header>::LEN,
     }
 }
 
 /// An IP header outside.
 pub trait Outside: Sized {
-    const V6: bool;
     /// What has the kernel make room for it (`bpf_skb_adjust_room`).
     const ENCAP: u32;
 
@@ -76,8 +50,7 @@ pub trait Outside: Sized {
     fn fill(&mut self, from: &Addr, to: &Addr, service: u8, len: u16);
 }
 
-impl Outside for Ip4 {
-    const V6: bool = false;
+impl Outside for ip4::Header {
     const ENCAP: u32 = BPF_F_ADJ_ROOM_ENCAP_L3_IPV4;
 
     #[inline(always)]
@@ -117,8 +90,7 @@ impl Outside for Ip4 {
     }
 }
 
-impl Outside for Ip6 {
-    const V6: bool = true;
+impl Outside for ip6::Header {
     const ENCAP: u32 = BPF_F_ADJ_ROOM_ENCAP_L3_IPV6;
 
     #[inline(always)]
@@ -128,13 +100,17 @@ impl Outside for Ip6 {
 
     #[inline(always)]
     fn fill(&mut self, from: &Addr, to: &Addr, service: u8, len: u16) {
-        self.first = [0x60 | service >> 4, service << 4, 0, 0];
-        self.payload_len = (len - size_of::<Self>() as u16).to_be_bytes();
-        self.next = proto::UDP;
-        self.hop_limit = TTL;
+        self.start.version = [0x60 | service >> 4, service << 4, 0, 0];
+        self.start.payload_len = (len - size_of::<Self>() as u16).to_be_bytes();
+        self.start.next = proto::UDP;
+        self.start.hop_limit = TTL;
         self.src = from.0;
         self.dst = to.0;
     }
+}
+
+impl<I> Outer<I> {
+    pub const LEN: u32 = size_of::<Self>() as u32;
 }
 
 impl<I: Outside> Outer<I> {
@@ -166,5 +142,4 @@ impl<I: Outside> Outer<I> {
     }
 }
 
-const _: () =
-    assert!(size_of::<Ip4>() as u32 == ip4::HEADER_LEN && room(false) == 50 && room(true) == 70);
+const _: () = assert!(room(false) == 50 && room(true) == 70);

@@ -10,19 +10,20 @@ pub const CHECKSUM: u32 = 10;
 /// Without options.
 pub const HEADER_LEN: u32 = 20;
 
+/// As it is on the wire, without options.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Header {
-    version_length: u8,
-    service: u8,
-    total_len: [u8; 2],
-    id: [u8; 2],
-    fragment: [u8; 2],
-    ttl: u8,
-    proto: u8,
-    checksum: [u8; 2],
-    src: [u8; 4],
-    dst: [u8; 4],
+pub struct Header {
+    pub version_length: u8,
+    pub service: u8,
+    pub total_len: [u8; 2],
+    pub id: [u8; 2],
+    pub fragment: [u8; 2],
+    pub ttl: u8,
+    pub proto: u8,
+    pub checksum: [u8; 2],
+    pub src: [u8; 4],
+    pub dst: [u8; 4],
 }
 
 // SAFETY: bytes alone.

@@ -25,19 +25,21 @@ const FRAGMENT_ID: u32 = 4;
 /// What stands before the addresses.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Start {
-    version: [u8; 4],
-    payload_len: [u8; 2],
-    next: u8,
-    hop_limit: u8,
+pub struct Start {
+    /// Version, traffic class, flow label.
+    pub version: [u8; 4],
+    pub payload_len: [u8; 2],
+    pub next: u8,
+    pub hop_limit: u8,
 }
 
+/// As it is on the wire, without extension headers.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Header {
-    start: Start,
-    src: [u8; 16],
-    dst: [u8; 16],
+pub struct Header {
+    pub start: Start,
+    pub src: [u8; 16],
+    pub dst: [u8; 16],
 }
 
 /// Every extension header but the fragment header begins so.

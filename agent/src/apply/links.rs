@@ -122,16 +122,20 @@ fn fits(link: &Link, spec: &DeviceSpec) -> bool {
     })
 }
 
-fn create(conn: &mut Conn, spec: &DeviceSpec) -> Result<Link, LinkError> {
-    let vxlan = Vxlan {
+fn vxlan(spec: &DeviceSpec, zero_checksum6: bool) -> Vxlan<'_> {
+    Vxlan {
         name: &spec.name,
         mac: spec.mac.0,
         mtu: spec.mtu,
         settings: VxlanSettings {
-            zero_checksum6: spec.local.is_ipv6(),
+            zero_checksum6,
             ..VxlanSettings::new(spec.vni, spec.port, spec.local)
         },
-    };
+    }
+}
+
+fn create(conn: &mut Conn, spec: &DeviceSpec) -> Result<Link, LinkError> {
+    let vxlan = vxlan(spec, spec.local.is_ipv6());
     if let Err(error) = conn.execute(vxlan.create()) {
         return Err(match holder(conn, spec) {
             Some(other) if error.is_exists() => LinkError::InUse {
@@ -203,13 +207,7 @@ mod tests {
         in_fresh(|| {
             let mut conn = Conn::new().unwrap();
             let spec = spec("fd00::1");
-            let before = Vxlan {
-                name: &spec.name,
-                mac: spec.mac.0,
-                mtu: spec.mtu,
-                settings: VxlanSettings::new(spec.vni, spec.port, spec.local),
-            };
-            conn.execute(before.create()).unwrap();
+            conn.execute(vxlan(&spec, false).create()).unwrap();
             let index = conn.link_by_name("vx").unwrap().index;
             let kept = Device {
                 index,
@@ -228,16 +226,7 @@ mod tests {
         in_fresh(|| {
             let mut conn = Conn::new().unwrap();
             let spec = spec("192.0.2.1");
-            let theirs = Vxlan {
-                name: &spec.name,
-                mac: spec.mac.0,
-                mtu: spec.mtu,
-                settings: VxlanSettings {
-                    zero_checksum6: true,
-                    ..VxlanSettings::new(spec.vni, spec.port, spec.local)
-                },
-            };
-            conn.execute(theirs.create()).unwrap();
+            conn.execute(vxlan(&spec, true).create()).unwrap();
             let device = ensure(&mut conn, &spec).unwrap();
             assert!(!device.changed && !device.takes_zero_checksum, "{device:?}");
         });

@@ -5,11 +5,14 @@
 //! A program of the kernel's looks, at an interface's ingress (Linux 6.6). It is written in the kernel's machine code here, for want of a
 //! compiler for it in tests.
 
+use super::tally;
 use crate::place::Place;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use std::{
     io,
+    net::IpAddr,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    process::Command,
 };
 
 /// linux/bpf.h.
@@ -82,6 +85,22 @@ impl WholeSums {
         call(MAP_LOOKUP_ELEM, &mut attr).context("cannot read a counter")?;
         Ok(value)
     }
+}
+
+/// Makes a link out of whose end at the other place packets come with such sums, which have crossed `under`, a link between the two: a
+/// tunnel whose outer checksum is not left to anybody, so that it is added up where it arrives.
+pub fn tunnel(place: &Place, under: &str, name: &str, [local, remote]: [IpAddr; 2]) -> Result<()> {
+    tally::sum_before(place, under)?;
+    let link = format!("link add {name} type vxlan id 9 local {local} remote {remote}");
+    let mut ip = Command::new("ip");
+    place.put(
+        ip.args(link.split(' '))
+            .args(["dstport", "4789", "udpcsum"]),
+    );
+    let output = ip.output().context("cannot run ip")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "ip {link}: {said}");
+    Ok(())
 }
 
 fn load(program: &[u64]) -> Result<OwnedFd> {

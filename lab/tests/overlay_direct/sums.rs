@@ -2,7 +2,7 @@
 //! whose outer checksum the node has added up itself; it is their uplink here.
 
 use super::{native, *};
-use sinabro_lab::traffic::whole_sum::WholeSums;
+use sinabro_lab::traffic::whole_sum::{self, WholeSums};
 
 const UPLINK: &str = "sum0";
 
@@ -10,11 +10,8 @@ const UPLINK: &str = "sum0";
 fn nodes(lab: &Lab) {
     let own: Vec<_> = lab.nodes().iter().map(|n| n.addresses()[0]).collect();
     for (at, node) in lab.nodes().iter().enumerate() {
-        let (local, remote) = (own[at], own[1 - at]);
-        tally::sum_before(node.place(), "eth0").unwrap();
-        let link = format!("ip link add {UPLINK} type vxlan id 9 local {local} remote {remote}");
-        let link = format!("{link} dstport 4789 udpcsum");
-        node.command(&link.split(' ').collect::<Vec<_>>()).unwrap();
+        let ends = [own[at], own[1 - at]];
+        whole_sum::tunnel(node.place(), "eth0", UPLINK, ends).unwrap();
         let number = at + 1;
         let nets: [IpNet; 2] = [
             format!("198.18.9.{number}/24").parse().unwrap(),

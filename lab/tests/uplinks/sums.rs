@@ -1,10 +1,10 @@
 //! An uplink whose packets come with the sum of all their bytes (CHECKSUM_COMPLETE), as some cards leave it. So does a tunnel whose
 //! outer checksum the node has added up itself.
 
-use crate::kit::{Way, ip, lab, leave_by, start, works};
+use crate::kit::{Way, lab, leave_by, start, works};
 use sinabro_lab::{
     node::SERVICES_FLAGS,
-    traffic::{tally, whole_sum::WholeSums},
+    traffic::whole_sum::{self, WholeSums},
 };
 
 #[test]
@@ -13,15 +13,9 @@ fn the_sum_of_a_whole_packet_stays_its_own_on_the_way_into_a_pod() {
     let (node, outside) = (lab.node(1), lab.outside().place());
     node.write_services("{kind: List, items: []}\n").unwrap();
     let cable = Way::cable("wan0", 3, &lab);
-    let ends = [
-        (node.place(), cable.near[0], cable.far[0]),
-        (outside, cable.far[0], cable.near[0]),
-    ];
-    for (place, local, remote) in ends {
-        tally::sum_before(place, "wan0").unwrap();
-        let tunnel = format!("type vxlan id 9 local {local} remote {remote} dstport 4789");
-        ip(place, &[format!("link add sum0 {tunnel} udpcsum")]);
-    }
+    let (near, far) = (cable.near[0], cable.far[0]);
+    whole_sum::tunnel(node.place(), "wan0", "sum0", [near, far]).unwrap();
+    whole_sum::tunnel(outside, "wan0", "sum0", [far, near]).unwrap();
     let way = Way::new("sum0", 4);
     way.set_up(node, outside);
     leave_by(node, &[&way]);
