@@ -45,35 +45,38 @@ pub fn kernel_offsets() -> Result<KernelOffsets, BtfError> {
 }
 
 fn offsets(btf: &Btf<'_>) -> Result<KernelOffsets, BtfError> {
+    let sock = &btf.structure("sock")?;
+    let tcp_sock = &btf.structure("tcp_sock")?;
+    let wait_queue_entry = &btf.structure("wait_queue_entry")?;
     // A socket's address is that of each structure that begins with it.
-    let sock = btf.field("tcp_sock", &["inet_conn", "icsk_inet", "sk"])?;
-    if sock.bit != 0 {
+    let inner = btf.field(tcp_sock, &["inet_conn", "icsk_inet", "sk"])?;
+    if inner.bit != 0 {
         return Err(BtfError::Place("the socket in struct tcp_sock"));
     }
     let whole = |of, path: &[&str], bits| btf.field(of, path).and_then(|f| f.whole(bits));
     let part = |of, path: &[&str]| btf.field(of, path);
-    let userlocks = part("sock", &["sk_userlocks"])?;
-    let shutdown = part("sock", &["sk_shutdown"])?;
-    let repair = part("tcp_sock", &["repair"])?;
+    let userlocks = part(sock, &["sk_userlocks"])?;
+    let shutdown = part(sock, &["sk_shutdown"])?;
+    let repair = part(tcp_sock, &["repair"])?;
     Ok(KernelOffsets {
-        flags: whole("sock", &["__sk_common", "skc_flags"], 64)?,
+        flags: whole(sock, &["__sk_common", "skc_flags"], 64)?,
         zerocopy_bit: btf.value("sock_flags", "SOCK_ZEROCOPY")?,
-        rmem_alloc: whole("sock", &["sk_backlog", "rmem_alloc"], 32)?,
-        rcvbuf: whole("sock", &["sk_rcvbuf"], 32)?,
+        rmem_alloc: whole(sock, &["sk_backlog", "rmem_alloc"], 32)?,
+        rcvbuf: whole(sock, &["sk_rcvbuf"], 32)?,
         userlocks: userlocks.bit / 8,
         userlocks_shift: userlocks.bit % 8,
         shutdown: shutdown.bit / 8,
         shutdown_shift: shutdown.bit % 8,
-        ulp_ops: whole("tcp_sock", &["inet_conn", "icsk_ulp_ops"], 64)?,
+        ulp_ops: whole(tcp_sock, &["inet_conn", "icsk_ulp_ops"], 64)?,
         repair: repair.bit / 8,
         repair_bit: repair.bit % 8,
-        copied_seq: whole("tcp_sock", &["copied_seq"], 32)?,
-        write_seq: whole("tcp_sock", &["write_seq"], 32)?,
-        user_data: whole("sock", &["sk_user_data"], 64)?,
-        wq: whole("sock", &["sk_wq"], 64)?,
-        wq_head: part("socket_wq", &["wait", "head"])?.whole_bytes()?,
-        wait_entry: part("wait_queue_entry", &["entry"])?.whole_bytes()?,
-        wait_private: whole("wait_queue_entry", &["private"], 64)?,
+        copied_seq: whole(tcp_sock, &["copied_seq"], 32)?,
+        write_seq: whole(tcp_sock, &["write_seq"], 32)?,
+        user_data: whole(sock, &["sk_user_data"], 64)?,
+        wq: whole(sock, &["sk_wq"], 64)?,
+        wq_head: part(&btf.structure("socket_wq")?, &["wait", "head"])?.whole_bytes()?,
+        wait_entry: part(wait_queue_entry, &["entry"])?.whole_bytes()?,
+        wait_private: whole(wait_queue_entry, &["private"], 64)?,
     })
 }
 
@@ -155,6 +158,12 @@ struct Type {
     rest: usize,
 }
 
+/// A structure that has a name.
+struct Structure {
+    name: &'static str,
+    ty: Type,
+}
+
 /// `struct btf_member`.
 struct Member {
     name: u32,
@@ -165,8 +174,8 @@ struct Member {
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    let bytes = bytes.get(at..at.checked_add(4)?)?;
-    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+    let word = bytes.get(at..)?.first_chunk()?;
+    Some(u32::from_ne_bytes(*word))
 }
 
 impl<'a> Btf<'a> {
@@ -242,6 +251,12 @@ impl<'a> Btf<'a> {
         self.read(*start as usize)
     }
 
+    fn structure(&self, name: &'static str) -> Result<Structure, BtfError> {
+        let ty = self.by_name(kind::STRUCT, name)?;
+        Ok(Structure { name, ty })
+    }
+
+    /// Looks through all types, of which a kernel has a hundred thousand and more.
     fn by_name(&self, kind: u32, name: &str) -> Result<Type, BtfError> {
         for &start in &self.starts {
             let ty = self.read(start as usize)?;
@@ -300,9 +315,9 @@ impl<'a> Btf<'a> {
     }
 
     /// Finds a field by the names that lead to it, through members without a name.
-    fn field(&self, structure: &str, path: &[&str]) -> Result<Field, BtfError> {
-        let name = || format!("{structure}.{}", path.join("."));
-        let mut ty = self.by_name(kind::STRUCT, structure)?;
+    fn field(&self, of: &Structure, path: &[&str]) -> Result<Field, BtfError> {
+        let name = || format!("{}.{}", of.name, path.join("."));
+        let mut ty = of.ty;
         let mut field = Field {
             name: name(),
             bit: 0,
@@ -467,19 +482,20 @@ mod tests {
     fn finds_whole_fields_and_bit_fields_in_members_without_name() {
         let bytes = small();
         let btf = Btf::parse(&bytes).unwrap();
+        let sock = btf.structure("sock").unwrap();
         let place = |name| {
-            let field = btf.field("sock", &[name]).unwrap();
+            let field = btf.field(&sock, &[name]).unwrap();
             (field.bit, field.bits)
         };
         assert_eq!(place("a"), (0, 32));
         assert_eq!(place("b"), (32, 2));
         assert_eq!(place("c"), (34, 6));
         assert!(matches!(
-            btf.field("sock", &["d"]),
+            btf.field(&sock, &["d"]),
             Err(BtfError::Missing(what)) if what == "field sock.d"
         ));
         assert!(matches!(
-            btf.field("sock", &["c"]).unwrap().whole(32),
+            btf.field(&sock, &["c"]).unwrap().whole(32),
             Err(BtfError::Size { found: 6, .. })
         ));
     }
@@ -506,7 +522,7 @@ mod tests {
             }
             if let Ok(btf) = Btf::parse(&bytes) {
                 for path in [&["a"][..], &["b"], &["c", "a"]] {
-                    let _ = btf.field("sock", path);
+                    let _ = btf.structure("sock").and_then(|sock| btf.field(&sock, path));
                 }
                 let _ = offsets(&btf);
             }
