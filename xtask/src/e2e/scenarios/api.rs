@@ -280,7 +280,8 @@ pub fn away(world: &mut World) -> Result<String> {
         })?;
         ensure!(!pod.addresses.is_empty());
     }
-    // Facts flow again.
+    // Facts flow again, kubelets' at once.
+    world.restart_kubelets()?;
     let late = world.run_pods(&[("away-late", &nodes[1])])?;
     reaches(&pods[0].place, &late[0])?;
     let told = traffic.finish()?;

@@ -20,9 +20,7 @@ pub fn kubelet_restart(world: &mut World) -> Result<String> {
         .map(|node| world.leased(node))
         .collect::<Result<_>>()?;
     traffic.event("the kubelets were restarted")?;
-    for node in &nodes {
-        world.cluster.kubelet_restart(node)?;
-    }
+    world.restart_kubelets()?;
     world.healthy()?;
     for (node, before) in nodes.iter().zip(leased) {
         let now = world.leased(node)?;

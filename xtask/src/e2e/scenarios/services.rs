@@ -211,6 +211,8 @@ pub fn alone(world: &mut World) -> Result<String> {
         names.is_subset(&answered),
         "not all of {names:?} answered every asker, but {answered:?}"
     );
+    // Its pods are to be gone soon.
+    world.restart_kubelets()?;
     Ok(format!(
         "0 of {requests} requests failed while agents were replaced, and killed without the API server"
     ))
