@@ -239,19 +239,16 @@ fn helm() -> Result<PathBuf> {
     if helm.is_file() {
         return Ok(helm);
     }
-    let go = components::go()
+    let mut command = components::go_command(&["install"], "")
         .context("helm is missing: install it (https://helm.sh), or Go, which then builds it")?;
     println!(
         "  building helm {HELM_VERSION} into {}, some minutes",
         dir.display()
     );
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let mut command = Command::new(go);
     command
-        .args(["install", "-trimpath", "-ldflags", "-s -w"])
         .arg(format!("{HELM}@{HELM_VERSION}"))
-        .env("GOBIN", &dir)
-        .env("CGO_ENABLED", "0");
+        .env("GOBIN", &dir);
     show(&mut command).context("cannot build helm")?;
     Ok(helm)
 }

@@ -255,6 +255,20 @@ pub fn ensure_kubernetes() -> Result<()> {
     Ok(())
 }
 
+/// Go's compiler is told not to describe what it makes to debuggers: a linker's `-s -w` drops that only after it was
+/// made. With the same flags for all programs what several of them have in common is compiled once.
+pub fn go_command(subcommand: &[&str], linker_flags: &str) -> Result<Command> {
+    let mut command = Command::new(go()?);
+    command
+        .args(subcommand)
+        .args(["-gcflags=all=-dwarf=false", "-ldflags"])
+        .arg(format!("-s -w {linker_flags}"))
+        // Static: the same program runs in images without a C library.
+        .env("CGO_ENABLED", "0")
+        .stdin(Stdio::null());
+    Ok(command)
+}
+
 pub fn go() -> Result<PathBuf> {
     which("go")
         .or_else(|| Some(PathBuf::from("/usr/local/go/bin/go")).filter(|path| path.is_file()))
@@ -270,28 +284,24 @@ fn build(program: &Program, to: &Path) -> Result<()> {
         fs::create_dir_all(&temporary)
             .with_context(|| format!("cannot make {}", temporary.display()))?;
     }
-    let mut command = Command::new(go()?);
-    match program.test {
+    let subcommand: &[&str] = match program.test {
         // Kubernetes has vetted its tests; to vet them reads all that they depend on once more.
-        true => command.args(["test", "-c", "-vet=off"]),
-        false => command.arg("build"),
+        true => &["test", "-c", "-vet=off"],
+        false => &["build"],
     };
     // Kubernetes tells its version from these.
     let version = "k8s.io/component-base/version";
     let (major, minor) = KUBERNETES.split_once('.').unwrap_or(("1", "0"));
     let minor = minor.split('.').next().unwrap_or(minor);
     let flags = format!(
-        "-s -w -X {version}.gitVersion=v{KUBERNETES} -X {version}.gitMajor={major} -X {version}.gitMinor={minor} \
+        "-X {version}.gitVersion=v{KUBERNETES} -X {version}.gitMajor={major} -X {version}.gitMinor={minor} \
          -X {version}.gitTreeState=clean -X {version}.buildDate=1970-01-01T00:00:00Z"
     );
-    let output = command
-        .args(["-mod=mod", "-buildvcs=false", "-ldflags", &flags, "-o"])
+    let output = go_command(subcommand, &flags)?
+        .args(["-mod=mod", "-buildvcs=false", "-o"])
         .arg(&temporary)
         .args(program.packages)
         .current_dir(layout::sources().join(program.module))
-        // Static: the same program runs in images without a C library.
-        .env("CGO_ENABLED", "0")
-        .stdin(Stdio::null())
         .output()
         .context("cannot start go")?;
     if !output.status.success() {
