@@ -22,6 +22,8 @@ pub mod connection;
 #[cfg(target_arch = "bpf")]
 pub mod context;
 #[cfg(target_arch = "bpf")]
+pub mod family;
+#[cfg(target_arch = "bpf")]
 pub mod forward;
 #[cfg(target_arch = "bpf")]
 pub mod maps;

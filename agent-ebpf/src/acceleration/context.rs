@@ -11,10 +11,8 @@ use sinabro_common::abi::{
     Addr,
     acceleration::{ConnectionKey, SocketState},
 };
+use sinabro_ebpf::family::{AF_INET, AF_INET6};
 pub(super) use sinabro_ebpf::{field, long_field};
-
-const AF_INET: u32 = 2;
-const AF_INET6: u32 = 10;
 
 /// The key of a connection's end, none if it is not of IP. An IPv4 connection of an IPv6 socket
 /// has mapped addresses: the same key.

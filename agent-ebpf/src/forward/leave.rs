@@ -108,7 +108,7 @@ pub fn send(way: &Way) -> i32 {
             way.dst[at + 3],
         ])
     });
-    send_to(way.ifindex, way.family, [a, b, c, d])
+    send_to(way.ifindex, way.family.into(), [a, b, c, d])
 }
 
 /// Whether the packet's connection is translated here, whichever way it goes, or will be.

@@ -14,8 +14,8 @@ pub mod arrive;
 pub mod leave;
 
 use crate::{
+    family::{AF_INET, AF_INET6},
     overlay, rewrite,
-    stage::neighbour::{AF_INET, AF_INET6},
 };
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_FIB_LOOKUP_OUTPUT},
@@ -73,11 +73,11 @@ impl Way {
     #[inline(always)]
     fn between(&mut self, v6: bool, src: &Addr, dst: &Addr) {
         if v6 {
-            self.family = AF_INET6;
+            self.family = AF_INET6 as u8;
             self.src = src.0;
             self.dst = dst.0;
         } else {
-            self.family = AF_INET;
+            self.family = AF_INET as u8;
             self.src[..4].copy_from_slice(&rewrite::word(src).to_ne_bytes());
             self.dst[..4].copy_from_slice(&rewrite::word(dst).to_ne_bytes());
         }

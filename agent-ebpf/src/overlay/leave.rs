@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     PASS,
+    family::{AF_INET, AF_INET6},
     maps::CONFIG,
     nat::drop,
     parse::{
@@ -15,12 +16,7 @@ use crate::{
     },
     rewrite,
     scratch::Scratch,
-    stage::{
-        deliver, mss, mtu,
-        neighbour::{AF_INET, AF_INET6, send_to},
-        report::Peer,
-        tunnel,
-    },
+    stage::{deliver, mss, mtu, neighbour::send_to, report::Peer, tunnel},
 };
 use aya_ebpf::{
     bindings::{

@@ -9,12 +9,10 @@ use aya_ebpf::{
 };
 use sinabro_common::abi::Addr;
 use sinabro_ebpf::{
+    family::{AF_INET, AF_INET6},
     field, long_field,
     maps::{ENDPOINTS, NODES, OVERLAY, POD_RANGES},
 };
-
-const AF_INET: u32 = 2;
-const AF_INET6: u32 = 10;
 
 /// First byte of 127.0.0.0/8.
 const LOOPBACK: u8 = 127;

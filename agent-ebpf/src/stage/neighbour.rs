@@ -5,16 +5,12 @@ use aya_ebpf::{
     helpers::bpf_redirect_neigh,
 };
 
-/// Families of addresses, as sockets have them.
-pub const AF_INET: u8 = 2;
-pub const AF_INET6: u8 = 10;
-
 /// Sends the packet to a neighbour, whose MAC address the kernel knows or asks for. An IPv4 address is the first of the four
 /// words, which are in network order.
 #[inline(always)]
-pub fn send_to(ifindex: u32, family: u8, address: [u32; 4]) -> i32 {
+pub fn send_to(ifindex: u32, family: u32, address: [u32; 4]) -> i32 {
     let mut neighbour = bpf_redir_neigh {
-        nh_family: family.into(),
+        nh_family: family,
         __bindgen_anon_1: bpf_redir_neigh__bindgen_ty_1 { ipv6_nh: address },
     };
     // SAFETY: the neighbour is valid for the call. An interface that is gone makes the kernel drop the packet.
