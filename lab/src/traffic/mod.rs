@@ -20,6 +20,7 @@ pub mod http;
 pub mod icmp;
 pub mod identity;
 pub mod load;
+pub mod offload;
 pub mod one_way;
 pub mod packet;
 pub mod path;

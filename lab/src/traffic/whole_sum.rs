@@ -5,7 +5,7 @@
 //! A program of the kernel's looks, at an interface's ingress (Linux 6.6). It is written in the kernel's machine code here, for want of a
 //! compiler for it in tests.
 
-use super::tally;
+use super::offload;
 use crate::place::Place;
 use anyhow::{Context as _, Result, ensure};
 use std::{
@@ -90,7 +90,7 @@ impl WholeSums {
 /// Makes a link out of whose end at the other place packets come with such sums, which have crossed `under`, a link between the two: a
 /// tunnel whose outer checksum is not left to anybody, so that it is added up where it arrives.
 pub fn tunnel(place: &Place, under: &str, name: &str, [local, remote]: [IpAddr; 2]) -> Result<()> {
-    tally::sum_before(place, under)?;
+    offload::sum_before(place, under)?;
     let link = format!("link add {name} type vxlan id 9 local {local} remote {remote}");
     let mut ip = Command::new("ip");
     place.put(

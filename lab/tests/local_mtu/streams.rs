@@ -7,10 +7,11 @@ use sinabro_lab::{
     checks::Scene,
     lab::UNDERLAY_MTU,
     traffic::{
+        offload::cut_before,
         packet::interface,
         path::Path,
         stream::Stream,
-        tally::{Kind, Tally, cut_before},
+        tally::{Kind, Tally},
     },
 };
 

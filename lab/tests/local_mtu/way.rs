@@ -7,7 +7,7 @@ use crate::{
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Place,
     checks::Scene,
-    traffic::{path::Path, stream::Stream, tally::cut_before, udp},
+    traffic::{offload::cut_before, path::Path, stream::Stream, udp},
     wait::wait_for,
 };
 

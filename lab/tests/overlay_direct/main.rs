@@ -20,11 +20,11 @@ use sinabro_lab::{
     amount::amount,
     confinement,
     traffic::{
-        icmp,
+        icmp, offload,
         path::Path,
         snmp,
         stream::Stream,
-        tally, tcp, udp,
+        tcp, udp,
         unbroken::{Pace, Traffic},
     },
     wait::eventually,
@@ -468,7 +468,7 @@ fn leave_again(world: &World, by_devices: [bool; 2]) {
     let behind = behind(two);
     for is_cut in [false, true] {
         if is_cut {
-            tally::cut_before(two.place(), "lan").unwrap();
+            offload::cut_before(two.place(), "lan").unwrap();
         }
         for (address, of_behind) in two.addresses().into_iter().zip(BEHIND) {
             let name = format!("to what is behind {address}, cut: {is_cut}");
