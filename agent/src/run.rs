@@ -32,9 +32,9 @@ use crate::{
     endpoint::release::Reaper,
     install::{self, InstallConfig},
     node::{self, NodeStatus},
-    plan::{Reached, Routing},
+    plan::{OverlayMode, Reach, Reached, Routing},
     prepare::{self, Families},
-    probe::{self, Probe},
+    probe::{self, Probe, without_checksum::Tunnel},
     service_health::{self, Eligibility, ProxyHealth, ports::HealthChecks},
     state_lock,
     telemetry::{
@@ -52,6 +52,7 @@ use periodic::{every, every_or};
 use restore::{Restored, log_collected, restore, sweep};
 use sinabro_common::names;
 use std::{
+    collections::BTreeSet,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -141,7 +142,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     tasks.spawn(ends("the watch of the nodes", source.task));
     let (node_sender, node) = watch::channel(NodeStatus::default());
     let (overlay_sender, overlay) = watch::channel(OverlayStatus::default());
-    let (reached_sender, reached) = watch::channel(Reached::default());
+    let asks_without_checksum = settings.peer_probe && settings.overlay == OverlayMode::Auto;
+    // Until somebody has answered.
+    let nobody = Reach {
+        without_checksum: asks_without_checksum.then(BTreeSet::new),
+        ..Reach::default()
+    };
+    let (reached_sender, reached) = watch::channel(Reached::from(nobody));
     tasks.spawn(follow_node(NodeTask {
         settings: settings.clone(),
         datapath: datapath.clone(),
@@ -291,10 +298,12 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
                 node: node.clone(),
                 overlay: overlay.clone(),
                 metrics: metrics.clone(),
-                natively: (settings.routing == Routing::Auto).then(|| probe::Natively {
-                    datapath: datapath.clone(),
-                    reached: reached_sender,
+                natively: (settings.routing == Routing::Auto).then(|| datapath.clone()),
+                without_checksum: asks_without_checksum.then_some(Tunnel {
+                    vni: settings.vxlan_vni,
+                    port: settings.vxlan_port,
                 }),
+                reached: reached_sender,
             });
             tasks.spawn(ends("the probe of peers", task));
             probe

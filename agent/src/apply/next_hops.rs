@@ -150,14 +150,18 @@ fn remote_mac(
 ) -> Result<[u8; 6], Why> {
     match native {
         Some(native) if !native.is_tried => Ok(NATIVE),
-        _ if remote.is_ipv4() || plan.zero_checksum.contains(&remote) => Ok(mac.0),
-        _ => Err(Why::ZeroChecksum),
+        _ if remote.is_ipv4() => Ok(mac.0),
+        _ => match plan.zero_checksum.get(&remote) {
+            Some(true) => Ok(mac.0),
+            Some(false) => Err(Why::ZeroChecksumLost),
+            None => Err(Why::ZeroChecksum),
+        },
     }
 }
 
 /// Whether two plans ask for the same way to a peer.
 fn is_alike(before: &OverlayPlan, plan: &OverlayPlan, (mac, remote): (Mac, IpAddr)) -> bool {
-    let takes = |plan: &OverlayPlan| plan.zero_checksum.contains(&remote);
+    let takes = |plan: &OverlayPlan| plan.zero_checksum.get(&remote).copied();
     before.fdb.get(&mac) == Some(&remote)
         && before.native.get(&remote) == plan.native.get(&remote)
         && takes(before) == takes(plan)

@@ -53,6 +53,8 @@ pub enum Why {
     EarlierPrograms,
     /// Over IPv6 what is sent past the stack has no checksum, and that node has not said that it takes that.
     ZeroChecksum,
+    /// It has, but does not answer such.
+    ZeroChecksumLost,
     /// The kernel has no program put a packet into a tunnel.
     Kernel,
     Ipsec,
@@ -90,6 +92,7 @@ impl fmt::Display for Why {
             Self::SeveralUplinks => "several uplinks, see the setting uplinks",
             Self::OtherHeader => "the uplink is not Ethernet",
             Self::ZeroChecksum => "its tunnels take no UDP over IPv6 without a checksum",
+            Self::ZeroChecksumLost => "no answers to UDP over IPv6 without a checksum",
             Self::Kernel => "this node's Linux is older than 5.13",
             Self::Ipsec => "IPsec has policies, see ip xfrm policy",
             Self::IpsecUnknown(error) => {

@@ -17,6 +17,6 @@ pub use facts::{Facts, Node};
 pub use forwarding::{Forwarding, ForwardingMode};
 pub use masquerade::{MasqueradeIpv6, Masquerading, UdpMapping, non_masquerade};
 pub use overlay::{
-    DeviceSpec, Native, OverlayMode, OverlayPlan, OverlaySettings, Peer, PlanError, Reached,
+    DeviceSpec, Native, OverlayMode, OverlayPlan, OverlaySettings, Peer, PlanError, Reach, Reached,
     RouteSpec, Routing, own_device,
 };

@@ -100,12 +100,20 @@ pub struct OverlaySettings {
     /// MTU inside the tunnel where it is set by hand.
     pub mtu: Option<u32>,
     pub routing: Routing,
-    /// Tunnel addresses of the nodes to which packets are known to get without a tunnel ([`Routing::Auto`]).
     pub reached: Reached,
 }
 
-/// Tunnel addresses of nodes; shared, as there may be thousands.
-pub type Reached = Arc<BTreeSet<IpAddr>>;
+/// Nodes to which packets of a kind are known to get, as they have answered such; by their tunnel addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// Without a tunnel ([`Routing::Auto`]).
+    pub natively: BTreeSet<IpAddr>,
+    /// In tunnels over IPv6 that have no checksum. None if nobody is asked: then nodes are believed that say they take it.
+    pub without_checksum: Option<BTreeSet<IpAddr>>,
+}
+
+/// Shared, as there may be thousands.
+pub type Reached = Arc<Reach>;
 
 /// A node that takes packets without a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,8 +181,8 @@ pub struct OverlayPlan {
     pub takes_native: bool,
     /// and nodes that are sent such, or may be, if they are on the same link, by their tunnel addresses.
     pub native: BTreeMap<IpAddr, Native>,
-    /// IPv6 tunnel addresses of peers whose tunnels take UDP without a checksum.
-    pub zero_checksum: BTreeSet<IpAddr>,
+    /// IPv6 tunnel addresses of peers whose tunnels take UDP without a checksum, and whether it gets there.
+    pub zero_checksum: BTreeMap<IpAddr, bool>,
 }
 
 /// Why there is no plan at all: something about this node itself.
@@ -230,7 +238,7 @@ impl OverlayPlan {
             // Others send it as long as they have not heard that it ended.
             takes_native: settings.routing.takes_native() || own.native,
             native: BTreeMap::new(),
-            zero_checksum: BTreeSet::new(),
+            zero_checksum: BTreeMap::new(),
         };
         plan.knows(own, local);
         let mut macs = BTreeMap::from([(plan.device.mac, (local, name.as_str()))]);
@@ -246,7 +254,7 @@ impl OverlayPlan {
                     let is_reached = match settings.routing {
                         Routing::Tunnel => None,
                         Routing::Native => Some(true),
-                        Routing::Auto => Some(settings.reached.contains(&remote)),
+                        Routing::Auto => Some(settings.reached.natively.contains(&remote)),
                     };
                     if let Some(is_reached) = is_reached.filter(|_| peer.native) {
                         let v6 = peer.addresses.iter().copied().find(IpAddr::is_ipv6);
@@ -254,7 +262,9 @@ impl OverlayPlan {
                         plan.native.insert(remote, Native { v6, is_tried });
                     }
                     if peer.zero_checksum && remote.is_ipv6() {
-                        plan.zero_checksum.insert(remote);
+                        let reached = settings.reached.without_checksum.as_ref();
+                        let gets_there = reached.is_none_or(|reached| reached.contains(&remote));
+                        plan.zero_checksum.insert(remote, gets_there);
                     }
                     entry.tunnel = Some(remote);
                 }

@@ -77,10 +77,14 @@ fn who_is_sent_to_natively_says_so_and_so_does_this_node() {
             (vec!["192.168.0.3"], true),
             (vec!["192.168.0.2"], false),
         ] {
-            let reached = reached.iter().map(|node| node.parse().unwrap()).collect();
+            let natively = reached.iter().map(|node| node.parse().unwrap()).collect();
+            let reach = Reach {
+                natively,
+                ..Reach::default()
+            };
             let settings = OverlaySettings {
                 routing: Routing::Auto,
-                reached: Arc::new(reached),
+                reached: Arc::new(reach),
                 ..settings("own")
             };
             let auto = OverlayPlan::new(&facts(own_native), &settings).unwrap();
@@ -224,9 +228,19 @@ fn tunnels_over_ipv6_lack_checksums_where_the_peer_says_that_it_takes_that() {
             registered(says("c", &["192.168.0.4"], true), 2, true),
         ])
     };
-    let taken = |own_addresses: &[&str], own_takes| {
+    let taken = |own_addresses: &[&str], own_takes, reached: Option<&[&str]>| {
         let facts = facts(says("own", own_addresses, own_takes));
-        let plan = OverlayPlan::new(&facts, &settings("own")).unwrap();
+        let without_checksum =
+            reached.map(|reached| reached.iter().map(|node| node.parse().unwrap()).collect());
+        let reach = Reach {
+            without_checksum,
+            ..Reach::default()
+        };
+        let settings = OverlaySettings {
+            reached: Arc::new(reach),
+            ..settings("own")
+        };
+        let plan = OverlayPlan::new(&facts, &settings).unwrap();
         assert_eq!(
             plan.fdb.len(),
             if plan.device.local.is_ipv6() { 2 } else { 3 }
@@ -234,9 +248,18 @@ fn tunnels_over_ipv6_lack_checksums_where_the_peer_says_that_it_takes_that() {
         plan.zero_checksum
     };
     for own_takes in [false, true] {
-        let over_v6 = taken(&["fd00::1", "192.168.0.1"], own_takes);
-        assert_eq!(over_v6, ["fd00::2".parse().unwrap()].into());
-        assert_eq!(taken(&["192.168.0.1", "fd00::1"], own_takes), [].into());
+        // Who is not asked is believed.
+        for (reached, gets_there) in [
+            (None, true),
+            (Some(&[][..]), false),
+            (Some(&["fd00::3"]), false),
+            (Some(&["fd00::2"]), true),
+        ] {
+            let over_v6 = taken(&["fd00::1", "192.168.0.1"], own_takes, reached);
+            assert_eq!(over_v6, [("fd00::2".parse().unwrap(), gets_there)].into());
+            let over_v4 = taken(&["192.168.0.1", "fd00::1"], own_takes, reached);
+            assert_eq!(over_v4, [].into());
+        }
     }
 }
 

@@ -30,14 +30,25 @@ pub struct Echo {
 }
 
 /// Why a request did not leave.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum NotSent {
-    /// No room just now.
+    #[error("no room just now")]
     Later,
-    /// It is larger than the device takes.
+    #[error("it is larger than the device takes")]
     TooLarge,
     /// The socket, or what it was bound to, is of no use any more; or somebody forbids it.
+    #[error(transparent)]
     Refused(io::Error),
+}
+
+impl NotSent {
+    pub fn of(error: io::Error) -> Self {
+        match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM) => Self::Later,
+            Some(Errno::EMSGSIZE) => Self::TooLarge,
+            _ => Self::Refused(error),
+        }
+    }
 }
 
 impl Echo {
@@ -67,6 +78,14 @@ impl Echo {
         self.source
     }
 
+    /// A request that this socket gets the answer to, whoever sends it.
+    pub fn request(&self, to: IpAddr, number: u64) -> io::Result<Vec<u8>> {
+        // A ping socket's port is its identifier.
+        let own = self.socket.get_ref().local_addr()?.as_socket();
+        let identifier = own.map_or(0, |own| own.port());
+        Ok(wire::request_of(to, self.nonce, number, identifier))
+    }
+
     /// Length of an IP packet's ICMP part.
     pub fn length(&self, packet: u32) -> usize {
         let headers = match self.source {
@@ -81,11 +100,7 @@ impl Echo {
         let to = SockAddr::from(SocketAddr::new(to, 0));
         match self.socket.get_ref().send_to(&request, &to) {
             Ok(_) => Ok(()),
-            Err(error) => Err(match error.raw_os_error().map(Errno::from_raw) {
-                Some(Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM) => NotSent::Later,
-                Some(Errno::EMSGSIZE) => NotSent::TooLarge,
-                _ => NotSent::Refused(error),
-            }),
+            Err(error) => Err(NotSent::of(error)),
         }
     }
 

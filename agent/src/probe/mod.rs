@@ -7,29 +7,29 @@
 //! - [`wire`]: requests and answers as bytes; [`echo`]: the socket;
 //! - [`table`]: what is known of each peer, and who is asked next; [`path`]: how large packets may
 //!   be; [`schedule`]: how often;
-//! - [`native`]: to whom packets get without a tunnel;
+//! - [`trials`]: to whom packets of other kinds get; [`without_checksum`]: the socket for one of these;
 //! - here: the task, and what it says of itself.
 //!
 //! Nothing else depends on it: no peer's silence changes what the agent does.
 
 pub mod echo;
-pub mod native;
 pub mod path;
 pub mod schedule;
 pub mod table;
+pub mod trials;
 pub mod wire;
+pub mod without_checksum;
 
 use crate::{
     apply::OverlayStatus,
     chain::Chain,
     datapath::Datapath,
     node::NodeStatus,
-    plan::{Reached, facts::first_host},
+    plan::{Reach, Reached, facts::first_host},
     telemetry::metrics::Metrics,
     watch::Snapshot,
 };
 use echo::{Echo, NotSent};
-use native::{TRIED, Trials};
 use schedule::APART;
 use sinabro_common::api::{NodeReport, PeersReport};
 use std::{
@@ -37,19 +37,22 @@ use std::{
     future::pending,
     io,
     mem::MaybeUninit,
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 use table::{Ask, Name, Peer, Table, Target};
 use tokio::{sync::watch, task::JoinHandle, time::sleep_until};
 use tracing::{debug, warn};
+use trials::{Kind, Request, Trials};
 use wire::Nonce;
+use without_checksum::{Tunnel, WithoutChecksum};
 
 /// The largest datagram there is.
 const LARGEST: usize = 65_536;
 /// How soon more is read of what comes faster than it is read.
 const FLOODED: Duration = Duration::from_millis(10);
+const NO_SOCKET: &str = "there is no socket";
 /// How soon a socket that could not be opened is tried again.
 const OPEN_AGAIN: Duration = Duration::from_secs(10);
 
@@ -140,27 +143,32 @@ pub struct Sources {
     pub node: watch::Receiver<NodeStatus>,
     pub overlay: watch::Receiver<OverlayStatus>,
     pub metrics: Arc<Metrics>,
-    /// Where packets go without a tunnel to who answers them.
-    pub natively: Option<Natively>,
-}
-
-/// Who knows how to ask without a tunnel, and who is told to whom packets get so.
-pub struct Natively {
-    pub datapath: Arc<Datapath>,
+    /// Who knows how to ask without a tunnel, where packets go so to who answers.
+    pub natively: Option<Arc<Datapath>>,
+    /// How to ask in a tunnel without a checksum, likewise.
+    pub without_checksum: Option<Tunnel>,
+    /// Who is told to whom packets get so.
     pub reached: watch::Sender<Reached>,
 }
 
 /// Asks peers for ever; the task ends with the overlay.
 pub fn spawn(sources: Sources) -> (Arc<Probe>, JoinHandle<()>) {
     let probe = Arc::new(Probe::default());
+    let kinds = [
+        (sources.natively.is_some(), Kind::Natively),
+        (sources.without_checksum.is_some(), Kind::WithoutChecksum),
+    ];
+    let kinds = kinds.into_iter().filter(|(is_tried, _)| *is_tried);
     let mut prober = Prober {
+        trials: kinds.map(|(_, kind)| Trials::new(kind)).collect(),
         sources,
         probe: probe.clone(),
-        trials: Trials::default(),
         nonce: Nonce::random(),
         nodes: Arc::default(),
         own: Vec::new(),
+        own_end: None,
         sockets: [Family::default(), Family::default()],
+        without_checksum: None,
         buffer: vec![MaybeUninit::uninit(); LARGEST].into(),
         not_before: Instant::now(),
     };
@@ -178,14 +186,17 @@ struct Family {
 struct Prober {
     sources: Sources,
     probe: Arc<Probe>,
-    trials: Trials,
+    trials: Vec<Trials>,
     nonce: Nonce,
     /// The nodes that the table was made of.
     nodes: Arc<Vec<NodeReport>>,
     /// This node's addresses inside the overlay.
     own: Vec<IpAddr>,
+    /// Its end of tunnels over IPv6.
+    own_end: Option<Ipv6Addr>,
     /// IPv4, IPv6.
     sockets: [Family; 2],
+    without_checksum: Option<WithoutChecksum>,
     buffer: Box<[MaybeUninit<u8>]>,
     /// When the next request may be made.
     not_before: Instant,
@@ -229,7 +240,8 @@ impl Prober {
             return now + FLOODED;
         }
         let state = self.probe.state();
-        let ask = state.table.next_ask().into_iter().chain(self.trials.next());
+        let trials = self.trials.iter().filter_map(Trials::next);
+        let ask = state.table.next_ask().into_iter().chain(trials);
         let ask = ask.min().map(|at| at.max(self.not_before));
         let next = ask.into_iter().chain(state.table.next_loss()).min();
         // Nobody to ask: only a change brings somebody.
@@ -253,6 +265,13 @@ impl Prober {
         self.own = own.map_or(Vec::new(), |own| {
             own.pod_cidrs.iter().copied().map(first_host).collect()
         });
+        self.own_end = own.and_then(|own| {
+            let mut addresses = own.addresses.iter();
+            addresses.find_map(|address| match address {
+                IpAddr::V6(address) => Some(*address),
+                IpAddr::V4(_) => None,
+            })
+        });
         let ready = |name: &str| {
             let node = facts.as_ref()?.nodes.get(name)?;
             // A list that was written by hand says nothing of kubelets.
@@ -269,24 +288,39 @@ impl Prober {
         let (now, nodes) = (Instant::now(), self.nodes.iter());
         let targets: BTreeMap<_, _> = nodes.filter_map(target).collect();
         self.probe.state().table.follow(now, mtu, targets);
-        if let (Some(_), Some(facts)) = (&self.sources.natively, &facts) {
-            let targets = native::targets(&self.nodes, &self.own, facts);
-            self.trials.follow(now, &targets);
+        if let Some(facts) = &facts {
+            for trials in &mut self.trials {
+                let targets = trials.kind.targets(&self.nodes, &self.own, facts);
+                trials.follow(now, &targets);
+            }
         }
     }
 
     fn tell_whom_packets_reach(&mut self) {
-        if let Some(natively) = &self.sources.natively
-            && let Some(reached) = self.trials.reached_now()
-        {
-            natively.reached.send_if_modified(|before| {
-                let changes = **before != reached;
-                if changes {
-                    *before = reached.into();
-                }
-                changes
-            });
+        let mut changed = false;
+        for trials in &mut self.trials {
+            changed |= trials.has_changed();
         }
+        if !changed {
+            return;
+        }
+        let of = |kind: Kind| {
+            let mut trials = self.trials.iter();
+            trials
+                .find(|trials| trials.kind == kind)
+                .map(Trials::reached)
+        };
+        let reach = Reach {
+            natively: of(Kind::Natively).unwrap_or_default(),
+            without_checksum: of(Kind::WithoutChecksum),
+        };
+        self.sources.reached.send_if_modified(|before| {
+            let changes = **before != reach;
+            if changes {
+                *before = reach.into();
+            }
+            changes
+        });
     }
 
     fn take_answers(&mut self) -> bool {
@@ -299,8 +333,10 @@ impl Prober {
             let metrics = &self.sources.metrics;
             more |= echo.drain(&mut self.buffer, |from, number, length| {
                 let now = Instant::now();
-                if number & TRIED != 0 {
-                    self.trials.answered(now, from, number);
+                if let Some(kind) = Kind::of(number) {
+                    for trials in self.trials.iter_mut().filter(|trials| trials.kind == kind) {
+                        trials.answered(now, from, number);
+                    }
                 } else if let Some(took) = state.table.answered(now, from, number, length) {
                     metrics.peer_probe_answered(took);
                 }
@@ -312,14 +348,24 @@ impl Prober {
     /// Asks whose turn it is, if it is anybody's.
     fn ask_next(&mut self, now: Instant) -> bool {
         let of_table = self.probe.state().table.next_ask();
-        let trial_is_first =
-            (self.trials.next()).is_some_and(|at| of_table.is_none_or(|of| at < of));
-        if trial_is_first {
-            let trial = self.trials.ask(now);
-            if let Some((gateway, number)) = trial {
-                self.try_natively(now, gateway, number);
+        let trials = self.trials.iter_mut();
+        let first = trials.filter_map(|trials| Some((trials.next()?, trials)));
+        let first = first.min_by_key(|(at, _)| *at);
+        if let Some((at, trials)) = first
+            && of_table.is_none_or(|of| at < of)
+        {
+            let request = trials.ask(now);
+            if let Some(request) = request {
+                let asked = match request.kind {
+                    Kind::Natively => self.ask_natively(now, &request),
+                    Kind::WithoutChecksum => self.ask_without_checksum(now, &request),
+                };
+                // It is not answered.
+                if let Err(why) = asked {
+                    debug!("cannot ask {} {:?}: {why}", request.gateway, request.kind);
+                }
             }
-            return trial.is_some();
+            return request.is_some();
         }
         let ask = self.probe.state().table.ask(now);
         if let Some(ask) = &ask {
@@ -328,24 +374,40 @@ impl Prober {
         ask.is_some()
     }
 
-    /// Asks so that it gets there without a tunnel or not at all. What cannot be sent is not answered.
-    fn try_natively(&mut self, now: Instant, gateway: IpAddr, number: u64) {
-        let Some(natively) = &self.sources.natively else {
-            return;
+    /// Asks so that it gets there without a tunnel or not at all.
+    fn ask_natively(&mut self, now: Instant, request: &Request) -> Result<(), String> {
+        let datapath = self.sources.natively.as_ref().ok_or("it is off")?;
+        let mark = datapath.mark_of_requests();
+        let mark = mark.map_err(|error| Chain(&error).to_string())?;
+        let mark = mark.ok_or("no program would see to it")?;
+        let echo = self.socket(now, request.gateway).ok_or(NO_SOCKET)?;
+        let asked = echo.ask_marked(mark, request.gateway, request.number);
+        asked.map_err(|error| error.to_string())
+    }
+
+    /// Asks in a tunnel as packets of pods are in it that go there past the stack.
+    fn ask_without_checksum(&mut self, now: Instant, request: &Request) -> Result<(), String> {
+        let tunnel = self.sources.without_checksum.ok_or("it is off")?;
+        let own = self.own_end.ok_or("this node has no IPv6 address")?;
+        let IpAddr::V6(node) = request.tunnel else {
+            return Err("its tunnel is over IPv4".into());
         };
-        let mark = match natively.datapath.mark_of_requests() {
-            Ok(Some(mark)) => mark,
-            Ok(None) => return,
-            Err(error) => {
-                warn!("cannot ask {gateway} without a tunnel: {}", Chain(&error));
-                return;
+        let echo = self.socket(now, request.gateway).ok_or(NO_SOCKET)?;
+        let from = echo.source();
+        let icmp = echo.request(request.gateway, request.number);
+        let icmp = icmp.map_err(|error| error.to_string())?;
+        let socket = match self.without_checksum.take() {
+            Some(socket) if socket.source() == own => socket,
+            _ => WithoutChecksum::open(own).map_err(|error| error.to_string())?,
+        };
+        let asked = socket.ask(node, tunnel, (from, request.gateway), icmp);
+        match asked {
+            // Another one is opened the next time.
+            Err(NotSent::Refused(error)) => Err(error.to_string()),
+            asked => {
+                self.without_checksum = Some(socket);
+                asked.map_err(|error| error.to_string())
             }
-        };
-        let Some(echo) = self.socket(now, gateway) else {
-            return;
-        };
-        if let Err(NotSent::Refused(error)) = echo.ask_marked(mark, gateway, number) {
-            debug!("cannot ask {gateway} without a tunnel: {error}");
         }
     }
 

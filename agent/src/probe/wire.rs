@@ -19,6 +19,9 @@ use std::{
 
 /// ICMP header, nonce and number.
 pub const LEAST: usize = 24;
+/// Written by the kernel, as is the identifier after the next two bytes, where a ping socket sends.
+pub const CHECKSUM: Range<usize> = 2..4;
+const IDENTIFIER: Range<usize> = 4..6;
 const NONCE: Range<usize> = 8..16;
 const NUMBER: Range<usize> = 16..24;
 
@@ -49,6 +52,13 @@ pub fn request(to: IpAddr, nonce: Nonce, number: u64, length: usize) -> Vec<u8> 
     packet[6..8].copy_from_slice(&(number as u16).to_be_bytes());
     packet[NONCE].copy_from_slice(&nonce.0);
     packet[NUMBER].copy_from_slice(&number.to_be_bytes());
+    packet
+}
+
+/// The shortest request, with a ping socket's identifier, for who writes it without that socket; its checksum is zero yet.
+pub fn request_of(to: IpAddr, nonce: Nonce, number: u64, identifier: u16) -> Vec<u8> {
+    let mut packet = request(to, nonce, number, LEAST);
+    packet[IDENTIFIER].copy_from_slice(&identifier.to_be_bytes());
     packet
 }
 

@@ -75,7 +75,7 @@ fn nodes_that_know_each_other_by_ipv6_are_asked_too() {
 
 /// How long packets are lost if a network no longer lets them pass: a round of two seconds, by a quarter longer, and three requests that are waited
 /// for, a second each; and what the machine needs for it.
-const NOTICED: Duration = Duration::from_millis(5_500 + 1_500);
+pub const NOTICED: Duration = Duration::from_millis(5_500 + 1_500);
 
 #[test]
 fn what_no_longer_arrives_under_load_is_in_tunnels_again() {

@@ -6,6 +6,9 @@ use std::process::Command;
 /// Pods' addresses, in rules.
 pub const PODS: [&str; 2] = ["ip saddr 10.244.0.0/16", "ip6 saddr fd00:10:244::/48"];
 
+/// What programs send in tunnels over IPv6.
+pub const WITHOUT_CHECKSUM: &str = "udp dport 8472 udp checksum 0";
+
 /// The network between the nodes, which drops packets, or says of them that it is congested.
 pub struct Fabric<'a>(pub &'a Lab);
 

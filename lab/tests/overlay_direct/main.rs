@@ -38,6 +38,8 @@ const FLAGS: [&str; 2] = [
     "--services-file=/run/lab/services.yaml",
 ];
 const AUTO: &str = "--routing=auto";
+const ASKS: &str = "--peer-probe=true";
+const ASKS_NOBODY: &str = "--peer-probe=false";
 
 struct World {
     lab: Lab,
@@ -110,9 +112,10 @@ impl World {
 }
 
 fn start(node: &Node, flags: &[&str]) {
-    // Probes go by the device, and say who answers without a tunnel.
-    let probe = format!("--peer-probe={}", flags.contains(&AUTO));
-    let flags = [&FLAGS, flags, &[&probe]].concat();
+    // Probes go by the device, and say who answers by another way.
+    let asks = flags.iter().any(|flag| [AUTO, ASKS].contains(flag));
+    let probe: &[&str] = if asks { &[] } else { &[ASKS_NOBODY] };
+    let flags = [&FLAGS, flags, probe].concat();
     node.start_confined_agent(&flags, &confinement::AGENT)
         .unwrap();
 }

@@ -1,6 +1,12 @@
 //! Nodes that know each other by IPv6. Programs send UDP without a checksum then (RFC 6935), to who says that he takes it.
 
-use super::{native::in_tunnels, *};
+use super::{
+    auto::NOTICED,
+    fabric::{Fabric, WITHOUT_CHECKSUM},
+    native::in_tunnels,
+    *,
+};
+use sinabro_lab::traffic::gaps::Meter;
 
 /// Nodes have IPv6 addresses first; the given ones say that they take UDP without a checksum.
 pub fn nodes(lab: &Lab, take: [bool; 2]) {
@@ -68,7 +74,8 @@ fn programs_that_were_kept_put_nothing_into_tunnels_over_ipv6() {
     let world = world([&[], &[]]);
     let n1 = world.lab.node(1);
     n1.kill_agent().unwrap();
-    n1.start_agent_refused("current", &FLAGS).unwrap();
+    let flags = [&FLAGS[..], &[ASKS_NOBODY]].concat();
+    n1.start_agent_refused("current", &flags).unwrap();
     n1.wait_ready().unwrap();
     assert!(why(n1).contains("an earlier version"), "{}", why(n1));
     let [[received, sent], _] = world.carried(|| exchange(&world));
@@ -99,4 +106,79 @@ fn who_takes_no_udp_without_a_checksum_is_sent_none_under_load() {
     phase("one does not any more", [true, false], [false, true]);
     phase("none does", [false, false], [false, false]);
     println!("{}", traffic.finish().unwrap());
+}
+
+/// Both take UDP without a checksum, and ask each other by such.
+fn asking(prepare: impl Fn(&Lab)) -> World {
+    let prepare = |lab: &Lab| {
+        prepare(lab);
+        nodes(lab, [true; 2]);
+    };
+    World::on(prepare, [&[ASKS], &[ASKS]])
+}
+
+fn all_go_direct(world: &World) {
+    for node in world.lab.nodes() {
+        eventually("answers to what has no checksum", || goes_direct(node));
+    }
+}
+
+/// What is between the nodes may do that (RFC 6936 section 3). It is found out with nothing of pods'.
+#[test]
+fn nothing_is_lost_under_load_where_udp_without_a_checksum_is_dropped() {
+    let world = asking(|lab| Fabric(lab).drops(&[WITHOUT_CHECKSUM]));
+    let fabric = Fabric(&world.lab);
+    let traffic = talk(&world);
+    traffic.event("nodes look who answers").unwrap();
+    let before = fabric.dropped();
+    eventually("more requests of both nodes", || {
+        fabric.dropped() > before + 2
+    });
+    let reason = "no answers to UDP over IPv6 without a checksum";
+    for node in world.lab.nodes() {
+        assert_eq!(why(node), reason);
+        let probe = other(node).probe;
+        assert!(
+            matches!(probe, Some(PeerProbe::Answers { .. })),
+            "{probe:?}"
+        );
+        assert!(shown(node, "nodes").contains(&format!("  kernel: {reason}  ")));
+    }
+    traffic.must_flow("nodes look who answers").unwrap();
+    traffic.event("the network lets them pass").unwrap();
+    fabric.lets_pass();
+    all_go_direct(&world);
+    traffic.watch(PHASE);
+    traffic.must_flow("the network lets them pass").unwrap();
+    println!("{}", traffic.finish().unwrap());
+    for counts in world.counts_of(|| exchange(&world)) {
+        assert!(is_both_ways(counts.direct), "{counts:?}");
+    }
+}
+
+#[test]
+fn what_no_longer_arrives_under_load_has_a_checksum_again() {
+    let world = asking(|_| {});
+    let fabric = Fabric(&world.lab);
+    all_go_direct(&world);
+    let [one, two] = &world.pods;
+    let paths = two
+        .addresses()
+        .map(|address| Path::new(&address.to_string(), one.place(), two.place(), address));
+    let meter = Meter::start(&paths).unwrap();
+    meter.watch(PHASE);
+    meter
+        .event("a network drops UDP without a checksum")
+        .unwrap();
+    fabric.drops(&[WITHOUT_CHECKSUM]);
+    for node in world.lab.nodes() {
+        eventually("no answers", || !goes_direct(node));
+    }
+    meter.watch(PHASE);
+    let watched = meter.finish().unwrap();
+    println!("{}", watched.table().join("\n"));
+    for path in paths {
+        let gap = watched.gap(&format!("UDP, {}", path.name));
+        assert!(gap > PHASE && gap < NOTICED, "{}: {gap:?}", path.name);
+    }
 }

@@ -1,15 +1,15 @@
-//! Whether what needs no tunnel gets to other nodes (`routing: auto`); the clock is the caller's.
+//! Whether packets of a kind get to other nodes; the clock is the caller's.
 //!
-//! Each node that takes packets without a tunnel is asked by some: an echo request that goes so or not at all, whatever pods' packets
-//! are in. [`ANSWERS`] in a row and pods' packets go so, too; [`LOSSES`](super::table::LOSSES) in a row and they are in tunnels again.
-//! Pods' packets are lost until that is noticed, so a node for which it was soon taken back is tried again the later, the more often
-//! that happened.
+//! Each node that takes such packets is asked by some: an echo request that goes so or not at all, whatever pods' packets
+//! are in. [`ANSWERS`] in a row and pods' packets go so, too; [`LOSSES`](super::table::LOSSES) in a row and they go by the way that
+//! needs no more than a tunnel. Pods' packets are lost until that is noticed, so a node for which it was soon taken back is tried again the
+//! later, the more often that happened.
 
 use super::{
     schedule::{soon, spread, within},
     table::{LOSSES, PATIENCE},
 };
-use crate::plan::{Facts, facts::first_host};
+use crate::plan::{Facts, Node, facts::first_host};
 use sinabro_common::api::NodeReport;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,38 +25,89 @@ const SOON: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_secs(10);
 const LONGEST_REST: Duration = Duration::from_secs(600);
 
-/// Numbers of these requests have this bit, those of [`super::table`] do not.
-pub const TRIED: u64 = 1 << 63;
+/// What is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// No tunnel (`routing: auto`).
+    Natively,
+    /// Tunnels over IPv6 without a checksum (RFC 6935), which what is between the nodes may drop (RFC 6936 section 3).
+    WithoutChecksum,
+}
+
+impl Kind {
+    const ALL: [Self; 2] = [Self::Natively, Self::WithoutChecksum];
+
+    /// Numbers of its requests have this bit, those of [`super::table`] none of them.
+    const fn bit(self) -> u64 {
+        match self {
+            Self::Natively => 1 << 63,
+            Self::WithoutChecksum => 1 << 62,
+        }
+    }
+
+    /// What a request with that number tries, if anything.
+    pub fn of(number: u64) -> Option<Self> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|kind| number & kind.bit() != 0)
+    }
+
+    /// Addresses inside the overlay at which a node is asked. `own`: this node's.
+    fn gateways(
+        self,
+        tunnel: IpAddr,
+        node: &NodeReport,
+        peer: &Node,
+        own: &[IpAddr],
+    ) -> Vec<IpAddr> {
+        let is_of = |family: IpAddr, among: &[IpAddr]| {
+            let mut among = among.iter();
+            among.any(|address| address.is_ipv4() == family.is_ipv4())
+        };
+        let gateways = node.pod_cidrs.iter().copied().map(first_host);
+        let gateways = gateways.filter(|gateway| is_of(*gateway, own));
+        match self {
+            // In each family that such packets may be of: IPv6 packets are given to IPv6 neighbours alone, IPv4 packets to those of both.
+            Self::Natively if peer.native => gateways
+                .filter(|gateway| tunnel.is_ipv6() || is_of(*gateway, &peer.addresses))
+                .collect(),
+            // What is inside makes no difference to who sees the outside.
+            Self::WithoutChecksum if peer.zero_checksum && tunnel.is_ipv6() => {
+                gateways.take(1).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whom to ask: the nodes that say that they take such packets.
+    pub fn targets(self, nodes: &[NodeReport], own: &[IpAddr], facts: &Facts) -> Targets {
+        let mut targets = Targets::new();
+        for node in nodes.iter().filter(|node| !node.local) {
+            let peer = facts.nodes.get(&node.name);
+            if let (Some(tunnel), Some(peer)) = (node.tunnel, peer) {
+                let gateways = self.gateways(tunnel, node, peer, own).into_iter();
+                targets.extend(gateways.map(|gateway| (gateway, tunnel)));
+            }
+        }
+        targets
+    }
+}
 
 /// Addresses of other nodes inside the overlay that are asked, each with its node's tunnel address.
 pub type Targets = BTreeMap<IpAddr, IpAddr>;
 
-/// Whom to ask: the nodes that take packets without a tunnel, in each family that such packets may be of. `own`: this node's addresses
-/// inside the overlay.
-pub fn targets(nodes: &[NodeReport], own: &[IpAddr], facts: &Facts) -> Targets {
-    let is_of = |family: IpAddr, among: &[IpAddr]| {
-        let mut among = among.iter();
-        among.any(|address| address.is_ipv4() == family.is_ipv4())
-    };
-    let mut targets = Targets::new();
-    for node in nodes.iter().filter(|node| !node.local) {
-        let Some(tunnel) = node.tunnel else {
-            continue;
-        };
-        let Some(peer) = facts.nodes.get(&node.name).filter(|peer| peer.native) else {
-            continue;
-        };
-        // IPv6 packets are given to IPv6 neighbours alone, IPv4 packets to those of both families.
-        let is_given = |gateway| tunnel.is_ipv6() || is_of(gateway, &peer.addresses);
-        let gateways = node.pod_cidrs.iter().copied().map(first_host);
-        let asked = gateways.filter(|gateway| is_of(*gateway, own) && is_given(*gateway));
-        targets.extend(asked.map(|gateway| (gateway, tunnel)));
-    }
-    targets
+/// A request that is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    pub kind: Kind,
+    /// Of the node that is asked: inside the overlay and outside.
+    pub gateway: IpAddr,
+    pub tunnel: IpAddr,
+    pub number: u64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Trials {
+    pub kind: Kind,
     trials: BTreeMap<IpAddr, Trial>,
     /// When each is asked, or its answer too late.
     queue: BTreeSet<(Instant, IpAddr)>,
@@ -79,6 +130,16 @@ struct Trial {
 }
 
 impl Trials {
+    pub fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            trials: BTreeMap::new(),
+            queue: BTreeSet::new(),
+            last: 0,
+            changed: false,
+        }
+    }
+
     /// Takes over who is to be asked.
     pub fn follow(&mut self, now: Instant, targets: &Targets) {
         self.changed = true;
@@ -113,20 +174,27 @@ impl Trials {
         self.queue.first().map(|(at, _)| *at)
     }
 
-    /// Gives up what has waited too long; whom to ask now, and by which number.
-    pub fn ask(&mut self, now: Instant) -> Option<(IpAddr, u64)> {
+    /// Gives up what has waited too long; whom to ask now.
+    pub fn ask(&mut self, now: Instant) -> Option<Request> {
         while let Some(&(due, gateway)) = self.queue.first()
             && due <= now
         {
             let round = soon(self.trials.len());
-            if self.trials.get(&gateway)?.asked.is_none() {
+            let trial = self.trials.get(&gateway)?;
+            if trial.asked.is_none() {
+                let tunnel = trial.tunnel;
                 self.last += 1;
-                let number = TRIED | self.last;
+                let number = self.kind.bit() | self.last;
                 self.turn(now, gateway, |trial| {
                     trial.asked = Some(number);
                     PATIENCE
                 });
-                return Some((gateway, number));
+                return Some(Request {
+                    kind: self.kind,
+                    gateway,
+                    tunnel,
+                    number,
+                });
             }
             self.turn(now, gateway, |trial| {
                 trial.asked = None;
@@ -149,13 +217,13 @@ impl Trials {
         true
     }
 
-    /// What [`Self::reached`] says, if that may be other than the last time.
-    pub fn reached_now(&mut self) -> Option<BTreeSet<IpAddr>> {
-        std::mem::take(&mut self.changed).then(|| self.reached())
+    /// Whether [`Self::reached`] may say something else than when this was last asked.
+    pub fn has_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
     }
 
-    /// Tunnel addresses of the nodes to which packets get without a tunnel: of each family that is asked for.
-    fn reached(&self) -> BTreeSet<IpAddr> {
+    /// Tunnel addresses of the nodes to which such packets get: of each family that is asked for.
+    pub fn reached(&self) -> BTreeSet<IpAddr> {
         let of = |passes: bool| {
             let trials = self.trials.values();
             trials
@@ -216,7 +284,7 @@ impl Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Node, overlay::node_reports};
+    use crate::plan::overlay::node_reports;
     use proptest::prelude::*;
 
     const A: [&str; 2] = ["10.244.1.0", "fd00:10:244:1::"];
@@ -238,7 +306,7 @@ mod tests {
 
     impl World {
         fn new() -> Self {
-            let mut trials = Trials::default();
+            let mut trials = Trials::new(Kind::Natively);
             let now = Instant::now();
             trials.follow(now, &targets());
             let told = BTreeSet::new();
@@ -252,7 +320,9 @@ mod tests {
                 && next <= end
             {
                 self.now = self.now.max(next);
-                if let Some((gateway, number)) = self.trials.ask(self.now)
+                if let Some(Request {
+                    gateway, number, ..
+                }) = self.trials.ask(self.now)
                     && answers(gateway)
                 {
                     assert!(self.trials.answered(self.now, gateway, number));
@@ -261,16 +331,66 @@ mod tests {
             }
             self.now = end;
             let reached = self.trials.reached();
-            if let Some(told) = self.trials.reached_now() {
-                self.told = told;
+            if self.trials.has_changed() {
+                self.told = self.trials.reached();
             }
             assert_eq!(self.told, reached, "a change is told of");
-            assert_eq!(self.trials.reached_now(), None, "once");
+            assert!(!self.trials.has_changed(), "once");
             !reached.is_empty()
         }
     }
 
     const MINUTE: Duration = Duration::from_secs(60);
+
+    fn peer_with(addresses: &[&str]) -> Node {
+        let cidrs = ["10.244.2.0/24", "fd00:10:244:2::/64"];
+        Node {
+            name: "peer".into(),
+            addresses: addresses.iter().copied().map(ip).collect(),
+            pod_cidrs: cidrs.map(|cidr| cidr.parse().unwrap()).into(),
+            ..Node::default()
+        }
+    }
+
+    /// At which addresses a node is asked.
+    fn asked(kind: Kind, node: Node, tunnel: &str, own: &[IpAddr]) -> Vec<IpAddr> {
+        let facts = Facts::new([node]);
+        let mut reports = node_reports(&facts, "own", None);
+        reports[0].tunnel = Some(ip(tunnel));
+        let targets = kind.targets(&reports, own, &facts);
+        assert!(targets.values().all(|node| *node == ip(tunnel)));
+        targets.into_keys().collect()
+    }
+
+    #[test]
+    fn nodes_are_asked_once_by_what_has_no_checksum_over_ipv6() {
+        let own = ["10.244.1.1", "fd00:10:244:1::1"].map(ip);
+        let (v4, v6) = ("192.0.2.2", "2001:db8::2");
+        let asked = |tunnel: &str, own: &[IpAddr], zero_checksum| {
+            let node = Node {
+                zero_checksum,
+                ..peer_with(&[v6, v4])
+            };
+            asked(Kind::WithoutChecksum, node, tunnel, own)
+        };
+        assert_eq!(asked(v6, &own, true), [ip("10.244.2.1")]);
+        assert_eq!(asked(v6, &own[1..], true), [ip("fd00:10:244:2::1")]);
+        assert!(asked(v6, &own, false).is_empty());
+        assert!(asked(v4, &own, true).is_empty());
+        assert!(asked(v6, &[], true).is_empty());
+    }
+
+    #[test]
+    fn a_number_says_what_was_tried() {
+        for kind in Kind::ALL {
+            let mut trials = Trials::new(kind);
+            let now = Instant::now();
+            trials.follow(now, &targets());
+            let asked = trials.ask(now + MINUTE).unwrap();
+            assert_eq!((asked.kind, Kind::of(asked.number)), (kind, Some(kind)));
+        }
+        assert_eq!(Kind::of(u64::from(u32::MAX)), None);
+    }
 
     #[test]
     fn nodes_are_asked_in_each_family_that_their_neighbours_can_be_given() {
@@ -278,20 +398,10 @@ mod tests {
         let peer = ["10.244.2.1", "fd00:10:244:2::1"];
         let asked = |addresses: &[&str], tunnel: &str, own: &[IpAddr], native: bool| {
             let node = Node {
-                name: "peer".into(),
-                addresses: addresses.iter().copied().map(ip).collect(),
-                pod_cidrs: ["10.244.2.0/24", "fd00:10:244:2::/64"]
-                    .map(|cidr| cidr.parse().unwrap())
-                    .into(),
                 native,
-                ..Node::default()
+                ..peer_with(addresses)
             };
-            let facts = Facts::new([node]);
-            let mut reports = node_reports(&facts, "own", None);
-            reports[0].tunnel = Some(ip(tunnel));
-            let targets = super::targets(&reports, own, &facts);
-            assert!(targets.values().all(|node| *node == ip(tunnel)));
-            targets.into_keys().collect::<Vec<_>>()
+            asked(Kind::Natively, node, tunnel, own)
         };
         let both = peer.map(ip);
         let (v4, v6) = ("192.0.2.2", "2001:db8::2");
@@ -349,8 +459,11 @@ mod tests {
         let mut world = World::new();
         let (gateway, number) = loop {
             world.now += SOON;
-            if let Some((gateway, number)) = world.trials.ask(world.now) {
-                assert_eq!(number & TRIED, TRIED);
+            if let Some(Request {
+                gateway, number, ..
+            }) = world.trials.ask(world.now)
+            {
+                assert_eq!(Kind::of(number), Some(Kind::Natively));
                 assert!(!world.trials.answered(world.now, gateway, number + 1));
                 assert!(!world.trials.answered(world.now, ip("10.244.9.0"), number));
                 break (gateway, number);
