@@ -77,26 +77,30 @@ fn nodes_that_know_each_other_by_ipv6_are_asked_too() {
 /// for, a second each; and what the machine needs for it.
 pub const NOTICED: Duration = Duration::from_millis(5_500 + 1_500);
 
-#[test]
-fn what_no_longer_arrives_under_load_is_in_tunnels_again() {
-    let world = world(|_| {});
-    let fabric = Fabric(&world.lab);
-    all_go_natively(&world);
+/// Has the network drop packets while a pod sends to another, until each node has noticed. The longest gap of datagrams to each of its addresses.
+pub fn gaps(world: &World, drops: &[&str], has_noticed: impl Fn(&Node) -> bool) -> [Duration; 2] {
     let [one, two] = &world.pods;
     let paths = two
         .addresses()
         .map(|address| Path::new(&address.to_string(), one.place(), two.place(), address));
     let meter = Meter::start(&paths).unwrap();
     meter.watch(PHASE);
-    meter.event("a network drops one of the families").unwrap();
-    fabric.drops(&PODS[1..]);
+    meter.event("the network drops packets").unwrap();
+    Fabric(&world.lab).drops(drops);
     for node in world.lab.nodes() {
-        eventually("no answers", || !goes_native(node));
+        eventually("no answers", || has_noticed(node));
     }
     meter.watch(PHASE);
     let watched = meter.finish().unwrap();
-    let [v4, v6] = paths.map(|path| watched.gap(&format!("UDP, {}", path.name)));
     println!("{}", watched.table().join("\n"));
+    paths.map(|path| watched.gap(&format!("UDP, {}", path.name)))
+}
+
+#[test]
+fn what_no_longer_arrives_under_load_is_in_tunnels_again() {
+    let world = world(|_| {});
+    all_go_natively(&world);
+    let [v4, v6] = gaps(&world, &PODS[1..], |node| !goes_native(node));
     assert!(v4 < PHASE, "{v4:?}");
     assert!(v6 > PHASE && v6 < NOTICED, "{v6:?}");
     assert!(in_tunnels(&world, || exchange(&world)) > 0);

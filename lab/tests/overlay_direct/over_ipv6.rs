@@ -1,12 +1,11 @@
 //! Nodes that know each other by IPv6. Programs send UDP without a checksum then (RFC 6935), to who says that he takes it.
 
 use super::{
-    auto::NOTICED,
+    auto::{NOTICED, gaps},
     fabric::{Fabric, WITHOUT_CHECKSUM},
     native::in_tunnels,
     *,
 };
-use sinabro_lab::traffic::gaps::Meter;
 
 /// Nodes have IPv6 addresses first; the given ones say that they take UDP without a checksum.
 pub fn nodes(lab: &Lab, take: [bool; 2]) {
@@ -159,26 +158,8 @@ fn nothing_is_lost_under_load_where_udp_without_a_checksum_is_dropped() {
 #[test]
 fn what_no_longer_arrives_under_load_has_a_checksum_again() {
     let world = asking(|_| {});
-    let fabric = Fabric(&world.lab);
     all_go_direct(&world);
-    let [one, two] = &world.pods;
-    let paths = two
-        .addresses()
-        .map(|address| Path::new(&address.to_string(), one.place(), two.place(), address));
-    let meter = Meter::start(&paths).unwrap();
-    meter.watch(PHASE);
-    meter
-        .event("a network drops UDP without a checksum")
-        .unwrap();
-    fabric.drops(&[WITHOUT_CHECKSUM]);
-    for node in world.lab.nodes() {
-        eventually("no answers", || !goes_direct(node));
-    }
-    meter.watch(PHASE);
-    let watched = meter.finish().unwrap();
-    println!("{}", watched.table().join("\n"));
-    for path in paths {
-        let gap = watched.gap(&format!("UDP, {}", path.name));
-        assert!(gap > PHASE && gap < NOTICED, "{}: {gap:?}", path.name);
+    for gap in gaps(&world, &[WITHOUT_CHECKSUM], |node| !goes_direct(node)) {
+        assert!(gap > PHASE && gap < NOTICED, "{gap:?}");
     }
 }
