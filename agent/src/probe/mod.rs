@@ -10,7 +10,7 @@
 //! - [`trials`]: to whom packets of other kinds get; [`without_checksum`]: the socket for one of these;
 //! - here: the task, and what it says of itself.
 //!
-//! Nothing else depends on it: no peer's silence changes what the agent does.
+//! Which way pods' packets go depends on [`trials`]; no silence in the tunnels changes what the agent does.
 
 pub mod echo;
 pub mod path;
