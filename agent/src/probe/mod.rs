@@ -193,7 +193,7 @@ struct Prober {
     /// This node's addresses inside the overlay.
     own: Vec<IpAddr>,
     /// Its end of tunnels over IPv6.
-    own_end: Option<Ipv6Addr>,
+    own_end: Option<IpAddr>,
     /// IPv4, IPv6.
     sockets: [Family; 2],
     without_checksum: Option<WithoutChecksum>,
@@ -266,11 +266,8 @@ impl Prober {
             own.pod_cidrs.iter().copied().map(first_host).collect()
         });
         self.own_end = own.and_then(|own| {
-            let mut addresses = own.addresses.iter();
-            addresses.find_map(|address| match address {
-                IpAddr::V6(address) => Some(*address),
-                IpAddr::V4(_) => None,
-            })
+            let own = facts.as_ref()?.nodes.get(&own.name)?;
+            own.tunnel_address(Ipv6Addr::UNSPECIFIED.into())
         });
         let ready = |name: &str| {
             let node = facts.as_ref()?.nodes.get(name)?;
@@ -377,8 +374,11 @@ impl Prober {
     /// Asks so that it gets there without a tunnel or not at all.
     fn ask_natively(&mut self, now: Instant, request: &Request) -> Result<(), String> {
         let datapath = self.sources.natively.as_ref().ok_or("it is off")?;
-        let mark = datapath.mark_of_requests();
-        let mark = mark.map_err(|error| Chain(&error).to_string())?;
+        let mark = datapath.mark_of_requests().unwrap_or_else(|error| {
+            let to = request.gateway;
+            warn!("cannot ask {to} without a tunnel: {}", Chain(&error));
+            None
+        });
         let mark = mark.ok_or("no program would see to it")?;
         let echo = self.socket(now, request.gateway).ok_or(NO_SOCKET)?;
         let asked = echo.ask_marked(mark, request.gateway, request.number);
@@ -388,9 +388,8 @@ impl Prober {
     /// Asks in a tunnel as packets of pods are in it that go there past the stack.
     fn ask_without_checksum(&mut self, now: Instant, request: &Request) -> Result<(), String> {
         let tunnel = self.sources.without_checksum.ok_or("it is off")?;
-        let own = self.own_end.ok_or("this node has no IPv6 address")?;
-        let IpAddr::V6(node) = request.tunnel else {
-            return Err("its tunnel is over IPv4".into());
+        let (Some(IpAddr::V6(own)), IpAddr::V6(node)) = (self.own_end, request.tunnel) else {
+            return Err("not both nodes have an IPv6 address".into());
         };
         let echo = self.socket(now, request.gateway).ok_or(NO_SOCKET)?;
         let from = echo.source();

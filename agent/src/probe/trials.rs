@@ -1,9 +1,9 @@
 //! Whether packets of a kind get to other nodes; the clock is the caller's.
 //!
 //! Each node that takes such packets is asked by some: an echo request that goes so or not at all, whatever pods' packets
-//! are in. [`ANSWERS`] in a row and pods' packets go so, too; [`LOSSES`](super::table::LOSSES) in a row and they go by the way that
-//! needs no more than a tunnel. Pods' packets are lost until that is noticed, so a node for which it was soon taken back is tried again the
-//! later, the more often that happened.
+//! are in. [`ANSWERS`] in a row and pods' packets go so, too; [`LOSSES`](super::table::LOSSES) in a row and they go as before. Pods'
+//! packets are lost until that is noticed, so a node for which it was soon taken back is tried again the later, the more often
+//! that happened.
 
 use super::{
     schedule::{soon, spread, within},
