@@ -7,7 +7,8 @@ use crate::{
 };
 use anyhow::{Context as _, Result, bail, ensure};
 use std::{
-    fs,
+    fs, io,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
@@ -18,6 +19,14 @@ pub const PROGRAMS: [(&str, &str); 3] = [
     ("sinabro-agent", "sinabro-agent"),
     ("sinabroctl", "sinabro-agent"),
 ];
+
+/// Of those that users get, one is a link: as in the image, the agent is both, by the name that it is called by.
+const LINK: (&str, &str) = ("sinabroctl", "sinabro-agent");
+
+/// The others.
+fn files() -> impl Iterator<Item = (&'static str, &'static str)> {
+    PROGRAMS.into_iter().filter(|(name, _)| *name != LINK.0)
+}
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -31,7 +40,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let arch = options.arch.map_or_else(Arch::host, Ok)?;
     let dir = release_for(arch)?;
     let mut rows = vec![vec!["program".to_string(), "bytes".into(), "linked".into()]];
-    for (name, _) in PROGRAMS {
+    for (name, _) in files() {
         let path = dir.join(name);
         let size = fs::metadata(&path)?.len();
         rows.push(vec![
@@ -40,6 +49,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             "statically".into(),
         ]);
     }
+    let link = dir.join(LINK.0).display().to_string();
+    rows.push(vec![link, String::new(), format!("to {}", LINK.1)]);
     ui::table(&rows);
     Ok(ExitCode::SUCCESS)
 }
@@ -88,7 +99,7 @@ pub fn recipe(command: &mut Command, arch: Arch) {
     if !arch.is_host() {
         command.env(variable("LINKER"), arch.cross_compiler());
     }
-    for (name, package) in PROGRAMS {
+    for (name, package) in files() {
         command.args(["--package", package, "--bin", name]);
     }
 }
@@ -96,12 +107,12 @@ pub fn recipe(command: &mut Command, arch: Arch) {
 /// Takes what the recipe has built below `target` to a directory.
 pub fn collect(target: &Path, arch: Arch, dir: &Path) -> Result<()> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    for (name, _) in PROGRAMS {
+    for (name, _) in files() {
         let built = target.join(arch.rust_target()).join("ship").join(name);
         check_static(&built, arch)?;
         install(&built, &dir.join(name))?;
     }
-    Ok(())
+    link(LINK.1, &dir.join(LINK.0))
 }
 
 /// Programs as a debug build makes them, for tests; in `target/debug`.
@@ -150,6 +161,17 @@ fn install(from: &Path, to: &Path) -> Result<()> {
     fs::copy(from, &temporary)
         .and_then(|_| fs::rename(&temporary, to))
         .with_context(|| format!("cannot write {}", to.display()))
+}
+
+/// Makes a link, in the place of whatever file was there.
+fn link(target: &str, at: &Path) -> Result<()> {
+    let temporary = at.with_extension("new");
+    let made = match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => symlink(target, &temporary),
+    };
+    made.and_then(|()| fs::rename(&temporary, at))
+        .with_context(|| format!("cannot write {}", at.display()))
 }
 
 /// A static program asks for no dynamic loader: no PT_INTERP among its program headers (elf(5)).
@@ -206,5 +228,21 @@ mod tests {
         assert!(refused(other.unwrap()).contains("is no program for"));
         assert!(program_header_types(b"\x7fELF\x02\x01 cut short").is_none());
         assert!(program_header_types(b"#!/bin/sh").is_none());
+    }
+
+    #[test]
+    fn a_link_takes_the_place_of_a_program() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join(LINK.0);
+        fs::write(dir.path().join(LINK.1), "both").unwrap();
+        fs::write(&at, "built before there was a link").unwrap();
+        // Left by one that was killed in the middle.
+        fs::write(at.with_extension("new"), "half").unwrap();
+        for _ in 0..2 {
+            link(LINK.1, &at).unwrap();
+            assert_eq!(fs::read_to_string(&at).unwrap(), "both");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+        assert!(PROGRAMS.contains(&LINK));
     }
 }
