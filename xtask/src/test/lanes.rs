@@ -34,8 +34,13 @@ const PAUSE: &str = "SINABRO_TEST_PAUSE";
 /// What measures for how long traffic stands still has the machine for itself, at the end:
 /// all tests of these programs,
 const ALONE: [&str; 5] = ["handover", "refused", "restart", "sinabro_lab", "upgrade"];
-/// and of these the ones whose names say so.
-const ALONE_IN_PART: [&str; 3] = ["layouts", "masquerade", "overlay_direct"];
+/// and of these the ones whose names say so, as many at once as do not wait for a processor. Those of `overlay_direct` wait for
+/// agents to notice something for most of their time.
+const ALONE_IN_PART: [(&str, &str); 3] = [
+    ("layouts", "2"),
+    ("masquerade", "2"),
+    ("overlay_direct", "4"),
+];
 const MEASURING: &str = "under_load";
 
 /// How many of the slowest programs are named at the end.
@@ -124,8 +129,9 @@ struct Order {
 fn in_order(calls: Vec<Call>, late: &[&str]) -> Order {
     let (mut waiting, mut working, mut alone) = (Vec::new(), Vec::new(), Vec::new());
     for call in calls {
-        if ALONE_IN_PART.contains(&call.name()) {
-            alone.push(call.with(&[MEASURING]));
+        let in_part = ALONE_IN_PART.iter().find(|(name, _)| *name == call.name());
+        if let Some((_, at_once)) = in_part {
+            alone.push(call.with(&[MEASURING, "--test-threads", at_once]));
             waiting.push(call.with(&["--skip", MEASURING]));
         } else if ALONE.contains(&call.name()) {
             alone.push(call);
@@ -378,7 +384,11 @@ mod tests {
         assert_eq!(labels(&order.waiting), ["lab/peers", "lab/crash", others]);
         assert_eq!(
             labels(&order.alone),
-            ["lab/upgrade", "lab/restart", "lab/masquerade under_load"]
+            [
+                "lab/upgrade",
+                "lab/restart",
+                "lab/masquerade under_load --test-threads 2"
+            ]
         );
     }
 
@@ -409,7 +419,9 @@ mod tests {
     #[test]
     fn programs_that_are_named_are_there() {
         let root = workspace::root();
-        let alone = ALONE.iter().chain(&ALONE_IN_PART);
+        let alone = ALONE
+            .iter()
+            .chain(ALONE_IN_PART.iter().map(|(name, _)| name));
         for name in alone.chain(&super::super::WAIT_OFTEN) {
             let dirs =
                 ["lab/tests", "agent/tests", "battery/tests"].map(|dir| root.join(dir).join(name));
@@ -418,7 +430,7 @@ mod tests {
             assert!(*name == "sinabro_lab" || dirs.iter().any(is), "{name}");
         }
         // Without any, what measures would run beside others, and nothing alone.
-        for name in ALONE_IN_PART {
+        for (name, _) in ALONE_IN_PART {
             let path = root.join("lab/tests").join(name);
             let files: Vec<_> = match fs::read_dir(&path) {
                 Ok(entries) => entries.map(|entry| entry.unwrap().path()).collect(),
