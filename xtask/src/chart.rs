@@ -3,24 +3,20 @@
 //! Both are written by hand, because both are read by people. So Helm itself renders the chart,
 //! with its default values, and every object must be equal; and then with every value set, where
 //! each must be found where it belongs. Helm is the one that is installed, else one that Go
-//! builds into the cache.
+//! builds beside the programs of clusters.
 
 use crate::{
-    cluster::{components, layout},
+    cluster::components,
     manifest::{self, Objects},
     ui,
-    workspace::{output, run as show, which},
+    workspace::{output, which},
 };
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use std::{
-    fs,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
-
-const HELM: &str = "helm.sh/helm/v4/cmd/helm";
-const HELM_VERSION: &str = "v4.3.1";
 
 /// Every value, other than by default.
 const OTHER_VALUES: &str = "\
@@ -234,28 +230,14 @@ fn helm() -> Result<PathBuf> {
     if let Some(helm) = which("helm") {
         return Ok(helm);
     }
-    let dir = layout::cache()?.join(format!("helm-{HELM_VERSION}"));
-    let helm = dir.join("helm");
-    if helm.is_file() {
-        return Ok(helm);
-    }
-    let mut command = components::go_command(&["install"], "")
-        .context("helm is missing: install it (https://helm.sh), or Go, which then builds it")?;
-    println!(
-        "  building helm {HELM_VERSION} into {}, some minutes",
-        dir.display()
-    );
-    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    command
-        .arg(format!("{HELM}@{HELM_VERSION}"))
-        .env("GOBIN", &dir);
-    show(&mut command).context("cannot build helm")?;
-    Ok(helm)
+    components::ensure_helm()
+        .context("helm is missing: install it (https://helm.sh), or Go, which then builds it")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn an_object_that_only_one_has_or_that_differs_is_a_problem() {

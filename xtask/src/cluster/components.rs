@@ -173,6 +173,14 @@ const PROXIED: Program = program(
     "kube-proxy's decisions, under a minute",
 );
 
+/// Renders the chart.
+const HELM: Program = program(
+    "helm",
+    "helm",
+    &["helm.sh/helm/v4/cmd/helm"],
+    "about three minutes without Kubernetes, else some seconds",
+);
+
 const PROGRAMS: [Program; 8] = [
     program(
         "kubernetes",
@@ -234,6 +242,13 @@ pub fn ensure_proxied() -> Result<PathBuf> {
     path(PROXIED.name)
 }
 
+/// The same of Helm.
+pub fn ensure_helm() -> Result<PathBuf> {
+    make_directory()?;
+    HELM.ensure()?;
+    path(HELM.name)
+}
+
 fn make_directory() -> Result<PathBuf> {
     let directory = layout::binaries()?;
     fs::create_dir_all(&directory)
@@ -257,7 +272,7 @@ pub fn ensure_kubernetes() -> Result<()> {
 
 /// Go's compiler is told not to describe what it makes to debuggers: a linker's `-s -w` drops that only after it was
 /// made. With the same flags for all programs what several of them have in common is compiled once.
-pub fn go_command(subcommand: &[&str], linker_flags: &str) -> Result<Command> {
+fn go_command(subcommand: &[&str], linker_flags: &str) -> Result<Command> {
     let mut command = Command::new(go()?);
     command
         .args(subcommand)
@@ -341,6 +356,43 @@ fn key(module: &Path, program: &Program) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
+
+    /// What a go.mod says of modules' versions, in the one of its blocks that begins so.
+    fn versions(module: &str, block: &str) -> BTreeMap<String, String> {
+        let text = fs::read_to_string(layout::sources().join(module).join("go.mod")).unwrap();
+        let begin = format!("\n{block} (\n");
+        let blocks = text.split(&begin).skip(1);
+        let lines = blocks.flat_map(|block| block.lines().take_while(|line| *line != ")"));
+        let words = lines.map(|line| line.split_whitespace().filter(|word| *word != "=>"));
+        let pair = |mut words: Vec<&str>| {
+            words.retain(|word| !["//", "indirect"].contains(word));
+            (words[0].to_owned(), words[words.len() - 1].to_owned())
+        };
+        words.map(|words| pair(words.collect())).collect()
+    }
+
+    /// Else Go compiles it again for each: two hundred seconds of a processor for Helm, a hundred for CoreDNS.
+    #[test]
+    fn what_others_have_in_common_with_kubernetes_has_its_versions() {
+        let mut kubernetes = versions("components", "require");
+        // Of Kubernetes' own modules those that are taken from beside it.
+        kubernetes.extend(versions("components", "replace"));
+        for module in ["coredns", "helm"] {
+            let replaced = versions(module, "replace");
+            assert!(replaced.contains_key("golang.org/x/net"), "{replaced:?}");
+            for (name, version) in versions(module, "require") {
+                let version = replaced.get(&name).unwrap_or(&version);
+                if name.starts_with("k8s.io/") || replaced.contains_key(&name) {
+                    let own = kubernetes.get(&name);
+                    assert!(
+                        own.is_none_or(|own| own == version),
+                        "{module}: {name} {version}, {own:?}"
+                    );
+                }
+            }
+        }
+    }
 
     #[test]
     fn a_changed_source_changes_the_key() {
