@@ -70,7 +70,9 @@ fn template(helm: &Path, chart: &Path, values: &str) -> Result<Objects> {
         .args(["template", "sinabro"])
         .arg(chart)
         .args(["--namespace", "kube-system", "--values"])
-        .arg(file.path());
+        .arg(file.path())
+        // Which one Helm takes by itself depends on how it was built.
+        .args(["--kube-version", components::KUBERNETES]);
     let rendered = output(&mut command).context("cannot render the chart")?;
     manifest::parse(&rendered).context("the chart renders to something that is not valid")
 }
