@@ -31,6 +31,8 @@ enum Flaw {
     Reorders,
     /// Takes whatever is sent, whether or not the other end reads.
     Hoards,
+    /// What comes last before the end is not passed on.
+    Forgets,
 }
 
 /// Connections with a relay in the middle.
@@ -65,7 +67,7 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, flaw: Flaw) {
     // Room for one piece, or for all.
     let (bounded, pieces) = mpsc::sync_channel::<Vec<u8>>(match flaw {
         Flaw::Hoards => 1 << 20,
-        Flaw::Reorders => 0,
+        Flaw::Reorders | Flaw::Forgets => 0,
     });
     thread::spawn(move || {
         let mut piece = vec![0; 4096];
@@ -80,8 +82,10 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, flaw: Flaw) {
         }
     });
     thread::spawn(move || {
-        for piece in pieces {
-            if to.write_all(&piece).is_err() {
+        let mut pieces = pieces.into_iter().peekable();
+        while let Some(piece) = pieces.next() {
+            let is_forgotten = matches!(flaw, Flaw::Forgets) && pieces.peek().is_none();
+            if is_forgotten || to.write_all(&piece).is_err() {
                 break;
             }
         }
@@ -89,11 +93,9 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, flaw: Flaw) {
     });
 }
 
-/// The rows about order and back-pressure, seen through a relay.
-fn through(flaw: Flaw) -> Vec<Outcome> {
-    let rows: Vec<&'static Row> = battery::rows()
-        .filter(|row| row.quick && row.class != Class::Behaviour)
-        .collect();
+/// Some rows, seen through a relay.
+fn through(flaw: Flaw, is_wanted: impl Fn(&Row) -> bool) -> Vec<Outcome> {
+    let rows: Vec<&'static Row> = battery::rows().filter(|row| is_wanted(row)).collect();
     let here = fresh();
     // At addresses of their own, as both begin with the same port.
     let between = |last| {
@@ -116,16 +118,28 @@ fn differ(outcomes: &[Outcome], class: Class) -> (usize, usize) {
     (differ.count(), of_class.count())
 }
 
+/// About order and back-pressure.
+fn about_bytes(row: &Row) -> bool {
+    row.quick && row.class != Class::Behaviour
+}
+
+#[test]
+fn the_end_of_what_was_sent_is_missed() {
+    let outcomes = through(Flaw::Forgets, |row| row.id == "close-after-data");
+    let passed: Vec<_> = outcomes.iter().map(Outcome::passed).collect();
+    assert_eq!(passed, [false], "{outcomes:?}");
+}
+
 #[test]
 fn every_row_about_order_notices_bytes_in_another_order() {
-    let outcomes = through(Flaw::Reorders);
+    let outcomes = through(Flaw::Reorders, about_bytes);
     let (differ, all) = differ(&outcomes, Class::Order);
     assert!(all > 2 && differ == all, "{differ} of {all}");
 }
 
 #[test]
 fn every_row_about_back_pressure_notices_a_hoard_and_none_about_order_does() {
-    let outcomes = through(Flaw::Hoards);
+    let outcomes = through(Flaw::Hoards, about_bytes);
     let (count, all) = differ(&outcomes, Class::BackPressure);
     assert!(all > 1 && count == all, "{count} of {all}");
     assert_eq!(differ(&outcomes, Class::Order).0, 0);
