@@ -27,7 +27,7 @@ const RUNNER: &str = "SINABRO_TEST_RUNNER";
 /// Names a directory where the runner writes down what it is called for, and does not run it.
 const CALLS: &str = "SINABRO_TEST_CALLS";
 
-/// Tests of the lab that need the programs of an earlier state.
+/// Tests of the lab some of which need the programs of an earlier state.
 const NEED_EARLIER: [&str; 3] = ["upgrade", "layouts", "masquerade"];
 
 /// Test programs that wait for agents nearly all of their time, for example for a peer to count as

@@ -221,7 +221,7 @@ fn earlier() -> Binaries {
 
 /// What pods had with an agent of an earlier state they have with this one, by the same ports.
 #[test]
-fn flows_outlive_an_upgrade() {
+fn flows_outlive_an_upgrade_of_the_first_release() {
     let _alone = alone();
     let now = Binaries::find().unwrap();
     let lab = Lab::new(earlier(), 1, Lifetime::Process).unwrap();

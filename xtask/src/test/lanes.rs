@@ -42,6 +42,8 @@ const ALONE_IN_PART: [(&str, &str); 3] = [
     ("overlay_direct", "4"),
 ];
 const MEASURING: &str = "under_load";
+/// Those that are given the programs of an earlier state run there, too: these take minutes to build.
+const SINCE_RELEASE: &str = "first_release";
 
 /// How many of the slowest programs are named at the end.
 const SLOWEST: usize = 10;
@@ -125,14 +127,14 @@ struct Order {
     alone: Vec<Call>,
 }
 
-/// Programs in the order in which they begin; those that are named in `late` after others.
-fn in_order(calls: Vec<Call>, late: &[&str]) -> Order {
+/// Programs in the order in which they begin.
+fn in_order(calls: Vec<Call>) -> Order {
     let (mut waiting, mut working, mut alone) = (Vec::new(), Vec::new(), Vec::new());
     for call in calls {
         let in_part = ALONE_IN_PART.iter().find(|(name, _)| *name == call.name());
         if let Some((_, at_once)) = in_part {
-            alone.push(call.with(&[MEASURING, "--test-threads", at_once]));
-            waiting.push(call.with(&["--skip", MEASURING]));
+            alone.push(call.with(&[MEASURING, SINCE_RELEASE, "--test-threads", at_once]));
+            waiting.push(call.with(&["--skip", MEASURING, "--skip", SINCE_RELEASE]));
         } else if ALONE.contains(&call.name()) {
             alone.push(call);
         } else if super::waits(&call.program) {
@@ -140,9 +142,6 @@ fn in_order(calls: Vec<Call>, late: &[&str]) -> Order {
         } else {
             working.push(call);
         }
-    }
-    for lane in [&mut waiting, &mut working] {
-        lane.sort_by_key(|call| late.contains(&call.name()));
     }
     Order {
         waiting,
@@ -159,8 +158,8 @@ struct Outcome {
     failures: String,
 }
 
-/// Runs all. Before each of those that are named in `late`, and not before others need the machine less,
-/// `prepare` makes what they need.
+/// Runs all. What those that are named in `late` need is made by `prepare` when others need the machine less: they
+/// are among those that run alone.
 pub fn run(
     calls: Vec<Call>,
     late: &[&str],
@@ -172,20 +171,15 @@ pub fn run(
         waiting,
         working,
         alone,
-    } = in_order(calls, late);
+    } = in_order(calls);
     let outcomes = Mutex::new(Vec::new());
     let failure = Mutex::new(Ok(()));
     let stop = AtomicBool::new(false);
-    let one = |call: &Call| {
-        if late.contains(&call.name()) {
-            prepare();
-        }
-        match start(call, command) {
-            Ok(outcome) => locked(&outcomes).push(outcome),
-            Err(error) => {
-                stop.store(true, Ordering::Relaxed);
-                *locked(&failure) = Err(error).with_context(|| call.label());
-            }
+    let one = |call: &Call| match start(call, command) {
+        Ok(outcome) => locked(&outcomes).push(outcome),
+        Err(error) => {
+            stop.store(true, Ordering::Relaxed);
+            *locked(&failure) = Err(error).with_context(|| call.label());
         }
     };
     let lane = |calls: &[Call]| {
@@ -196,13 +190,15 @@ pub fn run(
         }
     };
     thread::scope(|scope| {
-        scope.spawn(|| lane(&waiting));
+        scope.spawn(|| {
+            lane(&waiting);
+            // Not with the others standing still: it may wait for one of them.
+            if alone.iter().any(|call| late.contains(&call.name())) {
+                prepare();
+            }
+        });
         lane(&working);
     });
-    // What makes programs may wait for what would stand still.
-    if alone.iter().any(|call| late.contains(&call.name())) {
-        prepare();
-    }
     let paused = Paused::groups(&env::var(PAUSE).unwrap_or_default())?;
     lane(&alone);
     drop(paused);
@@ -349,7 +345,7 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::process::CommandExt as _;
+    use std::os::unix::{fs::symlink, process::CommandExt as _};
 
     fn call(name: &str) -> Call {
         Call {
@@ -374,20 +370,20 @@ mod tests {
             "datapath",
         ]
         .map(call);
-        let order = in_order(calls.into(), &["agent", "upgrade", "masquerade"]);
+        let order = in_order(calls.into());
         let labels = |calls: &[Call]| -> Vec<_> { calls.iter().map(Call::label).collect() };
         assert_eq!(
             labels(&order.working),
-            ["lab/a", "lab/b", "lab/datapath", "lab/agent"]
+            ["lab/a", "lab/agent", "lab/b", "lab/datapath"]
         );
-        let others = "lab/masquerade --skip under_load";
-        assert_eq!(labels(&order.waiting), ["lab/peers", "lab/crash", others]);
+        let others = "lab/masquerade --skip under_load --skip first_release";
+        assert_eq!(labels(&order.waiting), ["lab/peers", others, "lab/crash"]);
         assert_eq!(
             labels(&order.alone),
             [
                 "lab/upgrade",
                 "lab/restart",
-                "lab/masquerade under_load --test-threads 2"
+                "lab/masquerade under_load first_release --test-threads 2"
             ]
         );
     }
@@ -490,14 +486,17 @@ mod tests {
     #[test]
     fn programs_run_where_cargo_would_have_and_a_failure_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let made = |name: &str, script: &str| Call {
-            program: "/bin/sh-0".into(),
+        for name in ["sh-0", "upgrade-0"] {
+            symlink("/bin/sh", dir.path().join(name)).unwrap();
+        }
+        let made = |name: &str, script: &str, program: &str| Call {
+            program: dir.path().join(program),
             arguments: ["-c", script].map(OsString::from).into(),
             dir: dir.path().join(name),
             environment: vec![("A".into(), "a b".into())],
         };
-        let sh = |_: &Path, environment: &[(OsString, OsString)]| {
-            let mut command = Command::new("/bin/sh");
+        let sh = |program: &Path, environment: &[(OsString, OsString)]| {
+            let mut command = Command::new(program);
             command.envs(environment.iter().map(|(name, value)| (name, value)));
             command
         };
@@ -509,18 +508,15 @@ mod tests {
         let good = made(
             "one",
             "test \"$A\" = 'a b' && test \"${PWD##*/}\" = one && touch done",
+            "sh-0",
         );
-        run(vec![good.clone()], &[], &prepare, &sh).unwrap();
+        run(vec![good.clone()], &["upgrade"], &prepare, &sh).unwrap();
         assert!(dir.path().join("one/done").exists());
         assert!(!prepared.load(Ordering::Relaxed));
-        let error = run(
-            vec![good, made("two", "exit 3")],
-            &["/bin/sh", "sh"],
-            &prepare,
-            &sh,
-        );
+        let bad = made("two", "exit 3", "upgrade-0");
+        let error = run(vec![good, bad], &["upgrade"], &prepare, &sh);
         let error = error.unwrap_err().to_string();
-        assert_eq!(error, "1 of 2 test programs failed: two/sh -c exit 3");
+        assert_eq!(error, "1 of 2 test programs failed: two/upgrade -c exit 3");
         assert!(prepared.load(Ordering::Relaxed));
     }
 }
