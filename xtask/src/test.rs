@@ -19,7 +19,6 @@ use std::{
     ffi::{OsStr, OsString},
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
-    sync::Once,
 };
 
 /// Tells this program that cargo calls it to run a test program, the first of its arguments.
@@ -136,10 +135,7 @@ fn whole(mut build: Command, mut cargo: Command, earlier: &Earlier) -> Result<()
         bail!("tests failed: cargo ended with {}", listed.status);
     }
     let calls = Call::read(calls.path()).context("cannot read which programs cargo would run")?;
-    let once = Once::new();
-    // Built while other tests wait.
-    let prepare = || once.call_once(|| ensure(earlier));
-    lanes::run(calls, &NEED_EARLIER, &prepare, &start).context("tests failed")
+    lanes::run(calls, &NEED_EARLIER, &|| ensure(earlier), &start).context("tests failed")
 }
 
 /// Builds the earlier programs. Without git's history there are none, and only the tests that need

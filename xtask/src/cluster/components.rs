@@ -237,16 +237,18 @@ pub fn ensure(containerd: Containerd) -> Result<()> {
 
 /// The same of the one program that asks kube-proxy's code. Returns its path.
 pub fn ensure_proxied() -> Result<PathBuf> {
-    make_directory()?;
-    PROXIED.ensure()?;
-    path(PROXIED.name)
+    ensure_one(&PROXIED)
 }
 
 /// The same of Helm.
 pub fn ensure_helm() -> Result<PathBuf> {
+    ensure_one(&HELM)
+}
+
+fn ensure_one(program: &Program) -> Result<PathBuf> {
     make_directory()?;
-    HELM.ensure()?;
-    path(HELM.name)
+    program.ensure()?;
+    path(program.name)
 }
 
 fn make_directory() -> Result<PathBuf> {
