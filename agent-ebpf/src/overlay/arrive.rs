@@ -1,9 +1,9 @@
 //! What comes in a tunnel for a pod of this node.
 
-use super::{CE, ECN, outer::room, takes, traffic_class};
+use super::{CE, ECN, outer::room, takes, traffic_class, way};
 use crate::{
     PASS,
-    maps::{CONFIG, ENDPOINTS, NEXT_HOPS},
+    maps::{CONFIG, ENDPOINTS},
     nat::drop,
     parse::{
         Packet as _, eth,
@@ -69,8 +69,7 @@ fn is_of_this_kind(ctx: &TcContext, scratch: &mut Scratch, room: u32) -> bool {
     if !ours || !to_host || ip.options || ip.l3 != eth::LEN {
         return false;
     }
-    // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
-    let Some(sender) = (unsafe { NEXT_HOPS.get(ip.src) }) else {
+    let Some(sender) = way(&ip.src) else {
         return false;
     };
     let head = Head::new(ctx.skb.skb);

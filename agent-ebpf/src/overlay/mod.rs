@@ -21,7 +21,7 @@ use crate::{
 use sinabro_common::abi::{
     Addr,
     config::{FLAG_DRAINING, FLAG_HANDOVER, FLAG_SERVICES, NodeConfig},
-    next_hop::NextHop,
+    next_hop::{self, NextHop},
 };
 
 /// RFC 3168 §5: congestion experienced.
@@ -46,9 +46,15 @@ pub fn takes(config: &NodeConfig) -> bool {
     config.flags & OF_SERVICES == FLAG_SERVICES && deliver::redirects(config)
 }
 
-/// The way to a node by its tunnel address, unless it is this one.
+/// The way to a node by its tunnel address, unless it is this one or the kernel's way leads there.
 #[inline(always)]
 fn way(tunnel: &Addr) -> Option<&'static NextHop> {
+    way_of_requests(tunnel).filter(|next| next.remote_mac != next_hop::TRIED)
+}
+
+/// The same, also if nothing but the agent's requests without a tunnel may take it.
+#[inline(always)]
+fn way_of_requests(tunnel: &Addr) -> Option<&'static NextHop> {
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
     unsafe { NEXT_HOPS.get(tunnel) }
 }

@@ -5,7 +5,7 @@
 //! and what the receiver does not deliver past its stack comes out of its VXLAN device, as if it had come in a tunnel. By the stack
 //! nothing is larger than the device's MTU: it may have to be in a tunnel after all.
 
-use super::{leave, takes, way};
+use super::{leave, takes, way, way_of_requests};
 use crate::{
     DROP, PASS,
     maps::{CONFIG, ENDPOINTS, NATIVE, NATIVE_V6},
@@ -89,7 +89,7 @@ fn sent_instead(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         return otherwise;
     };
     let is_ours = tunnel::pods_of(&src).is_some_and(|own| own.tunnel == overlay.local);
-    let Some(next) = way(&node.tunnel) else {
+    let Some(next) = way_of_requests(&node.tunnel) else {
         return otherwise;
     };
     // Only a node that is its own next hop is on the link.

@@ -13,7 +13,7 @@ use crate::{
 use sinabro_common::{
     abi::{
         Addr,
-        next_hop::{NATIVE, NextHop},
+        next_hop::{NATIVE, NextHop, TRIED},
     },
     api::Mac,
 };
@@ -53,9 +53,8 @@ pub fn follow(
                 };
                 match next {
                     Ok(way) => {
-                        // What it sends is taken past the stack all the same.
-                        if !datapath.wraps() && !way.is_native() {
-                            ways.not.insert(remote, Why::Kernel);
+                        if let Some(why) = why_not(datapath, plan, (*mac, remote), way) {
+                            ways.not.insert(remote, why);
                         }
                         if plan.native.get(&remote).is_some_and(|peer| peer.is_tried) {
                             ways.tried.insert(remote);
@@ -142,20 +141,37 @@ fn known_to_programs(datapath: &Datapath, tunnel: Addr, way: Way) -> Result<Way,
     }
 }
 
-/// What is sent to a peer: packets as they are, or tunnels' to its device, if it takes them as they are past the stack.
+/// What is sent to a peer: packets as they are, or tunnels' to its device, if it takes them as they are past the stack; or nothing but
+/// requests whether it gets packets as they are.
 fn remote_mac(
     plan: &OverlayPlan,
-    (mac, remote): (Mac, IpAddr),
+    peer: (Mac, IpAddr),
     native: Option<&Native>,
 ) -> Result<[u8; 6], Why> {
-    match native {
-        Some(native) if !native.is_tried => Ok(NATIVE),
-        _ if remote.is_ipv4() => Ok(mac.0),
-        _ => match plan.zero_checksum.get(&remote) {
-            Some(true) => Ok(mac.0),
-            Some(false) => Err(Why::ZeroChecksumLost),
-            None => Err(Why::ZeroChecksum),
-        },
+    match (native, in_tunnels(plan, peer)) {
+        (Some(native), _) if !native.is_tried => Ok(NATIVE),
+        (_, Ok(mac)) => Ok(mac.0),
+        (Some(_), Err(_)) => Ok(TRIED),
+        (None, Err(why)) => Err(why),
+    }
+}
+
+/// Whose tunnels they are, if the peer takes them as they are past the stack.
+fn in_tunnels(plan: &OverlayPlan, (mac, remote): (Mac, IpAddr)) -> Result<Mac, Why> {
+    match plan.zero_checksum.get(&remote) {
+        _ if remote.is_ipv4() => Ok(mac),
+        Some(true) => Ok(mac),
+        Some(false) => Err(Why::ZeroChecksumLost),
+        None => Err(Why::ZeroChecksum),
+    }
+}
+
+/// Why pods' packets to a peer do not take a way that was found. What it sends is taken past the stack all the same.
+fn why_not(datapath: &Datapath, plan: &OverlayPlan, peer: (Mac, IpAddr), way: Way) -> Option<Why> {
+    match way.is_tried_alone() {
+        true => in_tunnels(plan, peer).err(),
+        false if way.is_native() || datapath.wraps() => None,
+        false => Some(Why::Kernel),
     }
 }
 
@@ -232,12 +248,12 @@ mod tests {
             assert_eq!(remote_mac(&over_v4, v4, Some(&natively(false))), Ok(NATIVE));
 
             let over_v6 = plan("fd00::1", "fd00::2", says);
-            let in_tunnel = match says {
-                true => Ok(v6.0.0),
-                false => Err(Why::ZeroChecksum),
+            let (in_tunnel, tried) = match says {
+                true => (Ok(v6.0.0), Ok(v6.0.0)),
+                false => (Err(Why::ZeroChecksum), Ok(TRIED)),
             };
             assert_eq!(remote_mac(&over_v6, v6, None), in_tunnel);
-            assert_eq!(remote_mac(&over_v6, v6, Some(&natively(true))), in_tunnel);
+            assert_eq!(remote_mac(&over_v6, v6, Some(&natively(true))), tried);
             assert_eq!(remote_mac(&over_v6, v6, Some(&natively(false))), Ok(NATIVE));
         }
         assert_eq!(

@@ -19,7 +19,8 @@ pub struct NextHop {
     pub gateway: Addr,
     /// Index of the uplink.
     pub ifindex: u32,
-    /// MAC address of the other node's VXLAN device; [`NATIVE`] if packets go there as they are,
+    /// MAC address of the other node's VXLAN device; [`NATIVE`] if packets go there as they are, [`TRIED`] if none may go there
+    /// but what finds out whether they could,
     pub remote_mac: [u8; 6],
     /// and of this node's: who sends to it writes it into the inner header.
     pub own_mac: [u8; 6],
@@ -27,5 +28,8 @@ pub struct NextHop {
 
 /// No device has it: packets go without a tunnel, which needs none.
 pub const NATIVE: [u8; 6] = [0; 6];
+
+/// Nor this one: the agent's requests without a tunnel go there so, and all else by the kernel's way.
+pub const TRIED: [u8; 6] = [0xff; 6];
 
 map_type!(NextHop, 32, 2, [gateway, ifindex, remote_mac, own_mac]);

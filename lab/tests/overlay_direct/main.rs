@@ -73,14 +73,20 @@ impl World {
         [1, 2].map(|number| counts(self.lab.node(number)))
     }
 
-    /// What each node has counted of the other.
+    /// What each node has counted of the other. Its agent may ask the other something at any time, which counts.
     fn counted(&self) -> [PathCounts; 2] {
         [1, 2].map(|number| {
             let node = self.lab.node(number);
-            let packets = other(node).packets.unwrap();
-            match node.ask(Ask::Metrics).unwrap() {
-                Response::Metrics(metrics) => assert_eq!(metrics.overlay_packets, Some(packets)),
-                answer => panic!("{answer:?}"),
+            let [before, packets, after] = [
+                in_metrics(node),
+                other(node).packets.unwrap(),
+                in_metrics(node),
+            ];
+            for ((before, packets), after) in each(before).zip(each(packets)).zip(each(after)) {
+                assert!(
+                    (before..=after).contains(&packets),
+                    "{before} {packets} {after}"
+                );
             }
             packets
         })
@@ -118,6 +124,25 @@ fn start(node: &Node, flags: &[&str]) {
     let flags = [&FLAGS, flags, probe].concat();
     node.start_confined_agent(&flags, &confinement::AGENT)
         .unwrap();
+}
+
+/// What a node's metrics say of all others.
+fn in_metrics(node: &Node) -> PathCounts {
+    match node.ask(Ask::Metrics).unwrap() {
+        Response::Metrics(metrics) => metrics.overlay_packets.unwrap(),
+        answer => panic!("{answer:?}"),
+    }
+}
+
+fn each(counts: PathCounts) -> impl Iterator<Item = u64> {
+    let PathCounts {
+        direct,
+        native,
+        kernel,
+    } = counts;
+    [direct, native, kernel]
+        .into_iter()
+        .flat_map(|PathPackets { sent, received }| [sent, received])
 }
 
 /// What a node says of the other one.

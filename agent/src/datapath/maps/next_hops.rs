@@ -8,7 +8,7 @@ use aya::{
 };
 use sinabro_common::abi::{
     Addr,
-    next_hop::{NATIVE, NextHop},
+    next_hop::{NATIVE, NextHop, TRIED},
 };
 use std::{collections::BTreeMap, sync::Mutex};
 
@@ -26,6 +26,11 @@ pub struct Way {
 impl Way {
     pub fn is_native(&self) -> bool {
         self.next.remote_mac == NATIVE
+    }
+
+    /// Whether nothing but requests without a tunnel goes by it.
+    pub fn is_tried_alone(&self) -> bool {
+        self.next.remote_mac == TRIED
     }
 }
 
