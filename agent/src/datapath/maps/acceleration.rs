@@ -2,6 +2,7 @@
 
 use super::{
     error, found, lock,
+    patience::{aya_has_no_memory, patiently},
     queues::{QueueLimits, QueueUsage, Queues},
     raw, removed, take,
 };
@@ -331,8 +332,11 @@ impl Tables {
         }
         let write = error(COUNTERS, "writing to");
         let cpus = nr_cpus().map_err(|(_, source)| write(source.into()))?;
-        let zero = PerCpuValues::try_from(vec![AccelerationCounters::default(); cpus])
-            .map_err(|source| write(source.into()))?;
-        self.counters.insert(ifindex, zero, 0).map_err(write)
+        let counters = &mut self.counters;
+        let put = patiently(aya_has_no_memory, || {
+            let zeros = PerCpuValues::try_from(vec![AccelerationCounters::default(); cpus])?;
+            counters.insert(ifindex, zeros, 0)
+        });
+        put.map_err(write)
     }
 }

@@ -1,6 +1,10 @@
 //! `POD_COUNTERS`.
 
-use super::{error, found, lock, removed};
+use super::{
+    error, found, lock,
+    patience::{aya_has_no_memory, patiently},
+    removed,
+};
 use crate::datapath::DatapathError;
 use aya::{
     maps::{Map, MapData, PerCpuHashMap, PerCpuValues},
@@ -26,9 +30,12 @@ impl Counters {
         }
         let write = error(NAME, "writing to");
         let cpus = nr_cpus().map_err(|(_, source)| write(source.into()))?;
-        let zero = PerCpuValues::try_from(vec![PodCounters::default(); cpus])
-            .map_err(|source| write(source.into()))?;
-        lock(&self.0).insert(ifindex, zero, 0).map_err(write)
+        let mut map = lock(&self.0);
+        let put = patiently(aya_has_no_memory, || {
+            let zeros = PerCpuValues::try_from(vec![PodCounters::default(); cpus])?;
+            map.insert(ifindex, zeros, 0)
+        });
+        put.map_err(write)
     }
 
     pub fn get(&self, ifindex: u32) -> Result<Option<PodCounters>, DatapathError> {

@@ -19,6 +19,7 @@ mod native;
 mod netns;
 mod next_hops;
 mod nodes;
+mod patience;
 mod peers;
 mod prefix;
 mod queues;

@@ -1,6 +1,10 @@
 //! `PEER_COUNTERS` and `NATIVE_COUNTERS`.
 
-use super::{error, lock, raw};
+use super::{
+    error, lock,
+    patience::{is_no_memory, patiently},
+    raw,
+};
 use crate::datapath::{
     DatapathError,
     raw_map::{Put, RawMap},
@@ -16,16 +20,10 @@ use std::{
     marker::PhantomData,
     ops::AddAssign,
     sync::Mutex,
-    thread,
-    time::Duration,
 };
 
 const IN_TUNNELS: &str = "PEER_COUNTERS";
 const NATIVE: &str = "NATIVE_COUNTERS";
-/// A kernel may have few counters at hand, and makes more behind that (`pcpu_alloc`, mm/percpu.c, without waiting): who
-/// wants many waits a little.
-const TRIES: u32 = 20;
-const PAUSE: Duration = Duration::from_millis(2);
 
 /// What went between this node and another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -146,14 +144,11 @@ impl<V: aya::Pod + Default + AddAssign> Counted<V> {
     /// False if there is no memory.
     fn start(&self, addr: Addr) -> Result<bool, DatapathError> {
         let zeros = self.map.zeros();
-        for _ in 0..TRIES {
-            match self.map.put(&addr.0, &zeros, Put::New) {
-                Ok(_) => return Ok(true),
-                Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => thread::sleep(PAUSE),
-                Err(error) => return Err(self.failed("writing to", error)),
-            }
+        match patiently(is_no_memory, || self.map.put(&addr.0, &zeros, Put::New)) {
+            Ok(_) => Ok(true),
+            Err(error) if is_no_memory(&error) => Ok(false),
+            Err(error) => Err(self.failed("writing to", error)),
         }
-        Ok(false)
     }
 
     fn end(&mut self, gone: &[Addr]) -> Result<(), DatapathError> {
