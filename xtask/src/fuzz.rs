@@ -280,14 +280,10 @@ fn build() -> Result<PathBuf> {
     let own = env::current_exe().context("cannot find this program")?;
     show(
         cargo_with_ebpf()
-            .args([
-                "build",
-                "--package",
-                "sinabro-fuzz",
-                "--features",
-                "libfuzzer",
-            ])
-            .args(["--bin", "fuzz"])
+            // Of the workspace, as its tests are: of this package alone cargo would choose other features of what it uses, and compile
+            // that once more.
+            .args(["build", "--workspace", "--exclude", "sinabro-ebpf"])
+            .args(["--features", "sinabro-fuzz/libfuzzer", "--bin", "fuzz"])
             .args(["--config", ENGINE])
             .env("RUSTC_WORKSPACE_WRAPPER", own)
             .env(WRAPPER, "1"),
