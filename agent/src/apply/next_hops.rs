@@ -166,11 +166,12 @@ fn in_tunnels(plan: &OverlayPlan, (mac, remote): (Mac, IpAddr)) -> Result<Mac, W
     }
 }
 
-/// Why pods' packets to a peer do not take a way that was found. What it sends is taken past the stack all the same.
+/// Why pods' packets to a peer do not take a way that was found.
 fn why_not(datapath: &Datapath, plan: &OverlayPlan, peer: (Mac, IpAddr), way: Way) -> Option<Why> {
     match way.is_tried_alone() {
         true => in_tunnels(plan, peer).err(),
         false if way.is_native() || datapath.wraps() => None,
+        // What it sends is taken past the stack all the same.
         false => Some(Why::Kernel),
     }
 }
