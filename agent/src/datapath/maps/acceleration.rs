@@ -2,15 +2,14 @@
 
 use super::{
     error, found, lock,
-    patience::{aya_has_no_memory, patiently},
+    per_cpu::put_zeros,
     queues::{QueueLimits, QueueUsage, Queues},
     raw, removed, take,
 };
 use crate::datapath::{DatapathError, raw_map::RawMap};
 use aya::{
     Ebpf,
-    maps::{Array, HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues},
-    util::nr_cpus,
+    maps::{Array, HashMap, Map, MapData, MapError, PerCpuHashMap},
 };
 use sinabro_common::abi::{
     Addr,
@@ -330,13 +329,6 @@ impl Tables {
         if self.counters(ifindex)?.is_some() {
             return Ok(());
         }
-        let write = error(COUNTERS, "writing to");
-        let cpus = nr_cpus().map_err(|(_, source)| write(source.into()))?;
-        let counters = &mut self.counters;
-        let put = patiently(aya_has_no_memory, || {
-            let zeros = PerCpuValues::try_from(vec![AccelerationCounters::default(); cpus])?;
-            counters.insert(ifindex, zeros, 0)
-        });
-        put.map_err(write)
+        put_zeros(&mut self.counters, ifindex).map_err(error(COUNTERS, "writing to"))
     }
 }

@@ -1,15 +1,8 @@
 //! `POD_COUNTERS`.
 
-use super::{
-    error, found, lock,
-    patience::{aya_has_no_memory, patiently},
-    removed,
-};
+use super::{error, found, lock, per_cpu::put_zeros, removed};
 use crate::datapath::DatapathError;
-use aya::{
-    maps::{Map, MapData, PerCpuHashMap, PerCpuValues},
-    util::nr_cpus,
-};
+use aya::maps::{Map, MapData, PerCpuHashMap};
 use sinabro_common::abi::counters::PodCounters;
 use std::sync::Mutex;
 
@@ -28,14 +21,7 @@ impl Counters {
         if self.get(ifindex)?.is_some() {
             return Ok(());
         }
-        let write = error(NAME, "writing to");
-        let cpus = nr_cpus().map_err(|(_, source)| write(source.into()))?;
-        let mut map = lock(&self.0);
-        let put = patiently(aya_has_no_memory, || {
-            let zeros = PerCpuValues::try_from(vec![PodCounters::default(); cpus])?;
-            map.insert(ifindex, zeros, 0)
-        });
-        put.map_err(write)
+        put_zeros(&mut lock(&self.0), ifindex).map_err(error(NAME, "writing to"))
     }
 
     pub fn get(&self, ifindex: u32) -> Result<Option<PodCounters>, DatapathError> {

@@ -2,7 +2,7 @@
 
 use super::{
     error, lock,
-    patience::{is_no_memory, patiently},
+    per_cpu::{is_no_memory, patiently},
     raw,
 };
 use crate::datapath::{

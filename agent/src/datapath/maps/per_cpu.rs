@@ -1,7 +1,11 @@
 //! A kernel may have few counters at hand for entries of tables that have one for each CPU, and makes more behind that
 //! (`pcpu_alloc`, mm/percpu.c, without waiting): who wants many waits a little.
 
-use aya::maps::MapError;
+use aya::{
+    Pod,
+    maps::{MapData, MapError, PerCpuHashMap, PerCpuValues},
+    util::nr_cpus,
+};
 use std::{io, thread, time::Duration};
 
 const TRIES: u32 = 20;
@@ -25,9 +29,17 @@ pub fn is_no_memory(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOMEM)
 }
 
-/// The same of what aya says.
-pub fn aya_has_no_memory(error: &MapError) -> bool {
-    matches!(error, MapError::SyscallError(error) if is_no_memory(&error.io_error))
+/// Writes an entry of zeros.
+pub fn put_zeros<C: Pod + Default>(
+    map: &mut PerCpuHashMap<MapData, u32, C>,
+    key: u32,
+) -> Result<(), MapError> {
+    let cpus = nr_cpus().map_err(|(_, source)| source)?;
+    let no_memory = |error: &MapError| matches!(error, MapError::SyscallError(error) if is_no_memory(&error.io_error));
+    patiently(no_memory, || {
+        let zeros = PerCpuValues::try_from(vec![C::default(); cpus])?;
+        map.insert(key, zeros, 0)
+    })
 }
 
 #[cfg(test)]
