@@ -114,6 +114,8 @@ pub struct Scratch {
     pub outer_class: u8,
     /// Which way the kernel's routes lead.
     pub way: Way,
+    /// What is known of whose the packet's connection is (`forward::leave`).
+    pub whose: u32,
 }
 
 impl Scratch {

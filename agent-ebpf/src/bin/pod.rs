@@ -96,10 +96,11 @@ fn checked(ctx: &TcContext) -> Action {
             let mut receiver = deliver::receiver(config, &scratch.ip);
             let mut node = None;
             let mut was_translated = false;
+            scratch.whose = forward::leave::UNKNOWN;
             if service::are_ours(config) && receiver.is_none() {
                 node = tunnel::pods_elsewhere(config, &scratch.ip.dst);
                 // What is to a pod of another node is to no Service.
-                if node.is_none() {
+                if node.is_none() && !forward::leave::goes_on(scratch) {
                     match service::leave::leave(ctx.skb.skb, scratch) {
                         PASS => {}
                         service::TRANSLATED => {

@@ -10,7 +10,7 @@ use crate::{
     stage::{deliver, mtu},
 };
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use sinabro_common::algo::checksum;
+use sinabro_common::{abi::connection::KEEPS_SOURCE, algo::checksum};
 
 /// Puts a packet whose destination was just translated into its pod, if that is of this node; [`PASS`] if it is left to others.
 #[inline(never)]
@@ -21,7 +21,8 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
     match unsafe { ENDPOINTS.get(scratch.ip.dst) } {
         Some(receiver) if !deliver::is_too_large(&TcContext::new(skb), 0, receiver) => {
-            deliver::from_outside(skb, scratch, receiver, mtu::of_uplinks())
+            let may_answer = scratch.alias.pad[0] != KEEPS_SOURCE;
+            deliver::from_outside(skb, scratch, receiver, mtu::of_uplinks(), may_answer)
         }
         _ => PASS,
     }

@@ -7,7 +7,7 @@ use crate::{
     maps::{CONFIG, UPLINKS},
     nat::{drop, keeps_source, leave::translated},
     parse::{
-        Packet as _, eth, proto,
+        Fragment, Packet as _, eth, proto,
         skb::{Frame as _, Head, PACKET_HOST},
     },
     rewrite,
@@ -31,6 +31,31 @@ const NOT_OURS: u32 = 0;
 const OURS: u32 = 1;
 /// or its source is to be what `scratch.connection` says.
 const KNOWN: u32 = 2;
+/// Or it has no record,
+const NONE: u32 = 3;
+/// or was not asked for it yet.
+pub const UNKNOWN: u32 = 4;
+
+/// Whether a pod's packet goes on a connection of TCP that is masqueraded. Such a one is no Service's, whatever its destination has
+/// become since it began; asked first, for most of what leaves the cluster is that.
+#[inline(never)]
+pub fn goes_on(scratch: &mut Scratch) -> bool {
+    if !may_go_on(scratch) {
+        return false;
+    }
+    scratch.whose = by_record(scratch);
+    scratch.whose == KNOWN
+}
+
+#[inline(always)]
+fn may_go_on(scratch: &Scratch) -> bool {
+    scratch.ip.proto == proto::TCP
+        && scratch.ip.fragment == Fragment::No
+        && !ct_state::begins(proto::TCP, scratch.l4.tcp_flags)
+        && CONFIG
+            .get(0)
+            .is_some_and(|config| config.flags & FLAG_MASQUERADE != 0)
+}
 
 /// Sends a packet, which is read, by its uplink; [`PASS`] if that is left to the stack, and the packet as it was.
 #[inline(never)]
@@ -112,17 +137,29 @@ pub fn send(way: &Way) -> i32 {
 }
 
 /// Whether the packet's connection is translated here, whichever way it goes, or will be.
-#[inline(never)]
+#[inline(always)]
 fn whose(scratch: &mut Scratch, was_translated: bool) -> u32 {
     // A Service's endpoint outside of the cluster.
     if was_translated {
         return u32::from(!keeps_source(scratch.ip.dst));
     }
+    let whose = match scratch.whose {
+        UNKNOWN => by_record(scratch),
+        whose => whose,
+    };
+    match whose {
+        NONE => u32::from(begins_masqueraded(scratch)),
+        whose => whose,
+    }
+}
+
+#[inline(never)]
+fn by_record(scratch: &mut Scratch) -> u32 {
     scratch.identify();
     match connection::find(&scratch.key) {
         // SAFETY: a value that the map just gave.
         Some(found) => unsafe { noted(found, scratch) },
-        None => u32::from(begins_masqueraded(scratch)),
+        None => NONE,
     }
 }
 

@@ -133,6 +133,7 @@ pub fn known(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
     unsafe {
         scratch.alias.addr = Addr::at(&raw const (*alias).addr);
         scratch.alias.port = (*alias).port;
+        scratch.alias.pad[0] = (*alias).pad[0];
         let ticks = connection::ticks();
         let is_due = scratch.l4.tcp_flags & SYN_FIN_RST != 0
             || (*alias).reusable_ns != 0

@@ -27,7 +27,8 @@ use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            Alias, FLAG_EMBRYONIC, FLAG_MASQUERADED, HOST_SHARE, has_one_id, host_port_word,
+            Alias, FLAG_EMBRYONIC, FLAG_MASQUERADED, HOST_SHARE, KEEPS_SOURCE, has_one_id,
+            host_port_word,
         },
         drop::DropReason,
     },
@@ -154,6 +155,11 @@ fn has_ports(proto: u8) -> bool {
 pub fn own(scratch: &mut Scratch) {
     scratch.alias.addr = scratch.tuple.src.by_words();
     scratch.alias.port = scratch.tuple.src_port;
+    // The record that is there already is a Service's.
+    scratch.alias.pad[0] = match scratch.has_record {
+        false => KEEPS_SOURCE,
+        true => 0,
+    };
     scratch.alias.takers = 0;
     // The first answer is always noted.
     scratch.alias.noted_ticks = connection::due_now();

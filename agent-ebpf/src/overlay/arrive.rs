@@ -55,7 +55,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if scratch.outer_class & ECN == CE && rewrite::congestion(&ctx, &mut scratch.ip, CE).is_err() {
         return drop(DropReason::RewriteFailed);
     }
-    deliver::from_outside(skb, scratch, receiver, mtu::of_tunnels())
+    deliver::from_outside(skb, scratch, receiver, mtu::of_tunnels(), true)
 }
 
 /// Whether the outer headers are of the one form that is taken: IP without options or extension headers behind an Ethernet header, to

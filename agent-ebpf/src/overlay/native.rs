@@ -178,7 +178,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     match way(&scratch.sender) {
         // The way back may be a tunnel.
-        Some(back) => deliver::from_outside(skb, scratch, receiver, leave::carried(back)),
+        Some(back) => deliver::from_outside(skb, scratch, receiver, leave::carried(back), true),
         None => PASS,
     }
 }

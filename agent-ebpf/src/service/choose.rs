@@ -17,6 +17,7 @@ use crate::{
         SOURCE_RANGES,
     },
     nat::{DROPPED, drop, is_carried},
+    parse::proto,
     scratch::{self, Scratch},
     stage::tunnel,
 };
@@ -29,7 +30,7 @@ use core::hint::black_box;
 use sinabro_common::{
     abi::{
         Addr,
-        connection::OUTSIDE_SHARE,
+        connection::{FLAG_MASQUERADED, FLAG_SERVICE, KEEPS_SOURCE, OUTSIDE_SHARE},
         drop::DropReason,
         service::{
             BACKEND_DRAINING, BACKEND_SERVING, FRONTEND_CONSISTENT, FRONTEND_EXTERNAL,
@@ -176,6 +177,9 @@ fn begin(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if !share::take(scratch.payer) {
         return drop(DropReason::ConnectionShare);
     }
+    if !scratch.is_outside && scratch.tuple.proto == proto::TCP {
+        forget_direct(scratch);
+    }
     scratch.random = where_from(scratch).into();
     // Unless one is found.
     scratch.reason = DropReason::ServiceNoEndpoint as i32;
@@ -195,6 +199,24 @@ fn begin(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     share::give(scratch.payer, true);
     DROPPED + scratch.reason
+}
+
+/// Removes the record of a masqueraded connection by the same ports, from before the destination was a frontend: what is sent goes on
+/// that ([`crate::forward::leave::goes_on`]).
+#[inline(never)]
+fn forget_direct(scratch: &mut Scratch) -> u32 {
+    let Scratch {
+        tuple, other_key, ..
+    } = &mut *scratch;
+    tuple.write_key(other_key);
+    let Some(found) = connection::find(&scratch.other_key) else {
+        return 0;
+    };
+    // SAFETY: a value that the map just gave.
+    if unsafe { (*found).flags } & (FLAG_MASQUERADED | FLAG_SERVICE) == FLAG_MASQUERADED {
+        connection::remove(&scratch.other_key);
+    }
+    0
 }
 
 /// Where in its set the search for an endpoint begins, as a part of 2^32.
@@ -252,6 +274,8 @@ fn tried(scratch: &mut Scratch, attempt: u32) -> i32 {
         return NEXT;
     }
     scratch.resolve();
+    // It is the client's.
+    scratch.alias.pad[0] = KEEPS_SOURCE;
     scratch.alias.takers = 0;
     scratch.alias.reusable_ns = 0;
     // The next packet is always noted.

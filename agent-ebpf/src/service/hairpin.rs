@@ -69,6 +69,7 @@ pub fn claim(scratch: &mut Scratch) -> u16 {
     // Only a connection of these very ends has this alias, and of those there is one.
     let port = alias.port;
     alias.port = tuple.src_port;
+    alias.pad[0] = 0;
     let _ = ALIASES.insert(&scratch.alias_key, &scratch.alias, 0);
     scratch.alias.port = port;
     FLAG_SERVICE | FLAG_MASQUERADED

@@ -88,18 +88,21 @@ pub fn has_segments_of_its_own(ctx: &TcContext, scratch: &Scratch) -> bool {
 }
 
 /// Delivers what came by an uplink, is read, and has the receiver's address: it passes no queue and no program of the pod's link,
-/// so what `pod_in` does is done here. `carried`: by the way back.
+/// so what `pod_in` does is done here. `carried`: by the way back. `may_answer`: whether it may be from a Service's endpoint.
 #[inline(always)]
 pub fn from_outside(
     skb: *mut __sk_buff,
     scratch: &mut Scratch,
     receiver: &Endpoint,
     carried: u32,
+    may_answer: bool,
 ) -> i32 {
     let ctx = TcContext::new(skb);
-    match service::arrive::answer(skb, scratch) {
-        PASS | service::TRANSLATED => {}
-        dropped => return dropped,
+    if may_answer {
+        match service::arrive::answer(skb, scratch) {
+            PASS | service::TRANSLATED => {}
+            dropped => return dropped,
+        }
     }
     if mss::begins(&scratch.ip, &scratch.l4)
         && let Err(reason) = mss::lower(&ctx, &scratch.ip, carried)

@@ -183,6 +183,10 @@ map_type!(
     ]
 );
 
+/// What comes by an alias with this keeps its source: it is no endpoint's answer that has to have its Service's address.
+/// Without it the record says so.
+pub const KEEPS_SOURCE: u8 = 1;
+
 /// Where packets with a translated destination really go.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,7 +199,7 @@ pub struct Alias {
     pub noted_ticks: u32,
     /// Its port (or echo id), network order.
     pub port: [u8; 2],
-    /// Zero.
+    /// The first is [`KEEPS_SOURCE`] or zero, the others are zero.
     pub pad: [u8; 6],
     /// From when on another connection may take it over, `bpf_ktime_get_ns`; zero: not yet.
     pub reusable_ns: u64,

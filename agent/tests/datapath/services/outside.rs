@@ -1,6 +1,7 @@
 //! Clients outside of the cluster, from an uplink to an endpoint and back, wherever that is.
 
 mod across;
+mod before;
 mod closed;
 mod consistent;
 mod overlay;

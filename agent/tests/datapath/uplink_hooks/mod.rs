@@ -21,7 +21,7 @@ use sinabro_agent::datapath::{Datapath, DatapathConfig, monotonic_ns};
 use sinabro_common::{
     abi::{
         config::FLAG_CARRYING,
-        connection::{Alias, Connection, ConnectionKey, FLAG_INBOUND, Tuple},
+        connection::{Alias, Connection, ConnectionKey, FLAG_INBOUND, FLAG_SERVICE, Tuple},
         drop::DropReason,
         uplink::Uplink,
     },
@@ -110,6 +110,9 @@ pub fn check_table() {
             assert!(owned.insert(alias), "two connections share {alias:?}");
             let found = aliases[&alias];
             assert_eq!(alias.to(found.addr, found.port).key().0, *key);
+            let is_of_answers =
+                connection.has(FLAG_SERVICE) && connection.alias(key) == Some(alias);
+            assert!(!is_of_answers || found.pad[0] == 0, "{alias:?}");
         }
     }
     // No claim was left behind.
