@@ -17,6 +17,7 @@ mod periodic;
 mod restore;
 mod service_room;
 pub mod services;
+mod sweeps;
 
 use crate::{
     announce::{self, Announcer, annotations::Takes, floods::Floods, problems},
@@ -49,7 +50,7 @@ use anyhow::{Context as _, anyhow, bail};
 use follow_node::{NodeTask, follow_node};
 use forwarding::{ForwardingTask, follow_forwarding};
 use periodic::{every, every_or};
-use restore::{Restored, log_collected, restore, sweep};
+use restore::{Restored, log_collected, restore};
 use sinabro_common::names;
 use std::{
     collections::BTreeSet,
@@ -57,6 +58,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
+use sweeps::{SWEEP, sweep, wants_sweep};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -69,9 +71,6 @@ use tokio::{
 const LISTEN_AGAIN: Duration = Duration::from_secs(5);
 /// How often garbage is looked for.
 const COLLECT: Duration = Duration::from_secs(60);
-/// How often masquerade flows are looked over, and what the programs logged is passed on. Sooner if a connection found no
-/// port: the look notes which ones are free, and the connection's next packet finds one.
-const SWEEP: Duration = Duration::from_secs(10);
 /// Runs the agent until it is asked to stop.
 ///
 /// # Errors
@@ -173,8 +172,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     }));
     let recent_drops = Arc::new(RecentDrops::new(stopping.clone()));
     let wanted = {
-        let drops = recent_drops.clone();
-        move || drops.clone().out_of_ports()
+        let (datapath, drops) = (datapath.clone(), recent_drops.clone());
+        move || wants_sweep(datapath.clone(), drops.clone())
     };
     tasks.spawn(every_or(SWEEP, wanted, {
         let (datapath, endpoints) = (datapath.clone(), endpoints.clone());

@@ -23,16 +23,13 @@ use sinabro_common::{
     },
     algo::{
         ct_state::{self, RST},
-        lifetime::{self, Stage},
+        lifetime::{self, LATE_NS, Stage},
     },
 };
 
 /// A packet of a busy connection writes its time no more often than this: a second or less, by the kernel's
 /// CONFIG_HZ.
 const REFRESH_TICKS: u32 = 100;
-
-/// From when on the port of a closed connection may be another's: late segments have arrived by then.
-const REUSABLE_AFTER_NS: u64 = 1_000_000_000;
 
 /// How long datagrams are waited for, of whose end nothing says anything, if somebody else wants their ports.
 const MAKES_WAY_AFTER_NS: u64 = 3_000_000_000;
@@ -339,7 +336,7 @@ fn follow(scratch: &mut Scratch) {
                 (*alias).reusable_ns = 0;
             }
         } else if reusable == 0 {
-            (*alias).reusable_ns = now() + REUSABLE_AFTER_NS;
+            (*alias).reusable_ns = now() + LATE_NS;
         }
     }
 }

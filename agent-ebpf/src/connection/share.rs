@@ -17,16 +17,6 @@ use sinabro_common::abi::connection::{ALL_SHARES, OUTSIDE_SHARE, Share};
 /// One of so many that there is room for.
 const EMBRYONIC_PART: u64 = 8;
 
-/// What is really counted: nothing, where more was given back than taken. The agent sets a count to what it
-/// found a moment ago, and what began since is not in it when it ends.
-#[inline(always)]
-fn counted(count: u64) -> u64 {
-    match count >> 63 {
-        0 => count,
-        _ => 0,
-    }
-}
-
 /// Counts one more connection of the pod, or refuses it.
 #[inline(always)]
 pub fn take(payer: u32) -> bool {
@@ -39,9 +29,9 @@ pub fn take(payer: u32) -> bool {
     // SAFETY: values that the map gave.
     let (taken, connections, embryonic) = unsafe {
         (
-            counted((*all).connections),
-            counted((*share).connections),
-            counted((*share).embryonic),
+            Share::counted((*all).connections),
+            Share::counted((*share).connections),
+            Share::counted((*share).embryonic),
         )
     };
     let room = u64::from(limits.capacity).saturating_sub(taken);
@@ -65,7 +55,7 @@ pub fn is_used(payer: u32) -> bool {
     SHARES
         .get_ptr(payer)
         // SAFETY: a value that the map just gave.
-        .is_some_and(|share| counted(unsafe { (*share).connections }) != 0)
+        .is_some_and(|share| Share::counted(unsafe { (*share).connections }) != 0)
 }
 
 /// One of the pod's connections is over.

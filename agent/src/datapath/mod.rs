@@ -831,6 +831,11 @@ impl Datapath {
         Ok(removed)
     }
 
+    /// Whether a [`Self::sweep`] is due before its time, to end closed connections: somebody has little room left for new ones.
+    pub fn is_sweep_due(&self) -> Result<bool, DatapathError> {
+        sweep::is_due(&self.maps.connections, &lock(&self.sweeps).0)
+    }
+
     /// Passes on to `tracing` what the programs had to say since the last time. To be called now
     /// and then: what does not fit in their buffers meanwhile is lost.
     pub fn forward_logs(&self) {

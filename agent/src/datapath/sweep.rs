@@ -5,10 +5,13 @@
 //! made at this moment, or one that a killed agent or a lost race left behind: it goes when it is so at two looks
 //! in a row.
 
+mod scarcity;
+
 use super::{
     DatapathError,
     maps::{Connections, Crowded, Endpoints, Owner},
 };
+use scarcity::Scarcity;
 use sinabro_common::{
     abi::{
         Addr,
@@ -52,13 +55,12 @@ pub struct Memory {
     suspects: HashSet<Tuple>,
     /// All that were there then.
     pub aliases: u64,
+    /// What was left to each payer.
+    left: HashMap<u32, u64>,
 }
 
 /// How often aliases are looked at, for that asks for each one's record; every time while ports are scarce.
 const ALIASES_EVERY: u64 = 8;
-
-/// How long a closed connection stays where room is scarce: late segments have arrived by then.
-const CLOSED_NS: u64 = 2_000_000_000;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Swept {
@@ -75,6 +77,11 @@ pub struct Swept {
     pub mappings: u64,
     /// and connections by another port than their client's mapping.
     pub apart: u64,
+}
+
+/// Whether a sweep is due before its time ([`scarcity::is_due`]).
+pub fn is_due(connections: &Connections, memory: &Memory) -> Result<bool, DatapathError> {
+    scarcity::is_due(connections, &memory.left)
 }
 
 /// Removes what is over, and sets the shares right.
@@ -97,14 +104,14 @@ pub fn sweep(
     let mut known = Known::new(rules.endpoints);
     // Of the time before, which is what is known before all are read.
     let before: BTreeMap<u32, Share> = connections.shares()?.into_iter().collect();
-    let taken = before.get(&ALL_SHARES).copied().unwrap_or_default();
-    let is_scarce = taken.connections * 2 > u64::from(connections.capacity());
+    let scarcity = Scarcity::of(&before, connections.capacity(), &rules.limits);
+    memory.left.clear();
     let mut failed = None;
     connections.for_each(|key, connection| {
         if failed.is_some() {
             return;
         }
-        match is_over(rules, &mut known, is_scarce, &key, &connection) {
+        match is_over(rules, &mut known, &scarcity, &key, &connection) {
             Ok(true) => over.push(key),
             Ok(false) => counts.add(&key, &connection),
             Err(error) => failed = Some(error),
@@ -119,7 +126,7 @@ pub fn sweep(
         let Some(connection) = connections.get(&key)? else {
             continue;
         };
-        if is_over(rules, &mut known, is_scarce, &key, &connection)? {
+        if is_over(rules, &mut known, &scarcity, &key, &connection)? {
             connections.remove(&key, &connection)?;
             memory.removed.push(key);
             removed += 1;
@@ -138,6 +145,7 @@ pub fn sweep(
             ALL_SHARES => all,
             payer => counts.by_payer.get(&payer).copied().unwrap_or_default(),
         };
+        memory.left.insert(payer, count);
         connections.correct(payer, &before, (count, embryonic))?;
     }
     memory.spent += began.elapsed();
@@ -354,7 +362,7 @@ pub fn stage(key: &ConnectionKey, connection: &Connection) -> Stage {
 fn is_over(
     rules: &Rules<'_>,
     known: &mut Known<'_>,
-    is_scarce: bool,
+    scarcity: &Scarcity,
     key: &ConnectionKey,
     connection: &Connection,
 ) -> Result<bool, DatapathError> {
@@ -391,8 +399,8 @@ fn is_over(
         false => rules.limits.lifetimes[stage as usize],
     };
     let lifetime = u64::from(seconds) * 1_000_000_000;
-    let lifetime = match is_scarce && stage.is_closed() {
-        true => lifetime.min(CLOSED_NS),
+    let lifetime = match stage.is_closed() && scarcity.is_of(connection.payer) {
+        true => lifetime.min(scarcity::CLOSED_NS),
         false => lifetime,
     };
     Ok(rules.now_ns.saturating_sub(connection.last_seen_ns) > lifetime)

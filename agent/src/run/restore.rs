@@ -1,6 +1,6 @@
 //! What an earlier agent left is brought back: data path, leases, endpoint records.
 
-use super::service_room::service_room;
+use super::{service_room::service_room, sweeps::sweep};
 use crate::{
     acceleration::{
         choice::{Mode, Policy},
@@ -132,15 +132,6 @@ fn self_test(settings: &Settings) -> SelfTestReport {
         }
     }
     report
-}
-
-pub(super) fn sweep(datapath: &Datapath) {
-    if let Err(error) = datapath.sweep(datapath::monotonic_ns()) {
-        tracing::warn!("cannot sweep connections: {}", Chain(&error));
-    }
-    if let Err(error) = datapath.sweep_accelerated() {
-        tracing::warn!("cannot sweep accelerated connections: {}", Chain(&error));
-    }
 }
 
 pub(super) fn log_collected(endpoints: &Endpoints) {

@@ -250,6 +250,18 @@ pub struct Share {
 }
 map_type!(Share, 24, 2, [connections, embryonic, refused]);
 
+impl Share {
+    /// What a count of it is: nothing where more was given back than taken. The agent sets a count to what it found a moment
+    /// ago, and what began since is not in it when it ends.
+    #[inline(always)]
+    pub const fn counted(count: u64) -> u64 {
+        match count >> 63 {
+            0 => count,
+            _ => 0,
+        }
+    }
+}
+
 /// Key in `SHARES`: the host's own connections that had to get another port, which nobody is charged for.
 pub const HOST_SHARE: u32 = 0;
 /// In no map: connections that were carried over from the first generation, which charged nobody.

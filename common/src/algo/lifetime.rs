@@ -33,6 +33,9 @@ pub enum Stage {
     Other = 10,
 }
 
+/// Segments of a closed connection that were late have arrived after so many nanoseconds: from then on it may make way.
+pub const LATE_NS: u64 = 1_000_000_000;
+
 /// Seconds that a connection may be idle, by stage.
 pub const LIFETIMES: [u32; 16] = [
     120,

@@ -88,7 +88,7 @@ impl RecentDrops {
     }
 
     /// Waits until a packet is dropped because no port was found for its connection, or was since the last time.
-    pub async fn out_of_ports(self: Arc<Self>) {
+    pub async fn out_of_ports(&self) {
         self.out_of_ports.notified().await;
     }
 

@@ -8,6 +8,7 @@ mod model;
 mod named;
 mod ports;
 mod protocols;
+mod room;
 mod successor;
 mod translation;
 

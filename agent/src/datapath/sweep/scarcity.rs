@@ -1,0 +1,83 @@
+//! Where closed connections do not stay for the whole of their time, for there is little room left for those to come.
+//!
+//! A pod that opens and closes connections fast fills its share with closed ones, of which each would stay for two minutes:
+//! those are ended, and the pod is not refused what it asks for.
+
+use super::super::{DatapathError, maps::Connections};
+use sinabro_common::{
+    abi::connection::{ALL_SHARES, Limits, Share},
+    algo::lifetime::LATE_NS,
+};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// How long a closed connection stays where room is scarce.
+pub(super) const CLOSED_NS: u64 = LATE_NS;
+
+pub(super) struct Scarcity {
+    of_all: bool,
+    payers: HashSet<u32>,
+}
+
+impl Scarcity {
+    /// Of a pod if it has more than half of what it may have. One pod alone may have half of the table (`connection::share` in the
+    /// programs), and has half of what is left to it at a third. Of everybody once three quarters of the table are taken.
+    pub(super) fn of(shares: &BTreeMap<u32, Share>, capacity: u32, limits: &Limits) -> Self {
+        let room = Room::of(shares.get(&ALL_SHARES), capacity, limits);
+        let is_scarce =
+            |payer: &&u32| **payer != ALL_SHARES && connections(shares.get(*payer)) > room.each / 2;
+        Self {
+            of_all: room.taken > u64::from(capacity) / 4 * 3,
+            payers: shares.keys().filter(is_scarce).copied().collect(),
+        }
+    }
+
+    pub(super) fn is_of(&self, payer: u32) -> bool {
+        self.of_all || self.payers.contains(&payer)
+    }
+}
+
+fn connections(share: Option<&Share>) -> u64 {
+    share.map_or(0, |share| Share::counted(share.connections))
+}
+
+struct Room {
+    taken: u64,
+    /// What any pod may have.
+    each: u64,
+}
+
+impl Room {
+    fn of(all: Option<&Share>, capacity: u32, limits: &Limits) -> Self {
+        let taken = connections(all);
+        let left = u64::from(capacity).saturating_sub(taken);
+        Self {
+            taken,
+            each: left.min(limits.per_pod.into()),
+        }
+    }
+}
+
+/// Whether a sweep is due before its time, by what the last one left to each: of somebody whose room is scarce, connections have
+/// become more by a sixteenth of what it may have, or that much is all that is left to it.
+///
+/// # Errors
+/// If the kernel does not say what connections take.
+pub(super) fn is_due(table: &Connections, left: &HashMap<u32, u64>) -> Result<bool, DatapathError> {
+    let (capacity, limits) = (table.capacity(), table.limits()?);
+    let room = Room::of(table.share(ALL_SHARES)?.as_ref(), capacity, &limits);
+    // Nobody has more than all have.
+    if room.taken <= room.each / 2 {
+        return Ok(false);
+    }
+    let shares: BTreeMap<u32, Share> = table.shares()?.into_iter().collect();
+    let scarcity = Scarcity::of(&shares, capacity, &limits);
+    Ok(shares.iter().any(|(payer, share)| {
+        let (has, had) = (connections(Some(share)), left.get(payer).copied());
+        let most = match *payer {
+            ALL_SHARES => capacity.into(),
+            _ => room.each,
+        };
+        let part = most / 16;
+        scarcity.is_of(*payer) && (has > had.unwrap_or(0) + part || has + part >= most)
+    }))
+}
