@@ -55,8 +55,8 @@ pub struct Memory {
     suspects: HashSet<Tuple>,
     /// All that were there then.
     pub aliases: u64,
-    /// What was left to each payer.
-    left: HashMap<u32, u64>,
+    /// What was left to each payer, and of all.
+    left: HashMap<u32, Count>,
 }
 
 /// How often aliases are looked at, for that asks for each one's record; every time while ports are scarce.
@@ -105,7 +105,6 @@ pub fn sweep(
     // Of the time before, which is what is known before all are read.
     let before: BTreeMap<u32, Share> = connections.shares()?.into_iter().collect();
     let scarcity = Scarcity::of(&before, connections.capacity(), &rules.limits);
-    memory.left.clear();
     let mut failed = None;
     connections.for_each(|key, connection| {
         if failed.is_some() {
@@ -140,24 +139,32 @@ pub fn sweep(
     }
     memory.sweeps += 1;
     let all = counts.all();
+    memory.left = counts.by_payer;
+    memory.left.insert(ALL_SHARES, all);
     for (payer, before) in before {
-        let (count, embryonic) = match payer {
-            ALL_SHARES => all,
-            payer => counts.by_payer.get(&payer).copied().unwrap_or_default(),
-        };
-        memory.left.insert(payer, count);
-        connections.correct(payer, &before, (count, embryonic))?;
+        let left = memory.left.get(&payer).copied().unwrap_or_default();
+        connections.correct(payer, &before, (left.connections, left.embryonic))?;
     }
     memory.spent += began.elapsed();
     Ok(Swept {
         removed,
-        connections: all.0,
-        embryonic: all.1,
+        connections: all.connections,
+        embryonic: all.embryonic,
         closing: counts.closing,
         masqueraded: counts.masqueraded,
         mappings: counts.mappings,
         apart: counts.apart,
     })
+}
+
+/// A payer's connections.
+#[derive(Clone, Copy, Default)]
+struct Count {
+    connections: u64,
+    /// Of those, the ones that nobody has answered,
+    embryonic: u64,
+    /// and that make room sooner where it is scarce.
+    closed: u64,
 }
 
 /// Removes aliases that lead to no record, if they did not when last looked at, and notes which ports are taken
@@ -278,7 +285,7 @@ impl Crowds {
 /// Connections and those that nobody answered, by who pays.
 #[derive(Default)]
 struct Counts {
-    by_payer: BTreeMap<u32, (u64, u64)>,
+    by_payer: HashMap<u32, Count>,
     closing: u64,
     masqueraded: u64,
     mappings: u64,
@@ -289,8 +296,9 @@ impl Counts {
     fn add(&mut self, key: &ConnectionKey, connection: &Connection) {
         let stage = stage(key, connection);
         let count = self.by_payer.entry(connection.payer).or_default();
-        count.0 += 1;
-        count.1 += u64::from(stage.is_embryonic());
+        count.connections += 1;
+        count.embryonic += u64::from(stage.is_embryonic());
+        count.closed += u64::from(stage.is_closed());
         self.closing += u64::from(stage.is_closed() || stage == Stage::HalfClosed);
         let is_mapping = connection.has(FLAG_MAPPING);
         self.masqueraded += u64::from(leaves(connection) && !is_mapping);
@@ -298,10 +306,14 @@ impl Counts {
         self.apart += u64::from(connection.has(FLAG_APART));
     }
 
-    fn all(&self) -> (u64, u64) {
-        self.by_payer
-            .values()
-            .fold((0, 0), |all, count| (all.0 + count.0, all.1 + count.1))
+    fn all(&self) -> Count {
+        let mut all = Count::default();
+        for count in self.by_payer.values() {
+            all.connections += count.connections;
+            all.embryonic += count.embryonic;
+            all.closed += count.closed;
+        }
+        all
     }
 }
 

@@ -3,7 +3,10 @@
 //! A pod that opens and closes connections fast fills its share with closed ones, of which each would stay for two minutes:
 //! those are ended, and the pod is not refused what it asks for.
 
-use super::super::{DatapathError, maps::Connections};
+use super::{
+    super::{DatapathError, maps::Connections},
+    Count,
+};
 use sinabro_common::{
     abi::connection::{ALL_SHARES, Limits, Share},
     algo::lifetime::LATE_NS,
@@ -58,11 +61,14 @@ impl Room {
 }
 
 /// Whether a sweep is due before its time, by what the last one left to each: of somebody whose room is scarce, connections have
-/// become more by a sixteenth of what it may have, or that much is all that is left to it.
+/// become more by a sixteenth of what it may have, or that much is all that is left to it beside closed ones.
 ///
 /// # Errors
 /// If the kernel does not say what connections take.
-pub(super) fn is_due(table: &Connections, left: &HashMap<u32, u64>) -> Result<bool, DatapathError> {
+pub(super) fn is_due(
+    table: &Connections,
+    left: &HashMap<u32, Count>,
+) -> Result<bool, DatapathError> {
     let (capacity, limits) = (table.capacity(), table.limits()?);
     let room = Room::of(table.share(ALL_SHARES)?.as_ref(), capacity, &limits);
     // Nobody has more than all have.
@@ -72,12 +78,14 @@ pub(super) fn is_due(table: &Connections, left: &HashMap<u32, u64>) -> Result<bo
     let shares: BTreeMap<u32, Share> = table.shares()?.into_iter().collect();
     let scarcity = Scarcity::of(&shares, capacity, &limits);
     Ok(shares.iter().any(|(payer, share)| {
-        let (has, had) = (connections(Some(share)), left.get(payer).copied());
+        let has = connections(Some(share));
+        let had = left.get(payer).copied().unwrap_or_default();
         let most = match *payer {
             ALL_SHARES => capacity.into(),
             _ => room.each,
         };
         let part = most / 16;
-        scarcity.is_of(*payer) && (has > had.unwrap_or(0) + part || has + part >= most)
+        scarcity.is_of(*payer)
+            && (has > had.connections + part || (has + part >= most && had.closed != 0))
     }))
 }

@@ -73,3 +73,28 @@ fn a_pod_that_has_all_that_is_set_is_not_refused_for_closed_ones() {
     };
     closed_ones_make_room(limits, 40);
 }
+
+/// A sweep ends nothing of that, and comes no sooner for it.
+#[test]
+fn what_is_open_is_not_looked_at_again_and_again() {
+    let config = DatapathConfig {
+        connections: Some(ROOM),
+        ..kit::config()
+    };
+    world_with(&config, |w| {
+        let is_open = |port: u16| {
+            let (verdict, out) = w.out(&make(TCP, (w.a.v4, port), (FAR, 80)));
+            if verdict == PASS {
+                w.received(&reply_to(&see(&out)));
+                w.sent(&packet::tcp((w.a.v4, port), (FAR, 80), ACK, b""));
+            }
+            verdict == PASS
+        };
+        let ports = 1000..1000 + ROOM as u16;
+        let opened = ports.take_while(|port| is_open(*port)).count();
+        assert!((96..=100).contains(&opened), "{opened}");
+        assert!(w.datapath.is_sweep_due().unwrap(), "they may be closed");
+        assert_eq!(w.sweep_at(2), 0);
+        assert!(!w.datapath.is_sweep_due().unwrap());
+    });
+}
