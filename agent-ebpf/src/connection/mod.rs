@@ -23,16 +23,13 @@ use sinabro_common::{
     },
     algo::{
         ct_state::{self, RST},
-        lifetime::{self, LATE_NS, Stage},
+        lifetime::{self, LATE_NS, MAKES_WAY_AFTER_NS, Stage},
     },
 };
 
 /// A packet of a busy connection writes its time no more often than this: a second or less, by the kernel's
 /// CONFIG_HZ.
 const REFRESH_TICKS: u32 = 100;
-
-/// How long datagrams are waited for, of whose end nothing says anything, if somebody else wants their ports.
-const MAKES_WAY_AFTER_NS: u64 = 3_000_000_000;
 
 #[inline(always)]
 pub fn now() -> u64 {

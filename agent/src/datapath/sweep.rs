@@ -164,7 +164,7 @@ struct Count {
     /// Of those, the ones that nobody has answered,
     embryonic: u64,
     /// and that make room sooner where it is scarce.
-    closed: u64,
+    done: u64,
 }
 
 /// Removes aliases that lead to no record, if they did not when last looked at, and notes which ports are taken
@@ -298,7 +298,7 @@ impl Counts {
         let count = self.by_payer.entry(connection.payer).or_default();
         count.connections += 1;
         count.embryonic += u64::from(stage.is_embryonic());
-        count.closed += u64::from(stage.is_closed());
+        count.done += u64::from(scarcity::sooner(connection, stage).is_some());
         self.closing += u64::from(stage.is_closed() || stage == Stage::HalfClosed);
         let is_mapping = connection.has(FLAG_MAPPING);
         self.masqueraded += u64::from(leaves(connection) && !is_mapping);
@@ -311,7 +311,7 @@ impl Counts {
         for count in self.by_payer.values() {
             all.connections += count.connections;
             all.embryonic += count.embryonic;
-            all.closed += count.closed;
+            all.done += count.done;
         }
         all
     }
@@ -411,9 +411,9 @@ fn is_over(
         false => rules.limits.lifetimes[stage as usize],
     };
     let lifetime = u64::from(seconds) * 1_000_000_000;
-    let lifetime = match stage.is_closed() && scarcity.is_of(connection.payer) {
-        true => lifetime.min(scarcity::CLOSED_NS),
-        false => lifetime,
+    let lifetime = match scarcity::sooner(connection, stage) {
+        Some(sooner) if scarcity.is_of(connection.payer) => lifetime.min(sooner),
+        _ => lifetime,
     };
     Ok(rules.now_ns.saturating_sub(connection.last_seen_ns) > lifetime)
 }

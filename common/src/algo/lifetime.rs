@@ -36,6 +36,9 @@ pub enum Stage {
 /// Segments of a closed connection that were late have arrived after so many nanoseconds: from then on it may make way.
 pub const LATE_NS: u64 = 1_000_000_000;
 
+/// How long datagrams are waited for, of whose end nothing says anything, if somebody else wants what they have.
+pub const MAKES_WAY_AFTER_NS: u64 = 3_000_000_000;
+
 /// Seconds that a connection may be idle, by stage.
 pub const LIFETIMES: [u32; 16] = [
     120,

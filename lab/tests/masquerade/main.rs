@@ -2,8 +2,8 @@
 //! data, errors about it, packets in parts; IPv4 and IPv6.
 #![allow(clippy::unwrap_used)]
 
-mod closed;
 mod crowds;
+mod done;
 mod early;
 mod ends;
 mod exchange;

@@ -1,20 +1,28 @@
-//! Where closed connections do not stay for the whole of their time, for there is little room left for those to come.
+//! Where connections that are done with do not stay for the whole of their time, for there is little room left for those to come.
 //!
-//! A pod that opens and closes connections fast fills its share with closed ones, of which each would stay for two minutes:
-//! those are ended, and the pod is not refused what it asks for.
+//! A pod that opens and closes connections fast fills its share with closed ones, of which each would stay for two minutes. One that
+//! asks many questions, such as a resolver, fills it with those that have their answer. They are ended, and the pod is not refused what
+//! it asks for.
 
 use super::{
     super::{DatapathError, maps::Connections},
     Count,
 };
 use sinabro_common::{
-    abi::connection::{ALL_SHARES, Limits, Share},
-    algo::lifetime::LATE_NS,
+    abi::connection::{ALL_SHARES, Connection, FLAG_MAPPING, Limits, Share},
+    algo::lifetime::{LATE_NS, MAKES_WAY_AFTER_NS, Stage},
 };
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// How long a closed connection stays where room is scarce.
-pub(super) const CLOSED_NS: u64 = LATE_NS;
+/// How long what is done with may be idle where room is scarce; nothing of what is not.
+pub(super) fn sooner(connection: &Connection, stage: Stage) -> Option<u64> {
+    match stage {
+        _ if stage.is_closed() => Some(LATE_NS),
+        // Most likely a question that has its answer: datagrams both ways, for a moment only.
+        Stage::Replied if !connection.has(FLAG_MAPPING) => Some(MAKES_WAY_AFTER_NS),
+        _ => None,
+    }
+}
 
 pub(super) struct Scarcity {
     of_all: bool,
@@ -61,7 +69,7 @@ impl Room {
 }
 
 /// Whether a sweep is due before its time, by what the last one left to each: of somebody whose room is scarce, connections have
-/// become more by a sixteenth of what it may have, or that much is all that is left to it beside closed ones.
+/// become more by a sixteenth of what it may have, or that much is all that is left to it beside what is done with.
 ///
 /// # Errors
 /// If the kernel does not say what connections take.
@@ -86,6 +94,6 @@ pub(super) fn is_due(
         };
         let part = most / 16;
         scarcity.is_of(*payer)
-            && (has > had.connections + part || (has + part >= most && had.closed != 0))
+            && (has > had.connections + part || (has + part >= most && had.done != 0))
     }))
 }

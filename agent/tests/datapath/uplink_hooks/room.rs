@@ -2,11 +2,12 @@
 
 use super::*;
 use sinabro_agent::datapath::ConnectionLimits;
+use sinabro_common::abi::config::FLAG_ENDPOINT_INDEPENDENT;
 
 const ROOM: u32 = 200;
 
 /// Opens a connection from a port and closes it, if it may be opened.
-fn is_open_and_closed(w: &World, pod: IpAddr, port: u16) -> bool {
+fn is_closed(w: &World, pod: IpAddr, port: u16) -> bool {
     let sent = |flags| packet::tcp((pod, port), (FAR, 80), flags, b"");
     let (verdict, out) = w.out(&sent(SYN));
     if verdict != PASS {
@@ -22,14 +23,36 @@ fn is_open_and_closed(w: &World, pod: IpAddr, port: u16) -> bool {
     true
 }
 
-fn fill(w: &World, pod: IpAddr) -> u64 {
-    let ports = 1000..1000 + ROOM as u16;
-    let opened = ports.take_while(|port| is_open_and_closed(w, pod, *port));
-    opened.count() as u64
+/// Asks from a port and is answered, if it may.
+fn is_answered(w: &World, pod: IpAddr, port: u16) -> bool {
+    let (verdict, out) = w.out(&make(UDP, (pod, port), (FAR, 53)));
+    if verdict == PASS {
+        w.received(&reply_to(&see(&out)));
+    }
+    verdict == PASS
 }
 
-/// Of the pod's own, if there is enough for others; `most`: what it may have.
-fn closed_ones_make_room(limits: ConnectionLimits, most: u64) {
+fn fill(w: &World, does: impl Fn(&World, IpAddr, u16) -> bool) -> u64 {
+    let ports = 1000..1000 + ROOM as u16;
+    ports.take_while(|port| does(w, w.a.v4, *port)).count() as u64
+}
+
+/// Makes datagrams both ways a stream of them.
+fn make_stream() {
+    let mut records = open::<ConnectionKey, Connection>("CONNECTIONS");
+    for (key, mut record) in table() {
+        record.began_ns -= 3 * SECOND;
+        records.insert(key, record, 0).unwrap();
+    }
+}
+
+/// Of the pod's own, `after` so many seconds, if there is enough for others; `most`: what it may have.
+fn what_is_done_makes_room(
+    limits: ConnectionLimits,
+    most: u64,
+    after: u64,
+    does: fn(&World, IpAddr, u16) -> bool,
+) {
     let config = DatapathConfig {
         connections: Some(ROOM),
         connection_limits: limits,
@@ -39,30 +62,39 @@ fn closed_ones_make_room(limits: ConnectionLimits, most: u64) {
         let is_due = || w.datapath.is_sweep_due().unwrap();
         let open = make(TCP, (w.a.v4, 1), (FAR, 80));
         w.received(&reply_to(&w.sent(&open)));
-        assert!(is_open_and_closed(&w, w.b.v4, 1));
+        assert!(is_answered(&w, w.a.v4, 2));
+        make_stream();
+        assert!(does(&w, w.b.v4, 1));
         assert!(!is_due());
-        let closed = fill(&w, w.a.v4);
-        assert!((most - 4..=most).contains(&closed), "{closed}");
+        let done = fill(&w, does);
+        assert!((most - 4..=most).contains(&done), "{done}");
         let one_more = make(TCP, (w.a.v4, 3000), (FAR, 80));
         w.dropped("uplink_out", &one_more, DropReason::ConnectionShare);
-        // Late segments may still come.
+        // More may still come.
         assert!(is_due());
-        assert_eq!(w.sweep_at(0), 0);
+        assert_eq!(w.sweep_at(after - 1), 0);
         w.dropped("uplink_out", &one_more, DropReason::ConnectionShare);
         assert!(is_due(), "nothing is left to it");
-        assert_eq!(w.sweep_at(2), closed);
+        assert_eq!(w.sweep_at(after + 1), done);
         assert!(!is_due());
         // What is open stays, and the other pod's.
-        assert_eq!(table().len(), 2);
+        assert_eq!(table().len(), 3);
         check_table();
-        assert!(is_open_and_closed(&w, w.a.v4, 3000));
-        assert_eq!(w.sweep_at(2), 0, "there is room");
+        assert!(does(&w, w.a.v4, 3000));
+        assert_eq!(w.sweep_at(after + 1), 0, "there is room");
     });
 }
 
 #[test]
 fn a_pod_that_has_half_of_the_table_is_not_refused_for_closed_ones() {
-    closed_ones_make_room(ConnectionLimits::default(), u64::from(ROOM) / 2);
+    let half = u64::from(ROOM) / 2;
+    what_is_done_makes_room(ConnectionLimits::default(), half, 1, is_closed);
+}
+
+#[test]
+fn a_pod_that_has_half_of_the_table_is_not_refused_for_questions_that_have_their_answers() {
+    let half = u64::from(ROOM) / 2;
+    what_is_done_makes_room(ConnectionLimits::default(), half, 3, is_answered);
 }
 
 #[test]
@@ -71,7 +103,32 @@ fn a_pod_that_has_all_that_is_set_is_not_refused_for_closed_ones() {
         per_pod: 40,
         ..ConnectionLimits::default()
     };
-    closed_ones_make_room(limits, 40);
+    what_is_done_makes_room(limits, 40, 1, is_closed);
+}
+
+/// Else the port would be another's, while it is the pod's towards everybody.
+#[test]
+fn mappings_stay_for_their_time() {
+    let config = DatapathConfig {
+        connections: Some(ROOM),
+        ..kit::config()
+    };
+    world_with(&config, |w| {
+        let mut config = kit::node_config();
+        config.flags |= FLAG_ENDPOINT_INDEPENDENT;
+        w.datapath.set_node_config(config).unwrap();
+        let asks = |w: &World, pod, port| {
+            let (verdict, out) = w.out(&make(UDP, (pod, port), (FAR, 5353)));
+            if verdict == PASS {
+                w.received(&reply_to(&see(&out)));
+            }
+            verdict == PASS
+        };
+        let asked = fill(&w, asks);
+        assert!((40..=50).contains(&asked), "each has two records: {asked}");
+        assert_eq!(w.sweep_at(4), asked);
+        assert_eq!(table().len() as u64, asked);
+    });
 }
 
 /// A sweep ends nothing of that, and comes no sooner for it.
