@@ -298,7 +298,7 @@ impl Counts {
         let count = self.by_payer.entry(connection.payer).or_default();
         count.connections += 1;
         count.embryonic += u64::from(stage.is_embryonic());
-        count.done += u64::from(scarcity::sooner(connection, stage).is_some());
+        count.done += u64::from(scarcity::is_done(connection, stage));
         self.closing += u64::from(stage.is_closed() || stage == Stage::HalfClosed);
         let is_mapping = connection.has(FLAG_MAPPING);
         self.masqueraded += u64::from(leaves(connection) && !is_mapping);
@@ -411,9 +411,7 @@ fn is_over(
         false => rules.limits.lifetimes[stage as usize],
     };
     let lifetime = u64::from(seconds) * 1_000_000_000;
-    let lifetime = match scarcity::sooner(connection, stage) {
-        Some(sooner) if scarcity.is_of(connection.payer) => lifetime.min(sooner),
-        _ => lifetime,
-    };
+    let sooner = scarcity.lifetime(connection, stage).unwrap_or(u64::MAX);
+    let lifetime = lifetime.min(sooner);
     Ok(rules.now_ns.saturating_sub(connection.last_seen_ns) > lifetime)
 }

@@ -14,14 +14,14 @@ use sinabro_common::{
 };
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// How long what is done with may be idle where room is scarce; nothing of what is not.
-pub(super) fn sooner(connection: &Connection, stage: Stage) -> Option<u64> {
-    match stage {
-        _ if stage.is_closed() => Some(LATE_NS),
-        // Most likely a question that has its answer: datagrams both ways, for a moment only.
-        Stage::Replied if !connection.has(FLAG_MAPPING) => Some(MAKES_WAY_AFTER_NS),
-        _ => None,
-    }
+/// Whether nothing is likely to come of a connection but what is late.
+pub(super) fn is_done(connection: &Connection, stage: Stage) -> bool {
+    stage.is_closed() || is_answered(connection, stage)
+}
+
+/// Whether it is a question that has its answer, most likely: datagrams both ways, for a moment only.
+fn is_answered(connection: &Connection, stage: Stage) -> bool {
+    stage == Stage::Replied && !connection.has(FLAG_MAPPING)
 }
 
 pub(super) struct Scarcity {
@@ -42,8 +42,22 @@ impl Scarcity {
         }
     }
 
-    pub(super) fn is_of(&self, payer: u32) -> bool {
-        self.of_all || self.payers.contains(&payer)
+    /// How long a connection that is done with may be idle, if less than others. Of datagrams nobody knows for certain, so none
+    /// make room for somebody else's.
+    pub(super) fn lifetime(&self, connection: &Connection, stage: Stage) -> Option<u64> {
+        let is_own = self.payers.contains(&connection.payer);
+        match stage {
+            _ if stage.is_closed() && (is_own || self.of_all) => Some(LATE_NS),
+            _ if is_answered(connection, stage) && is_own => Some(MAKES_WAY_AFTER_NS),
+            _ => None,
+        }
+    }
+
+    fn is_of(&self, payer: u32) -> bool {
+        match payer {
+            ALL_SHARES => self.of_all,
+            payer => self.payers.contains(&payer),
+        }
     }
 }
 
@@ -96,4 +110,68 @@ pub(super) fn is_due(
         scarcity.is_of(*payer)
             && (has > had.connections + part || (has + part >= most && had.done != 0))
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sinabro_common::abi::{Addr, connection::FLAG_MASQUERADED};
+
+    fn of(payer: u32) -> Connection {
+        Connection {
+            last_seen_ns: 0,
+            began_ns: 0,
+            nat: Addr::UNSPECIFIED,
+            frontend: Addr::UNSPECIFIED,
+            nat_port: [0; 2],
+            frontend_port: [0; 2],
+            states: [0; 2],
+            flags: FLAG_MASQUERADED,
+            payer,
+            endpoint: 0,
+            endpoint_generation: 0,
+            policy_epochs: [0; 2],
+            seen_ticks: 0,
+            verdicts: [0; 2],
+            pad: [0; 6],
+        }
+    }
+
+    #[test]
+    fn others_lose_what_is_closed_for_certain() {
+        let limits = Limits {
+            capacity: 200,
+            per_pod: 200,
+            embryonic_per_pod: 200,
+            pad: 0,
+            lifetimes: [0; 16],
+        };
+        let scarcity = |greedy: [u64; 3]| {
+            let all = greedy.iter().sum::<u64>() + 1;
+            let counts = [greedy.as_slice(), &[1, all]].concat();
+            let payers = [1, 2, 3, 4, ALL_SHARES];
+            let share = |connections| Share {
+                connections,
+                ..Share::default()
+            };
+            let shares = payers.into_iter().zip(counts.into_iter().map(share));
+            Scarcity::of(&shares.collect(), limits.capacity, &limits)
+        };
+        let stages = [
+            Stage::TimeWait,
+            Stage::Reset,
+            Stage::Replied,
+            Stage::Stream,
+            Stage::Established,
+        ];
+        let lifetimes =
+            |scarcity: &Scarcity, payer| stages.map(|stage| scarcity.lifetime(&of(payer), stage));
+        let (late, answered) = (Some(LATE_NS), Some(MAKES_WAY_AFTER_NS));
+        let few = scarcity([100, 20, 20]);
+        assert_eq!(lifetimes(&few, 1), [late, late, answered, None, None]);
+        assert_eq!(lifetimes(&few, 2), [None; 5]);
+        let many = scarcity([60, 60, 40]);
+        assert_eq!(lifetimes(&many, 1), [late, late, answered, None, None]);
+        assert_eq!(lifetimes(&many, 4), [late, late, None, None, None]);
+    }
 }
