@@ -252,7 +252,7 @@ impl Machine {
             let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
         }
         let deadline = Instant::now() + PATIENCE;
-        while !self.processes(program)?.is_empty() {
+        while !pids.iter().all(|pid| has_ended(*pid)) {
             ensure!(
                 Instant::now() < deadline,
                 "{program} does not end on {}",
@@ -279,4 +279,18 @@ impl Machine {
         let net = NetNs::open(format!("/proc/{}/ns/net", self.require()?))?;
         Ok(Place::new(&self.name, net))
     }
+}
+
+/// Whether a process has closed its files, so that the next one may listen at its ports: no command line says so, which goes before
+/// them. What waits to be reaped has none any more, and of several threads the last closes them.
+fn has_ended(pid: i32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return true;
+    };
+    threads.flatten().all(|thread| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // Behind the name, which may have any characters.
+        let state = stat.rsplit(") ").next().unwrap_or_default();
+        state.is_empty() || state.starts_with(['Z', 'X'])
+    })
 }
