@@ -96,9 +96,7 @@ impl Planted {
                 last_seen_ns: now,
                 began_ns: now,
                 nat: node_address,
-                frontend: Addr::UNSPECIFIED,
                 nat_port: tuple.src_port,
-                frontend_port: [0; 2],
                 states: match client_is_high {
                     true => [server, client],
                     false => [client, server],
@@ -107,13 +105,7 @@ impl Planted {
                     true => FLAG_MASQUERADED | FLAG_CLIENT_IS_HIGH,
                     false => FLAG_MASQUERADED,
                 },
-                payer: 0,
-                endpoint: 0,
-                endpoint_generation: 0,
-                policy_epochs: [0; 2],
-                seen_ticks: 0,
-                verdicts: [0; 2],
-                pad: [0; 6],
+                ..Connection::NONE
             };
             let reply = tuple.reply_to(node_address, tuple.src_port);
             let alias = Alias {

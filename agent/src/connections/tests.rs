@@ -78,9 +78,7 @@ impl Made {
             last_seen_ns: NOW - self.idle * SECOND,
             began_ns: NOW - self.idle * SECOND - 10 * SECOND,
             nat: self.nat.map_or(Addr::UNSPECIFIED, |(nat, _)| addr(nat)),
-            frontend: Addr::UNSPECIFIED,
             nat_port: self.nat.map_or([0; 2], |(_, port)| port.to_be_bytes()),
-            frontend_port: [0; 2],
             states: match high {
                 true => [server, client],
                 false => [client, server],
@@ -91,12 +89,7 @@ impl Made {
                     None => FLAG_INBOUND,
                 },
             payer: self.payer,
-            endpoint: 0,
-            endpoint_generation: 0,
-            policy_epochs: [0; 2],
-            seen_ticks: 0,
-            verdicts: [0; 2],
-            pad: [0; 6],
+            ..Connection::NONE
         };
         (key, record)
     }

@@ -241,9 +241,7 @@ fn record(sent: &Tuple, payer: u32, endpoint: (u32, u32), now: u64) -> (Connecti
     let connection = Connection {
         last_seen_ns: now,
         began_ns: now.saturating_sub(2 * STREAM_NS),
-        nat: Addr::UNSPECIFIED,
         frontend: sent.dst,
-        nat_port: [0; 2],
         frontend_port: sent.dst_port,
         states: [SEEN; 2],
         flags: FLAG_SERVICE
@@ -254,10 +252,7 @@ fn record(sent: &Tuple, payer: u32, endpoint: (u32, u32), now: u64) -> (Connecti
         payer,
         endpoint: endpoint.0,
         endpoint_generation: endpoint.1,
-        policy_epochs: [0; 2],
-        seen_ticks: 0,
-        verdicts: [0; 2],
-        pad: [0; 6],
+        ..Connection::NONE
     };
     (key, connection)
 }

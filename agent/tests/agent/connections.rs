@@ -235,18 +235,10 @@ fn half_a_million_connections_cost_the_agent_no_memory() {
             last_seen_ns: now,
             began_ns: now,
             nat: Addr::v4([192, 0, 2, 1]),
-            frontend: Addr::UNSPECIFIED,
             nat_port: sent.src_port,
-            frontend_port: [0; 2],
             states: [SEEN | ACK; 2],
             flags: FLAG_MASQUERADED | high,
-            payer: 0,
-            endpoint: 0,
-            endpoint_generation: 0,
-            policy_epochs: [0; 2],
-            seen_ticks: 0,
-            verdicts: [0; 2],
-            pad: [0; 6],
+            ..Connection::NONE
         };
         map.insert(key, record, 0).unwrap();
     }

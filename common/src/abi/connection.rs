@@ -520,6 +520,25 @@ impl ConnectionKey {
 }
 
 impl Connection {
+    /// All zeros, of which whoever writes one says what is not.
+    pub const NONE: Self = Self {
+        last_seen_ns: 0,
+        began_ns: 0,
+        nat: Addr::UNSPECIFIED,
+        frontend: Addr::UNSPECIFIED,
+        nat_port: [0; 2],
+        frontend_port: [0; 2],
+        states: [0; 2],
+        flags: 0,
+        payer: 0,
+        endpoint: 0,
+        endpoint_generation: 0,
+        policy_epochs: [0; 2],
+        seen_ticks: 0,
+        verdicts: [0; 2],
+        pad: [0; 6],
+    };
+
     #[inline(always)]
     pub const fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0

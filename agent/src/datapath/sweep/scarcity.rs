@@ -115,25 +115,13 @@ pub(super) fn is_due(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sinabro_common::abi::{Addr, connection::FLAG_MASQUERADED};
+    use sinabro_common::abi::connection::FLAG_MASQUERADED;
 
     fn of(payer: u32) -> Connection {
         Connection {
-            last_seen_ns: 0,
-            began_ns: 0,
-            nat: Addr::UNSPECIFIED,
-            frontend: Addr::UNSPECIFIED,
-            nat_port: [0; 2],
-            frontend_port: [0; 2],
-            states: [0; 2],
             flags: FLAG_MASQUERADED,
             payer,
-            endpoint: 0,
-            endpoint_generation: 0,
-            policy_epochs: [0; 2],
-            seen_ticks: 0,
-            verdicts: [0; 2],
-            pad: [0; 6],
+            ..Connection::NONE
         }
     }
 

@@ -25,7 +25,7 @@ fn is_closed(w: &World, pod: IpAddr, port: u16) -> bool {
 
 /// Asks from a port and is answered, if it may.
 fn is_answered(w: &World, pod: IpAddr, port: u16) -> bool {
-    let (verdict, out) = w.out(&make(UDP, (pod, port), (FAR, 53)));
+    let (verdict, out) = w.out(&make(UDP, (pod, port), (FAR, 5353)));
     if verdict == PASS {
         w.received(&reply_to(&see(&out)));
     }
@@ -117,14 +117,7 @@ fn mappings_stay_for_their_time() {
         let mut config = kit::node_config();
         config.flags |= FLAG_ENDPOINT_INDEPENDENT;
         w.datapath.set_node_config(config).unwrap();
-        let asks = |w: &World, pod, port| {
-            let (verdict, out) = w.out(&make(UDP, (pod, port), (FAR, 5353)));
-            if verdict == PASS {
-                w.received(&reply_to(&see(&out)));
-            }
-            verdict == PASS
-        };
-        let asked = fill(&w, asks);
+        let asked = fill(&w, is_answered);
         assert!((40..=50).contains(&asked), "each has two records: {asked}");
         assert_eq!(w.sweep_at(4), asked);
         assert_eq!(table().len() as u64, asked);

@@ -166,20 +166,12 @@ fn record(sent: &Tuple, kind: u16, nat: (Addr, [u8; 2]), last_seen_ns: u64) -> (
     let client = if from_high { FLAG_CLIENT_IS_HIGH } else { 0 };
     let connection = Connection {
         last_seen_ns,
-        began_ns: 0,
         nat: nat.0,
-        frontend: Addr::UNSPECIFIED,
         nat_port: nat.1,
-        frontend_port: [0; 2],
         states: [SEEN | ACK; 2],
         flags: kind | client,
         payer: NOBODY_SHARE,
-        endpoint: 0,
-        endpoint_generation: 0,
-        policy_epochs: [0; 2],
-        seen_ticks: 0,
-        verdicts: [0; 2],
-        pad: [0; 6],
+        ..Connection::NONE
     };
     (bytes(&key), bytes(&connection))
 }
