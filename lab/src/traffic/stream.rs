@@ -4,6 +4,7 @@ use super::{PATIENCE, accept, connect, path::Path, snmp, uninterrupted};
 use crate::{place::Place, wait::wait_for};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use nix::errno::Errno;
+use sinabro_netlink::sysctl;
 use std::{
     io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},
@@ -42,10 +43,27 @@ fn excused([client, server]: &[Place; 2]) -> Result<[u64; 2]> {
     Ok([of(client, server)?, of(server, client)?])
 }
 
+/// Has TCP say of each segment that it arrived twice. An acknowledgement has room for one, and Linux defers some: until who reads
+/// from the socket has taken what came meanwhile (6.7, 133c4c0d3717), and while segments are missing (4.18, 5d9f4262b7ea).
+fn tell_of_each_duplicate(place: &Place) -> Result<()> {
+    for setting in ["tcp_backlog_ack_defer", "tcp_comp_sack_nr"] {
+        let write = || Ok(sysctl::ensure(&["net", "ipv4", setting], "0"));
+        match place.run(write)? {
+            // An earlier kernel.
+            Err(error) if error.errno() == Some(Errno::ENOENT) => {}
+            written => drop(written?),
+        }
+    }
+    Ok(())
+}
+
 impl Stream {
     pub fn open(path: &Path) -> Result<Self> {
         let open = || -> Result<Self> {
             let places = [path.from.clone(), path.to.clone()];
+            for place in &places {
+                tell_of_each_duplicate(place)?;
+            }
             let excused = excused(&places)?;
             let listener = path.to.run(|| Ok(TcpListener::bind(path.listen())?))?;
             let target = path.target(listener.local_addr()?);
