@@ -87,11 +87,12 @@ impl Scene {
             None => [9, 10],
         };
         let agents = [1, 2].into_iter().chain(others);
+        let with_room = options.cases(Part::Flows).next().is_some();
         for number in agents.clone() {
             let node = lab.node(number);
             // Each is a cluster of its own: there is no way between them.
             node.write_nodes(&[node.entry()])?;
-            start(node, number < 9)?;
+            start(node, number < 9, with_room)?;
         }
         for number in agents {
             lab.node(number).wait_ready()?;
@@ -307,15 +308,17 @@ fn connect(node: &Node, outside: &Place) -> Result<()> {
     Ok(())
 }
 
-/// Starts an agent with room for what is measured. Commits before the table of connections know no such
-/// setting, and give out few ports if they are not told others. They go past the stack if they can and are to.
-fn start(node: &Node, is_direct: bool) -> Result<()> {
+/// Starts an agent, with room for other connections if there are to be any: a table of another size than nodes have costs more, as
+/// less of it stays in the processor's caches. Commits before the table of connections know no such setting, and give out few ports
+/// if they are not told others. They go past the stack if they can and are to.
+fn start(node: &Node, is_direct: bool, with_room: bool) -> Result<()> {
     let mut help = Command::new(node.binaries().agent());
     let help = crate::workspace::output(help.arg("--help"))?;
     let mut flags = Vec::new();
-    match help.contains("--connections ") {
-        true => flags.push("--connections=1200000"),
-        false => flags.push("--masquerade-ports=16384-65535"),
+    if !help.contains("--connections ") {
+        flags.push("--masquerade-ports=16384-65535");
+    } else if with_room {
+        flags.push("--connections=1200000");
     }
     if is_direct && help.contains("--forwarding ") {
         node.write_services("{kind: List, items: []}\n")?;
