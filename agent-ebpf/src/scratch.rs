@@ -26,8 +26,8 @@ use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            Alias, Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_EMBRYONIC, Fragment,
-            FragmentKey, Tuple,
+            Alias, Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_EMBRYONIC, FLAG_INBOUND,
+            Fragment, FragmentKey, Tuple,
         },
         fragment::EarlyKey,
         service::{Affinity, AffinityKey, FrontendKey, Set},
@@ -165,12 +165,16 @@ impl Scratch {
         connection.began_ns = now;
         connection.seen_ticks = crate::connection::ticks();
         connection.payer = payer;
+        let embryonic = match flags & FLAG_INBOUND {
+            0 => FLAG_EMBRYONIC,
+            _ => 0,
+        };
         if self.from_high {
             connection.states = [0, state];
-            connection.flags = flags | FLAG_EMBRYONIC | FLAG_CLIENT_IS_HIGH;
+            connection.flags = flags | embryonic | FLAG_CLIENT_IS_HIGH;
         } else {
             connection.states = [state, 0];
-            connection.flags = flags | FLAG_EMBRYONIC;
+            connection.flags = flags | embryonic;
         }
     }
 }

@@ -19,7 +19,9 @@ use core::hint::black_box;
 use sinabro_common::{
     abi::{
         Addr,
-        connection::{Connection, ConnectionKey, FLAG_EMBRYONIC, FLAG_MAPPED, FLAG_MASQUERADED},
+        connection::{
+            Connection, ConnectionKey, FLAG_EMBRYONIC, FLAG_INBOUND, FLAG_MAPPED, FLAG_MASQUERADED,
+        },
     },
     algo::{
         ct_state::{self, RST},
@@ -78,7 +80,12 @@ pub fn remove(key: &ConnectionKey) {
 /// Writes a record of the packet's connection, which is not translated here; false if there is no room for it.
 #[inline(always)]
 pub fn begin_untranslated(scratch: &mut Scratch, flags: u16, payer: u32) -> bool {
-    if !share::take(payer) {
+    let embryonic = flags & FLAG_INBOUND == 0;
+    let has_room = match embryonic {
+        true => share::take(payer),
+        false => share::take_inbound(payer),
+    };
+    if !has_room {
         return false;
     }
     scratch.connection.nat = Addr::UNSPECIFIED;
@@ -91,7 +98,7 @@ pub fn begin_untranslated(scratch: &mut Scratch, flags: u16, payer: u32) -> bool
     match CONNECTIONS.insert(&scratch.key, &scratch.connection, BPF_NOEXIST.into()) {
         Ok(()) => true,
         Err(error) => {
-            share::give(payer, true);
+            share::give(payer, embryonic);
             error == EEXIST
         }
     }

@@ -5,15 +5,21 @@
 //! to. So each new connection takes a place, drawn by chance, and what had it goes, if it is still unanswered: of an honest
 //! client that takes a moment, and a flood drives out itself.
 
-use super::{find, remove};
+use super::{find, remove, stage};
 use crate::{
     maps::{ALIASES, LIMITS},
     scratch::Scratch,
 };
 use aya_ebpf::{helpers::bpf_get_prandom_u32, macros::map, maps::Array};
-use sinabro_common::abi::{
-    Addr,
-    connection::{ConnectionKey, FLAG_EMBRYONIC, FLAG_MASQUERADED, OUTSIDE_SHARE},
+use sinabro_common::{
+    abi::{
+        Addr,
+        connection::{
+            Connection, ConnectionKey, FLAG_EMBRYONIC, FLAG_INBOUND, FLAG_MASQUERADED,
+            OUTSIDE_SHARE,
+        },
+    },
+    algo::lifetime::Stage,
 };
 
 /// Places, at most.
@@ -60,7 +66,24 @@ pub fn settle(scratch: &mut Scratch) -> u32 {
     drive_out(scratch)
 }
 
-/// Removes `scratch.other_key`'s connection with its aliases, if nobody has answered it.
+/// Whether a connection may make way for a newcomer: nobody answered it, or it is a pod's that ended by a reset, of which nothing is
+/// to come.
+///
+/// # Safety
+/// `connection` is a value that the map gave in this run of the program.
+#[inline(always)]
+unsafe fn may_go(connection: *const Connection, proto: u8) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if (*connection).flags & FLAG_INBOUND == 0 {
+            return (*connection).payer == OUTSIDE_SHARE && (*connection).has(FLAG_EMBRYONIC);
+        }
+        let stage = stage(connection, proto);
+        stage.is_embryonic() || stage as u32 == Stage::Reset as u32
+    }
+}
+
+/// Removes `scratch.other_key`'s connection with its aliases, if it may go.
 #[inline(never)]
 fn drive_out(scratch: &mut Scratch) -> u32 {
     let Some(found) = find(&scratch.other_key) else {
@@ -74,7 +97,7 @@ fn drive_out(scratch: &mut Scratch) -> u32 {
     } = &mut *scratch;
     // SAFETY: a value that the map just gave.
     let is_masqueraded = unsafe {
-        if (*found).payer != OUTSIDE_SHARE || !(*found).has(FLAG_EMBRYONIC) {
+        if !may_go(found, other_key.proto) {
             return 0;
         }
         // What the client sends, and what its endpoint answers it as.
@@ -105,6 +128,7 @@ fn drive_out(scratch: &mut Scratch) -> u32 {
         (*found).has(FLAG_MASQUERADED)
     };
     remove(&scratch.other_key);
+    // What came in to a pod's own address has none: its frontend is no address.
     let _ = ALIASES.remove(&scratch.real);
     if is_masqueraded {
         let _ = ALIASES.remove(&scratch.alias_key);

@@ -17,9 +17,22 @@ use sinabro_common::abi::connection::{ALL_SHARES, OUTSIDE_SHARE, Share};
 /// One of so many that there is room for.
 const EMBRYONIC_PART: u64 = 8;
 
-/// Counts one more connection of the pod, or refuses it.
+/// Counts one more connection of the pod, which nobody has answered yet, or refuses it.
 #[inline(always)]
 pub fn take(payer: u32) -> bool {
+    // Clients outside have places instead (`newcomer`).
+    taken(payer, payer != OUTSIDE_SHARE, 1)
+}
+
+/// Counts one more connection that somebody outside began with the pod, or refuses it. It has a place (`newcomer`), and is none
+/// of those that nobody has answered: a flood from outside would keep the pod from beginning any of its own.
+#[inline(always)]
+pub fn take_inbound(payer: u32) -> bool {
+    taken(payer, false, 0)
+}
+
+#[inline(always)]
+fn taken(payer: u32, may_be_crowded: bool, unanswered: u64) -> bool {
     let (Some(limits), Some(all)) = (LIMITS.get(0), SHARES.get_ptr_mut(ALL_SHARES)) else {
         return false;
     };
@@ -35,8 +48,7 @@ pub fn take(payer: u32) -> bool {
         )
     };
     let room = u64::from(limits.capacity).saturating_sub(taken);
-    // Clients outside have places instead (`newcomer`).
-    let is_crowded = payer != OUTSIDE_SHARE
+    let is_crowded = may_be_crowded
         && (embryonic * EMBRYONIC_PART >= room || embryonic >= u64::from(limits.embryonic_per_pod));
     if connections >= room || connections >= u64::from(limits.per_pod) || is_crowded {
         // SAFETY: as in `add`.
@@ -44,7 +56,7 @@ pub fn take(payer: u32) -> bool {
         return false;
     }
     for share in [share, all] {
-        add(share, 1, 1);
+        add(share, 1, unanswered);
     }
     true
 }

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     PASS,
-    connection::{self, Noted, fragment},
+    connection::{self, Noted, fragment, newcomer},
     maps::{ALIASES, ENDPOINTS},
     nat::{claim, drop},
     parse::{
@@ -221,7 +221,9 @@ fn inbound(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
     let ends = proto == proto::TCP && flags & TCP_RST != 0;
     if !ends && !keeps_source(scratch.ip.src) {
         // Where there is no room it comes in all the same.
-        connection::begin_untranslated(scratch, FLAG_INBOUND, payer);
+        if connection::begin_untranslated(scratch, FLAG_INBOUND, payer) {
+            newcomer::settle(scratch);
+        }
     }
     PASS
 }

@@ -67,8 +67,8 @@ pub fn table(datapath: &Datapath) -> Result<TableReport, DatapathError> {
     let of_pods = shares.iter().filter(|(payer, _)| *payer != ALL_SHARES);
     let open = usage.connections.saturating_sub(usage.closing);
     Ok(TableReport {
-        established: open.saturating_sub(usage.embryonic),
-        unanswered: usage.embryonic,
+        established: open.saturating_sub(usage.unanswered),
+        unanswered: usage.unanswered,
         closing: usage.closing,
         capacity: usage.capacity,
         masqueraded: usage.masqueraded,

@@ -5,8 +5,8 @@ use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            Connection, ConnectionKey, FLAG_APART, FLAG_MAPPED, FLAG_MAPPING, FLAG_MASQUERADED,
-            FLAG_STACK, Limits, Tuple, has_one_id,
+            Connection, ConnectionKey, FLAG_APART, FLAG_INBOUND, FLAG_MAPPED, FLAG_MAPPING,
+            FLAG_MASQUERADED, FLAG_STACK, Limits, Tuple, has_one_id,
         },
     },
     algo::{
@@ -106,9 +106,9 @@ impl Row {
         }
     }
 
-    /// Whether it counts among those of its payer that nobody has answered.
+    /// Whether it counts among those of its payer that nobody has answered: what somebody outside begins does not.
     pub fn is_embryonic(&self) -> bool {
-        self.stage.is_embryonic()
+        self.stage.is_embryonic() && !self.record.has(FLAG_INBOUND)
     }
 
     /// Address and port that the client has outside, if others than its own.

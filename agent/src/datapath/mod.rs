@@ -179,7 +179,7 @@ pub enum AttachMode {
 pub struct ConnectionUsage {
     pub connections: u64,
     /// Of those, the ones that nobody has answered,
-    pub embryonic: u64,
+    pub unanswered: u64,
     /// that an end has closed or reset,
     pub closing: u64,
     /// and that leave the node under its own address;
@@ -793,7 +793,7 @@ impl Datapath {
         let (memory, swept) = &*lock(&self.sweeps);
         ConnectionUsage {
             connections: swept.connections,
-            embryonic: swept.embryonic,
+            unanswered: swept.unanswered,
             closing: swept.closing,
             masqueraded: swept.masqueraded,
             mappings: swept.mappings,

@@ -68,7 +68,7 @@ pub struct Swept {
     /// Connections left.
     pub connections: u64,
     /// Of those, the ones that nobody has answered,
-    pub embryonic: u64,
+    pub unanswered: u64,
     /// that an end has closed or reset,
     pub closing: u64,
     /// and that leave the node under its own address;
@@ -149,7 +149,7 @@ pub fn sweep(
     Ok(Swept {
         removed,
         connections: all.connections,
-        embryonic: all.embryonic,
+        unanswered: counts.unanswered,
         closing: counts.closing,
         masqueraded: counts.masqueraded,
         mappings: counts.mappings,
@@ -161,7 +161,7 @@ pub fn sweep(
 #[derive(Clone, Copy, Default)]
 struct Count {
     connections: u64,
-    /// Of those, the ones that nobody has answered,
+    /// Of those, the ones that it began and nobody has answered,
     embryonic: u64,
     /// and that make room sooner where it is scarce.
     done: u64,
@@ -286,6 +286,7 @@ impl Crowds {
 #[derive(Default)]
 struct Counts {
     by_payer: HashMap<u32, Count>,
+    unanswered: u64,
     closing: u64,
     masqueraded: u64,
     mappings: u64,
@@ -297,7 +298,10 @@ impl Counts {
         let stage = stage(key, connection);
         let count = self.by_payer.entry(connection.payer).or_default();
         count.connections += 1;
-        count.embryonic += u64::from(stage.is_embryonic());
+        // As the programs count: to whom somebody outside speaks owes nobody an answer.
+        let is_own = !connection.has(FLAG_INBOUND);
+        count.embryonic += u64::from(stage.is_embryonic() && is_own);
+        self.unanswered += u64::from(stage.is_embryonic());
         count.done += u64::from(scarcity::is_done(connection, stage));
         self.closing += u64::from(stage.is_closed() || stage == Stage::HalfClosed);
         let is_mapping = connection.has(FLAG_MAPPING);

@@ -10,6 +10,7 @@ pub const SCTP: u8 = 132;
 pub const UDPLITE: u8 = 136;
 
 pub const SYN: u8 = 0x02;
+pub const RST: u8 = 0x04;
 pub const ACK: u8 = 0x10;
 pub const FIN: u8 = 0x01;
 

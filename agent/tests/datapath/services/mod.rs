@@ -13,7 +13,7 @@ mod ways;
 
 use crate::{
     kit::{self, Pod},
-    packet::{self, ACK, FIN, Ip, SCTP, SYN, TCP, UDP, see},
+    packet::{self, ACK, FIN, Ip, RST, SCTP, SYN, TCP, UDP, see},
     run::{DROP, PASS, Programs, REDIRECT},
     uplink_hooks::{aliases, check_table, set_source, table},
 };
@@ -30,8 +30,6 @@ use std::{collections::HashSet, net::IpAddr};
 type At = (IpAddr, u16);
 
 const PROTOCOLS: [u8; 3] = [TCP, UDP, SCTP];
-/// Of TCP.
-const RST: u8 = 0x04;
 const SECOND: u64 = 1_000_000_000;
 
 struct World {

@@ -3,7 +3,9 @@
 
 use super::*;
 use crate::{
-    packet::{ACK, FIN, ICMP, IcmpError, SCTP, TCP, UDP, icmp_error, in_parts, see, see_error},
+    packet::{
+        ACK, FIN, ICMP, IcmpError, RST, SCTP, TCP, UDP, icmp_error, in_parts, see, see_error,
+    },
     uplink_hooks::{aliases, check_table, table},
 };
 use sinabro_agent::datapath::{DatapathConfig, monotonic_ns};
@@ -17,7 +19,6 @@ use std::net::UdpSocket;
 type At = (IpAddr, u16);
 
 const PROTOCOLS: [u8; 4] = [TCP, UDP, SCTP, ICMP];
-const RST: u8 = 0x04;
 /// A day and an hour, after which every connection is over.
 const LONG: u64 = 25 * 3600 * 1_000_000_000;
 

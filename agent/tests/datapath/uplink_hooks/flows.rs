@@ -136,6 +136,74 @@ fn a_pod_leaves_room_for_others_and_keeps_what_it_has() {
     });
 }
 
+/// Whoever sends from addresses that are not his, to an address of a pod that routers outside know.
+#[test]
+fn a_pod_begins_what_it_likes_while_it_is_flooded_from_outside() {
+    const ROOM: u32 = 400;
+    // One of eight records may be a newcomer's.
+    const PLACES: usize = ROOM as usize / 8;
+    let config = DatapathConfig {
+        connections: Some(ROOM),
+        ..kit::config()
+    };
+    world_with(&config, |w| {
+        let come = |port, flags| {
+            let ip = packet::tcp((FAR, port), (w.a.v4, 80), flags, b"");
+            assert_eq!(w.come(&ip), (PASS, World::frame(&ip)));
+        };
+        let answers = |port, flags| {
+            let ip = packet::tcp((w.a.v4, 80), (FAR, port), flags, b"");
+            w.out(&ip) == (PASS, World::frame(&ip))
+        };
+        let opens = |port| {
+            come(port, SYN);
+            assert!(answers(port, SYN | ACK));
+            come(port, ACK);
+        };
+        opens(1000);
+        let share = || {
+            let shares = w.datapath.connections().shares().unwrap();
+            let (_, share) = shares
+                .into_iter()
+                .find(|(key, _)| *key == w.a.ifindex)
+                .unwrap();
+            (share.connections as usize, share.embryonic, share.refused)
+        };
+        for flood in 1..5 {
+            for port in 0..1000 {
+                let port = flood * 10_000 + port;
+                come(port, SYN);
+                match flood {
+                    // The pod answers somebody who knows nothing of it,
+                    1 => assert!(answers(port, SYN | ACK)),
+                    // or refuses,
+                    2 => assert!(answers(port, RST | ACK)),
+                    // or whoever floods resets what he began.
+                    3 => come(port, RST),
+                    _ => {}
+                }
+            }
+            let (connections, unanswered, refused) = share();
+            assert_eq!((unanswered, refused), (0, 0));
+            assert!(connections <= 1 + PLACES, "{connections}");
+            assert_eq!(table().len(), connections);
+            check_table();
+        }
+        // Who is known already goes on, the pod may begin what it likes, and a client who is no part of the flood comes in.
+        assert!(answers(1000, ACK));
+        w.sent(&make(TCP, (w.a.v4, 81), (FAR, 1000)));
+        assert_eq!(share().1, 1);
+        opens(1001);
+        assert!(answers(1001, ACK));
+        let before = share();
+        w.sweep_at(0);
+        assert_eq!(share(), before, "programs and agent count alike");
+        let usage = w.datapath.connection_usage();
+        assert_eq!(usage.connections as usize, before.0);
+        assert!(usage.unanswered as usize > PLACES / 2);
+    });
+}
+
 /// By what the settings say instead of the defaults, to programs and sweeps alike.
 #[test]
 fn connections_are_as_many_and_live_as_long_as_is_set() {

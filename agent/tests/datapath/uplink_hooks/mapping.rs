@@ -315,7 +315,7 @@ fn a_mapping_is_in_its_pods_share_and_unanswered_until_one_of_its_connections_is
                     usage.connections,
                     usage.masqueraded,
                     usage.mappings,
-                    usage.embryonic
+                    usage.unanswered
                 ),
                 (3, 2, 1, 1)
             );

@@ -14,7 +14,7 @@ mod translation;
 
 use crate::{
     kit::{self, NODE, OUTSIDE, PORT_MAX, PORT_MIN, Pod},
-    packet::{self, ACK, FIN, ICMP, Ip, SCTP, SYN, Seen, TCP, UDP, see},
+    packet::{self, ACK, FIN, ICMP, Ip, RST, SCTP, SYN, Seen, TCP, UDP, see},
     run::{DROP, PASS, Programs},
 };
 use aya::maps::{HashMap, Map, MapData};

@@ -15,7 +15,6 @@ use std::{
     ops::RangeInclusive,
 };
 
-const RST: u8 = 0x04;
 /// So few that they run out.
 const PORTS: RangeInclusive<u16> = 61000..=61005;
 /// Longer than all but connections that both ends keep open may be idle.
