@@ -58,6 +58,8 @@ pub struct Scratch {
     pub real: Tuple,
     /// Tunnel address of the node whose pod's packet came natively.
     pub sender: Addr,
+    /// Tunnel address of the node to which the way is asked for (`overlay::route`).
+    pub peer: Addr,
     /// The address that what leaves is to have.
     pub nat: Addr,
     /// Whose share its connection is in, if it is a new one,

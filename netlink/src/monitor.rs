@@ -22,13 +22,15 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-const GROUPS: [u32; 6] = [
+const GROUPS: [u32; 8] = [
     libc::RTNLGRP_LINK,
     libc::RTNLGRP_NEIGH,
     libc::RTNLGRP_IPV4_IFADDR,
     libc::RTNLGRP_IPV6_IFADDR,
     libc::RTNLGRP_IPV4_ROUTE,
     libc::RTNLGRP_IPV6_ROUTE,
+    libc::RTNLGRP_IPV4_RULE,
+    libc::RTNLGRP_IPV6_RULE,
 ];
 
 /// Room for events between two reads: a burst of a thousand pods.
@@ -66,11 +68,13 @@ pub enum Event {
         entry: Option<Fdb>,
         removed: bool,
     },
+    /// A rule by which a routing table is chosen was added or removed.
+    Rule,
     /// Events were lost: everything has to be looked at again.
     Overrun,
 }
 
-/// A socket subscribed to links, addresses, routes, neighbours and forwarding entries.
+/// A socket subscribed to links, addresses, routes and their rules, neighbours and forwarding entries.
 ///
 /// It never blocks by itself, so that it can be registered with an event loop ([`AsFd`]). One
 /// that reports edges must call [`Monitor::read`] until it gives nothing.
@@ -186,6 +190,7 @@ fn event(message: &Message<'_>) -> std::result::Result<Option<Event>, Garbage> {
             address: addr.net.addr(),
             removed: message.kind == libc::RTM_DELADDR,
         }),
+        libc::RTM_NEWRULE | libc::RTM_DELRULE => Some(Event::Rule),
         libc::RTM_NEWROUTE | libc::RTM_DELROUTE => Route::parse(body)?.map(|route| Event::Route {
             route,
             removed: message.kind == libc::RTM_DELROUTE,

@@ -14,7 +14,7 @@ use crate::{
         DROPPED, arrive, drop,
         leave::{KNOWN, of_service},
     },
-    overlay::native,
+    overlay::{native, route},
     rewrite::{self, End},
     scratch::Scratch,
     service::{self, arrive::is_answer},
@@ -53,6 +53,9 @@ fn leads_to_node(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
     let Some((next, gateway)) = native::next_hop(scratch.ip.v6, node) else {
         return false;
     };
+    if !route::leads_still(skb, scratch, &node.tunnel) {
+        return false;
+    }
     scratch.sender = node.tunnel;
     scratch.way.knows_neighbour(skb, next.ifindex, gateway)
 }

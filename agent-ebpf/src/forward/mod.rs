@@ -46,7 +46,7 @@ pub struct Way {
     /// Zero: the packet's own length is compared with the MTU.
     len: u16,
     /// The interface that the packet came by; which it leaves by, when answered.
-    ifindex: u32,
+    pub ifindex: u32,
     /// Of IPv4, its type of service in the first byte.
     service: [u8; 4],
     /// IPv4 addresses are in the first four bytes.
@@ -61,12 +61,30 @@ impl Way {
     /// Whether the kernel knows the MAC address of a machine on an interface's link, to which this is the way then.
     #[inline(always)]
     pub fn knows_neighbour(&mut self, skb: *mut __sk_buff, ifindex: u32, address: &Addr) -> bool {
+        self.of_node(&Addr::UNSPECIFIED, address);
+        self.leads_on(skb, ifindex, BPF_FIB_LOOKUP_OUTPUT)
+    }
+
+    /// The way of what is sent between nodes, by their tunnel addresses.
+    #[inline(always)]
+    pub fn of_node(&mut self, from: &Addr, to: &Addr) {
         self.proto = 0;
         self.src_port = [0; 2];
         self.dst_port = [0; 2];
         self.service = [0; 4];
-        self.between(address.as_v4().is_none(), &Addr::UNSPECIFIED, address);
-        self.leads_on(skb, ifindex, BPF_FIB_LOOKUP_OUTPUT)
+        self.between(to.as_v4().is_none(), from, to);
+    }
+
+    /// Whether an answer is the way by a next hop, which is of the family that was asked for.
+    #[inline(always)]
+    pub fn is_by(&self, gateway: &Addr) -> bool {
+        match gateway.as_v4() {
+            Some(_) => {
+                let [a, b, c, d, ..] = self.dst;
+                self.family == AF_INET as u8 && rewrite::word(gateway).to_ne_bytes() == [a, b, c, d]
+            }
+            None => self.family == AF_INET6 as u8 && self.dst == gateway.0,
+        }
     }
 
     /// The way from one address to another of its family.
@@ -83,22 +101,26 @@ impl Way {
         }
     }
 
-    /// Asks of what is in here, and writes the answer. Without flags the packet came by that interface,
-    /// with BPF_FIB_LOOKUP_OUTPUT it leaves by it.
     #[inline(always)]
     fn leads_on(&mut self, skb: *mut __sk_buff, ifindex: u32, flags: u32) -> bool {
+        self.ask(skb, ifindex, flags) == LEADS_ON
+    }
+
+    /// Asks of what is in here, and writes the answer; BPF_FIB_LKUP_RET_*. Without flags the packet came by that interface,
+    /// with BPF_FIB_LOOKUP_OUTPUT it leaves by it.
+    #[inline(always)]
+    pub fn ask(&mut self, skb: *mut __sk_buff, ifindex: u32, flags: u32) -> i64 {
         self.len = 0;
         self.vlan = [0; 4];
         self.ifindex = ifindex;
         // SAFETY: the context is valid for as long as the program runs, and this is what the helper reads and writes.
-        let answer = unsafe {
+        unsafe {
             bpf_fib_lookup(
                 skb.cast(),
                 core::ptr::from_mut(self).cast(),
                 size_of::<Self>() as i32,
                 flags,
             )
-        };
-        answer == LEADS_ON
+        }
     }
 }

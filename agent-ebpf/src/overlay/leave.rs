@@ -3,7 +3,7 @@
 use super::{
     CE, ECN, native,
     outer::{Outer, Outside, room},
-    traffic_class, way,
+    route, traffic_class, way,
 };
 use crate::{
     PASS,
@@ -55,6 +55,9 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, node: &Node) -> i32 {
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
         || !deliver::fits(&ctx, scratch, carried(next), room(is_outer_v6))
     {
+        return PASS;
+    }
+    if !route::leads_still(skb, scratch, &node.tunnel) {
         return PASS;
     }
     if mss::begins(&scratch.ip, &scratch.l4)

@@ -12,6 +12,7 @@ pub mod arrive;
 pub mod leave;
 pub mod native;
 pub mod outer;
+pub mod route;
 
 use crate::{
     maps::NEXT_HOPS,

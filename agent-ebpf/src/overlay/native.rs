@@ -5,7 +5,7 @@
 //! and what the receiver does not deliver past its stack comes out of its VXLAN device, as if it had come in a tunnel. By the stack
 //! nothing is larger than the device's MTU: it may have to be in a tunnel after all.
 
-use super::{leave, takes, way, way_of_requests};
+use super::{leave, route, takes, way, way_of_requests};
 use crate::{
     DROP, PASS,
     maps::{CONFIG, ENDPOINTS, NATIVE, NATIVE_V6},
@@ -100,6 +100,9 @@ fn sent_instead(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(gateway) = gateway(dst.as_v4().is_none(), node, next) else {
         return otherwise;
     };
+    if !route::leads_still(skb, scratch, &node.tunnel) {
+        return otherwise;
+    }
     // A packet that has a route from the stack and waits for a neighbour is given the MAC address of that route's (`neigh_update`),
     // and the request for it has the packet's source, which who is asked may take for a forged one (`rp_filter`).
     if !scratch.way.knows_neighbour(skb, next.ifindex, gateway) {

@@ -117,9 +117,16 @@ fn way(
     (mac, remote): (Mac, IpAddr),
     uplink: u32,
 ) -> Result<Way, Why> {
-    let next_hop = gateway(conn, remote, uplink)?;
-    // A router between them knows no pods.
-    let native = plan.native.get(&remote).filter(|_| next_hop == remote);
+    let mut gateway = |from, to| gateway(conn, from, to, uplink);
+    let next_hop = gateway(plan.device.local, remote)?;
+    // A router between them knows no pods, and rules may send pods' packets another way than the node's.
+    let mut takes_pods = |to: IpAddr| {
+        let mut own = plan.addresses.iter().copied();
+        let from = own.find(|own| own.is_ipv4() == to.is_ipv4());
+        let from = from.unwrap_or(plan.device.local);
+        gateway(from, to).is_ok_and(|gateway| gateway == to)
+    };
+    let native = plan.native.get(&remote).filter(|_| takes_pods(remote));
     let next = NextHop {
         gateway: next_hop.into(),
         ifindex: uplink,
@@ -128,8 +135,7 @@ fn way(
     };
     let v6 = native.and_then(|native| native.v6);
     let v6 = v6.filter(|_| remote.is_ipv4());
-    let on_link = |v6: &IpAddr| gateway(conn, *v6, uplink).is_ok_and(|gateway| gateway == *v6);
-    let native_v6 = v6.filter(on_link).map(Addr::from);
+    let native_v6 = v6.filter(|v6| takes_pods(*v6)).map(Addr::from);
     Ok(Way { next, native_v6 })
 }
 
@@ -184,9 +190,9 @@ fn is_alike(before: &OverlayPlan, plan: &OverlayPlan, (mac, remote): (Mac, IpAdd
         && takes(before) == takes(plan)
 }
 
-/// Whom a packet to an address is given to on the uplink, if it leaves by it alone.
-fn gateway(conn: &mut Conn, to: IpAddr, uplink: u32) -> Result<IpAddr, Why> {
-    let route = conn.route_entry(to);
+/// Whom a packet from one of this node's addresses is given to on the uplink, if it leaves by it alone.
+fn gateway(conn: &mut Conn, from: IpAddr, to: IpAddr, uplink: u32) -> Result<IpAddr, Why> {
+    let route = conn.route_entry_from(from, to);
     let route = route.map_err(|error| Why::NoRoute(Chain(&error).to_string()))?;
     if route.kind != libc::RTN_UNICAST {
         return Err(Why::OtherRoute);

@@ -371,6 +371,8 @@ impl Driver {
                     self.pod(link);
                 }
                 None if route.protocol == ROUTE_PROTOCOL && removed => self.due = Due::Whole,
+                // One that refuses packets, or sends them to nobody.
+                None if self.leads_to_a_peer(&route.dst) => self.due = Due::Whole,
                 None => {}
             },
             Event::Neigh { neigh, removed } if self.device == Some(neigh.link) => {
@@ -380,6 +382,9 @@ impl Driver {
                 });
             }
             Event::Neigh { neigh, .. } => self.pod(neigh.link),
+            // To any of them.
+            Event::Rule if self.config.direct => self.due = Due::Whole,
+            Event::Rule => {}
             _ => self.everything(),
         }
     }

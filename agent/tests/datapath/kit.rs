@@ -140,6 +140,15 @@ pub fn ip(place: &Place, arguments: &str) {
     assert!(ip.status().unwrap().success(), "ip {arguments}");
 }
 
+/// Has the kernel's routes lead to another node as `NEXT_HOPS` is to say, which nothing goes past the stack without.
+pub fn lead(link: &str, to: IpAddr, gateway: IpAddr) {
+    let way = match gateway == to {
+        true => format!("dev {link}"),
+        false => format!("via {gateway} dev {link} onlink"),
+    };
+    ip(&this_place(), &format!("route replace {to} {way}"));
+}
+
 /// A pod of the node.
 #[derive(Clone)]
 pub struct Pod {

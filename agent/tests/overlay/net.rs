@@ -110,7 +110,7 @@ impl Net {
         place.set_up("eth0", &addresses).unwrap();
         place.set_up("lo", &pod(n).map(IpNet::from)).unwrap();
         let config = OverlayConfig {
-            direct: false,
+            direct: true,
             routing: Routing::Tunnel,
             node: format!("n{n}"),
             device: VXLAN_LINK.into(),

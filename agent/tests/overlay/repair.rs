@@ -16,7 +16,7 @@ use sinabro_netlink::{
     neigh::Neigh,
     route::{Route, RouteFilter},
 };
-use std::{net::IpAddr, thread, time::Duration};
+use std::{net::IpAddr, process::Command, thread, time::Duration};
 
 /// A pod's hardware address.
 const MAC: [u8; 6] = [2, 0, 0, 0, 3, 2];
@@ -92,6 +92,41 @@ fn what_is_deleted_by_hand_comes_back() {
     net.crosses((1, 1), (2, 2));
 }
 
+/// How many passes were made, once no more come.
+fn rest(machine: &Machine) -> u64 {
+    eventually("passes come to rest", || {
+        let runs = machine.status().runs;
+        thread::sleep(Duration::from_millis(300));
+        (machine.status().runs == runs).then_some(runs)
+    })
+}
+
+#[test]
+fn what_may_lead_to_a_peer_another_way_is_looked_at() {
+    let net = Net::new(2, Underlay::V4);
+    let machine = net.machine(1);
+    let change = |what: &str| {
+        let before = rest(machine);
+        let mut ip = Command::new("ip");
+        machine.place.put(ip.args(what.split(' ')));
+        assert!(ip.status().unwrap().success(), "{what}");
+        before
+    };
+    for what in [
+        "rule add from 192.168.7.1 lookup 77",
+        "rule del from 192.168.7.1 lookup 77",
+        "-6 rule add from fd07::1 lookup 77",
+        "route add unreachable 192.168.7.2",
+        "route del unreachable 192.168.7.2",
+        "route add 192.168.7.2 dev eth0 table 77",
+    ] {
+        let before = change(what);
+        until(what, || machine.status().runs > before);
+    }
+    let before = change("route add unreachable 192.168.9.2");
+    assert_eq!(rest(machine), before);
+}
+
 /// What was just done comes back as events of the kernel. They say what the plan says, so nothing
 /// follows from them; what somebody else does is seen all the same.
 #[test]
@@ -100,13 +135,7 @@ fn a_change_of_the_nodes_is_one_pass_and_a_change_by_hand_is_seen() {
     let net = Net::new(1, u);
     let machine = net.machine(1);
     until("the overlay is up", || machine.status().ok());
-    let rest = || {
-        eventually("passes come to rest", || {
-            let runs = machine.status().runs;
-            thread::sleep(Duration::from_millis(300));
-            (machine.status().runs == runs).then_some(runs)
-        })
-    };
+    let rest = || rest(machine);
     // One made because time has passed may come between.
     let passes = (0..4u8).map(|round| {
         let before = rest();

@@ -326,6 +326,25 @@ fn what_is_said_of_a_way_follows_it() {
     change(&format!("del {to}/32"));
     eventually("one next hop", || goes_direct(n1));
 
+    change(&format!("add unreachable {to}/32"));
+    eventually("a route to nowhere", || !goes_direct(n1));
+    assert!(why(n1).contains("EHOSTUNREACH"), "{}", why(n1));
+    change(&format!("del unreachable {to}/32"));
+    eventually("a way", || goes_direct(n1));
+
+    // Tunnels begin at this node's address, which rules may send another way than others.
+    change(&format!("add {to}/32 table 77 {hops}"));
+    let from = n1.addresses()[0];
+    let rule = |what: &str| {
+        let rule = format!("ip rule {what} from {from} lookup 77");
+        n1.command(&rule.split(' ').collect::<Vec<_>>()).unwrap();
+    };
+    rule("add");
+    eventually("a rule", || !goes_direct(n1));
+    assert!(why(n1).contains("several next hops"), "{}", why(n1));
+    rule("del");
+    eventually("no rule", || goes_direct(n1));
+
     exchange(&world);
     let before = other(n1).packets.unwrap();
     assert!(is_both_ways(before.direct), "{before:?}");
@@ -515,6 +534,7 @@ fn leave_again(world: &World, by_devices: [bool; 2]) {
 
 /// The underlay's router, which hands on what is sent to it.
 const ROUTER: &str = "172.30.0.1";
+const ROUTER_IPV6: &str = "fd00:172:30::1";
 const BEFORE_EVENTS: Duration = Duration::from_secs(5);
 const PHASE: Duration = Duration::from_secs(2);
 
@@ -576,6 +596,12 @@ fn ways_are_followed_under_load() {
     assert_eq!(during("it was started", &act), (false, direct));
     let act = || n1.kill_agent().unwrap();
     assert_eq!(during("it was killed", &act), (false, direct));
+    // The programs see by themselves that the way is another.
+    let act = || change(by_router.add());
+    let seen = during("a router came between meanwhile", &act);
+    assert_eq!(seen, (true, [true, false]));
+    let act = || change(by_router.delete());
+    assert_eq!(during("and went", &act), (false, direct));
     let act = || {
         start(n1, &["--overlay=kernel"]);
         n1.wait_ready().unwrap();

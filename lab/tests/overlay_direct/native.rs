@@ -93,6 +93,37 @@ fn nothing_is_in_a_tunnel_between_nodes_that_both_say_so() {
     }
 }
 
+/// The node's own packets go on the link, and those of pods by a router, which may know them or not.
+#[test]
+fn rules_that_send_pods_packets_another_way_are_met() {
+    const PINGS: u64 = 10;
+    let world = both(|_| {});
+    let [one, two] = &world.pods;
+    let n1 = world.lab.node(1);
+    for (at, router) in [ROUTER, ROUTER_IPV6].into_iter().enumerate() {
+        let (pods, to) = (n1.entry().pod_cidrs[at], world.lab.node(2).addresses()[at]);
+        let run = |command: &str| {
+            let command = format!("ip {command}");
+            n1.command(&command.split(' ').collect::<Vec<_>>()).unwrap();
+        };
+        let go_natively = || {
+            let counts = world.counts_of(|| {
+                for _ in 0..PINGS {
+                    icmp::ping(one.place(), two.addresses()[at], PATIENCE).unwrap();
+                }
+            });
+            counts[0].native.sent >= PINGS
+        };
+        assert!(go_natively());
+        run(&format!("route add {to} via {router} table 77"));
+        let family = if at == 0 { "-4" } else { "-6" };
+        run(&format!("{family} rule add from {pods} lookup 77"));
+        eventually("pods' packets to be in tunnels", || !go_natively());
+        run(&format!("{family} rule del from {pods} lookup 77"));
+        eventually("pods' packets to go on the link again", go_natively);
+    }
+}
+
 /// As long as others translate Services the stack has everything, and needs no tunnel for it, however it checks the ways back.
 #[test]
 fn what_others_translate_needs_no_tunnel() {

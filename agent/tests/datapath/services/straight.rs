@@ -60,10 +60,11 @@ fn lead_past_the_stack(w: &World) {
         next,
         native_v6: None,
     };
-    let other = "192.0.2.2".parse::<IpAddr>().unwrap().into();
+    let other: IpAddr = "192.0.2.2".parse().unwrap();
+    kit::lead(&w.b.link, other, next.gateway.into());
     kit::all_carry(&w.datapath, 1450);
     w.datapath
-        .set_next_hops(&BTreeMap::from([(other, way)]))
+        .set_next_hops(&BTreeMap::from([(other.into(), way)]))
         .unwrap();
 }
 

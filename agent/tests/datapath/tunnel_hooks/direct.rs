@@ -6,11 +6,10 @@ use sinabro_agent::datapath::{Translation, Way};
 use sinabro_common::abi::{Addr, next_hop::NextHop};
 
 /// Who forwards to the second node, and by which interface.
-pub(super) const ROUTER: &str = "192.0.2.254";
+const ROUTER: &str = "192.0.2.254";
 const ROUTER_V6: &str = "2001:db8:1::fe";
 /// The second node's IPv6 address.
 pub(super) const OF_SECOND: &str = "2001:db8:1::2";
-pub(super) const UPLINK: u32 = 4711;
 pub(super) const MTU: u32 = 1450;
 
 /// The second node is reached past the stack, and so are its pods.
@@ -82,11 +81,14 @@ pub(super) fn for_a_router(src: IpAddr, dst: IpAddr) -> Vec<(&'static str, Ip)> 
 
 impl World {
     pub(super) fn go_direct(&self) {
-        let router = match self.is_over_ipv6() {
+        self.go(self.router(), vxlan_mac(self.underlay[1]));
+    }
+
+    pub(super) fn router(&self) -> IpAddr {
+        ip(match self.is_over_ipv6() {
             false => ROUTER,
             true => ROUTER_V6,
-        };
-        self.go(ip(router), vxlan_mac(self.underlay[1]));
+        })
     }
 
     fn is_over_ipv6(&self) -> bool {
@@ -115,6 +117,7 @@ impl World {
     }
 
     pub(super) fn lead(&self, way: Way) {
+        kit::lead("uplink", self.underlay[1], way.next.gateway.into());
         let hops = BTreeMap::from([(Addr::from(self.underlay[1]), way)]);
         self.datapath.set_next_hops(&hops).unwrap();
     }
@@ -385,6 +388,45 @@ fn nothing_goes_past_the_stack_while_others_translate() {
         world.datapath.set_next_hops(&BTreeMap::new()).unwrap();
         world.to_the_stack(&there, "no way");
         world.to_the_device(&world.comes(&back), "no way");
+    });
+}
+
+/// Nobody tells the programs that a route has changed while no agent runs.
+#[test]
+fn a_way_that_is_no_longer_the_kernels_is_not_taken() {
+    direct(|world| {
+        let there = packet::udp((world.a.v4, 1), (far(world.a.v4), 2), b"hello");
+        let frame = world.of_pod(&there);
+        let goes = || world.leaves(&frame).0;
+        let (here, node) = (kit::this_place(), world.underlay[1]);
+        let other = if node.is_ipv4() {
+            "192.0.2.253"
+        } else {
+            "2001:db8:1::fd"
+        };
+        let (router, by) = (world.router(), &world.b.link);
+        let known = format!("neigh replace {router} lladdr 02:00:00:00:00:09 dev {by}");
+        kit::ip(&here, &format!("{known} nud permanent"));
+        let mut ways = vec![
+            ("", format!(" via {other} dev uplink onlink")),
+            ("", " dev uplink".into()),
+            ("unreachable ", String::new()),
+            ("blackhole ", String::new()),
+        ];
+        // IPv6 refuses a gateway that is on another link.
+        if node.is_ipv4() {
+            ways.push(("", format!(" via {router} dev {by} onlink")));
+        }
+        for (kind, way) in ways {
+            kit::lead("uplink", node, router);
+            assert_eq!(goes(), REDIRECT);
+            let route = format!("{kind}{node}");
+            kit::ip(&here, &format!("route replace {route}{way}"));
+            kit::eventually(&format!("{kind}{way}"), || goes() == PASS);
+            kit::ip(&here, &format!("route del {route}"));
+        }
+        kit::lead("uplink", node, router);
+        assert_eq!(goes(), REDIRECT);
     });
 }
 

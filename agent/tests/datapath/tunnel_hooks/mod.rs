@@ -38,6 +38,7 @@ struct World {
     underlay: [IpAddr; 3],
 }
 
+const UPLINK: u32 = 4711;
 /// The other address of the second node.
 const SECOND_OF_SECOND: &str = "198.51.100.2";
 
@@ -61,8 +62,23 @@ fn with(config: &DatapathConfig, test: impl Fn(&World) + Sync) {
                 underlay: underlay.map(ip),
             };
             world.know(3);
+            make_uplink();
             test(&world);
         });
+    }
+}
+
+/// Makes the uplink, on which the second node's addresses are.
+fn make_uplink() {
+    let here = kit::this_place();
+    for command in [
+        &format!("link add uplink index {UPLINK} type veth peer name far")[..],
+        "link set far up",
+        "link set uplink up",
+        "addr add 192.0.2.1/24 dev uplink",
+        "addr add 2001:db8:1::1/64 dev uplink nodad",
+    ] {
+        kit::ip(&here, command);
     }
 }
 

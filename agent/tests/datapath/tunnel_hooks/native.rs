@@ -1,12 +1,11 @@
 //! Without a tunnel: `pod_out` sends what goes to a pod of another node as it is, `uplink_in` takes what comes from one.
 
 use super::{
-    direct::{MTU, OF_SECOND, ROUTER, UPLINK, far, for_a_router, less_a_hop, of_all},
+    direct::{MTU, OF_SECOND, far, for_a_router, less_a_hop, of_all},
     *,
 };
 use sinabro_agent::datapath::Mtus;
 use sinabro_common::{abi::next_hop::NATIVE, api::Mac};
-use sinabro_lab::Place;
 
 /// The VXLAN device.
 const DEVICE: u32 = 4712;
@@ -164,19 +163,6 @@ fn a_pod_cannot_have_its_packet_come_out_of_the_device() {
     });
 }
 
-/// Makes the uplink, on which the second node's addresses are.
-fn make_uplink(here: &Place) {
-    for command in [
-        &format!("link add uplink index {UPLINK} type veth peer name far")[..],
-        "link set far up",
-        "link set uplink up",
-        "addr add 192.0.2.1/24 dev uplink",
-        "addr add 2001:db8:1::1/64 dev uplink nodad",
-    ] {
-        kit::ip(here, command);
-    }
-}
-
 const NEIGHBOURS: [&str; 2] = ["192.0.2.2", OF_SECOND];
 
 /// What the stack has given to the VXLAN device is sent as it is, whatever it is.
@@ -184,7 +170,6 @@ const NEIGHBOURS: [&str; 2] = ["192.0.2.2", OF_SECOND];
 fn what_goes_by_the_stack_needs_no_tunnel_either() {
     native(|world| {
         let here = kit::this_place();
-        make_uplink(&here);
         let frame = |ip: &Ip| {
             let [to, from] = [1, 0].map(|node| vxlan_mac(world.underlay[node]));
             packet::eth(to, from, ip.kind(), &ip.bytes())
@@ -252,7 +237,6 @@ fn what_goes_by_the_stack_needs_no_tunnel_either() {
 fn what_is_to_find_out_whether_a_node_is_reached_is_in_no_tunnel() {
     native(|world| {
         let here = kit::this_place();
-        make_uplink(&here);
         let mark = world.datapath.mark_of_requests().unwrap().unwrap();
         let leaves = |mark: u32, packet: &Ip| {
             let [to, from] = [1, 0].map(|node| vxlan_mac(world.underlay[node]));
@@ -286,7 +270,7 @@ fn what_is_to_find_out_whether_a_node_is_reached_is_in_no_tunnel() {
             world.go(world.underlay[1], NATIVE);
             assert_eq!([is_sent(0), is_sent(mark)], [REDIRECT, REDIRECT]);
             let drops = world.datapath.drops().unwrap();
-            world.go(ip(ROUTER), in_tunnels);
+            world.go(world.router(), in_tunnels);
             assert_eq!([is_sent(0), is_sent(mark)], [PASS, DROP], "beyond a router");
             world.datapath.set_next_hops(&BTreeMap::new()).unwrap();
             assert_eq!([is_sent(0), is_sent(mark)], [PASS, DROP], "no way");
