@@ -271,11 +271,20 @@ impl Node {
 
     /// Waits until packets to the outside go by a way, as the agent says.
     pub fn wait_for_way(&self, beginning: &str) -> Result<()> {
-        wait_for(beginning, || {
+        self.wait_for_mode("forwarding", |way| way.starts_with(beginning))
+    }
+
+    /// Waits until packets to all other nodes go past the stack, as the agent says.
+    pub fn wait_for_direct_overlay(&self) -> Result<()> {
+        self.wait_for_mode("overlay", |way| way == "direct")
+    }
+
+    fn wait_for_mode(&self, mode: &str, is_it: impl Fn(&str) -> bool) -> Result<()> {
+        wait_for(&format!("another {mode}"), || {
             let status = self.status()?;
-            let way = status.modes.get("forwarding").map(String::as_str);
-            let is = way.is_some_and(|way| way.starts_with(beginning));
-            ensure!(is, "packets of {} go by {way:?}", self.name());
+            let way = status.modes.get(mode).map(String::as_str);
+            let is = way.is_some_and(&is_it);
+            ensure!(is, "{mode} of {} is {way:?}", self.name());
             Ok(Some(()))
         })
     }

@@ -1,8 +1,9 @@
 //! Pods of two nodes, what their agents say of them, and the addresses that all these tests use.
 
+use sinabro_common::api::{PathPackets, Request, Response};
 use sinabro_lab::{
-    Lab, Node, Place, Pod,
-    checks::Scene,
+    Binaries, Lab, Lifetime, Node, Place, Pod,
+    checks::{Scene, service},
     node::pod_cidrs,
     traffic::{
         packet::{Interface, interface},
@@ -18,8 +19,49 @@ pub const TCP_HEADERS: [usize; 2] = [20 + 20, 40 + 20];
 /// IP and UDP.
 pub const UDP_HEADERS: [usize; 2] = [20 + 8, 40 + 8];
 
+/// Packets go between the nodes, and to the outside, by the kernel's way.
 pub fn scene() -> Scene {
     Scene::new(Lab::for_test(2).unwrap()).unwrap()
+}
+
+/// They go past the stack.
+fn direct() -> Scene {
+    let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
+    service::start(&lab).unwrap();
+    for node in lab.nodes() {
+        node.wait_for_direct_overlay().unwrap();
+        node.wait_for_way("direct").unwrap();
+    }
+    Scene::new(lab).unwrap()
+}
+
+/// The kernel's way, and whether it is ours past the stack.
+pub fn scenes() -> impl Iterator<Item = (bool, Scene)> {
+    let scenes: [(bool, fn() -> Scene); 2] = [(false, scene), (true, direct)];
+    scenes.into_iter().map(|(is_direct, scene)| {
+        println!("past the stack: {is_direct}");
+        (is_direct, scene())
+    })
+}
+
+/// What has something sent between the nodes has it sent by the kernel's way, and past the stack.
+pub fn by_both_ways(test: impl Fn(&Scene)) {
+    for (is_direct, scene) in scenes() {
+        test(&scene);
+        for node in scene.lab().nodes() {
+            let PathPackets { sent, received } = sent_directly(node);
+            let both = [sent, received].map(|packets| packets > 0);
+            assert_eq!(both, [is_direct; 2], "{}", node.name());
+        }
+    }
+}
+
+/// Packets of pods that a node has sent to the other, and taken from it, past its stack.
+fn sent_directly(node: &Node) -> PathPackets {
+    match node.ask(Request::Metrics).unwrap() {
+        Response::Metrics(metrics) => metrics.overlay_packets.unwrap().direct,
+        answer => panic!("{answer:?}"),
+    }
 }
 
 /// MTU of what leaves the node, and of the pod's link.

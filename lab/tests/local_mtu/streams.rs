@@ -1,7 +1,7 @@
 //! What the kernel's own TCP makes of it: large segments on the node, the way's everywhere else, and
 //! nothing that has to be cut or sent again.
 
-use crate::kit::{FAMILIES, TCP_HEADERS, misfits, mtus, overlay_gateways, scene};
+use crate::kit::{FAMILIES, TCP_HEADERS, by_both_ways, misfits, mtus, overlay_gateways};
 use sinabro_lab::{
     Place,
     checks::Scene,
@@ -102,13 +102,16 @@ fn ways(scene: &Scene, family: usize) -> Vec<(Path, Reach)> {
 
 #[test]
 fn segments_are_as_large_as_the_link_on_the_node_and_as_the_way_beyond() {
-    let scene = scene();
+    by_both_ways(segments_are_as_large_as_their_ways);
+}
+
+fn segments_are_as_large_as_their_ways(scene: &Scene) {
     scene.lab().route_pods_from_outside().unwrap();
     let (mtu, link) = mtus(scene.node(1), scene.pod(1, 1));
-    let wires = Wire::all(&scene);
+    let wires = Wire::all(scene);
     let nodes = scene.lab().nodes();
     for (family, headers) in TCP_HEADERS.into_iter().enumerate() {
-        for (path, reach) in ways(&scene, family) {
+        for (path, reach) in ways(scene, family) {
             let name = &path.name;
             let before: Vec<_> = nodes.iter().map(|node| misfits(node.place())).collect();
             let stream = Stream::open(&path).unwrap();

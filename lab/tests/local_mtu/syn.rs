@@ -5,7 +5,7 @@
 //! alone.
 
 use crate::kit::{
-    FAMILIES, TCP_HEADERS, eth0, host_side, mtus, next_port, overlay_gateways, scene,
+    FAMILIES, TCP_HEADERS, by_both_ways, eth0, host_side, mtus, next_port, overlay_gateways, scene,
 };
 use sinabro_common::names;
 use sinabro_lab::{
@@ -108,20 +108,30 @@ fn sent_as(from: &Sender<'_>, way: &Way, flags: u8, most: u16) {
     let place = from.place;
     let interface = eth0(place);
     let family = usize::from(from.address.is_ipv6());
-    for case in cases(most) {
+    let cases = cases(most);
+    let mut ends = Vec::new();
+    // All at once: the kernel takes its time to close the socket that they are sent by.
+    let frames: Vec<_> = cases
+        .iter()
+        .map(|case| {
+            let src = SocketAddr::new(from.address, next_port());
+            let dst = SocketAddr::new(way.dst, way.port.unwrap_or_else(next_port));
+            ends.push((src, dst));
+            let segment = Segment {
+                src_mac: interface.mac,
+                dst_mac: from.next_hop,
+                src,
+                dst,
+                flags,
+                options: &case.options,
+                words: case.words,
+            };
+            segment.frame().unwrap()
+        })
+        .collect();
+    inject(place, interface, &frames).unwrap();
+    for (case, (src, dst)) in cases.iter().zip(ends) {
         let what = format!("{}, {}, MSS {}", way.name, FAMILIES[family], case.name);
-        let src = SocketAddr::new(from.address, next_port());
-        let dst = SocketAddr::new(way.dst, way.port.unwrap_or_else(next_port));
-        let segment = Segment {
-            src_mac: interface.mac,
-            dst_mac: from.next_hop,
-            src,
-            dst,
-            flags,
-            options: &case.options,
-            words: case.words,
-        };
-        inject(place, interface, &[segment.frame().unwrap()]).unwrap();
         let is_it = |seen: &Seen| {
             // The source's port may have been translated.
             let port = way.port.is_none() || seen.src.port() == src.port();
@@ -217,14 +227,17 @@ fn sender(pod: &Pod, family: usize) -> Sender<'_> {
 
 #[test]
 fn what_leaves_the_node_announces_no_more_than_the_way_out_carries() {
-    let scene = scene();
+    by_both_ways(announces_no_more_than_the_way_out_carries);
+}
+
+fn announces_no_more_than_the_way_out_carries(scene: &Scene) {
     let pod = scene.pod(1, 1);
     let (mtu, link) = mtus(scene.node(1), pod);
     assert!(mtu < 1500 && link == 65_535, "{mtu}, {link}");
     for (family, headers) in TCP_HEADERS.into_iter().enumerate() {
         let most = (mtu - headers) as u16;
         let from = sender(pod, family);
-        let (ways, _listeners) = ways(&scene, family);
+        let (ways, _listeners) = ways(scene, family);
         for way in &ways {
             sent_as(&from, way, SYN, most);
             // What a server's stack answers, to a pod, to another host. A listener takes no answer

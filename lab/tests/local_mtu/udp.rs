@@ -1,9 +1,10 @@
 //! Datagrams: whole on the node, told of or cut where they do not fit.
 
-use crate::kit::{FAMILIES, UDP_HEADERS, eth0, misfits, mtus, scene};
+use crate::kit::{FAMILIES, UDP_HEADERS, by_both_ways, eth0, misfits, mtus, scene};
 use sinabro_common::names;
 use sinabro_lab::{
     Node, Pod,
+    checks::Scene,
     lab::UNDERLAY_MTU,
     traffic::{
         PATIENCE, any,
@@ -113,14 +114,20 @@ fn raw<'a>(from: &Pod, dst: IpAddr, port: u16, payload: &'a [u8]) -> Datagram<'a
 
 #[test]
 fn who_sends_too_large_a_packet_is_told_what_fits() {
-    let scene = scene();
+    by_both_ways(is_told_what_fits);
+}
+
+fn is_told_what_fits(scene: &Scene) {
     let (pod, far) = (scene.pod(1, 1), scene.pod(2, 1));
     let (mtu, _) = mtus(scene.node(1), pod);
     let outside = scene.lab().outside_addresses().unwrap();
     let small = wishing_off(scene.node(1));
     let ear = too_big::Ear::in_place(pod.place(), "eth0").unwrap();
-    let wires = crate::streams::Wire::all(&scene);
+    let wires = crate::streams::Wire::all(scene);
     for (family, in_family) in FAMILIES.iter().enumerate() {
+        // What just fits gets there.
+        let (address, full) = (far.addresses()[family], mtu - UDP_HEADERS[family]);
+        udp::echo(pod.place(), far.place(), address, full, true).unwrap();
         for (name, dst, fits) in [
             ("another node's pod", far.addresses()[family], mtu),
             ("the outside", outside[family], UNDERLAY_MTU as usize),

@@ -2,7 +2,7 @@
 //! as a virtual machine's, or a sandbox's.
 
 use crate::{
-    kit::{FAMILIES, eth0, misfits, mtus, next_port, scene},
+    kit::{FAMILIES, by_both_ways, eth0, misfits, mtus, next_port, scenes},
     streams::Wire,
 };
 use anyhow::{Result, anyhow, ensure};
@@ -13,6 +13,7 @@ use nix::{
 use sinabro_common::names;
 use sinabro_lab::{
     Place, Pod,
+    checks::Scene,
     lab::UNDERLAY_MTU,
     traffic::{
         self, PATIENCE, any, packet, readable,
@@ -35,7 +36,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const BYTES: usize = 10 << 20;
+const BYTES: usize = 4 << 20;
 const BUFFER: usize = 1 << 20;
 /// The kernel's TCP of a pod leaves these ports alone.
 const PORTS: &str = "50000-59999";
@@ -288,12 +289,15 @@ fn with_kernel(
 
 #[test]
 fn a_stack_that_goes_by_the_links_mtu_sends_no_more_than_the_way_carries() {
-    let scene = scene();
+    by_both_ways(sends_no_more_than_the_way_carries);
+}
+
+fn sends_no_more_than_the_way_carries(scene: &Scene) {
     scene.lab().route_pods_from_outside().unwrap();
     let (pod, near, far) = (scene.pod(1, 1), scene.pod(1, 2), scene.pod(2, 1));
     let (node, outside) = (scene.node(1).place(), scene.lab().outside().place());
     let (mtu, link) = mtus(scene.node(1), pod);
-    let wires = Wire::all(&scene);
+    let wires = Wire::all(scene);
     for (family, in_family) in FAMILIES.iter().enumerate() {
         let outside_address = scene.lab().outside_addresses().unwrap()[family];
         let own = scene.node(1).addresses()[family];
@@ -339,13 +343,16 @@ fn a_stack_that_goes_by_the_links_mtu_sends_no_more_than_the_way_carries() {
 /// Of the ways between, only this node knows what they carry.
 #[test]
 fn an_end_with_a_larger_link_is_not_believed() {
-    let scene = scene();
+    scenes().for_each(|(_, scene)| is_not_believed(&scene));
+}
+
+fn is_not_believed(scene: &Scene) {
     let lab = scene.lab();
     lab.route_pods_from_outside().unwrap();
     lab.outside().place().set_mtu("eth0", 9000).unwrap();
     lab.router().place().set_mtu("out0", 9000).unwrap();
     let (pod, outside) = (scene.pod(1, 1), lab.outside().place());
-    let wires = Wire::all(&scene);
+    let wires = Wire::all(scene);
     for (family, in_family) in FAMILIES.iter().enumerate() {
         let address = lab.outside_addresses().unwrap()[family];
         let before = misfits(scene.node(1).place());
@@ -361,7 +368,10 @@ fn an_end_with_a_larger_link_is_not_believed() {
 /// Nobody's kernel sees to it at either end.
 #[test]
 fn two_such_stacks_on_two_nodes_agree_on_what_the_way_carries() {
-    let scene = scene();
+    by_both_ways(agree_on_what_the_way_carries);
+}
+
+fn agree_on_what_the_way_carries(scene: &Scene) {
     let (pod, far) = (scene.pod(1, 1), scene.pod(2, 1));
     let (mtu, _) = mtus(scene.node(1), pod);
     let nodes = scene.lab().nodes();

@@ -1,7 +1,7 @@
 //! A way that comes to carry less while connections use it.
 
 use crate::{
-    kit::{FAMILIES, TCP_HEADERS, mtus, scene},
+    kit::{FAMILIES, TCP_HEADERS, by_both_ways, mtus},
     streams::Wire,
 };
 use sinabro_lab::{
@@ -64,8 +64,11 @@ fn a_link_beyond_the_node_becomes_smaller_while_streams_go_on() {
 /// The node says so, to the pods that it has: their routes are those of before.
 #[test]
 fn the_uplinks_become_smaller_while_streams_between_nodes_go_on() {
+    by_both_ways(the_uplinks_become_smaller);
+}
+
+fn the_uplinks_become_smaller(scene: &Scene) {
     const SMALLER: usize = 1400;
-    let scene = scene();
     let lab = scene.lab();
     let (pod, far) = (scene.pod(1, 1), scene.pod(2, 1));
     let (before, link) = mtus(scene.node(1), pod);
