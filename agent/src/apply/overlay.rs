@@ -66,8 +66,9 @@ pub fn spawn(
     facts: watch::Receiver<Snapshot>,
     pods: watch::Receiver<Vec<PodRoute>>,
     reached: watch::Receiver<Reached>,
+    uplinks: watch::Receiver<Vec<u32>>,
 ) -> Overlay {
-    spawn_in(None, Some(datapath), config, facts, pods, reached)
+    spawn_in(None, Some(datapath), config, facts, pods, reached, uplinks)
 }
 
 /// The same for another network namespace; without a data path, whose programs are those of the
@@ -79,6 +80,7 @@ pub fn spawn_in(
     facts: watch::Receiver<Snapshot>,
     pods: watch::Receiver<Vec<PodRoute>>,
     reached: watch::Receiver<Reached>,
+    uplinks: watch::Receiver<Vec<u32>>,
 ) -> Overlay {
     let (sender, status) = watch::channel(OverlayStatus::default());
     let mut driver = Driver {
@@ -89,6 +91,7 @@ pub fn spawn_in(
         facts,
         pods,
         reached,
+        uplinks,
         status: sender,
         plan: None,
         device: None,
@@ -116,6 +119,9 @@ struct Driver {
     pods: watch::Receiver<Vec<PodRoute>>,
     /// To whom packets get without a tunnel.
     reached: watch::Receiver<Reached>,
+    /// Those that the data path knows: by which way peers are reached depends on them, and the kernel's events come before
+    /// it has heard of another one.
+    uplinks: watch::Receiver<Vec<u32>>,
     status: watch::Sender<OverlayStatus>,
     /// Absent while the kernel gives none; tried again every period.
     watcher: Option<KernelEvents>,
@@ -295,6 +301,7 @@ impl Driver {
                 }
                 // Without a sender nobody is asked, and it stays as it is.
                 Ok(()) = self.reached.changed() => self.due = self.due.max(Due::Changes),
+                Ok(()) = self.uplinks.changed() => self.due = Due::Whole,
                 () = events => self.take_events(),
                 () = retry => self.everything(),
                 _ = period.tick() => {

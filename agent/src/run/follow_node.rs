@@ -63,6 +63,7 @@ impl NodeTask {
 pub(super) async fn follow_node(mut task: NodeTask) -> anyhow::Result<()> {
     let mut overlay: Option<(String, tokio::task::AbortHandle)> = None;
     let mut overlays = JoinSet::new();
+    let uplinks = watch::Sender::new(Vec::new());
     // Without them a replaced uplink is noticed by the next look.
     let mut events = KernelEvents::open(None);
     // What is not to be translated is known before anything is.
@@ -91,12 +92,17 @@ pub(super) async fn follow_node(mut task: NodeTask) -> anyhow::Result<()> {
             });
             match applied.await.context("applying the node's state failed")? {
                 Ok(state) => {
+                    uplinks.send_if_modified(|known| {
+                        let before = std::mem::replace(known, indexes(&state));
+                        before != *known
+                    });
                     let uplink = &state.uplinks[0].name;
                     if overlay.as_ref().is_none_or(|(name, _)| name != uplink) {
                         if let Some((_, running)) = overlay.take() {
                             running.abort();
                         }
-                        let running = overlays.spawn(run_overlay(&task, uplink));
+                        let running =
+                            overlays.spawn(run_overlay(&task, uplink, uplinks.subscribe()));
                         overlay = Some((uplink.clone(), running));
                     }
                     task.node.send_replace(NodeStatus {
@@ -244,7 +250,11 @@ fn log_node(state: &NodeState) {
 }
 
 /// Runs the overlay over one uplink, and passes its status on.
-fn run_overlay(task: &NodeTask, uplink: &str) -> impl Future<Output = ()> + Send + use<> {
+fn run_overlay(
+    task: &NodeTask,
+    uplink: &str,
+    uplinks: watch::Receiver<Vec<u32>>,
+) -> impl Future<Output = ()> + Send + use<> {
     let config = OverlayConfig {
         node: task.settings.node_name.clone(),
         device: names::VXLAN_LINK.into(),
@@ -260,7 +270,7 @@ fn run_overlay(task: &NodeTask, uplink: &str) -> impl Future<Output = ()> + Send
     let sender = task.overlay.clone();
     let (datapath, reached) = (task.datapath.clone(), task.reached.clone());
     async move {
-        let overlay = apply::spawn(config, datapath, facts, routes, reached);
+        let overlay = apply::spawn(config, datapath, facts, routes, reached, uplinks);
         let mut status = overlay.status;
         let mut running = AbortOnDrop(overlay.task);
         loop {

@@ -130,6 +130,7 @@ impl Net {
             self.facts.subscribe(),
             receiver,
             watch::channel(Reached::default()).1,
+            watch::channel(Vec::new()).1,
         );
         self.machines.push(Machine {
             place,
