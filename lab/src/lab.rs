@@ -8,7 +8,7 @@ use crate::{
 };
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
-use sinabro_netlink::{Conn, Family, bridge, route::Route, sysctl};
+use sinabro_netlink::{Conn, Family, bridge, link, route::Route, sysctl};
 use std::{
     env,
     net::IpAddr,
@@ -124,17 +124,31 @@ impl Lab {
         let name = entry.name.clone();
         let connect = || -> Result<Node> {
             let namespace = machine(&name, self.lifetime)?;
-            let port = format!("to-{name}");
-            connect(&self.router, &port, &namespace, &node_nets(number)?)?;
-            self.router.place().plug(&port, "br0")?;
-            for router in nets(&UNDERLAY_ROUTER)? {
-                default_route(&namespace, router.addr())?;
-            }
+            self.plug_in(&namespace, number)?;
             Node::new(namespace, entry, self.binaries.clone())
         };
         let node = connect().with_context(|| format!("cannot make node {name}"))?;
         self.nodes.push(node);
         Ok(&self.nodes[self.nodes.len() - 1])
+    }
+
+    /// Deletes a node's uplink, and makes it again as it was born with it.
+    pub fn renew_uplink(&self, number: u8) -> Result<()> {
+        let namespace = self.node(number.into()).namespace();
+        let delete = link::delete_by_name("eth0");
+        namespace.place().conn()?.execute(delete)?;
+        self.plug_in(namespace, number)
+    }
+
+    /// Gives a node its uplink, addresses and routers.
+    fn plug_in(&self, node: &Namespace, number: u8) -> Result<()> {
+        let port = format!("to-{}", node.name());
+        let bridge = Some("br0");
+        connect(&self.router, (&port, bridge), node, &node_nets(number)?)?;
+        for router in nets(&UNDERLAY_ROUTER)? {
+            default_route(node, router.addr())?;
+        }
+        Ok(())
     }
 
     /// Writes every node's entry into every node's nodes file.
@@ -240,7 +254,7 @@ fn underlay(lifetime: Lifetime) -> Result<(Namespace, Namespace)> {
         Ok(Conn::new()?.execute(bridge::create("br0"))?)
     })?;
     router.place().set_up("br0", &nets(&UNDERLAY_ROUTER)?)?;
-    connect(&router, "out0", &outside, &nets(&OUTSIDE)?)?;
+    connect(&router, ("out0", None), &outside, &nets(&OUTSIDE)?)?;
     router.place().set_up("out0", &nets(&OUTSIDE_ROUTER)?)?;
     let mut conn = outside.place().conn()?;
     let eth0 = outside.place().index("eth0")?;
@@ -250,8 +264,13 @@ fn underlay(lifetime: Lifetime) -> Result<(Namespace, Namespace)> {
     Ok((router, outside))
 }
 
-/// A cable from a port of the router to eth0 of a machine, which gets addresses.
-fn connect(router: &Namespace, port: &str, machine: &Namespace, nets: &[IpNet]) -> Result<()> {
+/// A cable from a port of the router, which may be a bridge's, to eth0 of a machine, which gets addresses.
+fn connect(
+    router: &Namespace,
+    (port, bridge): (&str, Option<&str>),
+    machine: &Namespace,
+    nets: &[IpNet],
+) -> Result<()> {
     // Locally administered and derived from the machine's address, so unique on the bridge.
     let last = match nets[0].addr() {
         IpAddr::V4(address) => address.octets()[3],
@@ -261,6 +280,11 @@ fn connect(router: &Namespace, port: &str, machine: &Namespace, nets: &[IpNet]) 
     let eth0 = ("eth0", [0x02, 0x1a, 0xb0, 0, 1, last]);
     let (router, machine) = (router.place(), machine.place());
     router.cable(port, UNDERLAY_MTU, machine, eth0)?;
+    // Without addresses, so that nobody is asked for who cannot be reached yet: the kernel asks again after a second.
+    machine.set_up("eth0", &[])?;
+    if let Some(bridge) = bridge {
+        router.plug(port.0, bridge)?;
+    }
     machine.set_up("eth0", nets)?;
     Ok(())
 }

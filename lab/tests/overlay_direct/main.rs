@@ -5,10 +5,12 @@ mod across;
 mod auto;
 mod congestion;
 mod fabric;
+mod moves;
 mod native;
 mod native_mtu;
 mod over_ipv6;
 mod sums;
+mod three;
 
 use ipnet::IpNet;
 use sinabro_common::{
@@ -30,7 +32,7 @@ use sinabro_lab::{
     wait::eventually,
 };
 use sinabro_netlink::{Request, route::Route, sysctl};
-use std::{fs, net::SocketAddr, process::Command, time::Duration};
+use std::{array::from_fn, fs, net::SocketAddr, process::Command, time::Duration};
 
 const PATIENCE: Duration = Duration::from_secs(2);
 const FLAGS: [&str; 2] = [
@@ -41,19 +43,20 @@ const AUTO: &str = "--routing=auto";
 const ASKS: &str = "--peer-probe=true";
 const ASKS_NOBODY: &str = "--peer-probe=false";
 
-struct World {
+/// Nodes with a pod each.
+struct World<const NODES: usize = 2> {
     lab: Lab,
-    pods: [Pod; 2],
+    pods: [Pod; NODES],
 }
 
-impl World {
-    fn new(flags: [&[&str]; 2]) -> Self {
+impl<const NODES: usize> World<NODES> {
+    fn new(flags: [&[&str]; NODES]) -> Self {
         Self::on(|_| {}, flags)
     }
 
     /// On nodes that are made ready before their agents come.
-    fn on(prepare: impl Fn(&Lab), flags: [&[&str]; 2]) -> Self {
-        let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
+    fn on(prepare: impl Fn(&Lab), flags: [&[&str]; NODES]) -> Self {
+        let lab = Lab::new(Binaries::find().unwrap(), NODES, Lifetime::Process).unwrap();
         prepare(&lab);
         for (node, flags) in lab.nodes().iter().zip(flags) {
             let prepared = node.ctl(&["prepare"]).unwrap();
@@ -64,10 +67,15 @@ impl World {
         for node in lab.nodes() {
             node.wait_ready().unwrap();
         }
-        let pods = [1, 2].map(|node| lab.node(node).add_pod(&format!("pod{node}")).unwrap());
+        let pods = from_fn(|at| {
+            let number = at + 1;
+            lab.node(number).add_pod(&format!("pod{number}")).unwrap()
+        });
         Self { lab, pods }
     }
+}
 
+impl World {
     /// What each node's VXLAN device has received and sent.
     fn by_device(&self) -> [[u64; 2]; 2] {
         [1, 2].map(|number| counts(self.lab.node(number)))
