@@ -22,6 +22,7 @@ pub mod identity;
 pub mod load;
 pub mod offload;
 pub mod one_way;
+pub mod order;
 pub mod packet;
 pub mod path;
 pub mod round_trips;

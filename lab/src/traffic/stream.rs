@@ -25,6 +25,8 @@ pub struct Said {
     pub retransmitted: u32,
     /// Those of them that had arrived before, as the other end said (DSACK, RFC 2883): a timer was early, nothing was lost.
     pub needlessly: u32,
+    /// Segments that it got behind one that was sent later, or that came while one was missing.
+    pub out_of_order: u32,
 }
 
 pub struct Stream {
@@ -196,5 +198,6 @@ pub fn said(stream: &TcpStream) -> Result<Said> {
         mss: info.tcpi_snd_mss as usize,
         retransmitted: info.tcpi_total_retrans,
         needlessly: info.tcpi_dsack_dups,
+        out_of_order: info.tcpi_rcv_ooopack,
     })
 }

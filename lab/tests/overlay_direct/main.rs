@@ -8,6 +8,7 @@ mod fabric;
 mod moves;
 mod native;
 mod native_mtu;
+mod order;
 mod over_ipv6;
 mod sums;
 mod three;
