@@ -5,6 +5,7 @@ mod across;
 mod auto;
 mod congestion;
 mod fabric;
+mod mixed;
 mod moves;
 mod native;
 mod native_mtu;
@@ -206,6 +207,10 @@ fn counts(node: &Node) -> [u64; 2] {
 
 fn exchange(world: &World) {
     let [one, two] = &world.pods;
+    exchange_between(one, two);
+}
+
+fn exchange_between(one: &Pod, two: &Pod) {
     for (from, to) in [(one, two), (two, one)] {
         for address in to.addresses() {
             icmp::ping(from.place(), address, PATIENCE).unwrap();
@@ -559,11 +564,15 @@ fn talk(world: &World) -> Traffic {
             })
         })
         .collect();
+    watched(&paths)
+}
+
+fn watched(paths: &[Path]) -> Traffic {
     let pace = Pace {
         pause: Duration::from_millis(10),
         clients: 1,
     };
-    let traffic = Traffic::start(&paths, pace).unwrap();
+    let traffic = Traffic::start(paths, pace).unwrap();
     traffic.watch(BEFORE_EVENTS);
     traffic
 }

@@ -9,7 +9,7 @@ use sinabro_lab::traffic::{
 pub const NATIVE: &str = "--routing=native";
 
 /// The given nodes say that they take what comes without a tunnel.
-pub fn say(lab: &Lab, native: [bool; 2]) {
+pub fn say<const NODES: usize>(lab: &Lab, native: [bool; NODES]) {
     for (node, native) in lab.nodes().iter().zip(native) {
         let mut entry = node.entry();
         entry.native = native;

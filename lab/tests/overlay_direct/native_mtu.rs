@@ -14,19 +14,19 @@ use sinabro_lab::{
 };
 use std::{net::UdpSocket, time::Instant};
 
-const OF_UPLINK: usize = UNDERLAY_MTU as usize;
-const OF_TUNNELS: usize = OF_UPLINK - OUTSIDE;
+pub const OF_UPLINK: usize = UNDERLAY_MTU as usize;
+pub const OF_TUNNELS: usize = OF_UPLINK - OUTSIDE;
 /// TCP's timestamps (RFC 7323), which every segment has.
 const OPTIONS: usize = 12;
 const BYTES: usize = 4 << 20;
 
 /// The size of packets of a pod that leave its node.
-fn mtu(node: &Node, pod: &Pod) -> usize {
+pub fn mtu(node: &Node, pod: &Pod) -> usize {
     node.endpoint(pod).unwrap().unwrap().mtu.unwrap() as usize
 }
 
 /// Both ends send packets of these sizes, none of which is lost or has to be cut.
-fn carries(world: &World, path: &Path, sizes: [usize; 2]) {
+pub fn carries<const NODES: usize>(world: &World<NODES>, path: &Path, sizes: [usize; 2]) {
     let misfits = || {
         let nodes = world.lab.nodes().iter();
         let misfits = nodes.map(|node| snmp::misfits(node.place()).unwrap());
