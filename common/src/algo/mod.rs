@@ -11,3 +11,5 @@ pub mod hash;
 pub mod lifetime;
 pub mod port_pick;
 pub mod queue;
+#[cfg(test)]
+mod tcp_automaton;
