@@ -9,6 +9,12 @@ pub const ICMPV6: u8 = 58;
 pub const SCTP: u8 = 132;
 pub const UDPLITE: u8 = 136;
 
+/// IPv6's extension headers.
+pub const HOP_BY_HOP: u8 = 0;
+pub const ROUTING: u8 = 43;
+pub const FRAGMENT: u8 = 44;
+pub const DEST_OPTIONS: u8 = 60;
+
 pub const SYN: u8 = 0x02;
 pub const RST: u8 = 0x04;
 pub const ACK: u8 = 0x10;
@@ -60,6 +66,9 @@ pub struct Ip {
     pub fragment: u16,
     /// IPv4 options, or a destination options header, of a multiple of four or eight bytes.
     pub options: Vec<u8>,
+    /// IPv6: extension headers in front of those, each with its number and of a multiple of eight bytes. The first two, which
+    /// say what follows and how long it is, are made here.
+    pub extensions: Vec<(u8, Vec<u8>)>,
     pub payload: Vec<u8>,
 }
 
@@ -102,6 +111,16 @@ impl Ip {
             extensions = [header, extensions].concat();
             next = 60;
         }
+        for (number, header) in self.extensions.iter().rev() {
+            let len = match *number {
+                // None: it is reserved (RFC 8200 §4.5).
+                FRAGMENT => 0,
+                _ => header.len() / 8 - 1,
+            };
+            let start = [next, len as u8];
+            extensions = [&start, &header[2..], &extensions].concat();
+            next = *number;
+        }
         let mut header = vec![0x60, 0, 0, 0];
         header.extend(((extensions.len() + self.payload.len()) as u16).to_be_bytes());
         header.extend([next, self.ttl]);
@@ -123,8 +142,21 @@ fn ip(src: IpAddr, dst: IpAddr, proto: u8, payload: Vec<u8>) -> Ip {
         ttl: 64,
         fragment: 0,
         options: Vec::new(),
+        extensions: Vec::new(),
         payload,
     }
+}
+
+/// With another payload, of whose protocol it is, and a checksum over it.
+pub fn with_payload(ip: Ip, payload: Vec<u8>) -> Ip {
+    let offset = match ip.proto {
+        TCP => 16,
+        UDP | UDPLITE => 6,
+        _ => 2,
+    };
+    let mut ip = Ip { payload, ..ip };
+    ip.payload[offset..offset + 2].fill(0);
+    with_checksum(ip, offset)
 }
 
 fn with_checksum(ip: Ip, offset: usize) -> Ip {
@@ -278,6 +310,31 @@ pub fn in_parts(whole: Ip) -> [Ip; 2] {
     ]
 }
 
+/// A packet with 24 bytes more in two: its header, and what is in front of the last bytes, in the first.
+pub fn in_two(whole: Ip) -> [Ip; 2] {
+    let payload = [&whole.payload[..], &[b'x'; 24]].concat();
+    let mut whole = with_payload(whole, payload);
+    if whole.proto == UDP {
+        let len = whole.payload.len() as u16;
+        whole.payload[4..6].copy_from_slice(&len.to_be_bytes());
+        let payload = whole.payload.clone();
+        whole = with_payload(whole, payload);
+    }
+    let (first, later) = match whole.src.is_ipv4() {
+        true => (0x2000, 0x0003),
+        false => (0x0001, 0x0018),
+    };
+    let part = |fragment, bytes: &[u8]| Ip {
+        fragment,
+        payload: bytes.to_vec(),
+        ..whole.clone()
+    };
+    [
+        part(first, &whole.payload[..24]),
+        part(later, &whole.payload[24..]),
+    ]
+}
+
 pub fn other(src: IpAddr, dst: IpAddr, proto: u8) -> Ip {
     ip(src, dst, proto, vec![0x55; 24])
 }
@@ -291,7 +348,7 @@ pub fn arp(sender_mac: [u8; 6], sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     bytes
 }
 
-/// A frame without extension headers, taken apart.
+/// A frame, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub dst_mac: [u8; 6],
@@ -303,6 +360,20 @@ pub struct Seen {
     /// Ports, or the echo id twice.
     pub ports: (u16, u16),
     pub data: Vec<u8>,
+}
+
+/// What is behind IPv6's extension headers, if it is a whole packet.
+fn behind_extensions(next: u8, bytes: &[u8]) -> (u8, &[u8]) {
+    match next {
+        HOP_BY_HOP | ROUTING | DEST_OPTIONS => {
+            behind_extensions(bytes[0], &bytes[8 * (usize::from(bytes[1]) + 1)..])
+        }
+        FRAGMENT => {
+            assert_eq!([bytes[2], bytes[3] & !0x06], [0, 0], "a part of a packet");
+            behind_extensions(bytes[0], &bytes[8..])
+        }
+        _ => (next, bytes),
+    }
 }
 
 /// Takes a frame apart, insisting that every checksum is right.
@@ -323,7 +394,8 @@ pub fn see(frame: &[u8]) -> Seen {
     } else {
         let address = |at: usize| <[u8; 16]>::try_from(&ip[at..at + 16]).unwrap().into();
         let payload = usize::from(u16::from_be_bytes([ip[4], ip[5]]));
-        (address(8), address(24), ip[7], ip[6], &ip[40..40 + payload])
+        let (proto, l4) = behind_extensions(ip[6], &ip[40..40 + payload]);
+        (address(8), address(24), ip[7], proto, l4)
     };
     let word = |at: usize| u16::from_be_bytes([l4[at], l4[at + 1]]);
     if proto == UDP {

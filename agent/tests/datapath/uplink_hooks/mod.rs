@@ -6,6 +6,7 @@ mod flows;
 mod mapping;
 mod model;
 mod named;
+mod options;
 mod ports;
 mod protocols;
 mod room;
@@ -211,7 +212,7 @@ pub fn make(proto: u8, src: (IpAddr, u16), dst: (IpAddr, u16)) -> Ip {
         TCP => packet::tcp(src, dst, SYN, b"hello"),
         UDP => packet::udp(src, dst, b"hello"),
         SCTP => packet::sctp(src, dst, b"hello"),
-        _ => packet::icmp(src.0, dst.0, 8, src.1),
+        _ => packet::icmp(src.0, dst.0, if src.0.is_ipv4() { 8 } else { 128 }, src.1),
     }
 }
 
@@ -222,6 +223,9 @@ fn reply_to(seen: &Seen) -> Ip {
         TCP => packet::tcp(src, dst, SYN | ACK, b"hi"),
         UDP => packet::udp(src, dst, b"hi"),
         SCTP => packet::sctp(src, dst, b"hi"),
-        _ => packet::icmp(src.0, dst.0, 0, seen.ports.0),
+        _ => {
+            let kind = if src.0.is_ipv4() { 0 } else { 129 };
+            packet::icmp(src.0, dst.0, kind, seen.ports.0)
+        }
     }
 }

@@ -179,7 +179,7 @@ fn fragments_follow_their_first() {
 }
 
 /// What an error quotes of a packet: all of it, or as little as it must.
-fn quotes(ip: &Ip) -> [Vec<u8>; 2] {
+pub fn quotes(ip: &Ip) -> [Vec<u8>; 2] {
     let whole = ip.bytes();
     let header = whole.len() - ip.payload.len();
     [whole.clone(), whole[..header + 8].to_vec()]
