@@ -1,7 +1,8 @@
 //! IPv6 and its extension headers (RFC 8200).
 //!
 //! At most [`MAX_EXTENSIONS`] extension headers are followed; behind more, the protocol is that
-//! of the next extension header, which has no ports and so goes to the stack.
+//! of the next extension header, which has no ports and so goes to the stack. So it is with an authentication
+//! header, as in IPv4: it covers both addresses (RFC 4302 §3.3.3.1.2), and what is behind it arrives only if nobody translates it.
 
 use super::{Fragment, Ip, Packet, proto};
 use core::mem::MaybeUninit;
@@ -195,7 +196,7 @@ fn rest(ctx: &impl Packet, at: u32, fixed: Fixed) -> Option<Rest> {
 fn is_extension(next: u8) -> bool {
     matches!(
         next,
-        proto::HOP_BY_HOP | proto::ROUTING | proto::FRAGMENT | proto::AUTH | proto::DEST_OPTIONS
+        proto::HOP_BY_HOP | proto::ROUTING | proto::FRAGMENT | proto::DEST_OPTIONS
     )
 }
 
@@ -221,8 +222,6 @@ pub fn follow(ctx: &impl Packet, rest: &mut Rest) -> bool {
                 }
                 8
             }
-            // The length of an authentication header counts in words (RFC 4302 §2.2).
-            proto::AUTH => (extension.len as u32 + 2) * 4,
             _ => (extension.len as u32 + 1) * 8,
         };
         if len > rest.left {

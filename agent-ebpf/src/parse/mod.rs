@@ -69,7 +69,6 @@ pub mod proto {
     pub const FRAGMENT: u8 = 44;
     pub const GRE: u8 = 47;
     pub const ESP: u8 = 50;
-    pub const AUTH: u8 = 51;
     pub const ICMPV6: u8 = 58;
     pub const DEST_OPTIONS: u8 = 60;
     pub const SCTP: u8 = 132;

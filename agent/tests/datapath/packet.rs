@@ -13,6 +13,7 @@ pub const UDPLITE: u8 = 136;
 pub const HOP_BY_HOP: u8 = 0;
 pub const ROUTING: u8 = 43;
 pub const FRAGMENT: u8 = 44;
+pub const AUTH: u8 = 51;
 pub const DEST_OPTIONS: u8 = 60;
 
 pub const SYN: u8 = 0x02;
@@ -113,6 +114,8 @@ impl Ip {
         }
         for (number, header) in self.extensions.iter().rev() {
             let len = match *number {
+                // In words (RFC 4302 §2.2).
+                AUTH => header.len() / 4 - 2,
                 // None: it is reserved (RFC 8200 §4.5).
                 FRAGMENT => 0,
                 _ => header.len() / 8 - 1,

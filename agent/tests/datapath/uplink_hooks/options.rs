@@ -6,7 +6,7 @@ use super::{
     *,
 };
 use crate::packet::{
-    DEST_OPTIONS, FRAGMENT, HOP_BY_HOP, IcmpError, ROUTING, UDPLITE, icmp_error, in_two,
+    AUTH, DEST_OPTIONS, FRAGMENT, HOP_BY_HOP, IcmpError, ROUTING, UDPLITE, icmp_error, in_two,
 };
 
 /// What is between addresses and ports.
@@ -241,6 +241,30 @@ fn too_many_extension_headers_are_a_protocol_that_is_dropped() {
             let quoted = seven.on(packet(proto, (node, port), (far, 443))).bytes();
             let error = icmp_error(far, node, IcmpError::TimeExceeded, &quoted);
             assert_eq!(w.come(&error), (PASS, World::frame(&error)));
+        }
+    });
+}
+
+/// It is over both addresses (RFC 4302 §3.3.3.1.2): with another one the receiver would throw the packet away. So it is dropped
+/// as IPv4's is, wherever it stands.
+#[test]
+fn an_authentication_header_is_a_protocol_that_is_dropped() {
+    world(|w| {
+        let [_, (pod, node, far)] = families(&w);
+        let auth: (u8, &[u8]) = (AUTH, &[7; 24]);
+        for headers in [&[auth][..], &[PADDING, auth], &[auth, PADDING]] {
+            let headers = Headers::v6(headers);
+            for proto in [TCP, UDP, ICMP] {
+                let ip = packet(proto, (pod, 4000), (far, 443));
+                w.dropped(
+                    "uplink_out",
+                    &headers.on(ip.clone()),
+                    DropReason::NatProtocol,
+                );
+                let port = w.sent(&ip).ports.0;
+                let back = headers.on(answer(proto, (far, 443), (node, port)));
+                assert_eq!(w.come(&back), (PASS, World::frame(&back)));
+            }
         }
     });
 }
