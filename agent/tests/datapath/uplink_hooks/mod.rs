@@ -9,6 +9,7 @@ mod named;
 mod options;
 mod ports;
 mod protocols;
+mod quoted;
 mod room;
 mod successor;
 mod translation;
