@@ -5,6 +5,7 @@
 
 mod acceleration;
 mod battery;
+mod big_tcp;
 mod drop_events;
 mod forward;
 mod kit;
