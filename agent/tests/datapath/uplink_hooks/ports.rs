@@ -103,3 +103,33 @@ fn two_processors_find_every_port() {
         check_table();
     });
 }
+
+/// What a packet from outside has to guess who wants to be taken for an answer (RFC 6056 §3): neither what another node chose
+/// nor what was chosen before tells of the next.
+#[test]
+fn nobody_foresees_which_ports_are_chosen() {
+    // Not to be had, and another pod's.
+    for own in [1..=32, 62000..=62031u16] {
+        let [one, other] = [(); 2].map(|()| {
+            let mut chosen = Vec::new();
+            world(|w| {
+                begin(&w, w.a.v4, own.clone());
+                chosen = begin(&w, w.b.v4, own.clone());
+            });
+            chosen
+        });
+        if one.is_empty() {
+            // Worlds are not made on this kernel.
+            return;
+        }
+        let same = one.iter().zip(&other).filter(|(a, b)| a == b).count();
+        assert!(same <= 2, "{one:?} and {other:?}");
+        for chosen in [one, other] {
+            assert!(chosen.iter().all(|port| !own.contains(port)));
+            let steps = chosen.windows(2).map(|two| two[1].wrapping_sub(two[0]));
+            assert!(steps.collect::<HashSet<_>>().len() > 28, "{chosen:?}");
+            let rises = chosen.windows(2).filter(|two| two[0] < two[1]).count();
+            assert!((4..=27).contains(&rises), "{chosen:?}");
+        }
+    }
+}
