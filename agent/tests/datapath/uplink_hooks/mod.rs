@@ -1,5 +1,6 @@
 //! `uplink_out` and `uplink_in` on single packets.
 
+mod at_once;
 mod closed;
 mod early;
 mod flows;
