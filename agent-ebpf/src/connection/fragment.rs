@@ -25,7 +25,8 @@ pub fn identify(ctx: &TcContext, scratch: &mut Scratch, end: End) -> bool {
     } = scratch;
     key.src = ip.src;
     key.dst = ip.dst;
-    key.proto = ip.proto;
+    // IPv6's later fragments may name another: of what is divided the first header, not the last.
+    key.proto = if ip.v6 { 0 } else { ip.proto };
     key.id = [0; 4];
     key.pad[0] = u8::from(end == End::Source);
     // SAFETY: four bytes, which any bytes may be written to.

@@ -219,7 +219,7 @@ pub struct FragmentKey {
     pub dst: Addr,
     /// As it is on the wire; of IPv4 in the first two bytes.
     pub id: [u8; 4],
-    /// IP protocol number.
+    /// IP protocol number; zero of IPv6, whose ids are not by protocol.
     pub proto: u8,
     /// The first is one if it is the source that is written, zero if the destination; the others are zero.
     pub pad: [u8; 3],

@@ -8,6 +8,8 @@ use super::{
 use crate::packet::{
     AUTH, DEST_OPTIONS, FRAGMENT, HOP_BY_HOP, IcmpError, ROUTING, UDPLITE, icmp_error, in_two,
 };
+use crate::run::REDIRECT;
+use sinabro_common::abi::connection::{Fragment, FragmentKey};
 
 /// What is between addresses and ports.
 #[derive(Clone, Debug)]
@@ -122,15 +124,15 @@ fn answer(proto: u8, from: (IpAddr, u16), to: (IpAddr, u16)) -> Ip {
 fn what_has_options_leaves_as_the_node_and_gets_its_answers() {
     world(|w| {
         for (pod, node, far) in families(&w) {
-            for (n, headers) in (0..).zip(all(pod.is_ipv6())) {
-                for proto in [TCP, UDP, UDPLITE, SCTP, ICMP] {
-                    // The one keeps its port, the other gets one.
-                    for id in [62000 + n, 4000 + n] {
+            // Ports that are kept come first: the others may be given any.
+            for first in [62000, 4000] {
+                for (id, headers) in (first..).zip(all(pod.is_ipv6())) {
+                    for proto in [TCP, UDP, UDPLITE, SCTP, ICMP] {
                         let what = format!("{proto} behind {headers:?}");
                         let ip = headers.on(packet(proto, (pod, id), (far, 443)));
                         // Its checksums are looked at, too.
                         let port = w.sent(&ip).ports.0;
-                        assert_eq!(port == id, id >= 62000, "{what}");
+                        assert_eq!(port == id, first == 62000, "{what}");
                         let expected = headers.on(packet(proto, (node, port), (far, 443)));
                         assert_eq!(w.out(&ip), (PASS, World::frame(&expected)), "{what}");
 
@@ -149,13 +151,8 @@ fn what_has_options_leaves_as_the_node_and_gets_its_answers() {
 #[test]
 fn parts_behind_options_follow_their_first() {
     world(|w| {
-        for (pod, node, _) in families(&w) {
-            for (n, headers) in (0..).zip(of_parts(pod.is_ipv6())) {
-                // An end of their own, so that nothing is known of another packet with the same id.
-                let far = match pod {
-                    IpAddr::V4(_) => format!("198.51.100.{n}").parse().unwrap(),
-                    IpAddr::V6(_) => format!("2001:db8:5::{n}").parse().unwrap(),
-                };
+        for (pod, node, far) in families(&w) {
+            for headers in of_parts(pod.is_ipv6()) {
                 for (proto, id) in [(TCP, 4001), (UDP, 4002), (ICMP, 4003)] {
                     let parts = |ip: Ip| in_two(headers.on(ip));
                     let ip = make(proto, (pod, id), (far, 443));
@@ -166,13 +163,63 @@ fn parts_behind_options_follow_their_first() {
                     }
                     let back = parts(answer(proto, (far, 443), (node, port)));
                     let inside = parts(answer(proto, (far, 443), (pod, id)));
-                    for (ip, expected) in back.iter().zip(inside) {
-                        assert_eq!(w.come(ip), (PASS, World::frame(&expected)), "{headers:?}");
-                    }
+                    comes_in_whichever_order(&w, &back, &inside);
                 }
             }
         }
         check_table();
+    });
+}
+
+/// The later one waits for the first, which sends it in once more.
+fn comes_in_whichever_order(w: &World, [first, later]: &[Ip; 2], inside: &[Ip; 2]) {
+    let own = inside.each_ref().map(World::frame);
+    let frame = World::frame(later);
+    assert_eq!(w.come(later), (PASS, frame.clone()), "{later:?}");
+    assert_eq!(w.come(first), (REDIRECT, frame), "{first:?}");
+    for (ip, own) in [first, later].into_iter().zip(own) {
+        assert_eq!(w.come(ip), (PASS, own), "{ip:?}");
+    }
+    // All have the same id: as if that had been long ago.
+    let mut notes = open::<FragmentKey, Fragment>("FRAGMENTS");
+    let known: Vec<_> = notes.keys().collect::<Result<_, _>>().unwrap();
+    known.iter().for_each(|key| notes.remove(key).unwrap());
+}
+
+/// Options for the destination alone are a part of what is divided. What is behind the fragment header is then another protocol's
+/// in the first part than in the later ones (RFC 8200 §4.5).
+#[test]
+fn parts_of_what_begins_with_options_follow_their_first() {
+    world(|w| {
+        let [_, (pod, node, far)] = families(&w);
+        for (proto, id) in [(TCP, 4001), (UDP, 4002), (ICMP, 4003)] {
+            let parts = |ip: Ip| {
+                let [first, later] = in_two(ip);
+                let fragment = |a, b| vec![(FRAGMENT, vec![0, 0, a, b, 1, 2, 3, 4])];
+                let first = Ip {
+                    fragment: 0,
+                    extensions: fragment(0, 1),
+                    options: PADDING.1.to_vec(),
+                    ..first
+                };
+                let later = Ip {
+                    fragment: 0,
+                    extensions: fragment(0, 8 + 24),
+                    proto: DEST_OPTIONS,
+                    ..later
+                };
+                [first, later]
+            };
+            let ip = make(proto, (pod, id), (far, 443));
+            let port = w.sent(&ip).ports.0;
+            let outside = parts(make(proto, (node, port), (far, 443)));
+            for (ip, expected) in parts(ip).iter().zip(outside) {
+                assert_eq!(w.out(ip), (PASS, World::frame(&expected)));
+            }
+            let back = parts(answer(proto, (far, 443), (node, port)));
+            let inside = parts(answer(proto, (far, 443), (pod, id)));
+            comes_in_whichever_order(&w, &back, &inside);
+        }
     });
 }
 
