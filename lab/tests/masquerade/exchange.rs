@@ -12,24 +12,51 @@ use sinabro_lab::{
 use socket2::{Domain, Socket, Type};
 use std::{
     net::{IpAddr, SocketAddr},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 #[test]
 fn the_far_host_sees_the_node_and_its_answers_find_the_pod() {
-    for world in World::by_both_ways(2) {
-        for (family, far) in far().into_iter().enumerate() {
-            let node = world.own()[family];
-            for pod in world.pods() {
-                let (from, to) = (pod.place(), &world.beyond);
-                let seen = [
-                    ("TCP", tcp::transfer(from, to, far, 1 << 20).unwrap().seen),
-                    ("UDP", udp::echo(from, to, far, 500, false).unwrap()),
-                    ("ICMP", icmp::ping_seen(from, to, far).unwrap()),
-                ];
-                assert!(seen.iter().all(|(_, seen)| *seen == node), "{seen:?}");
-            }
+    World::by_both_ways(2).for_each(|world| sees_the_node(&world));
+}
+
+fn sees_the_node(world: &World) {
+    for (family, far) in far().into_iter().enumerate() {
+        let node = world.own()[family];
+        for pod in world.pods() {
+            let (from, to) = (pod.place(), &world.beyond);
+            let seen = [
+                ("TCP", tcp::transfer(from, to, far, 1 << 20).unwrap().seen),
+                ("UDP", udp::echo(from, to, far, 500, false).unwrap()),
+                ("ICMP", icmp::ping_seen(from, to, far).unwrap()),
+            ];
+            assert!(seen.iter().all(|(_, seen)| *seen == node), "{seen:?}");
         }
+    }
+}
+
+/// What firewalls of nodes have that are told of pods alone.
+const STRICT: &str = "table inet strict {
+    chain input { type filter hook input priority filter; policy drop;
+        iif lo accept; ct state established,related accept;
+        icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept; }
+    chain forward { type filter hook forward priority filter; policy drop;
+        ct state established,related accept; iifname \"snb*\" accept; }
+}";
+
+#[test]
+fn a_firewall_that_lets_in_nothing_but_answers_lets_in_those() {
+    let world = World::with(1, &[], &[]);
+    let place = world.node().place();
+    place.command(&["nft", STRICT]).unwrap();
+    sees_the_node(&world);
+    hears_of_a_closed_port(&world);
+    let pod = world.pod(1).place();
+    for (own, far) in world.own().into_iter().zip(far()) {
+        let in_parts = udp::echo(pod, &world.beyond, far, 5000, false).unwrap();
+        assert_eq!(in_parts, own);
+        // Nobody else is let in.
+        assert!(icmp::ping(&world.beyond, own, Duration::from_secs(1)).is_err());
     }
 }
 
@@ -80,16 +107,18 @@ fn traceroute_by_syns_names_every_hop() {
 
 #[test]
 fn a_closed_port_of_the_far_host_is_heard_of() {
-    for world in World::by_both_ways(1) {
-        for (family, far) in far().into_iter().enumerate() {
-            let pod = world.pod(1).place();
-            let heard = errors::of_closed_port(pod, closed(far), b"anybody?");
-            let heard = heard.unwrap_or_else(|error| panic!("{}: {error:#}", FAMILIES[family]));
-            assert!(heard.is_closed_port() && heard.from == far, "{heard:?}");
-            assert_eq!(heard.quoted, b"anybody?");
-            let refused = tcp::connects(pod, closed(far)).unwrap_err();
-            assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
-        }
+    World::by_both_ways(1).for_each(|world| hears_of_a_closed_port(&world));
+}
+
+fn hears_of_a_closed_port(world: &World) {
+    for (family, far) in far().into_iter().enumerate() {
+        let pod = world.pod(1).place();
+        let heard = errors::of_closed_port(pod, closed(far), b"anybody?");
+        let heard = heard.unwrap_or_else(|error| panic!("{}: {error:#}", FAMILIES[family]));
+        assert!(heard.is_closed_port() && heard.from == far, "{heard:?}");
+        assert_eq!(heard.quoted, b"anybody?");
+        let refused = tcp::connects(pod, closed(far)).unwrap_err();
+        assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
     }
 }
 

@@ -116,4 +116,28 @@ mod tests {
         fs::write(&path, "{\"6.12\": [").unwrap();
         assert!(Budget::read(&path).is_err());
     }
+
+    #[test]
+    fn the_page_on_kernels_has_what_is_written_down() {
+        let page = fs::read_to_string(crate::workspace::root().join("docs/kernels.md")).unwrap();
+        let rows = page.lines().map(|line| -> Vec<&str> {
+            let cells = line.trim_matches('|').split('|').map(str::trim);
+            cells.collect()
+        });
+        let mut rows = rows.skip_while(|row| !row.contains(&"`pod_out`"));
+        let programs = rows.next().unwrap();
+        let budget = Budget::read(&Budget::path()).unwrap();
+        let mut seen = Vec::new();
+        for row in rows.skip(1).take_while(|row| row.len() == programs.len()) {
+            let kernel = &budget.0[row[0]];
+            for (program, cell) in programs.iter().zip(&row).skip(2) {
+                let program = program.trim_matches('`');
+                let written = kernel.get(program).map(u32::to_string);
+                let shown = (*cell != "refused").then(|| cell.replace(' ', ""));
+                assert_eq!(shown, written, "{program} on Linux {}", row[0]);
+            }
+            seen.push(row[0]);
+        }
+        assert_eq!(seen.len(), budget.0.len());
+    }
 }
