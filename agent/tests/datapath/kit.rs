@@ -142,11 +142,13 @@ pub fn ip(place: &Place, arguments: &str) {
 
 /// Has the kernel's routes lead to another node as `NEXT_HOPS` is to say, which nothing goes past the stack without.
 pub fn lead(link: &str, to: IpAddr, gateway: IpAddr) {
-    let way = match gateway == to {
-        true => format!("dev {link}"),
-        false => format!("via {gateway} dev {link} onlink"),
+    let here = this_place();
+    let route = Route::to_host(to).dev(here.index(link).unwrap());
+    let route = match gateway == to {
+        true => route.scope_link(),
+        false => route.via(gateway).onlink(),
     };
-    ip(&this_place(), &format!("route replace {to} {way}"));
+    here.conn().unwrap().execute(route.replace()).unwrap();
 }
 
 /// A pod of the node.

@@ -106,7 +106,7 @@ impl World {
         self.datapath.set_services(true).unwrap();
         let next = NextHop {
             gateway: gateway.into(),
-            ifindex: UPLINK,
+            ifindex: kit::this_place().index(UPLINK).unwrap(),
             remote_mac,
             own_mac: vxlan_mac(self.underlay[0]),
         };
@@ -117,7 +117,7 @@ impl World {
     }
 
     pub(super) fn lead(&self, way: Way) {
-        kit::lead("uplink", self.underlay[1], way.next.gateway.into());
+        kit::lead(UPLINK, self.underlay[1], way.next.gateway.into());
         let hops = BTreeMap::from([(Addr::from(self.underlay[1]), way)]);
         self.datapath.set_next_hops(&hops).unwrap();
     }
@@ -418,14 +418,14 @@ fn a_way_that_is_no_longer_the_kernels_is_not_taken() {
             ways.push(("", format!(" via {router} dev {by} onlink")));
         }
         for (kind, way) in ways {
-            kit::lead("uplink", node, router);
+            kit::lead(UPLINK, node, router);
             assert_eq!(goes(), REDIRECT);
             let route = format!("{kind}{node}");
             kit::ip(&here, &format!("route replace {route}{way}"));
             kit::eventually(&format!("{kind}{way}"), || goes() == PASS);
             kit::ip(&here, &format!("route del {route}"));
         }
-        kit::lead("uplink", node, router);
+        kit::lead(UPLINK, node, router);
         assert_eq!(goes(), REDIRECT);
     });
 }

@@ -38,7 +38,7 @@ struct World {
     underlay: [IpAddr; 3],
 }
 
-const UPLINK: u32 = 4711;
+const UPLINK: &str = "uplink";
 /// The other address of the second node.
 const SECOND_OF_SECOND: &str = "198.51.100.2";
 
@@ -71,15 +71,12 @@ fn with(config: &DatapathConfig, test: impl Fn(&World) + Sync) {
 /// Makes the uplink, on which the second node's addresses are.
 fn make_uplink() {
     let here = kit::this_place();
-    for command in [
-        &format!("link add uplink index {UPLINK} type veth peer name far")[..],
-        "link set far up",
-        "link set uplink up",
-        "addr add 192.0.2.1/24 dev uplink",
-        "addr add 2001:db8:1::1/64 dev uplink nodad",
-    ] {
-        kit::ip(&here, command);
-    }
+    let (near, far) = ([2, 0, 0, 0, 9, 1], [2, 0, 0, 0, 9, 2]);
+    here.cable((UPLINK, near), 1500, &here, ("far", far))
+        .unwrap();
+    here.set_up("far", &[]).unwrap();
+    let nets = ["192.0.2.1/24", "2001:db8:1::1/64"].map(|net| net.parse().unwrap());
+    here.set_up(UPLINK, &nets).unwrap();
 }
 
 impl World {
