@@ -41,6 +41,7 @@ pub mod node;
 pub mod place;
 pub mod pod;
 pub mod program;
+pub mod raise;
 pub mod residue;
 pub mod self_test;
 pub mod traffic;

@@ -407,49 +407,47 @@ impl Conn {
             IpAddr::V4(_) => RouteFlags::LookupTable,
             IpAddr::V6(_) => RouteFlags::empty(),
         };
-        self.look_up(what, dst, &[], flags)
+        self.look_up(what, dst, None, None, flags)
     }
 
     /// The same of a packet that is to leave by a link. Where no route leads there by it, IPv4 takes
     /// what is asked for to be on the link.
     pub fn route_get_by(&mut self, dst: IpAddr, oif: u32) -> Result<Route> {
         let what = format!("look up the route to {dst} by link #{oif}");
-        let by = [RouteAttribute::Oif(oif)];
-        self.look_up(what, dst, &by, RouteFlags::empty())
+        self.look_up(what, dst, None, Some(oif), RouteFlags::empty())
     }
 
     /// The entry of the tables that a packet to `dst` is routed by now, as [`Conn::routes`] would
     /// list it: found without a look at any other. Unreachable if there is none.
     pub fn route_entry(&mut self, dst: IpAddr) -> Result<Route> {
         let what = format!("look up the entry for {dst} in the routing tables");
-        self.look_up(what, dst, &[], RouteFlags::FibMatch)
+        self.look_up(what, dst, None, None, RouteFlags::FibMatch)
     }
 
     /// The same of a packet that this host sends from one of its addresses, which rules may send another way.
     pub fn route_entry_from(&mut self, src: IpAddr, dst: IpAddr) -> Result<Route> {
         let what = format!("look up the entry for {dst} from {src} in the routing tables");
-        let from = [RouteAttribute::Source(src.into())];
-        self.look_up(what, dst, &from, RouteFlags::FibMatch)
+        self.look_up(what, dst, Some(src), None, RouteFlags::FibMatch)
     }
 
     fn look_up(
         &mut self,
         what: String,
         dst: IpAddr,
-        more: &[RouteAttribute],
+        src: Option<IpAddr>,
+        oif: Option<u32>,
         flags: RouteFlags,
     ) -> Result<Route> {
         let mut message = RouteMessage::default();
         message.header.address_family = Family::of(dst).code();
-        let host = IpNet::from(dst).max_prefix_len();
+        let host = IpNet::from(dst).prefix_len();
         message.header.destination_prefix_length = host;
-        let is_source = |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::Source(_));
-        if more.iter().any(is_source) {
-            message.header.source_prefix_length = host;
-        }
+        message.header.source_prefix_length = src.map_or(0, |_| host);
         message.header.flags = flags;
         message.attributes = vec![RouteAttribute::Destination(dst.into())];
-        message.attributes.extend_from_slice(more);
+        let attributes = &mut message.attributes;
+        attributes.extend(src.map(|src| RouteAttribute::Source(src.into())));
+        attributes.extend(oif.map(RouteAttribute::Oif));
         let body = self.query(Request::get(what.clone(), libc::RTM_GETROUTE, &message))?;
         match Route::parse(&body) {
             Ok(Some(route)) => Ok(route),

@@ -33,7 +33,7 @@ pub fn takes(config: &NodeConfig) -> bool {
 }
 
 /// BPF_FIB_LKUP_RET_SUCCESS: a plain route that leads on, and a neighbour that is known.
-const LEADS_ON: i64 = 0;
+pub const LEADS_ON: i64 = 0;
 
 /// What the kernel's routes are asked, and what they say: `struct bpf_fib_lookup` (linux/bpf.h).
 #[repr(C)]

@@ -3,7 +3,7 @@
 use super::{
     CE, ECN, native,
     outer::{Outer, Outside, room},
-    route, traffic_class, way,
+    route, traffic_class, way, words,
 };
 use crate::{
     PASS,
@@ -155,8 +155,7 @@ pub fn wrap<I: Outside>(skb: *mut __sk_buff) -> bool {
 #[inline(always)]
 pub fn to(skb: *mut __sk_buff, overlay: &Overlay, (ifindex, gateway): (u32, &Addr)) -> i32 {
     tunnel::make_here(skb, overlay);
-    // SAFETY: an address is four words.
-    let words = unsafe { core::ptr::from_ref(gateway).cast::<[u32; 4]>().read() };
+    let words = words(gateway);
     match gateway.as_v4() {
         Some(_) => send_to(ifindex, AF_INET, [words[3], 0, 0, 0]),
         None => send_to(ifindex, AF_INET6, words),

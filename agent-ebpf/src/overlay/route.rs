@@ -4,9 +4,10 @@
 //! again while packets go there, every [`REFRESH_TICKS`](connection::is_due): each node has a place for when it was, and who has the
 //! same place asks more often.
 
-use super::way_of_requests;
+use super::{way_of_requests, words};
 use crate::{
     connection,
+    forward::LEADS_ON,
     maps::CONFIG,
     scratch::{self, Scratch, verified_once},
     stage::tunnel,
@@ -70,7 +71,7 @@ fn asked(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let ifindex = unsafe { (*skb).ifindex };
     way.of_node(&overlay.local, peer);
     match way.ask(skb, ifindex, 0) {
-        0 => {}
+        LEADS_ON => {}
         // Whoever sends by it asks for the neighbour. Before Linux 5.18 the answer does not say by which interface then.
         NO_NEIGHBOUR => {}
         _ => return 0,
@@ -92,12 +93,6 @@ fn asked(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 }
 
 const NO_NEIGHBOUR: i64 = BPF_FIB_LKUP_RET_NO_NEIGH as i64;
-
-#[inline(always)]
-fn words(address: &Addr) -> [u32; 4] {
-    // SAFETY: an address is four words.
-    unsafe { core::ptr::from_ref(address).cast::<[u32; 4]>().read() }
-}
 
 /// Nodes' addresses differ in their last bits.
 #[inline(always)]

@@ -298,7 +298,7 @@ impl Counts {
         let stage = stage(key, connection);
         let count = self.by_payer.entry(connection.payer).or_default();
         count.connections += 1;
-        // As the programs count: to whom somebody outside speaks owes nobody an answer.
+        // As the programs count: what somebody outside begins is not the pod's to answer for.
         let is_own = !connection.has(FLAG_INBOUND);
         count.embryonic += u64::from(stage.is_embryonic() && is_own);
         self.unanswered += u64::from(stage.is_embryonic());

@@ -5,6 +5,7 @@
 //! each round trip, and differs between machines more than what is measured.
 
 use super::seat::cpu_set;
+use crate::raise::Raise;
 use anyhow::{Context as _, Result, anyhow};
 use nix::{errno::Errno, sched::sched_setaffinity, unistd::Pid};
 use std::{
@@ -18,13 +19,6 @@ use std::{
 
 /// Calls `f` while a thread of SCHED_IDLE (sched(7)) spins on each of these CPUs.
 pub fn awake<T>(cpus: &[usize], f: impl FnOnce() -> Result<T>) -> Result<T> {
-    /// Raised whatever becomes of `f`: the scope waits for the threads.
-    struct Raise<'a>(&'a AtomicBool);
-    impl Drop for Raise<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let _raise = Raise(&stop);

@@ -2,15 +2,14 @@
 //!
 //! Their sender stays on one processor, so that they wait in the same queues, one behind the other, as long as they go one way.
 
-use super::{PATIENCE, any, path::Path, readable, seat::Ends};
+use super::{PATIENCE, path::Path, readable, seat::Ends};
 use anyhow::{Context as _, Result, anyhow, ensure};
-use nix::sys::socket::{setsockopt, sockopt};
 use std::{
     io::ErrorKind,
     net::UdpSocket,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -20,8 +19,6 @@ use std::{
 const LEN: usize = 64;
 /// What the last ones on their way have to arrive in.
 const LAST: Duration = Duration::from_millis(50);
-/// So that a receiver that waits for its processor loses few.
-const BUFFER: usize = 4 << 20;
 
 /// How datagrams arrived, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,7 +77,6 @@ fn place(number: u64) -> (usize, u64) {
 /// Datagrams by one way until [`Numbered::finish`].
 pub struct Numbered {
     name: String,
-    arrived: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     sender: Option<JoinHandle<Result<u64>>>,
     receiver: Option<JoinHandle<Result<Order>>>,
@@ -89,22 +85,11 @@ pub struct Numbered {
 impl Numbered {
     pub fn start(path: &Path) -> Result<Self> {
         let open = || -> Result<_> {
-            let to = path.to.run(|| {
-                let to = UdpSocket::bind(path.listen())?;
-                setsockopt(&to, sockopt::RcvBufForce, &BUFFER)?;
-                Ok(to)
-            })?;
+            let (from, to) = path.datagrams()?;
             to.set_nonblocking(true)?;
-            let target = path.target(to.local_addr()?);
-            let from = path.from.run(|| {
-                let from = UdpSocket::bind((any(target.ip()), 0))?;
-                from.connect(target)?;
-                Ok(from)
-            })?;
             Ok((from, to))
         };
         let (from, to) = open().with_context(|| path.name.clone())?;
-        let arrived = Arc::new(AtomicU64::new(0));
         let stop = Arc::new(AtomicBool::new(false));
         let done = Arc::new(AtomicBool::new(false));
         let sender = {
@@ -117,24 +102,18 @@ impl Numbered {
             })
         };
         let receiver = {
-            let (path, arrived) = (path.clone(), arrived.clone());
+            let path = path.clone();
             thread::spawn(move || {
                 let ends = Ends::apart(&path.from, &path.to, path.address)?;
-                ends.server.run(|| receive(&to, &arrived, &done))
+                ends.server.run(|| receive(&to, &done))
             })
         };
         Ok(Self {
             name: path.name.clone(),
-            arrived,
             stop,
             sender: Some(sender),
             receiver: Some(receiver),
         })
-    }
-
-    /// How many have arrived so far.
-    pub fn arrived(&self) -> u64 {
-        self.arrived.load(Ordering::Relaxed)
     }
 
     /// Ends it: how many were sent, and how they arrived.
@@ -167,7 +146,7 @@ fn send(socket: &UdpSocket, stop: &AtomicBool) -> Result<u64> {
     Ok(sent)
 }
 
-fn receive(socket: &UdpSocket, arrived: &AtomicU64, done: &AtomicBool) -> Result<Order> {
+fn receive(socket: &UdpSocket, done: &AtomicBool) -> Result<Order> {
     let mut seen = Seen::default();
     let mut message = [0; LEN];
     let mut silence = Instant::now() + PATIENCE;
@@ -179,7 +158,6 @@ fn receive(socket: &UdpSocket, arrived: &AtomicU64, done: &AtomicBool) -> Result
                 let mut number = [0; 8];
                 number.copy_from_slice(&message[..8]);
                 seen.arrive(u64::from_ne_bytes(number));
-                arrived.store(seen.order.arrived, Ordering::Relaxed);
             }
             Ok(len) => anyhow::bail!("a datagram of {len} bytes arrived"),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {

@@ -1,8 +1,14 @@
 //! A way that traffic takes: from one place to an address of another, directly or through
 //! something that translates.
 
+use super::any;
 use crate::place::Place;
-use std::net::{IpAddr, SocketAddr};
+use anyhow::Result;
+use nix::sys::socket::{setsockopt, sockopt};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+/// Of who receives datagrams: seconds of them, so that few are lost while it waits for its processor.
+const BUFFER: usize = 4 << 20;
 
 #[derive(Clone, Debug)]
 pub struct Path {
@@ -56,5 +62,21 @@ impl Path {
     /// Where clients find a server that was bound.
     pub fn target(&self, bound: SocketAddr) -> SocketAddr {
         self.through.map_or(bound, |(target, _)| target)
+    }
+
+    /// A socket that sends datagrams by it, and the one that they are for.
+    pub fn datagrams(&self) -> Result<(UdpSocket, UdpSocket)> {
+        let to = self.to.run(|| {
+            let to = UdpSocket::bind(self.listen())?;
+            setsockopt(&to, sockopt::RcvBufForce, &BUFFER)?;
+            Ok(to)
+        })?;
+        let target = self.target(to.local_addr()?);
+        let from = self.from.run(|| {
+            let from = UdpSocket::bind((any(target.ip()), 0))?;
+            from.connect(target)?;
+            Ok(from)
+        })?;
+        Ok((from, to))
     }
 }

@@ -4,6 +4,7 @@ use crate::kit::{World, far};
 use sinabro_common::api::{ConnectionReport, ConnectionsPage, Mapped, Request, Response};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Place,
+    raise::Raise,
     traffic::{PATIENCE, readable},
     wait::eventually,
 };
@@ -243,15 +244,6 @@ fn ask_all_the_time(pod: &UdpSocket, to: &UdpSocket, end: &AtomicBool, asked: &A
     while !end.load(Ordering::Relaxed) {
         assert_eq!(seen(pod, to), known);
         asked.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// Raised whatever becomes of a test: its scope waits for the thread.
-struct Raise<'a>(&'a AtomicBool);
-
-impl Drop for Raise<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -9,6 +9,7 @@ use sinabro_common::names;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Pod,
     amount::amount,
+    raise::Raise,
     traffic::{
         crowd::Kind,
         flood::Flood,
@@ -144,15 +145,6 @@ fn fail(error: &anyhow::Error, world: &World) -> ! {
     let drops = world.node().ctl(&["drops"]);
     let drops = drops.map(|output| String::from_utf8(output.stdout));
     panic!("{error:?}\n{drops:#?}\n{}", world.node().log())
-}
-
-/// Raised whatever becomes of a test: its scope waits for the thread.
-struct Raise<'a>(&'a AtomicBool);
-
-impl Drop for Raise<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Connections of the third pod, in as many families, a hundred at a time; each is answered and known by an address

@@ -157,11 +157,16 @@ fn each(counts: PathCounts) -> impl Iterator<Item = u64> {
 
 /// What a node says of the other one.
 fn other(node: &Node) -> NodeReport {
+    said_of(node, |said| !said.local)
+}
+
+/// What a node says of one that is asked for.
+fn said_of(node: &Node, is_it: impl Fn(&NodeReport) -> bool) -> NodeReport {
     let nodes = match node.ask(Ask::Nodes { after: None }).unwrap() {
         Response::Nodes(nodes) => nodes,
         answer => panic!("{answer:?}"),
     };
-    nodes.into_iter().find(|node| !node.local).unwrap()
+    nodes.into_iter().find(is_it).unwrap()
 }
 
 /// Why a node reaches the other one by the stack.

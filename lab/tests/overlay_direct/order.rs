@@ -1,7 +1,7 @@
 //! In which order packets arrive whose way changes.
 
 use super::*;
-use sinabro_lab::traffic::order::Numbered;
+use sinabro_lab::{raise::Raise, traffic::order::Numbered};
 use std::{
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -33,8 +33,7 @@ fn few_packets_are_overtaken_where_their_way_changes() {
                 }
             });
         }
-        // Also if something fails, as all threads are waited for then.
-        let _stops = Stops(&stop);
+        let _raise = Raise(&stop);
         thread::sleep(WHILE);
         for node in world.lab.nodes() {
             ways_change(&world, node);
@@ -48,14 +47,6 @@ fn few_packets_are_overtaken_where_their_way_changes() {
         for said in stream.said().unwrap() {
             assert!(u64::from(said.out_of_order) <= MOST, "{said:?}");
         }
-    }
-}
-
-struct Stops<'a>(&'a AtomicBool);
-
-impl Drop for Stops<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

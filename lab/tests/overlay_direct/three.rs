@@ -12,12 +12,8 @@ pub const PAIRS: [Pair; 6] = [[1, 2], [2, 1], [1, 3], [3, 1], [2, 3], [3, 2]];
 
 /// What a node says of another.
 pub fn said(world: &World<3>, [of, to]: Pair) -> NodeReport {
-    let nodes = match world.lab.node(of).ask(Ask::Nodes { after: None }).unwrap() {
-        Response::Nodes(nodes) => nodes,
-        answer => panic!("{answer:?}"),
-    };
     let name = world.lab.node(to).name();
-    nodes.into_iter().find(|node| node.name == name).unwrap()
+    said_of(world.lab.node(of), |said| said.name == name)
 }
 
 /// A way from pod to pod, by family.

@@ -3,7 +3,7 @@
 
 use crate::kit::{Way, lab, leave_by, start, works};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use sinabro_lab::Place;
+use sinabro_lab::{Place, raise::Raise};
 use std::{
     ffi::{c_char, c_short},
     fs::{File, OpenOptions},
@@ -97,19 +97,11 @@ fn a_tunnel_without_a_link_layer_leads_out() {
     thread::scope(|scope| {
         scope.spawn(|| pump([&devices[0], &devices[1]], &stop));
         // Also when an assertion fails.
-        let _stop = Stop(&stop);
+        let _raise = Raise(&stop);
         let pod = start(node, &["eth0", "tun0"], &[]);
         for family in [0, 1] {
             let address = lab.outside_addresses().unwrap()[family];
             works(&pod, outside, address, way.near[family]);
         }
     });
-}
-
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }

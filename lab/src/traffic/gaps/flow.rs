@@ -4,7 +4,7 @@ use super::{
     TICKS_PER_REQUEST, now,
     series::{Series, Stamp},
 };
-use crate::traffic::{PATIENCE, accept, any, connect, path::Path};
+use crate::traffic::{PATIENCE, accept, connect, path::Path};
 use anyhow::{Context as _, Result, anyhow};
 use nix::{
     errno::Errno,
@@ -26,8 +26,6 @@ use std::{
 
 /// Bytes of a message; its number is in the first eight.
 const MESSAGE: usize = 64;
-/// Of the receiver: seconds of datagrams, so that none is lost for want of a reader.
-const BUFFER: usize = 4 << 20;
 
 pub struct Flow {
     pub name: String,
@@ -80,18 +78,8 @@ impl Flow {
     }
 
     fn datagrams(path: &Path) -> Result<Sockets> {
-        let to = path.to.run(|| {
-            let to = UdpSocket::bind(path.listen())?;
-            setsockopt(&to, sockopt::ReceiveTimestampns, &true)?;
-            setsockopt(&to, sockopt::RcvBufForce, &BUFFER)?;
-            Ok(to)
-        })?;
-        let target = path.target(to.local_addr()?);
-        let from = path.from.run(|| {
-            let from = UdpSocket::bind((any(target.ip()), 0))?;
-            from.connect(target)?;
-            Ok(from)
-        })?;
+        let (from, to) = path.datagrams()?;
+        setsockopt(&to, sockopt::ReceiveTimestampns, &true)?;
         from.set_nonblocking(true)?;
         to.set_nonblocking(true)?;
         Ok(Sockets::Datagrams { from, to })
