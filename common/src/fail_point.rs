@@ -1,6 +1,7 @@
 //! Moments at which a test has a process killed: between two steps that belong together.
 //!
-//! A debug build ends by SIGKILL at the point that SINABRO_FAIL_POINT names. Builds without
+//! A debug build ends by SIGKILL at the point that SINABRO_FAIL_POINT names, and waits at those that SINABRO_HOLD_POINTS
+//! names. Builds without
 //! debug assertions, as all that are shipped, contain none of this: neither the question nor its
 //! name. `agent/tests/fail_points.rs` goes through all of them.
 
@@ -24,10 +25,20 @@ pub const ALL: &[&str] = &[
 ];
 
 /// More of them, which only an agent comes by that takes over maps of another layout.
-pub const CARRYING: &[&str] = &["carried", "swapped", "swapped-noted", "carried-all"];
+pub const CARRYING: &[&str] = &[
+    "carried",
+    "swapped",
+    "swapped-noted",
+    "loaded",
+    "pods-swapped",
+    "carried-all",
+];
 
 /// The environment variable that names a point.
 pub const VARIABLE: &str = "SINABRO_FAIL_POINT";
+
+/// The environment variable that names points, with commas between, at which a process stops by SIGSTOP until it is told to go on.
+pub const HOLDS: &str = "SINABRO_HOLD_POINTS";
 
 /// The environment variable that names what the verifier is to refuse, with commas between: `current`
 /// or `last-good` programs, of the current ones those of the `acceleration`, or those that `redirect`. The kernel is taken for
@@ -61,6 +72,11 @@ pub fn fail_point(name: &str) {
         );
         if std::env::var_os(VARIABLE).is_some_and(|wanted| wanted == *name) {
             die();
+        }
+        let holds = std::env::var(HOLDS).unwrap_or_default();
+        if holds.split(',').any(|wanted| wanted == name) {
+            // SAFETY: signals this process only.
+            unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
         }
     }
     #[cfg(not(debug_assertions))]

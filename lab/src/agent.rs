@@ -8,12 +8,15 @@ use crate::{
 };
 use anyhow::{Context as _, Result, anyhow, bail};
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::{
+        signal::{Signal, kill},
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
     unistd::Pid,
 };
 use sinabro_common::{
     api::{Request, Response, StatusReport},
-    fail_point::{REFUSED, VARIABLE},
+    fail_point::{HOLDS, REFUSED, VARIABLE},
 };
 use std::{
     fs::{self, OpenOptions},
@@ -33,6 +36,8 @@ pub(crate) struct Start<'a> {
     pub capabilities: Option<&'a [u8]>,
     /// Where it is killed by itself.
     pub fail_point: Option<&'a str>,
+    /// Where it waits, with commas between.
+    pub holds: Option<&'a str>,
     /// Whose programs the kernel is to refuse.
     pub refused: Option<&'a str>,
 }
@@ -65,6 +70,7 @@ impl Agent {
             .args(["--cni-conf-dir", "/run/lab/cni/net.d"])
             .args(way.flags)
             .envs(way.fail_point.map(|name| (VARIABLE, name)))
+            .envs(way.holds.map(|points| (HOLDS, points)))
             .envs(way.refused.map(|programs| (REFUSED, programs)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -80,6 +86,24 @@ impl Agent {
 
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
+    }
+
+    /// Waits until it waits at the next point.
+    pub(crate) fn wait_held(&self) -> Result<()> {
+        let flags = WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG;
+        wait_for(
+            &format!("the agent of {} to wait", self.node),
+            || match waitpid(Pid::from_raw(self.pid()), Some(flags))? {
+                WaitStatus::Stopped(..) => Ok(Some(())),
+                WaitStatus::StillAlive => Ok(None),
+                ended => bail!("it ended: {ended:?}"),
+            },
+        )
+    }
+
+    /// Lets it go on.
+    pub(crate) fn go_on(&self) -> Result<()> {
+        kill(Pid::from_raw(self.pid()), Signal::SIGCONT).context("cannot let it go on")
     }
 
     pub(crate) fn wait_ready(&mut self, node: &Node) -> Result<StatusReport> {

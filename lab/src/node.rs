@@ -220,6 +220,26 @@ impl Node {
         })
     }
 
+    /// Starts an agent that waits at points, with commas between, each until [`Node::let_agent_go_on`].
+    pub fn start_agent_held_at(&self, points: &str, flags: &[&str]) -> Result<()> {
+        self.start(Start {
+            flags,
+            holds: Some(points),
+            ..Start::default()
+        })
+    }
+
+    /// Waits until the agent waits at a point.
+    pub fn wait_held(&self) -> Result<()> {
+        let agent = locked(&self.agent);
+        agent.as_ref().context("no agent was started")?.wait_held()
+    }
+
+    pub fn let_agent_go_on(&self) -> Result<()> {
+        let agent = locked(&self.agent);
+        agent.as_ref().context("no agent was started")?.go_on()
+    }
+
     /// Starts an agent with programs that the kernel refuses (`sinabro_common::fail_point::REFUSED`).
     pub fn start_agent_refused(&self, programs: &str, flags: &[&str]) -> Result<()> {
         self.start(Start {

@@ -10,7 +10,7 @@
 use super::tunnel;
 use crate::{
     connection::{self, Noted},
-    maps::{ENDPOINTS, UPLINKS},
+    maps::{CONFIG, ENDPOINTS, UPLINKS},
     overlay,
     parse::{Fragment, Ip, proto},
     scratch::Scratch,
@@ -22,7 +22,7 @@ use crate::{
 use aya_ebpf::programs::TcContext;
 use sinabro_common::{
     abi::{
-        config::NodeConfig,
+        config::{FLAG_MIXED, NodeConfig},
         connection::{FLAG_SERVICE, FLAG_STACK, OUTSIDE_SHARE},
     },
     algo::ct_state,
@@ -70,7 +70,22 @@ pub fn delivered(scratch: &mut Scratch, sender: u32) -> u32 {
             Noted::Same => return 1,
         }
     }
+    // It may have a record elsewhere, which is on its way; of datagrams nobody can say that.
+    if is_mixed()
+        && scratch.key.proto == proto::TCP
+        && !ct_state::begins(proto::TCP, scratch.l4.tcp_flags)
+    {
+        return 1;
+    }
     begin(scratch, sender)
+}
+
+/// Whether programs of another layout run, too, which have a table of their own.
+#[inline(always)]
+fn is_mixed() -> bool {
+    CONFIG
+        .get(0)
+        .is_some_and(|config| config.flags & FLAG_MIXED != 0)
 }
 
 #[inline(never)]
@@ -93,7 +108,10 @@ pub const CLASH: u32 = 3;
 pub fn known(scratch: &mut Scratch) -> u32 {
     scratch.identify();
     let Some(found) = connection::find(&scratch.key) else {
-        return DIRECT;
+        return match is_mixed() {
+            true => STACK,
+            false => DIRECT,
+        };
     };
     let is;
     // SAFETY: a value that the map just gave.

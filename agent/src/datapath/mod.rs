@@ -261,6 +261,8 @@ impl Datapath {
         let maps = Maps::take(&mut objects.pod)?;
         // Set by one that was killed.
         maps.config.carrying(false)?;
+        maps.config
+            .mixed(transition.as_ref().is_some_and(Transition::carries))?;
         maps.connections.set_limits(Limits {
             capacity: maps.connections.capacity(),
             per_pod: config.connection_limits.per_pod,
@@ -333,6 +335,7 @@ impl Datapath {
         if fits && let Some(transition) = &mut transition {
             transition.swap(&maps.config, || classifiers.swap())?;
         }
+        fail_point("loaded");
         Ok(Self {
             config: config.clone(),
             choice,
@@ -508,12 +511,14 @@ impl Datapath {
         let Some(under_way) = &mut *transition else {
             return self.classifiers.set_uplinks(ifindexes);
         };
+        fail_point("pods-swapped");
         under_way.swap(&self.maps.config, || {
             self.classifiers.set_uplinks(ifindexes).map(|()| true)
         })?;
         if self.complete.load(Ordering::Relaxed) {
             fail_point("carried-all");
             if let Some(done) = transition.take() {
+                self.maps.config.mixed(false)?;
                 done.finish(&self.config.bpf_dir, &self.maps.layouts)?;
             }
         }

@@ -7,7 +7,7 @@
 //! is [`super::transition`]'s.
 
 use super::{
-    DatapathConfig, DatapathError, btf,
+    DatapathConfig, DatapathError, attach, btf,
     files::{self, ObjectFiles},
     level, log,
     maps::{
@@ -25,7 +25,10 @@ use aya::{
     Ebpf, EbpfLoader,
     programs::{Program, ProgramError},
 };
-use sinabro_common::{abi::config::FLAG_CARRYING, names};
+use sinabro_common::{
+    abi::config::{FLAG_CARRYING, FLAG_MIXED},
+    names,
+};
 use std::{
     borrow::Cow,
     fs, io,
@@ -80,6 +83,8 @@ pub struct Successor {
     /// Where it is pinned until its programs run.
     pub pin: PathBuf,
     pub instead_of: Before,
+    /// One of its own layout, to which some programs still write: whoever swapped them was killed before all were.
+    pub beside: Option<RawMap>,
 }
 
 /// What a map was made in the place of.
@@ -124,10 +129,15 @@ pub fn load(
         } else {
             continue;
         };
+        let beside = match instead_of {
+            Before::Earlier | Before::Later(..) if was_carrying => beside(directory, &map),
+            _ => None,
+        };
         successors.push(Successor {
             map,
             pin,
             instead_of,
+            beside,
         });
     }
 
@@ -215,7 +225,10 @@ fn running(directory: &Path) -> (u32, bool) {
         return (shape::generation(), false);
     }
     match maps::config::pinned(directory) {
-        Some(Ok(config)) => (config.generation(), config.flags & FLAG_CARRYING != 0),
+        Some(Ok(config)) => {
+            let was_carrying = config.flags & (FLAG_CARRYING | FLAG_MIXED) != 0;
+            (config.generation(), was_carrying)
+        }
         // Nothing ran, or something of which nothing is known.
         Some(Err(_)) | None => (1, false),
     }
@@ -396,6 +409,17 @@ pub fn make_directory(path: &Path) -> Result<(), DatapathError> {
     })
 }
 
+/// The same as [`later`], of whichever generation: to which some programs still write.
+pub fn later_left(
+    directory: &Path,
+    map: &Expected,
+    recorded: &Recorded,
+) -> Option<(PathBuf, Moves)> {
+    let names = attach::list(directory).ok()?;
+    let newest = names.iter().filter_map(|name| shape::generation_of(name));
+    later(directory, map, recorded, newest.max()?)
+}
+
 /// The map of a later layout that the programs use, if they do and the agent that put it there said how
 /// it becomes one of this layout.
 fn later(
@@ -410,6 +434,13 @@ fn later(
         places.find_map(|later| Some((later, RawMap::open(&later.path(directory)).ok()?)))?;
     let moves = recorded.moves(later.place(), pinned.info().id, map)?;
     Some((later.path(directory), moves))
+}
+
+/// The map in a map's own place, if it is one of its layout.
+fn beside(directory: &Path, map: &Expected) -> Option<RawMap> {
+    let pinned = RawMap::open(&map.path(directory)).ok()?;
+    let found = Shape::of(map.shape.name, pinned.info());
+    (found == map.shape || found.is_other_size_of(&map.shape)).then_some(pinned)
 }
 
 /// What is wrong with a pinned map, if there is one and it does not fit.

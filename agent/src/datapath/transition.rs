@@ -20,6 +20,7 @@ use super::{
     mapped::Mapped,
     maps::{
         self, Layouts,
+        fields::Moves,
         layouts::Recorded,
         migrations::{self, same},
         shape::{self, Expected},
@@ -66,18 +67,19 @@ impl Transition {
                 map,
                 pin,
                 instead_of,
+                beside,
             } = successor;
             let (name, path) = (map.shape.name, map.path(directory));
+            let beside = beside.and_then(|beside| carry(name, beside, &pin, Box::new(same)));
             match instead_of {
                 Before::Earlier => carries.extend(from_earlier(directory, &map, &recorded)),
                 Before::Later(later, moves) => {
-                    let convert = move |key: &[u8], value: &[u8]| moves.entry(key, value);
-                    carries.extend(carry(name, &later, &pin, Box::new(convert)));
+                    carries.extend(from_later(name, &later, moves, &pin));
                     replace(&pin, &path)?;
                 }
                 Before::Misfit(misfit) => {
                     if misfit.is_other_size {
-                        carries.extend(carry(name, &path, &pin, Box::new(same)));
+                        carries.extend(carry_pinned(name, &path, &pin, Box::new(same)));
                         is_copied = copy(name, &path, &pin);
                     }
                     // Whoever is killed from here on leaves a map that has what was in the one before.
@@ -99,20 +101,30 @@ impl Transition {
                 }
             }
             whole &= is_copied || carries.len() > before;
+            carries.extend(beside);
         }
         // Left by one that was killed before it had carried everything. What one that ended in order left for an agent
         // of before is a copy, and older than what it was made of: connections that are over by now are in it.
         if objects.ran == shape::generation() && objects.was_carrying {
             let carried: BTreeSet<_> = carries.iter().map(|carry: &Carry| carry.name).collect();
-            let others = maps.iter().filter(|map| !carried.contains(map.shape.name));
-            let left = others.flat_map(|map| from_earlier(directory, map, &recorded));
-            carries.extend(left.collect::<Vec<_>>());
+            for map in maps.iter().filter(|map| !carried.contains(map.shape.name)) {
+                carries.extend(from_earlier(directory, map, &recorded));
+                if let Some((later, moves)) = object::later_left(directory, map, &recorded) {
+                    let (name, path) = (map.shape.name, map.path(directory));
+                    carries.extend(from_later(name, &later, moves, &path));
+                }
+            }
         }
         let begun = carries.len();
         let mut transition = Self { carries, maps };
         transition.settle();
         whole &= transition.carries.len() == begun;
         Ok((transition, whole))
+    }
+
+    /// Whether anything is to be carried.
+    pub fn carries(&self) -> bool {
+        !self.carries.is_empty()
     }
 
     /// Puts the programs of interfaces in the place of others, which use other maps, and carries what those
@@ -123,7 +135,7 @@ impl Transition {
         put: impl FnOnce() -> Result<bool, DatapathError>,
     ) -> Result<(), DatapathError> {
         self.settle();
-        if !self.carries.is_empty() {
+        if self.carries() {
             config.carrying(true)?;
         }
         let put = put();
@@ -242,13 +254,28 @@ fn from_earlier(directory: &Path, map: &Expected, recorded: &Recorded) -> Vec<Ca
                 return None;
             }
             let (from, to) = (earlier.path(directory), map.path(directory));
-            carry(map.shape.name, &from, &to, Box::new(migration.up))
+            carry_pinned(map.shape.name, &from, &to, Box::new(migration.up))
         })
         .collect()
 }
 
-fn carry(name: &'static str, from: &Path, to: &Path, convert: Box<Convert>) -> Option<Carry> {
-    let (from, to) = (RawMap::open(from).ok()?, RawMap::open(to).ok()?);
+/// Carries from a map of a later layout, by the names of its fields.
+fn from_later(name: &'static str, later: &Path, moves: Moves, to: &Path) -> Option<Carry> {
+    let convert = move |key: &[u8], value: &[u8]| moves.entry(key, value);
+    carry_pinned(name, later, to, Box::new(convert))
+}
+
+fn carry_pinned(
+    name: &'static str,
+    from: &Path,
+    to: &Path,
+    convert: Box<Convert>,
+) -> Option<Carry> {
+    carry(name, RawMap::open(from).ok()?, to, convert)
+}
+
+fn carry(name: &'static str, from: RawMap, to: &Path, convert: Box<Convert>) -> Option<Carry> {
+    let to = RawMap::open(to).ok()?;
     (from.is_table() && to.is_table()).then(|| Carry::new(name, from, to, convert))
 }
 

@@ -28,6 +28,10 @@ pub const FLAG_STAMPED: u32 = 1 << 3;
 /// them again.
 pub const FLAG_CARRYING: u32 = 1 << 4;
 
+/// Programs of two layouts run, each with a table of its own: a connection between pods of this node that has no record here may
+/// have one there, and keeps to the stack.
+pub const FLAG_MIXED: u32 = 1 << 12;
+
 /// Packets on some uplink begin with their IP header: the programs look up on which.
 pub const FLAG_LAYER3_UPLINKS: u32 = 1 << 5;
 

@@ -38,6 +38,7 @@ pub mod trace;
 pub mod udp;
 pub mod unbroken;
 pub mod whole_sum;
+pub mod wire;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

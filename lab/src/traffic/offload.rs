@@ -12,24 +12,32 @@ const ETHTOOL_STSO: u32 = 0x1f;
 const ETHTOOL_SGSO: u32 = 0x24;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
+/// What cuts TCP's segments to size behind an interface.
+const CUT: [u32; 2] = [ETHTOOL_STSO, ETHTOOL_SGSO];
+
 /// Has an interface send packets as they are on the wire: without it, TCP's are cut to size behind it or
 /// never, and what is counted is larger than any of them.
 pub fn cut_before(place: &Place, interface: &str) -> Result<()> {
-    turn_off(place, interface, &[ETHTOOL_STSO, ETHTOOL_SGSO])
+    turn(place, interface, &CUT, false)
+}
+
+/// Undoes [`cut_before`].
+pub fn cut_behind(place: &Place, interface: &str) -> Result<()> {
+    turn(place, interface, &CUT, true)
 }
 
 /// Has an interface send no packet whose checksum is left to it.
 pub fn sum_before(place: &Place, interface: &str) -> Result<()> {
-    turn_off(place, interface, &[ETHTOOL_STXCSUM])
+    turn(place, interface, &[ETHTOOL_STXCSUM], false)
 }
 
-fn turn_off(place: &Place, interface: &str, features: &[u32]) -> Result<()> {
+fn turn(place: &Place, interface: &str, features: &[u32], on: bool) -> Result<()> {
     place
         .run(|| {
             let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
             for &command in features {
                 // struct ethtool_value.
-                let mut value = [command, 0];
+                let mut value = [command, u32::from(on)];
                 // SAFETY: an ifreq is plain data, of which zero is a value.
                 let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
                 let name = request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1);

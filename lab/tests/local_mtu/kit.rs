@@ -4,10 +4,12 @@ use sinabro_common::api::{PathPackets, Request, Response};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
     checks::{Scene, service},
+    lab::UNDERLAY_MTU,
     node::pod_cidrs,
     traffic::{
         packet::{Interface, interface},
         snmp,
+        wire::Wire,
     },
 };
 use std::net::IpAddr;
@@ -99,4 +101,19 @@ pub fn next_port() -> u16 {
     use std::sync::atomic::{AtomicU16, Ordering};
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Uplinks of both nodes and of the outside, which send packets as they are on the wire.
+pub fn wires(scene: &Scene) -> Vec<Wire> {
+    let lab = scene.lab();
+    let nodes = lab.nodes().iter().map(|node| node.place());
+    let places = nodes.chain([lab.outside().place()]);
+    let wire = |place: &Place| Wire::cut(place, "eth0", UNDERLAY_MTU as usize).unwrap();
+    places.map(wire).collect()
+}
+
+/// Full packets since the last time; none that may not be.
+pub fn full_packets(wire: &Wire, what: &str) -> u32 {
+    wire.full()
+        .unwrap_or_else(|error| panic!("{what}: {error:#}"))
 }

@@ -1,15 +1,12 @@
 //! Addresses that are translated on the node, as kube-proxy and portmap do it: what a route says of them is
 //! not what the packet's way carries in the end.
 
-use crate::{
-    kit::{FAMILIES, TCP_HEADERS, misfits, mtus, next_port, scene},
-    streams::Wire,
-};
+use crate::kit::{FAMILIES, TCP_HEADERS, full_packets, misfits, mtus, next_port, scene, wires};
 use sinabro_lab::{
     Node, Place, Pod,
     checks::Scene,
     lab::UNDERLAY_MTU,
-    traffic::{path::Path, stream::Stream, udp},
+    traffic::{path::Path, stream::Stream, udp, wire::Wire},
 };
 use std::net::SocketAddr;
 
@@ -55,7 +52,7 @@ fn streams_through(scene: &Scene, wires: &[Wire], path: &Path) -> Stream {
         stream.carry(BYTES / 2, write).unwrap();
     }
     for wire in wires {
-        wire.full(name);
+        full_packets(wire, name);
     }
     let after: Vec<_> = nodes.iter().map(|node| misfits(node.place())).collect();
     assert_eq!(after, before, "{name}: a packet did not fit");
@@ -71,7 +68,7 @@ fn a_server_that_moves_between_nodes_is_reached_again() {
     let scene = scene();
     let (pod, near, far) = (scene.pod(1, 1), scene.pod(1, 2), scene.pod(2, 1));
     let node = scene.node(1);
-    let wires = Wire::all(&scene);
+    let wires = wires(&scene);
     for (family, in_family) in FAMILIES.iter().enumerate() {
         let service = SocketAddr::new(SERVICE[family].parse().unwrap(), next_port());
         let node_port = SocketAddr::new(node.addresses()[family], next_port());
@@ -115,7 +112,7 @@ fn host_ports_and_node_ports_are_reached_from_outside() {
     let (near, far) = (scene.pod(1, 1), scene.pod(2, 1));
     let (node, outside) = (scene.node(1), scene.lab().outside().place());
     let (mtu, _) = mtus(node, near);
-    let wires = Wire::all(&scene);
+    let wires = wires(&scene);
     for (family, headers) in TCP_HEADERS.into_iter().enumerate() {
         let target = SocketAddr::new(node.addresses()[family], next_port());
         for (server, masquerade) in [(near, false), (near, true), (far, true)] {

@@ -1,9 +1,6 @@
 //! A node's ranges change: what pods of before take for local and is not any more.
 
-use crate::{
-    kit::{FAMILIES, TCP_HEADERS, misfits, mtus},
-    streams::Wire,
-};
+use crate::kit::{FAMILIES, TCP_HEADERS, full_packets, misfits, mtus, wires};
 use ipnet::IpNet;
 use sinabro_lab::{
     Lab,
@@ -48,7 +45,7 @@ fn a_range_that_moved_to_another_node_is_no_longer_near() {
     let local = |pod| scene.node(1).endpoint(pod).unwrap().unwrap().local_mtu;
     let has = |pod, range| local(pod).unwrap().destinations.contains(range);
     assert!(has(old, &ranges[0]) && !has(&new, &ranges[0]));
-    let wires = Wire::all(&scene);
+    let wires = wires(&scene);
     for (family, headers) in TCP_HEADERS.into_iter().enumerate() {
         let name = FAMILIES[family];
         let far = (far.place(), far.addresses()[family]);
@@ -67,7 +64,7 @@ fn a_range_that_moved_to_another_node_is_no_longer_near() {
             assert_eq!(misfits(scene.node(1).place()), before, "{name}");
         }
         for wire in &wires {
-            wire.full(name);
+            full_packets(wire, name);
         }
         // Old and new pods are near each other as ever.
         let path = Path::new(name, old.place(), new.place(), new.addresses()[family]);

@@ -1,62 +1,17 @@
 //! What the kernel's own TCP makes of it: large segments on the node, the way's everywhere else, and
 //! nothing that has to be cut or sent again.
 
-use crate::kit::{FAMILIES, TCP_HEADERS, by_both_ways, misfits, mtus, overlay_gateways};
+use crate::kit::{
+    FAMILIES, TCP_HEADERS, by_both_ways, full_packets, misfits, mtus, overlay_gateways, wires,
+};
 use sinabro_lab::{
-    Place,
     checks::Scene,
-    lab::UNDERLAY_MTU,
-    traffic::{
-        offload::cut_before,
-        packet::interface,
-        path::Path,
-        stream::Stream,
-        tally::{Kind, Tally},
-    },
+    traffic::{path::Path, stream::Stream},
 };
 
 const BYTES: usize = 1 << 20;
 /// Timestamps (RFC 7323), which every segment has.
 const OPTIONS: usize = 12;
-
-/// Where packets leave a node, or arrive, those of tunnels with all that is around them: counters of those that may not be, and of those that are as
-/// large as can be, which show that the others see.
-pub struct Wire {
-    name: String,
-    wrong: [Tally; 2],
-    full: Tally,
-}
-
-impl Wire {
-    pub fn new(place: &Place, link: &str, mtu: usize) -> Self {
-        let interface = interface(place, link).unwrap();
-        let tally = |kind| Tally::start(place, interface, kind).unwrap();
-        Self {
-            name: format!("{link} of {}", place.name()),
-            wrong: [Kind::LargerThan(mtu), Kind::Fragment].map(tally),
-            full: tally(Kind::AsLargeAs(mtu)),
-        }
-    }
-
-    /// Uplinks of both nodes and of the outside, which send packets as they are on the wire.
-    pub fn all(scene: &Scene) -> Vec<Self> {
-        let lab = scene.lab();
-        let nodes = lab.nodes().iter().map(|node| node.place());
-        let places = nodes.chain([lab.outside().place()]);
-        let wire = |place: &Place| {
-            cut_before(place, "eth0").unwrap();
-            Self::new(place, "eth0", UNDERLAY_MTU as usize)
-        };
-        places.map(wire).collect()
-    }
-
-    /// Full packets since the last time; none that may not be.
-    pub fn full(&self, what: &str) -> u32 {
-        let [larger, fragments] = self.wrong.each_ref().map(|tally| tally.count().unwrap());
-        assert_eq!((larger, fragments), (0, 0), "{what}: {}", self.name);
-        self.full.count().unwrap()
-    }
-}
 
 /// How far a way leads.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -108,7 +63,7 @@ fn segments_are_as_large_as_the_link_on_the_node_and_as_the_way_beyond() {
 fn segments_are_as_large_as_their_ways(scene: &Scene) {
     scene.lab().route_pods_from_outside().unwrap();
     let (mtu, link) = mtus(scene.node(1), scene.pod(1, 1));
-    let wires = Wire::all(scene);
+    let wires = wires(scene);
     let nodes = scene.lab().nodes();
     for (family, headers) in TCP_HEADERS.into_iter().enumerate() {
         for (path, reach) in ways(scene, family) {
@@ -130,7 +85,7 @@ fn segments_are_as_large_as_their_ways(scene: &Scene) {
                     _ => assert_eq!(said.mss, most(mtu), "{name}"),
                 }
             }
-            let full: u32 = wires.iter().map(|wire| wire.full(name)).sum();
+            let full: u32 = wires.iter().map(|wire| full_packets(wire, name)).sum();
             stream.must_have_lost_nothing().unwrap();
             // A look at the counters: they see what is as large as can be.
             assert!(

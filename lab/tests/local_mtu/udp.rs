@@ -1,6 +1,8 @@
 //! Datagrams: whole on the node, told of or cut where they do not fit.
 
-use crate::kit::{FAMILIES, UDP_HEADERS, by_both_ways, eth0, misfits, mtus, scene};
+use crate::kit::{
+    FAMILIES, UDP_HEADERS, by_both_ways, eth0, full_packets, misfits, mtus, scene, wires,
+};
 use sinabro_common::names;
 use sinabro_lab::{
     Node, Pod,
@@ -123,7 +125,7 @@ fn is_told_what_fits(scene: &Scene) {
     let outside = scene.lab().outside_addresses().unwrap();
     let small = wishing_off(scene.node(1));
     let ear = too_big::Ear::in_place(pod.place(), "eth0").unwrap();
-    let wires = crate::streams::Wire::all(scene);
+    let wires = wires(scene);
     for (family, in_family) in FAMILIES.iter().enumerate() {
         // What just fits gets there.
         let (address, full) = (far.addresses()[family], mtu - UDP_HEADERS[family]);
@@ -145,7 +147,7 @@ fn is_told_what_fits(scene: &Scene) {
                 assert_eq!(heard.src, pod.addresses()[family], "{what}");
             }
             wires.iter().for_each(|wire| {
-                wire.full(&what);
+                full_packets(wire, &what);
             });
         }
     }

@@ -1,9 +1,8 @@
 //! A TCP of the application's own, which knows of all the ways only the link's MTU and is deaf to ICMP:
 //! as a virtual machine's, or a sandbox's.
 
-use crate::{
-    kit::{FAMILIES, by_both_ways, eth0, misfits, mtus, next_port, scenes},
-    streams::Wire,
+use crate::kit::{
+    FAMILIES, by_both_ways, eth0, full_packets, misfits, mtus, next_port, scenes, wires,
 };
 use anyhow::{Result, anyhow, ensure};
 use nix::{
@@ -297,7 +296,7 @@ fn sends_no_more_than_the_way_carries(scene: &Scene) {
     let (pod, near, far) = (scene.pod(1, 1), scene.pod(1, 2), scene.pod(2, 1));
     let (node, outside) = (scene.node(1).place(), scene.lab().outside().place());
     let (mtu, link) = mtus(scene.node(1), pod);
-    let wires = Wire::all(scene);
+    let wires = wires(scene);
     for (family, in_family) in FAMILIES.iter().enumerate() {
         let outside_address = scene.lab().outside_addresses().unwrap()[family];
         let own = scene.node(1).addresses()[family];
@@ -334,7 +333,7 @@ fn sends_no_more_than_the_way_carries(scene: &Scene) {
             assert!(largest <= most && largest > most / 2, "{what}: {largest}");
             assert_eq!(misfits(node), before, "{what}");
             wires.iter().for_each(|wire| {
-                wire.full(&what);
+                full_packets(wire, &what);
             });
         }
     }
@@ -352,7 +351,7 @@ fn is_not_believed(scene: &Scene) {
     lab.outside().place().set_mtu("eth0", 9000).unwrap();
     lab.router().place().set_mtu("out0", 9000).unwrap();
     let (pod, outside) = (scene.pod(1, 1), lab.outside().place());
-    let wires = Wire::all(scene);
+    let wires = wires(scene);
     for (family, in_family) in FAMILIES.iter().enumerate() {
         let address = lab.outside_addresses().unwrap()[family];
         let before = misfits(scene.node(1).place());
@@ -361,7 +360,7 @@ fn is_not_believed(scene: &Scene) {
             .unwrap_or_else(|error| panic!("{in_family}: {error:#}"));
         assert!(largest <= UNDERLAY_MTU as usize, "{in_family}: {largest}");
         assert_eq!(misfits(scene.node(1).place()), before, "{in_family}");
-        wires[0].full(in_family);
+        full_packets(&wires[0], in_family);
     }
 }
 

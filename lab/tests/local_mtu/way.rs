@@ -1,13 +1,10 @@
 //! A way that comes to carry less while connections use it.
 
-use crate::{
-    kit::{FAMILIES, TCP_HEADERS, by_both_ways, mtus},
-    streams::Wire,
-};
+use crate::kit::{FAMILIES, TCP_HEADERS, by_both_ways, full_packets, mtus};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Place,
     checks::Scene,
-    traffic::{offload::cut_before, path::Path, stream::Stream, udp},
+    traffic::{path::Path, stream::Stream, udp, wire::Wire},
     wait::wait_for,
 };
 
@@ -98,10 +95,7 @@ fn the_uplinks_become_smaller(scene: &Scene) {
     let new = scene.node(1).add_pod("new").unwrap();
     let (smaller, same) = mtus(scene.node(1), &new);
     assert_eq!((before - smaller, same), (1500 - SMALLER, link));
-    let wire = |place: &Place| {
-        cut_before(place, "eth0").unwrap();
-        Wire::new(place, "eth0", SMALLER)
-    };
+    let wire = |place: &Place| Wire::cut(place, "eth0", SMALLER).unwrap();
     let wires: Vec<_> = lab.nodes().iter().map(|node| wire(node.place())).collect();
     for (family, stream) in streams.iter().enumerate() {
         stream.carry(BYTES, 16 << 10).unwrap();
@@ -116,5 +110,9 @@ fn the_uplinks_become_smaller(scene: &Scene) {
         }
     }
     // Full ones show that the counters see.
-    assert!(wires.iter().all(|wire| wire.full("smaller uplinks") > 1000));
+    assert!(
+        wires
+            .iter()
+            .all(|wire| full_packets(wire, "smaller uplinks") > 1000)
+    );
 }

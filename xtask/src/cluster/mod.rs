@@ -13,7 +13,7 @@ mod balancer;
 mod cgroup;
 pub mod components;
 pub mod conformance;
-mod control;
+pub mod control;
 mod images;
 mod init;
 pub mod layout;

@@ -315,7 +315,9 @@ impl Classifiers {
         let of_pin =
             |pin: String| Hook::of_pin(&pin).map(|(hook, _)| (hook, self.links.join(&pin)));
         let mut pins: Vec<_> = self.pins()?.into_iter().filter_map(of_pin).collect();
-        pins.sort_by_key(|(hook, _)| Hook::SWAPPED.iter().position(|of| of == hook));
+        // Of a pod first what finds records (`FLAG_MIXED`), then what makes them.
+        let position = |of: [Hook; 2], hook| of.into_iter().position(|of| of == hook);
+        pins.sort_by_key(|&(hook, _)| (position(Hook::SWAPPED, hook), position(Hook::POD, hook)));
         let mut uplink = false;
         for (hook, path) in pins {
             match tcx::update(&path, loaded.program(hook)) {

@@ -7,8 +7,8 @@ use ipnet::IpNet;
 use sinabro_common::abi::{
     Addr,
     config::{
-        FLAG_CARRYING, FLAG_DRAINING, FLAG_FORWARD, FLAG_HANDOVER, FLAG_INGRESS_MTU, FLAG_SERVICES,
-        FLAG_STAMPED, FLAG_TUNNELS, NodeConfig,
+        FLAG_CARRYING, FLAG_DRAINING, FLAG_FORWARD, FLAG_HANDOVER, FLAG_INGRESS_MTU, FLAG_MIXED,
+        FLAG_SERVICES, FLAG_STAMPED, FLAG_TUNNELS, NodeConfig,
     },
 };
 use std::{collections::HashSet, fs, path::Path, sync::Mutex, thread, time::Duration};
@@ -90,12 +90,13 @@ impl Config {
     }
 
     /// Whether stamps are asked for stays as it is while tunnels are checked, and so does what is about
-    /// the programs: [`Self::runs`], [`Self::carrying`]; and so do [`Self::services`], [`Self::forwarding`] and
+    /// the programs: [`Self::runs`], [`Self::carrying`], [`Self::mixed`]; and so do [`Self::services`], [`Self::forwarding`] and
     /// [`Self::ingress_mtu`].
     pub fn set(&self, config: NodeConfig) -> Result<(), DatapathError> {
         self.change(|before| {
             let tunnels = config.flags & FLAG_TUNNELS != 0;
             let kept = FLAG_CARRYING
+                | FLAG_MIXED
                 | FLAG_FORWARD
                 | FLAG_INGRESS_MTU
                 | Translation::FLAGS
@@ -112,13 +113,12 @@ impl Config {
 
     /// Whether flows are being carried from one map to another.
     pub fn carrying(&self, is: bool) -> Result<(), DatapathError> {
-        self.change(|before| {
-            let flags = match is {
-                true => before.flags | FLAG_CARRYING,
-                false => before.flags & !FLAG_CARRYING,
-            };
-            NodeConfig { flags, ..before }
-        })
+        self.set_flags(FLAG_CARRYING, if is { FLAG_CARRYING } else { 0 })
+    }
+
+    /// Whether programs of two layouts run.
+    pub fn mixed(&self, are: bool) -> Result<(), DatapathError> {
+        self.set_flags(FLAG_MIXED, if are { FLAG_MIXED } else { 0 })
     }
 
     /// What becomes of what is sent to Services.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{packet::FIN, uplink_hooks::age};
+use sinabro_common::abi::{config::FLAG_MIXED, connection::ALL_SHARES};
 
 #[test]
 fn a_pods_own_packets_pass_and_are_counted() {
@@ -157,6 +158,42 @@ fn replies_to_what_the_stack_delivered_go_back_through_it() {
         }
         let a = w.datapath.pod_counters(w.a.ifindex).unwrap().unwrap();
         assert_eq!(a.rx_packets, 4);
+    });
+}
+
+/// While programs of two layouts run, a connection without a record may have one in the other's table.
+#[test]
+fn who_has_no_record_keeps_to_the_stack_while_there_are_two_tables() {
+    world(|w| {
+        let come = |w: &World, ip: &Ip| {
+            let frame = packet::eth(w.a.mac, HOST_MAC, ip.kind(), &ip.bytes());
+            assert_eq!(w.programs.run("pod_in", w.a.ifindex, &frame).0, PASS);
+        };
+        let records = |w: &World| {
+            let shares = w.datapath.connections().shares().unwrap();
+            let all = shares.iter().find(|(payer, _)| *payer == ALL_SHARES);
+            all.map_or(0, |(_, share)| share.connections)
+        };
+        for mixed in [0, FLAG_MIXED] {
+            let mut config = kit::node_config();
+            config.flags |= mixed;
+            w.datapath.set_node_config(config).unwrap();
+            for (src, dst) in w.pairs() {
+                let before = records(&w);
+                let port = 4000 + mixed as u16;
+                let segment = |flags| packet::tcp((src, 80), (dst, port), flags, b"");
+                let (sent, _) = w.out(&w.frame_of_a(&segment(ACK)));
+                assert_eq!(sent, if mixed == 0 { REDIRECT } else { PASS });
+                // Its record is on its way, or it has none as it was never translated.
+                come(&w, &packet::tcp((dst, port), (src, 80), ACK, b""));
+                let noted = u64::from(mixed == 0);
+                assert_eq!(records(&w) - before, noted);
+                // What begins is noted, and of datagrams nobody can say what they are.
+                come(&w, &packet::tcp((dst, port + 1), (src, 80), SYN, b""));
+                come(&w, &packet::udp((dst, port), (src, 80), b""));
+                assert_eq!(records(&w) - before, noted + 2);
+            }
+        }
     });
 }
 

@@ -11,6 +11,7 @@ mod nodes;
 mod pods;
 mod routing;
 mod services;
+mod sizes;
 mod upgrade;
 
 use super::world::World;
@@ -89,6 +90,11 @@ pub const ALL: &[Scenario] = &[
         "host-port",
         "a pod's hostPort answers from near and far",
         pods::host_port,
+    ),
+    scenario(
+        "packet-sizes",
+        "packets that leave a node are as large as its uplink takes, and none is larger or lost",
+        sizes::on_the_wire,
     ),
     scenario(
         "services",

@@ -5,6 +5,8 @@
 //! history, and says where they are.
 #![allow(clippy::unwrap_used)]
 
+mod stack;
+
 use sinabro_common::{
     api::{Request, Response},
     fail_point, names,
@@ -17,6 +19,7 @@ use sinabro_lab::{
         unbroken::{Pace, Traffic},
     },
 };
+use stack::Kept;
 use std::{
     env,
     io::{Read as _, Write as _},
@@ -231,6 +234,8 @@ fn killed_between_two_steps_flows_go_on_with_either_version() {
         ((&now, 2), (&next, 3)),
         ((&now, 2), (&now, 2)),
     ];
+    let service = stack::service(&scene);
+    let mut kept = Kept::open(&scene, service);
     for point in fail_point::CARRYING {
         for ((dies, towards), (follows, left)) in rounds {
             let round = format!("killed at {point} towards {towards}, then {left}");
@@ -239,9 +244,16 @@ fn killed_between_two_steps_flows_go_on_with_either_version() {
             node.start_agent_failing_at(point, &[]).unwrap();
             let end = node.agent_end().unwrap();
             assert_eq!(end.signal(), Some(9), "{round}: {end}\n{}", node.log());
-            held.goes_on(&format!("{round}: without an agent"));
+            let without = format!("{round}: without an agent");
+            held.goes_on(&without);
+            kept.goes_on(&without);
+            // Begun by whichever programs are there.
+            let mut late = Kept::open(&scene, service);
+            late.goes_on(&without);
             start(node, follows, &[]);
             held.goes_on(&round);
+            kept.goes_on(&round);
+            late.goes_on(&round);
             only_of(node, left);
         }
     }
