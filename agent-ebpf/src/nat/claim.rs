@@ -313,8 +313,8 @@ pub fn may_have(proto: u8, port: u16) -> bool {
     port >= config.nat_port_min && port <= config.nat_port_max && !is_of_host(first, port)
 }
 
-/// Takes the alias of a connection that is over. Of several that try at the same time at most one may, for all
-/// add to one number and only the first finds a one in it; whoever comes later finds another alias.
+/// Takes the alias of a connection that is over. Of several that try at the same time [at most one](is_first) may;
+/// whoever comes later finds another alias.
 #[inline(never)]
 fn take_over(scratch: &mut Scratch) -> bool {
     let Some(alias) = ALIASES.get_ptr_mut(&scratch.alias_key) else {
@@ -353,16 +353,27 @@ fn take_over(scratch: &mut Scratch) -> bool {
         .is_ok()
 }
 
+/// Whether nobody else takes the alias: all add one to its number, and who finds another one beside its own takes that back.
+/// Two that find each other leave the alias to whoever comes next, which may be one of them.
+///
 /// # Safety
 /// `alias` is a value that the map gave in this run of the program.
 #[inline(always)]
 unsafe fn is_first(alias: *mut Alias) -> bool {
     // SAFETY: the caller's promise; aligned to four bytes, and changed by such additions only.
     unsafe {
-        add_u32(&raw mut (*alias).takers, 1);
-        (&raw const (*alias).takers).read_volatile() == 1
+        let takers = &raw mut (*alias).takers;
+        add_u32(takers, 1);
+        let is_alone = takers.read_volatile() == 1;
+        if !is_alone {
+            add_u32(takers, ONE_LESS);
+        }
+        is_alone
     }
 }
+
+/// One less, modulo 2^32.
+const ONE_LESS: u32 = u32::MAX;
 
 /// Removes the packet's record. Its alias, if there is one, goes once it is another's or swept.
 #[inline(never)]

@@ -193,7 +193,7 @@ pub const KEEPS_SOURCE: u8 = 1;
 pub struct Alias {
     /// The real destination.
     pub addr: Addr,
-    /// How many want to take it over; only the first of them may.
+    /// How many are about to take it over; none of several may.
     pub takers: u32,
     /// The lower half of the kernel's `jiffies` when a packet that came by it was last noted in the record.
     pub noted_ticks: u32,
