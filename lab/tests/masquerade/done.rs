@@ -32,7 +32,7 @@ fn connected(from: &Pod, server: &TcpListener) -> Duration {
 }
 
 /// How long it takes until a question from a new port has its answer.
-fn answered(from: &Pod, server: &UdpSocket) -> Duration {
+pub fn answered(from: &Pod, server: &UdpSocket) -> Duration {
     let (began, to) = (Instant::now(), server.local_addr().unwrap());
     let client = from.place().run(|| Ok(UdpSocket::bind((any(to.ip()), 0))?));
     let client = client.unwrap();

@@ -7,6 +7,7 @@ mod done;
 mod early;
 mod ends;
 mod exchange;
+mod exhausted;
 mod forwarding;
 mod fragments;
 mod hostile;
