@@ -158,7 +158,7 @@ fn a_chained_plugin_that_limits_is_not_passed_over() {
 }
 
 /// A port of the node that the stack leads to a pod, as the plugin `portmap` has it.
-fn host_port(world: &World, port: u16, to: SocketAddr) {
+pub fn host_port(world: &World, port: u16, to: SocketAddr) {
     let (family, own) = match to {
         SocketAddr::V4(_) => ("ip", world.own()[0]),
         SocketAddr::V6(_) => ("ip6", world.own()[1]),
@@ -166,7 +166,7 @@ fn host_port(world: &World, port: u16, to: SocketAddr) {
     let rules = format!(
         "table {family} cni_hostport {{
             chain prerouting {{ type nat hook prerouting priority dstnat;
-                {family} daddr {own} tcp dport {port} dnat to {to}
+                {family} daddr {own} meta l4proto {{ tcp, udp }} th dport {port} dnat to {to}
             }}
         }}"
     );

@@ -10,6 +10,7 @@ mod exchange;
 mod exhausted;
 mod forwarding;
 mod fragments;
+mod host_port;
 mod hostile;
 mod kit;
 mod limits;
