@@ -36,6 +36,7 @@ pub mod tcp;
 pub mod too_big;
 pub mod trace;
 pub mod udp;
+pub mod udplite;
 pub mod unbroken;
 pub mod whole_sum;
 pub mod wire;

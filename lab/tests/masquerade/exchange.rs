@@ -7,6 +7,7 @@ use sinabro_lab::{
         PATIENCE, errors, icmp, readable, tcp,
         trace::{Mode, trace},
         udp,
+        udplite::{self, Coverage},
     },
 };
 use socket2::{Domain, Socket, Type};
@@ -119,6 +120,35 @@ fn hears_of_a_closed_port(world: &World) {
         assert_eq!(heard.quoted, b"anybody?");
         let refused = tcp::connects(pod, closed(far)).unwrap_err();
         assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
+    }
+}
+
+/// UDP-Lite by sockets, with a port that is kept and one that is not, in one part and in several: sums are right that cover all,
+/// some, or the header alone.
+#[test]
+fn udp_lite_passes_both_ways_however_much_its_sum_covers() {
+    const PORT: u16 = 45_000;
+    if !udplite::is_known().unwrap() {
+        println!("skipped: this kernel has no UDP-Lite");
+        return;
+    }
+    // Netfilter takes each for one with a wrong sum (`udplite_error` sums with UDP's number) if it looks at sums.
+    let looks = ("net.netfilter.nf_conntrack_checksum", "0");
+    let tracked = World::with(2, &[looks], &[]);
+    tracked.guard();
+    for world in [tracked, World::with(2, &[], &[]), World::direct(2)] {
+        let pods = [world.pod(1).place(), world.pod(2).place()];
+        for (family, far) in far().into_iter().enumerate() {
+            for coverage in [Coverage::Whole, Coverage::First(8), Coverage::First(20)] {
+                for size in [1000, 3000] {
+                    let to = &world.beyond;
+                    let seen = udplite::exchange(&pods, PORT, to, far, coverage, size).unwrap();
+                    assert!(seen.iter().all(|seen| seen.ip() == world.own()[family]));
+                    assert_eq!(seen[0].port(), PORT, "ports are kept");
+                    assert_ne!(seen[1].port(), PORT, "it is the other's");
+                }
+            }
+        }
     }
 }
 
