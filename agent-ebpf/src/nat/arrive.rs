@@ -70,7 +70,7 @@ fn translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     match known(config, scratch) {
         KNOWN => {}
-        NONE if is_carried(config, scratch) && is_translated(skb, config, scratch) => {
+        NONE if is_carried(config, scratch) && is_translated(skb, scratch) => {
             return drop(DropReason::NatCarried);
         }
         found @ (NONE | OF_SERVICE | ORPHAN) => match entered(skb, config, scratch, found) {
@@ -106,14 +106,13 @@ fn entered(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch, foun
     outside::enter(skb, scratch, state)
 }
 
-/// Whether a packet may be for a translated port.
+/// Whether a segment may be for a translated port: none that leads elsewhere, and none of a connection of the node's own.
 #[inline(always)]
-fn is_translated(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch) -> bool {
-    let port = u16::from_be_bytes(scratch.l4.dst_port);
-    port >= config.nat_port_min
-        && port <= config.nat_port_max
+fn is_translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
+    claim::may_have(proto::TCP, u16::from_be_bytes(scratch.l4.dst_port))
         && find_source(skb, scratch)
         && scratch.ip.dst == scratch.nat
+        && claim::is_of_socket(skb, scratch) == 0
 }
 
 /// Looks up who the packet is for; in `scratch.alias` if it is [`KNOWN`].

@@ -27,7 +27,7 @@ use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            Alias, FLAG_EMBRYONIC, FLAG_MASQUERADED, HOST_SHARE, KEEPS_SOURCE, has_one_id,
+            Alias, FLAG_EMBRYONIC, FLAG_MASQUERADED, HOST_SHARE, KEEPS_SOURCE, Tuple, has_one_id,
             host_port_word,
         },
         drop::DropReason,
@@ -436,37 +436,13 @@ pub fn renew(scratch: &mut Scratch) -> bool {
 #[inline(never)]
 fn has_socket(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
     let key = &scratch.alias_key;
-    let (sport, dport) = (
-        u16::from_ne_bytes(key.src_port),
-        u16::from_ne_bytes(key.dst_port),
-    );
-    let mut tuple = bpf_sock_tuple {
-        __bindgen_anon_1: bpf_sock_tuple__bindgen_ty_1 {
-            ipv6: bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 {
-                saddr: words(&key.src),
-                daddr: words(&key.dst),
-                sport,
-                dport,
-            },
-        },
-    };
-    let mut len = size_of::<bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2>() as u32;
-    if !scratch.ip.v6 {
-        tuple.__bindgen_anon_1.ipv4 = bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1 {
-            saddr: words(&key.src)[3],
-            daddr: words(&key.dst)[3],
-            sport,
-            dport,
-        };
-        len = size_of::<bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1>() as u32;
-    }
+    let (mut tuple, len) = of_socket(key, scratch.ip.v6);
     // SAFETY: the context is valid for as long as the program runs, the tuple for as long as the call; what is
     // found is given back.
     unsafe {
-        let netns = i64::from(BPF_F_CURRENT_NETNS) as u64;
         let found = match key.proto {
-            proto::TCP => bpf_skc_lookup_tcp(skb.cast(), &mut tuple, len, netns, 0).cast(),
-            proto::UDP => bpf_sk_lookup_udp(skb.cast(), &mut tuple, len, netns, 0),
+            proto::TCP => bpf_skc_lookup_tcp(skb.cast(), &mut tuple, len, NETNS, 0).cast(),
+            proto::UDP => bpf_sk_lookup_udp(skb.cast(), &mut tuple, len, NETNS, 0),
             _ => return 0,
         };
         if found.is_null() {
@@ -475,6 +451,61 @@ fn has_socket(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
         bpf_sk_release(found.cast());
         1
     }
+}
+
+/// Whether a segment that came in is of a connection that a socket of the host has. One that listens has none yet.
+#[inline(never)]
+pub fn is_of_socket(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
+    const TCP_LISTEN: u32 = 10;
+    let (mut tuple, len) = of_socket(&scratch.tuple, scratch.ip.v6);
+    // SAFETY: as in `has_socket`.
+    unsafe {
+        let found = bpf_skc_lookup_tcp(skb.cast(), &mut tuple, len, NETNS, 0);
+        if found.is_null() {
+            return 0;
+        }
+        let state = (*found).state;
+        bpf_sk_release(found.cast());
+        (state != TCP_LISTEN).into()
+    }
+}
+
+/// The program's own network.
+const NETNS: u64 = BPF_F_CURRENT_NETNS as i64 as u64;
+
+/// What the kernel is to look for a socket by that gets what comes in, and how much of it counts.
+#[inline(always)]
+fn of_socket(came: &Tuple, v6: bool) -> (bpf_sock_tuple, u32) {
+    let (sport, dport) = (
+        u16::from_ne_bytes(came.src_port),
+        u16::from_ne_bytes(came.dst_port),
+    );
+    let mut tuple = bpf_sock_tuple {
+        __bindgen_anon_1: bpf_sock_tuple__bindgen_ty_1 {
+            ipv6: bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 {
+                saddr: words(&came.src),
+                daddr: words(&came.dst),
+                sport,
+                dport,
+            },
+        },
+    };
+    if v6 {
+        return (
+            tuple,
+            size_of::<bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2>() as u32,
+        );
+    }
+    tuple.__bindgen_anon_1.ipv4 = bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1 {
+        saddr: words(&came.src)[3],
+        daddr: words(&came.dst)[3],
+        sport,
+        dport,
+    };
+    (
+        tuple,
+        size_of::<bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1>() as u32,
+    )
 }
 
 /// An address as the kernel's structures have it.

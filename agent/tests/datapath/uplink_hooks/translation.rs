@@ -1,6 +1,8 @@
 //! What is translated and how, what passes as it is, and what is dropped.
 
 use super::*;
+use sinabro_agent::datapath::{PortSet, PortsOf};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 
 #[test]
 fn pods_leave_as_the_node_and_get_their_replies() {
@@ -59,6 +61,43 @@ fn while_entries_are_carried_tcp_that_finds_none_waits() {
             w.dropped("uplink_in", &comes, DropReason::NatCarried);
             let own = packet::tcp((FAR, 444), (NODE_IP, 4000), flags, b"");
             w.leaves_alone(&own, "the node's");
+        }
+    });
+}
+
+/// What its sockets have, and what netfilter leads from its ports to pods, has no record to wait for.
+#[test]
+fn while_entries_are_carried_the_nodes_own_connections_go_on() {
+    const SERVER: u16 = 62_001;
+    const PUBLISHED: u16 = 62_002;
+    world(|w| {
+        let mut config = kit::node_config();
+        config.flags |= FLAG_CARRYING;
+        (config.nat_port_min, config.nat_port_max) = (1024, 65535);
+        w.datapath.set_node_config(config).unwrap();
+        let mut ports = PortSet::default();
+        ports.add(TCP, PUBLISHED..=PUBLISHED);
+        w.datapath.set_host_ports(PortsOf::Pods, ports).unwrap();
+        let own: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+        set_source(w.a.ifindex, own[0], own[1]);
+        for own in own {
+            let _server = TcpListener::bind((own, SERVER)).unwrap();
+            let client = TcpStream::connect((own, SERVER)).unwrap();
+            let client = (own, client.local_addr().unwrap().port());
+            let comes = |from, to, flags| packet::tcp(from, to, flags, b"");
+            for flags in [SYN | ACK, ACK, FIN | ACK, RST] {
+                for (from, to) in [
+                    ((own, SERVER), client),
+                    (client, (own, SERVER)),
+                    ((own, 444), (own, PUBLISHED)),
+                ] {
+                    let ip = comes(from, to, flags);
+                    assert_eq!(w.come(&ip), (PASS, World::frame(&ip)), "{from:?}, {to:?}");
+                }
+                // Who but listens speaks with nobody.
+                let other = comes((own, 444), (own, SERVER), flags);
+                w.dropped("uplink_in", &other, DropReason::NatCarried);
+            }
         }
     });
 }
