@@ -20,6 +20,8 @@ pub struct Path {
     pub address: IpAddr,
     /// Where clients ask instead, and the port of the server that it leads to.
     through: Option<(SocketAddr, u16)>,
+    /// Bytes of the datagrams that come back, if any do.
+    echoes: Option<usize>,
 }
 
 impl Path {
@@ -30,7 +32,18 @@ impl Path {
             to: to.clone(),
             address,
             through: None,
+            echoes: None,
         }
+    }
+
+    /// The meter's datagrams have so many bytes, and the server sends each of them back.
+    pub fn with_echoes(mut self, size: usize) -> Self {
+        self.echoes = Some(size);
+        self
+    }
+
+    pub fn echoes(&self) -> Option<usize> {
+        self.echoes
     }
 
     /// Clients ask `target`, which something on the way translates to a port of the server.

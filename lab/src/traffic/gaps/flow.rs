@@ -1,11 +1,11 @@
-//! One path's datagrams, or its requests and responses.
+//! One path's datagrams, those that come back, or its requests and responses.
 
 use super::{
     TICKS_PER_REQUEST, now,
     series::{Series, Stamp},
 };
 use crate::traffic::{PATIENCE, accept, connect, path::Path};
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use nix::{
     errno::Errno,
     sys::{
@@ -26,6 +26,8 @@ use std::{
 
 /// Bytes of a message; its number is in the first eight.
 const MESSAGE: usize = 64;
+/// Of who gets echoes.
+const BUFFER: usize = 4 << 20;
 
 pub struct Flow {
     pub name: String,
@@ -41,6 +43,11 @@ enum Sockets {
         from: UdpSocket,
         to: UdpSocket,
     },
+    Echoes {
+        client: UdpSocket,
+        server: UdpSocket,
+        size: usize,
+    },
     Requests {
         client: TcpStream,
         server: TcpStream,
@@ -54,15 +61,21 @@ pub struct State {
     pub failures: Vec<String>,
     /// Bytes of a response that has not arrived whole.
     partial: usize,
+    /// As whom the server knows the client of echoes.
+    known_as: Option<SocketAddr>,
 }
 
 impl Flow {
     /// Both kinds of a path.
     pub fn both(path: &Path) -> Result<[Self; 2]> {
+        let kind = match path.echoes() {
+            Some(size) => format!("UDP and its echo of {size} bytes"),
+            None => "UDP".into(),
+        };
         let (datagrams, requests) = (Self::datagrams(path), Self::requests(path));
         let what = || format!("cannot watch {}", path.name);
         Ok([
-            Self::new("UDP", path, datagrams.with_context(what)?),
+            Self::new(&kind, path, datagrams.with_context(what)?),
             Self::new("TCP", path, requests.with_context(what)?),
         ])
     }
@@ -79,10 +92,23 @@ impl Flow {
 
     fn datagrams(path: &Path) -> Result<Sockets> {
         let (from, to) = path.datagrams()?;
-        setsockopt(&to, sockopt::ReceiveTimestampns, &true)?;
+        let last = if path.echoes().is_some() { &from } else { &to };
+        setsockopt(last, sockopt::ReceiveTimestampns, &true)?;
         from.set_nonblocking(true)?;
         to.set_nonblocking(true)?;
-        Ok(Sockets::Datagrams { from, to })
+        Ok(match path.echoes() {
+            None => Sockets::Datagrams { from, to },
+            Some(size) => {
+                ensure!(size >= MESSAGE, "{size} bytes have no room for a message");
+                setsockopt(&from, sockopt::RcvBufForce, &BUFFER)?;
+                let (client, server) = (from, to);
+                Sockets::Echoes {
+                    client,
+                    server,
+                    size,
+                }
+            }
+        })
     }
 
     fn requests(path: &Path) -> Result<Sockets> {
@@ -117,7 +143,16 @@ impl Flow {
         let mut message = [0; MESSAGE];
         // Released before the system call, which may deliver the message on this very processor.
         let number = |state: &mut State| -> Result<u64> { Ok(state.series.send(now()?)) };
+        let mut whole = MESSAGE;
         let sent = match &self.sockets {
+            Sockets::Echoes { client, size, .. } => {
+                if !tick.is_multiple_of(TICKS_PER_REQUEST) {
+                    return Ok(());
+                }
+                let number = number(&mut self.state())?;
+                whole = *size;
+                client.send(&large(number, whole))
+            }
             Sockets::Datagrams { from, .. } => {
                 let number = number(&mut self.state())?;
                 message[..8].copy_from_slice(&number.to_ne_bytes());
@@ -138,10 +173,10 @@ impl Flow {
             }
         };
         match sent {
-            Ok(MESSAGE) => {}
+            Ok(len) if len == whole => {}
             Ok(len) => self
                 .state()
-                .fail(&anyhow!("{len} of {MESSAGE} bytes were taken")),
+                .fail(&anyhow!("{len} of {whole} bytes were taken")),
             Err(error) => self.state().fail(&anyhow!(error).context("cannot send")),
         }
         Ok(())
@@ -151,6 +186,7 @@ impl Flow {
     pub fn ears(&self) -> Vec<BorrowedFd<'_>> {
         match &self.sockets {
             Sockets::Datagrams { to, .. } => vec![to.as_fd()],
+            Sockets::Echoes { client, server, .. } => vec![client.as_fd(), server.as_fd()],
             Sockets::Requests { client, server } => vec![client.as_fd(), server.as_fd()],
         }
     }
@@ -159,6 +195,8 @@ impl Flow {
     pub fn hear(&self, side: usize, epoll: &Epoll) -> Result<()> {
         let heard = match (&self.sockets, side) {
             (Sockets::Datagrams { to, .. }, _) => self.hear_datagrams(to),
+            (Sockets::Echoes { client, size, .. }, 0) => self.hear_echoes(client, *size),
+            (Sockets::Echoes { server, size, .. }, _) => self.echo(server, *size),
             (Sockets::Requests { client, .. }, 0) => self.hear_responses(client),
             (Sockets::Requests { server, .. }, _) => answer(server),
         };
@@ -171,18 +209,37 @@ impl Flow {
     }
 
     fn hear_datagrams(&self, socket: &UdpSocket) -> Result<()> {
-        let mut space = nix::cmsg_space!(nix::sys::time::TimeSpec);
+        let mut message = [0; MESSAGE];
+        while let Some((_, stamp)) = receive(socket, &mut message)? {
+            self.state().series.arrive(number(&message), stamp);
+        }
+        Ok(())
+    }
+
+    fn hear_echoes(&self, client: &UdpSocket, size: usize) -> Result<()> {
+        let mut echo = vec![0; size + 1];
+        while let Some((len, stamp)) = receive(client, &mut echo)? {
+            ensure!(is_whole(&echo[..len], size), "what came back is another");
+            self.state().series.arrive(number(&echo), stamp);
+        }
+        Ok(())
+    }
+
+    /// The server sends back what it gets, which is always the same client's to it.
+    fn echo(&self, server: &UdpSocket, size: usize) -> Result<()> {
+        let mut heard = vec![0; size + 1];
         loop {
-            let mut message = [0; MESSAGE];
-            let mut parts = [IoSliceMut::new(&mut message)];
-            let flags = MsgFlags::MSG_DONTWAIT;
-            let received = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags);
-            let stamp = match received {
-                Ok(received) => stamp(received.cmsgs()?)?,
-                Err(Errno::EAGAIN) => return Ok(()),
+            let (len, peer) = match server.recv_from(&mut heard) {
+                Ok(received) => received,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error).context("cannot receive a datagram"),
             };
-            self.state().series.arrive(number(&message), stamp);
+            ensure!(is_whole(&heard[..len], size), "what arrived is another");
+            let known_as = *self.state().known_as.get_or_insert(peer);
+            ensure!(peer == known_as, "{known_as} became {peer}");
+            server
+                .send_to(&heard[..len], peer)
+                .context("cannot answer")?;
         }
     }
 
@@ -235,10 +292,33 @@ fn answer(mut server: &TcpStream) -> Result<()> {
     }
 }
 
-fn number(message: &[u8; MESSAGE]) -> u64 {
+/// The next datagram that a socket has: how long it is, and when the kernel received it.
+fn receive(socket: &UdpSocket, message: &mut [u8]) -> Result<Option<(usize, Stamp)>> {
+    let mut space = nix::cmsg_space!(nix::sys::time::TimeSpec);
+    let mut parts = [IoSliceMut::new(message)];
+    let flags = MsgFlags::MSG_DONTWAIT;
+    match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {
+        Ok(received) => Ok(Some((received.bytes, stamp(received.cmsgs()?)?))),
+        Err(Errno::EAGAIN) => Ok(None),
+        Err(error) => Err(error).context("cannot receive a datagram"),
+    }
+}
+
+fn number(message: &[u8]) -> u64 {
     let mut number = [0; 8];
     number.copy_from_slice(&message[..8]);
     u64::from_ne_bytes(number)
+}
+
+/// A message of so many bytes, no two of which are alike.
+fn large(number: u64, size: usize) -> Vec<u8> {
+    let mut message = vec![number as u8; size];
+    message[..8].copy_from_slice(&number.to_ne_bytes());
+    message
+}
+
+fn is_whole(message: &[u8], size: usize) -> bool {
+    message.len() == size && *message == large(number(message), size)
 }
 
 /// When the kernel received it; where a redirect cleared the stamp, the socket layer has made one.

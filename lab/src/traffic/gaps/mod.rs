@@ -1,5 +1,5 @@
 //! How long traffic stood still: a datagram every millisecond and a TCP request every second one
-//! on each path, each accounted for by its number.
+//! on each path, each accounted for by its number; of a path with echoes, a datagram every second millisecond, and what comes back.
 //!
 //! A gap is the network's: the time from the sending of a message until it, or one sent after it,
 //! arrives by the kernel's receive timestamp (SO_TIMESTAMPNS). Threads of the meter that get no
@@ -44,7 +44,7 @@ pub const ALLOWED: Duration = Duration::from_millis(10);
 
 /// Between two datagrams of a path.
 const TICK: Duration = Duration::from_millis(1);
-/// Requests are sent every so many ticks, if the one before was answered.
+/// Requests are sent every so many ticks, if the one before was answered; so are datagrams that come back, in any case.
 const TICKS_PER_REQUEST: u64 = 2;
 /// Until what was sent last has arrived, or is lost.
 const LAST: Duration = Duration::from_secs(2);

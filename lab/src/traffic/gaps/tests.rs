@@ -73,6 +73,25 @@ fn undisturbed_traffic_has_no_gap() {
     assert!(told.starts_with("0 of "), "{told}");
 }
 
+/// In parts, on their way there and back.
+#[test]
+fn echoes_that_are_lost_are_seen() {
+    let bridge = Bridge::new();
+    let path = bridge.path.clone().with_echoes(5000);
+    let meter = Meter::start(&[path]).unwrap();
+    meter.watch(Duration::from_millis(500));
+    meter.event("the bridge was taken apart").unwrap();
+    bridge.set(false);
+    thread::sleep(Duration::from_millis(50));
+    bridge.set(true);
+    meter.watch(Duration::from_millis(300));
+    let watched = meter.finish().unwrap();
+    let told = format!("{:#}", watched.must_hold().unwrap_err());
+    assert!(told.contains("UDP and its echo of 5000 bytes"), "{told}");
+    let gap = watched.gap("UDP and its echo of 5000 bytes, over a bridge");
+    assert!(gap >= Duration::from_millis(40), "{gap:?}");
+}
+
 #[test]
 fn a_blackout_of_50_ms_is_seen() {
     let watched = watch(|bridge| {
