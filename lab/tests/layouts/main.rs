@@ -15,7 +15,9 @@ use sinabro_lab::{
     Binaries, Lab, Lifetime, Node,
     checks::Scene,
     traffic::{
-        PATIENCE, accept, connect, readable,
+        PATIENCE, accept, any, connect,
+        path::Path,
+        readable,
         unbroken::{Pace, Traffic},
     },
 };
@@ -30,6 +32,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// More than any link takes at once.
+const IN_PARTS: usize = 5000;
 /// Undisturbed, to be compared with.
 const BEFORE: Duration = Duration::from_secs(8);
 
@@ -48,9 +52,24 @@ fn next() -> Binaries {
     from("SINABRO_NEXT_DIR")
 }
 
-fn outside_v4(scene: &Scene) -> IpAddr {
-    let addresses = scene.lab().outside_addresses().unwrap();
-    addresses.into_iter().find(IpAddr::is_ipv4).unwrap()
+/// IPv4's, IPv6's.
+fn outside(scene: &Scene) -> [IpAddr; 2] {
+    scene.lab().outside_addresses().unwrap()
+}
+
+/// Of both families.
+struct HeldPair([Held; 2]);
+
+impl HeldPair {
+    fn open(scene: &Scene) -> Self {
+        Self(outside(scene).map(|address| Held::open(scene, address)))
+    }
+
+    fn goes_on(&mut self, when: &str) {
+        for held in &mut self.0 {
+            held.goes_on(when);
+        }
+    }
 }
 
 /// A connection and a flow of datagrams from a pod to the outside, and as whom the outside knows them.
@@ -64,9 +83,8 @@ struct Held {
 }
 
 impl Held {
-    fn open(scene: &Scene) -> Self {
+    fn open(scene: &Scene, address: IpAddr) -> Self {
         let (pod, outside) = (scene.pod(1, 1).place(), scene.lab().outside().place());
-        let address = outside_v4(scene);
         let bound = outside.run(|| {
             Ok((
                 TcpListener::bind((address, 0))?,
@@ -79,7 +97,7 @@ impl Held {
             answers.local_addr().unwrap(),
         );
         let opened = pod.run(|| {
-            let asks = UdpSocket::bind(("0.0.0.0", 0))?;
+            let asks = UdpSocket::bind((any(address), 0))?;
             asks.connect(udp)?;
             Ok((connect(tcp)?, asks))
         });
@@ -97,6 +115,8 @@ impl Held {
             said: 0,
         };
         held.known_as = held.datagram();
+        let node = scene.node(1).addresses();
+        assert!(node.contains(&held.known_as.ip()), "{}", held.known_as);
         held
     }
 
@@ -120,6 +140,7 @@ impl Held {
     /// That what was there before goes on, in both directions, as the same.
     fn goes_on(&mut self, when: &str) {
         assert_eq!(self.datagram(), self.known_as, "{when}");
+        let when = format!("{when}, as {}", self.known_as);
         let said = self.said.to_be_bytes();
         for (from, to) in [(&self.client, &self.server), (&self.server, &self.client)] {
             let (mut from, mut to, mut heard) = (from, to, [0; 8]);
@@ -181,12 +202,21 @@ fn there_and_back(mode: &str) {
     let (now, next) = (Binaries::find().unwrap(), next());
     let scene = scene(&now, &flags);
     let node = scene.node(1);
-    let mut held = Held::open(&scene);
+    let mut held = HeldPair::open(&scene);
     let pace = Pace {
         pause: Duration::from_millis(10),
         clients: 1,
     };
-    let traffic = Traffic::start(&scene.paths().unwrap(), pace).unwrap();
+    let mut paths = scene.paths().unwrap();
+    let (pod, far) = (scene.pod(1, 2).place(), scene.lab().outside().place());
+    paths.push(Path::new("outside, IPv6", pod, far, outside(&scene)[1]));
+    for (address, name) in outside(&scene).into_iter().zip(["IPv4", "IPv6"]) {
+        for (from, who) in [(pod, "pod"), (node.place(), "host")] {
+            let path = Path::new(&format!("{who}, {name}"), from, far, address);
+            paths.push(path.with_echoes(IN_PARTS));
+        }
+    }
+    let traffic = Traffic::start(&paths, pace).unwrap();
     traffic.watch(BEFORE);
     for (step, binaries, generation, killed) in [
         ("upgraded", &next, 3, false),
@@ -204,7 +234,7 @@ fn there_and_back(mode: &str) {
         start(node, binaries, &flags);
         held.goes_on(step);
         // Begun by its programs.
-        Held::open(&scene).goes_on(step);
+        HeldPair::open(&scene).goes_on(step);
         only_of(node, generation);
         traffic.must_flow(step).unwrap();
     }
@@ -226,7 +256,7 @@ fn killed_between_two_steps_flows_go_on_with_either_version() {
     let (now, next) = (Binaries::find().unwrap(), next());
     let scene = scene(&now, &[]);
     let node = scene.node(1);
-    let mut held = Held::open(&scene);
+    let mut held = HeldPair::open(&scene);
     // Who dies and who follows; what follows runs when the next one comes.
     let rounds = [
         ((&next, 3), (&now, 2)),
@@ -259,14 +289,15 @@ fn killed_between_two_steps_flows_go_on_with_either_version() {
     }
 }
 
-/// The first release keeps no records: it finds what an agent that ends in order leaves to it.
+/// The first release keeps no records: it finds what an agent that ends in order leaves to it. It masquerades IPv4 alone.
 #[test]
 fn the_first_release_finds_its_own() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (first, now) = (from("SINABRO_EARLIER_DIR"), Binaries::find().unwrap());
     let scene = scene(&first, &[]);
     let node = scene.node(1);
-    let mut held = Held::open(&scene);
+    let [address, _] = outside(&scene);
+    let mut held = Held::open(&scene, address);
     for step in ["once", "twice"] {
         node.stop_agent().unwrap();
         start(node, &now, &[]);
@@ -281,7 +312,7 @@ fn the_first_release_finds_its_own() {
     start(node, &now, &[]);
     node.kill_agent().unwrap();
     start(node, &first, &[]);
-    let mut late = Held::open(&scene);
+    let mut late = Held::open(&scene, address);
     node.stop_agent().unwrap();
     start(node, &now, &[]);
     late.goes_on("upgraded after the first release ran");
@@ -296,13 +327,14 @@ fn a_large_table_is_carried_whole() {
     let (now, next) = (Binaries::find().unwrap(), next());
     let scene = scene(&now, &[]);
     let node = scene.node(1);
-    let address = outside_v4(&scene);
-    let mut held = Held::open(&scene);
+    let mut held = HeldPair::open(&scene);
     let sent = scene.pod(1, 2).place().run(|| {
-        let socket = UdpSocket::bind(("0.0.0.0", 0))?;
-        for port in 20_000..20_000 + FLOWS {
-            // Nobody is there, which the outside says by ICMP.
-            let _ = socket.send_to(b"x", (address, port));
+        for address in outside(&scene) {
+            let socket = UdpSocket::bind((any(address), 0))?;
+            for port in 20_000..20_000 + FLOWS / 2 {
+                // Nobody is there, which the outside says by ICMP.
+                let _ = socket.send_to(b"x", (address, port));
+            }
         }
         Ok(())
     });
