@@ -3,16 +3,21 @@
 
 use crate::{
     crowds::crowd,
+    ends::{Ends, next_id, payload},
+    fragments::ORDERS,
     kit::{FAMILIES, World, eth0, far, far_router, route_pods},
 };
 use sinabro_common::names;
 use sinabro_lab::{
-    Binaries, Lab, Lifetime, Pod,
+    Binaries, Lab, Lifetime, Place, Pod,
     amount::amount,
+    node::SERVICES_FLAGS,
     raise::Raise,
     traffic::{
         crowd::Kind,
         flood::Flood,
+        fragment::cut,
+        identity::{self, Server},
         path::Path,
         unbroken::{Pace, Traffic},
     },
@@ -211,6 +216,112 @@ fn earlier() -> Binaries {
     let dir = env::var_os("SINABRO_EARLIER_DIR");
     Binaries::at(dir.expect("SINABRO_EARLIER_DIR: `cargo xtask test` builds them and sets it"))
         .unwrap()
+}
+
+/// Connections to one address and port, one after the other; each has an answer of its own, and is known as who it is. How many.
+fn visits(from: &Place, to: SocketAddr, who: u32, node: IpAddr, stop: &AtomicBool) -> u32 {
+    const ONCE: u32 = 20;
+    let mut times = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let is_right = |_, seen: SocketAddr| seen.ip() == node;
+        identity::visit(from, to, who, ONCE, is_right).unwrap();
+        times += 1;
+    }
+    times * ONCE
+}
+
+/// Packets in parts both ways, each part a moment after the one before it, in every order; none is lost. How many.
+fn in_every_order(ends: &Ends, stop: &AtomicBool) -> usize {
+    let mut packets = 0;
+    while !stop.load(Ordering::Relaxed) {
+        for order in ORDERS {
+            for (way, from, to) in ends.ways() {
+                let payload = payload(packets, 3000);
+                let parts = cut(&from.frame(&payload), next_id(), 1208).unwrap();
+                for at in order {
+                    from.inject(&parts[at..=at]);
+                    thread::sleep(Duration::from_millis(1));
+                }
+                let what = format!("{way}, order {order:?}, packet {packets}");
+                assert!(to.hears_up_to(&payload, &what).is_empty(), "{what}");
+                packets += 1;
+            }
+        }
+    }
+    packets
+}
+
+/// Agents are killed, and others take their place, while pods and processes of the host send datagrams in parts, get such
+/// answers, and connect to the same remote port.
+#[test]
+fn packets_in_parts_and_the_hosts_own_outlive_agents() {
+    /// Four parts.
+    const SIZE: usize = 5000;
+    let _alone = alone();
+    for (world, flags) in [
+        (World::with(2, &[], &[]), &[][..]),
+        (World::direct(2), &SERVICES_FLAGS[..]),
+    ] {
+        let (node, host) = (world.node(), world.node().place());
+        // Not the host of those whose ids are chosen here.
+        let outside = world.lab.outside().place();
+        let addresses = world.lab.outside_addresses().unwrap();
+        let mut paths = Vec::new();
+        for (address, name) in addresses.into_iter().zip(FAMILIES) {
+            for (from, who) in [(world.pod(1).place(), "pod"), (host, "host")] {
+                let path = Path::new(&format!("{who}, {name}"), from, outside, address);
+                paths.push(path.with_echoes(SIZE));
+            }
+        }
+        let servers = addresses.map(|address| {
+            let at = SocketAddr::new(address, 0);
+            Server::start(outside, at, 2).unwrap()
+        });
+        let by_hand = [0, 1].map(|family| Ends::new(&world, 2, family));
+        let stop = AtomicBool::new(false);
+        let connections = thread::scope(|scope| {
+            let raise = Raise(&stop);
+            let clients: Vec<_> = (servers.iter().zip(world.own()))
+                .flat_map(|(server, own)| {
+                    let places = [world.pod(2).place(), host];
+                    places.map(|place| (place, server.address(), own))
+                })
+                .zip(0..)
+                .map(|((place, to, own), who)| {
+                    let stop = &stop;
+                    scope.spawn(move || visits(place, to, who, own, stop))
+                })
+                .collect();
+            let by_hand: Vec<_> = (by_hand.iter())
+                .map(|ends| scope.spawn(|| in_every_order(ends, &stop)))
+                .collect();
+            let pace = Pace {
+                pause: Duration::from_millis(10),
+                clients: 1,
+            };
+            let traffic = Traffic::start(&paths, pace).unwrap();
+            traffic.watch(BEFORE);
+            for step in ["another", "a third"] {
+                traffic.event("the agent was killed").unwrap();
+                node.kill_agent().unwrap();
+                traffic.watch(PHASE);
+                traffic.must_flow("without an agent").unwrap();
+                traffic.event(&format!("{step} was started")).unwrap();
+                node.start_agent_with(flags).unwrap();
+                node.wait_ready().unwrap();
+                traffic.watch(PHASE);
+                traffic.must_flow(&format!("with {step}")).unwrap();
+            }
+            println!("{}", finish(traffic, &world));
+            drop(raise);
+            let packets: Vec<_> = by_hand.into_iter().map(|one| one.join().unwrap()).collect();
+            println!("packets in every order: {packets:?}");
+            let counts = clients.into_iter().map(|client| client.join().unwrap());
+            counts.collect::<Vec<_>>()
+        });
+        println!("connections: {connections:?}");
+        assert!(connections.iter().all(|count| *count > 0));
+    }
 }
 
 /// What pods had with an agent of an earlier state they have with this one, by the same ports.
