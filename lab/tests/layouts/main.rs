@@ -195,6 +195,30 @@ fn flows_outlive_another_layout_by_filters_under_load() {
     there_and_back("clsact");
 }
 
+/// A NodePort, and the one above it.
+const NODE_PORT: u16 = 30_080;
+const TARGET: u16 = 8080;
+
+/// Has the node's stack lead both to a pod, as kube-proxy's rules do.
+fn lead(node: &Node, own: IpAddr, pod: IpAddr) {
+    let family = if own.is_ipv4() { "ip" } else { "ip6" };
+    let rule = |port| {
+        let (from, to) = (NODE_PORT + port, SocketAddr::new(pod, TARGET + port));
+        format!("{family} daddr {own} meta l4proto {{ tcp, udp }} th dport {from} dnat to {to}")
+    };
+    let table = format!(
+        "table {family} proxy {{
+            chain pre {{ type nat hook prerouting priority dstnat;
+                {}
+                {}
+            }}
+        }}",
+        rule(0),
+        rule(1)
+    );
+    node.place().command(&["nft", &table]).unwrap();
+}
+
 fn there_and_back(mode: &str) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let attach = format!("--attach={mode}");
@@ -210,11 +234,25 @@ fn there_and_back(mode: &str) {
     let mut paths = scene.paths().unwrap();
     let (pod, far) = (scene.pod(1, 2).place(), scene.lab().outside().place());
     paths.push(Path::new("outside, IPv6", pod, far, outside(&scene)[1]));
-    for (address, name) in outside(&scene).into_iter().zip(["IPv4", "IPv6"]) {
+    let own = node.addresses();
+    for (family, name) in ["IPv4", "IPv6"].into_iter().enumerate() {
         for (from, who) in [(pod, "pod"), (node.place(), "host")] {
-            let path = Path::new(&format!("{who}, {name}"), from, far, address);
+            let path = Path::new(
+                &format!("{who}, {name}"),
+                from,
+                far,
+                outside(&scene)[family],
+            );
             paths.push(path.with_echoes(IN_PARTS));
         }
+        let to_node = format!("outside to the node, {name}");
+        paths.push(Path::new(&to_node, far, node.place(), own[family]));
+        let served = scene.pod(1, 3);
+        let address = served.addresses()[family];
+        lead(node, own[family], address);
+        let by_port = Path::new(&format!("node port, {name}"), far, served.place(), address);
+        let target = SocketAddr::new(own[family], NODE_PORT);
+        paths.push(by_port.through(target, TARGET));
     }
     let traffic = Traffic::start(&paths, pace).unwrap();
     traffic.watch(BEFORE);
