@@ -3,13 +3,13 @@
 //! A packet passes several programs under the same addresses, each of which may write another end of it: a note is for
 //! one end.
 //!
-//! Bounded and short-lived: the least recently used are forgotten, and after [`LIFETIME_NS`] an id may be that of
-//! another packet.
+//! Bounded and short-lived: the least recently used are forgotten, and after [`LIFETIME_NS`], or soon after the packet's last
+//! part, an id may be that of another packet. A sender of many has none but 65,536 of IPv4, and other pods get some of them.
 
 use super::now;
 use crate::{maps::FRAGMENTS, parse::Packet as _, rewrite::End, scratch::Scratch};
 use aya_ebpf::programs::TcContext;
-use sinabro_common::abi::Addr;
+use sinabro_common::{abi::Addr, algo::lifetime::LATE_NS};
 
 /// As long as hosts wait for the rest of a packet (net.ipv4.ipfrag_time).
 const LIFETIME_NS: u64 = 30_000_000_000;
@@ -68,6 +68,15 @@ pub fn find_identified(scratch: &mut Scratch) -> bool {
         scratch.fragment.seen_ns = (*found).seen_ns;
     }
     is_fresh(scratch.fragment.seen_ns)
+}
+
+/// Notes that the last part of a packet that is identified was here: what that overtook has as long as late segments have.
+#[inline(always)]
+pub fn end(scratch: &mut Scratch) {
+    if let Some(found) = FRAGMENTS.get_ptr_mut(&scratch.fragment_key) {
+        // SAFETY: a value that the map just gave.
+        unsafe { (*found).seen_ns = now().wrapping_sub(LIFETIME_NS - LATE_NS) };
+    }
 }
 
 /// Whether what was seen then is still of the same packet.

@@ -178,8 +178,12 @@ pub fn follow(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         // All behind the fragment header.
         true => behind.wrapping_sub(ip.id_at + 4),
     };
+    if field & MORE == 0 {
+        fragment::end(scratch);
+        return PASS;
+    }
     // What contradicts itself is followed by nothing.
-    if field & MORE == 0 || len == 0 || !len.is_multiple_of(8) {
+    if len == 0 || !len.is_multiple_of(8) {
         return PASS;
     }
     scratch.early_key.offset = (field & !MORE) + len / 8;

@@ -8,6 +8,7 @@ use sinabro_lab::traffic::{
     fragment::{cut, cut_at},
     icmp, udp,
 };
+use std::{thread, time::Duration};
 
 /// As it is where the kernel tracks connections, and puts packets together for that, where it does not, and where all that is in
 /// one part goes past the stack.
@@ -71,6 +72,28 @@ fn in_orders(world: &World, tracked: &str, way: &str, orders: &[[usize; 3]]) {
             let parts = cut(&from.frame(&payload), next_id(), 1208).unwrap();
             from.inject(&order.map(|at| parts[at].clone()));
             assert!(to.hears_up_to(&payload, &what).is_empty(), "{what}");
+        }
+    }
+}
+
+/// As the one who sends them has no more ids than a minute's packets.
+#[test]
+fn the_id_of_one_pods_packet_is_soon_anothers() {
+    for (world, tracked) in worlds() {
+        for (family, in_family) in FAMILIES.iter().enumerate() {
+            let what = format!("{tracked}, {in_family}");
+            let one = Ends::new(&world, 1, family);
+            let other = one.beside(&world, 2);
+            let (id, payload) = (next_id(), payload(0, 3000));
+            let send = |ends: &Ends, order: [usize; 3]| {
+                let parts = cut(&ends.far.frame(&payload), id, 1208).unwrap();
+                ends.far.inject(&order.map(|at| parts[at].clone()));
+                assert!(ends.pod.hears_up_to(&payload, &what).is_empty(), "{what}");
+            };
+            send(&one, [0, 1, 2]);
+            // As long as parts that were overtaken are waited for.
+            thread::sleep(Duration::from_millis(1100));
+            send(&other, [2, 1, 0]);
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::{protocols::families, *};
 use crate::run::REDIRECT;
 use sinabro_common::abi::{
-    connection::FragmentKey,
+    connection::{Fragment, FragmentKey},
     fragment::{EARLY_BYTES, EarlyFragment, EarlyKey, MAX_EARLY_FRAGMENTS},
 };
 use sinabro_lab::wait::meet;
@@ -65,6 +65,35 @@ fn offsets() -> Vec<u32> {
     let mut offsets: Vec<_> = waiting().keys().map(|key| key.offset).collect();
     offsets.sort_unstable();
     offsets
+}
+
+#[test]
+fn an_id_is_another_packets_a_second_after_the_last_part() {
+    world(|w| {
+        for ends in families(&w) {
+            let answer = Answer::new(&w, ends, 3);
+            // The last overtakes one.
+            for part in [0, 2, 1] {
+                let given = (PASS, answer.given(part));
+                assert_eq!(w.come(&answer.parts[part]), given, "{part}");
+            }
+            let mut notes = open::<FragmentKey, Fragment>("FRAGMENTS");
+            for (key, mut note) in notes.iter().map(Result::unwrap).collect::<Vec<_>>() {
+                note.seen_ns = note.seen_ns.wrapping_sub(SECOND);
+                notes.insert(key, note, 0).unwrap();
+            }
+            // The next packet, whosever it is, comes the other way round.
+            for part in [2, 1] {
+                let left_alone = (PASS, World::frame(&answer.parts[part]));
+                assert_eq!(w.come(&answer.parts[part]), left_alone, "{part}");
+            }
+            assert_eq!(offsets(), [9, 18]);
+            let mut waits = open::<EarlyKey, EarlyFragment>("EARLY_FRAGMENTS");
+            for key in waiting().into_keys() {
+                waits.remove(&key).unwrap();
+            }
+        }
+    });
 }
 
 #[test]
