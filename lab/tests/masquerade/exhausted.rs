@@ -18,7 +18,7 @@ const RANGE: &str = "--masquerade-ports=61000-61063";
 const KEPT: &str = "--connection-udp-timeout=5s";
 const OVER: Duration = Duration::from_millis(5200);
 /// Who finds no port asks again after a fifth of a second. The agent looks once in ten seconds otherwise, and has just done so.
-const LONGEST: Duration = Duration::from_secs(2);
+const LONGEST: Duration = Duration::from_secs(3);
 
 fn metrics(world: &World) -> MetricsReport {
     match world.node().ask(Request::Metrics).unwrap() {

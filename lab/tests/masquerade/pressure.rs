@@ -254,7 +254,7 @@ fn in_every_order(ends: &Ends, stop: &AtomicBool) -> usize {
 /// Agents are killed, and others take their place, while pods and processes of the host send datagrams in parts, get such
 /// answers, and connect to the same remote port.
 #[test]
-fn packets_in_parts_and_the_hosts_own_outlive_agents() {
+fn packets_in_parts_and_the_hosts_own_outlive_agents_under_load() {
     /// Four parts.
     const SIZE: usize = 5000;
     let _alone = alone();
