@@ -4,6 +4,7 @@
 use crate::{
     forwarding::host_port,
     kit::{FAMILIES, World, far},
+    mapping,
 };
 use serde_json::json;
 use sinabro_lab::{
@@ -28,7 +29,7 @@ enum First {
     Pods,
 }
 
-/// A port of a node, the pod that it leads to, and others of that node.
+/// A port of a node, and the pod that it leads to.
 struct Published<'a> {
     world: &'a World,
     port: u16,
@@ -39,7 +40,7 @@ struct Published<'a> {
 #[test]
 fn pods_that_send_from_the_number_of_a_host_port_are_not_mixed_up_with_its_clients() {
     const PORT: u16 = 18_080;
-    for world in World::by_both_ways(1) {
+    for world in World::by_both_ways(1).chain([World::direct_with(1, &[mapping::FLAG])]) {
         let served = with_host_port(&world, PORT);
         for address in served.addresses() {
             host_port(&world, PORT, SocketAddr::new(address, TARGET));
@@ -51,6 +52,23 @@ fn pods_that_send_from_the_number_of_a_host_port_are_not_mixed_up_with_its_clien
         }
         .is_told_apart();
     }
+}
+
+/// The same of a Service's port that rules as kube-proxy's lead to the pod, of which the agent knows no more than the range.
+#[test]
+fn nor_with_those_of_kube_proxys_node_ports() {
+    const PORT: u16 = 30_081;
+    let world = World::new(2);
+    let served = world.pod(2);
+    for address in served.addresses() {
+        host_port(&world, PORT, SocketAddr::new(address, TARGET));
+    }
+    Published {
+        world: &world,
+        port: PORT,
+        served,
+    }
+    .is_told_apart();
 }
 
 /// The same of a Service's port that the agent leads to the pod.

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const FLAG: &str = "--masquerade-udp-mapping=endpoint-independent";
+pub const FLAG: &str = "--masquerade-udp-mapping=endpoint-independent";
 /// Pods have others: no port stays as it is.
 const PORTS: &str = "--masquerade-ports=61000-61999";
 /// What pods send from.
