@@ -10,6 +10,7 @@
 //! - [`namespace`], [`holder`]: a machine, and ways to run things inside;
 //! - [`place`]: its network alone, or a pod's, and cables between networks;
 //! - [`lab`]: the drawing above; [`node`], [`agent`], [`pod`], [`cni`]: what is on a node;
+//! - [`wire`]: cables that carry bytes alone;
 //! - [`congestion`]: what TCP of all networks goes by;
 //! - [`program`]: other programs, in a pod and on a CPU;
 //! - [`self_test`]: what is found once for all nodes of a run of tests;
@@ -46,6 +47,7 @@ pub mod residue;
 pub mod self_test;
 pub mod traffic;
 pub mod wait;
+pub mod wire;
 
 pub use holder::Lifetime;
 pub use lab::{Binaries, Lab};

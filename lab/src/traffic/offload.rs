@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd as _;
 const ETHTOOL_STXCSUM: u32 = 0x17;
 const ETHTOOL_STSO: u32 = 0x1f;
 const ETHTOOL_SGSO: u32 = 0x24;
+const ETHTOOL_SGRO: u32 = 0x2c;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
 /// What cuts TCP's segments to size behind an interface.
@@ -29,6 +30,11 @@ pub fn cut_behind(place: &Place, interface: &str) -> Result<()> {
 /// Has an interface send no packet whose checksum is left to it.
 pub fn sum_before(place: &Place, interface: &str) -> Result<()> {
     turn(place, interface, &[ETHTOOL_STXCSUM], false)
+}
+
+/// Has an interface put together what comes of one stream (GRO).
+pub fn gather(place: &Place, interface: &str) -> Result<()> {
+    turn(place, interface, &[ETHTOOL_SGRO], true)
 }
 
 fn turn(place: &Place, interface: &str, features: &[u32], on: bool) -> Result<()> {

@@ -23,6 +23,21 @@ pub fn misfits(place: &Place) -> Result<u64> {
     )
 }
 
+/// What came with a checksum that is not right, of TCP and UDP.
+pub fn damaged(place: &Place) -> Result<u64> {
+    let [text, of_v6] = place.run(|| {
+        let read = |file| fs::read_to_string(format!("/proc/thread-self/net/{file}"));
+        Ok([read("snmp")?, read("snmp6")?])
+    })?;
+    // TCP's is of both families.
+    let of_groups = ["Tcp", "Udp"].map(|group| field(&text, group, "InCsumErrors"));
+    let counts = of_groups
+        .into_iter()
+        .chain([field6(&of_v6, "Udp6InCsumErrors")]);
+    let counts = counts.map(|count| count.context("no InCsumErrors in /proc/net/snmp"));
+    counts.sum()
+}
+
 /// Segments that TCP's sockets in it have discarded themselves, as whoever reads was late: they are sent again, and the network
 /// has lost none.
 pub fn discarded(place: &Place) -> Result<u64> {

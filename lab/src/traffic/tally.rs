@@ -36,6 +36,25 @@ impl Tally {
         Ok(Self { socket })
     }
 
+    /// The same of what comes alone.
+    pub fn of_incoming(place: &Place, interface: Interface, kind: Kind) -> Result<Self> {
+        let tally = Self::start(place, interface, kind)?;
+        let set: libc::c_int = 1;
+        // SAFETY: the option takes a number, of the size given.
+        Errno::result(unsafe {
+            libc::setsockopt(
+                tally.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_IGNORE_OUTGOING,
+                (&raw const set).cast(),
+                size_of_val(&set) as libc::socklen_t,
+            )
+        })
+        .context("cannot have a packet socket hear what comes alone")?;
+        tally.count()?;
+        Ok(tally)
+    }
+
     /// How many there were since the start, or since the last time that this was asked.
     pub fn count(&self) -> Result<u32> {
         // struct tpacket_stats: packets, those among them that found no room.

@@ -8,7 +8,7 @@ use super::{
 };
 
 /// Nodes have IPv6 addresses first; the given ones say that they take UDP without a checksum.
-pub fn nodes(lab: &Lab, take: [bool; 2]) {
+pub fn nodes<const NODES: usize>(lab: &Lab, take: [bool; NODES]) {
     for (node, takes) in lab.nodes().iter().zip(take) {
         node.lead_with_ipv6();
         let mut entry = node.entry();
