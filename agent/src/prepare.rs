@@ -29,6 +29,8 @@ use std::{
 
 const FORWARD_V4: [&str; 3] = ["net", "ipv4", "ip_forward"];
 const FORWARD_V6: [&str; 5] = ["net", "ipv6", "conf", "all", "forwarding"];
+const SAY_MAC_V4: [&str; 5] = ["net", "ipv4", "conf", "all", "arp_notify"];
+const SAY_MAC_V6: [&str; 5] = ["net", "ipv6", "conf", "all", "ndisc_notify"];
 const PING_GROUPS: [&str; 3] = ["net", "ipv4", "ping_group_range"];
 /// As the kernel has it where nobody set it: no group (ping_group_range in icmp(7)).
 const NO_GROUP: [&str; 2] = ["1", "0"];
@@ -243,6 +245,21 @@ pub fn accept_ra(link: &str) -> Result<Option<String>, PrepareError> {
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Has links say another MAC address as soon as they have it. What pods send to another node without a tunnel has no address of
+/// this one's, so that its questions for neighbours do not say it by IPv6: others would send to the old one for as long as they believe in it.
+pub fn announcements() -> Prepared {
+    let mut prepared = Prepared::default();
+    for name in [SAY_MAC_V4, SAY_MAC_V6] {
+        match ensure(&name, "1") {
+            Ok(change) => prepared.changes.extend(change),
+            // A kernel without IPv6.
+            Err(PrepareError::Sysctl { source, .. }) if source.is_not_found() => {}
+            Err(error) => prepared.warnings.push(Chain(&error).to_string()),
+        }
+    }
+    prepared
 }
 
 /// Lets the agent's group have ping sockets, which [`crate::probe`] asks peers with. A range that

@@ -85,6 +85,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         false => (0, 0),
     };
     let mut prepared = prepare::forwarding(&settings.uplinks, Families::prepared_or_both())?;
+    // Where it may not, it was prepared.
+    prepared.changes.extend(prepare::announcements().changes);
     if settings.peer_probe {
         // Where it may not, the probe says so.
         prepared.changes.extend(prepare::ping_sockets().changes);

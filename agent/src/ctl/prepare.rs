@@ -39,6 +39,7 @@ fn steps(places: &Places, prepared: &mut Prepared) -> anyhow::Result<()> {
     if families.v6 {
         prepared.add(prepare::pod_links()?);
     }
+    prepared.add(prepare::announcements());
     if places.peer_probe {
         prepared.add(prepare::ping_sockets());
     }
