@@ -49,14 +49,19 @@ pub struct Tap {
 impl Tap {
     /// One that sends frames as they are on a wire.
     pub fn new(place: &Place, name: &str) -> Result<Self> {
-        Self::open(place, name, 0, 0)
+        Self::open(place, name, libc::IFF_TAP, 0)
+    }
+
+    /// One that sends packets without a header of a link's, as VPNs do.
+    pub fn of_packets(place: &Place, name: &str) -> Result<Self> {
+        Self::open(place, name, libc::IFF_TUN, 0)
     }
 
     /// One whose reader does what a hypervisor does: it is given super-packets of TCP, and packets without a checksum. Both ends of a wire
     /// have to be like that.
     pub fn of_machine(place: &Place, name: &str) -> Result<Self> {
         let offloads = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
-        Self::open(place, name, libc::IFF_VNET_HDR, offloads)
+        Self::open(place, name, libc::IFF_TAP | libc::IFF_VNET_HDR, offloads)
     }
 
     fn open(place: &Place, name: &str, flags: i32, offloads: u32) -> Result<Self> {
@@ -70,7 +75,7 @@ impl Tap {
             let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
             let to = request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1);
             to.zip(name.bytes()).for_each(|(to, from)| *to = from as _);
-            let flags = libc::IFF_TAP | libc::IFF_NO_PI | flags;
+            let flags = libc::IFF_NO_PI | flags;
             request.ifr_ifru.ifru_flags = flags as libc::c_short;
             // SAFETY: reads and writes the structure alone.
             Errno::result(unsafe {

@@ -18,6 +18,7 @@ mod proxy;
 mod sizes;
 mod sums;
 mod three;
+mod uplinks;
 mod ways;
 mod world;
 

@@ -17,6 +17,11 @@ impl<const NODES: usize> World<NODES> {
     pub fn on(prepare: impl Fn(&Lab), flags: [&[&str]; NODES]) -> Self {
         let lab = Lab::new(Binaries::find().unwrap(), NODES, Lifetime::Process).unwrap();
         prepare(&lab);
+        Self::start(lab, flags)
+    }
+
+    /// On nodes that are ready.
+    pub fn start(lab: Lab, flags: [&[&str]; NODES]) -> Self {
         for (node, flags) in lab.nodes().iter().zip(flags) {
             let prepared = node.ctl(&["prepare"]).unwrap();
             assert!(prepared.status.success(), "{prepared:?}");
