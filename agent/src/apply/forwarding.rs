@@ -4,12 +4,11 @@
 //! they are looked for, and so are queues on pods' links. Not theirs are those of Kubernetes' Services, which are translated before, and of `hostPort`s, whose
 //! connections have no record and go by the stack all the same.
 
-use super::next_hops::only_uplink;
+use super::next_hops::{only_uplink, without_limits};
 use crate::{
     chain::Chain,
     config::Settings,
     datapath::{Datapath, DatapathError},
-    install::others,
     plan::Forwarding,
 };
 use sinabro_netlink::{
@@ -22,8 +21,6 @@ use sinabro_netlink::{
 const OF_SERVICES: [&str; 2] = ["kube-proxy", "cni_hostport"];
 /// What the names of their chains by iptables begin with.
 const CHAINS_OF_SERVICES: [&str; 2] = ["KUBE-", "CNI-HOSTPORT-"];
-/// The type of the plugin that limits pods by queues on their links, in configurations.
-const BANDWIDTH: &str = "bandwidth";
 /// Tables of iptables-legacy.
 const LEGACY: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 
@@ -35,15 +32,14 @@ pub fn follow(settings: &Settings, datapath: &Datapath) -> Result<Forwarding, Da
     let may_translate = settings.service_proxy.may_be_on();
     let uplink = datapath.direct_uplink()?;
     let obstacle = |rules_count| {
-        if let Err(why) = only_uplink(uplink) {
-            return Some(why.to_string());
+        let limits = |uplink| match rules_count {
+            true => without_limits(&settings.cni_conf_dir, uplink),
+            false => Ok(uplink),
+        };
+        match only_uplink(uplink).and_then(limits) {
+            Err(why) => Some(why.to_string()),
+            Ok(_) => rules_count.then(rules_of_others).flatten(),
         }
-        if rules_count && others::is_chained(&settings.cni_conf_dir, BANDWIDTH) {
-            return Some(format!(
-                "the plugin {BANDWIDTH} limits by queues of the stack"
-            ));
-        }
-        rules_count.then(rules_of_others).flatten()
     };
     let chosen = Forwarding::choose(settings.forwarding, may_translate, obstacle);
     datapath.set_forwarding(chosen == Forwarding::Direct)?;

@@ -36,6 +36,7 @@ pub use pods::PodRoute;
 use crate::plan::Routing;
 use sinabro_common::api::NodeReport;
 use std::{
+    path::PathBuf,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -56,6 +57,8 @@ pub struct OverlayConfig {
     pub mtu: Option<u32>,
     /// Whether packets between pods of two nodes may go past the stack.
     pub direct: bool,
+    /// Where plugins may be chained that have a say in that.
+    pub cni_conf_dir: PathBuf,
     pub routing: Routing,
     /// How often a full pass is made whatever happens; [`PERIOD`] but for tests, which are to see
     /// what the kernel's events cause.

@@ -2,12 +2,13 @@
 //!
 //! The kernel is asked, as its routes lead. A peer that several ways lead to, or another than the uplink, is left to the
 //! stack: it alone knows how a flow is spread over them, and policies of routing. So are all where IPsec has policies: what
-//! is to be encrypted passes them in the stack alone.
+//! is to be encrypted passes them in the stack alone. And all where pods may have limits, which are queues of the stack's.
 
 use super::ways::{Ways, Why};
 use crate::{
     chain::Chain,
     datapath::{Datapath, DatapathError, DirectUplink, Way},
+    install::others,
     plan::{Native, OverlayPlan},
 };
 use sinabro_common::{
@@ -18,7 +19,10 @@ use sinabro_common::{
     api::Mac,
 };
 use sinabro_netlink::{Conn, neigh::Neigh, xfrm};
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, path::Path};
+
+/// The type of the plugin that limits pods by queues on their links, in configurations.
+const BANDWIDTH: &str = "bandwidth";
 
 /// Looks up the ways to all peers, or to those alone that `before` did not have.
 ///
@@ -27,6 +31,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 pub fn follow(
     conn: &mut Conn,
     datapath: &Datapath,
+    cni_conf_dir: &Path,
     before: Option<&OverlayPlan>,
     plan: &OverlayPlan,
 ) -> Result<Ways, DatapathError> {
@@ -36,7 +41,8 @@ pub fn follow(
         none: None,
         ..Ways::default()
     };
-    match only_uplink(datapath.direct_uplink()?) {
+    let uplink = datapath.direct_uplink()?;
+    match only_uplink(uplink).and_then(|uplink| without_limits(cni_conf_dir, uplink)) {
         Err(why) => ways = Ways::none(why),
         Ok(uplink) => {
             for (mac, &remote) in &plan.fdb {
@@ -107,6 +113,14 @@ pub(super) fn only_uplink(uplink: DirectUplink) -> Result<u32, Why> {
         Ok(0) => Ok(uplink),
         Ok(_) => Err(Why::Ipsec),
         Err(error) => Err(Why::IpsecUnknown(Chain(&error).to_string())),
+    }
+}
+
+/// The same, unless pods may have limits.
+pub(super) fn without_limits(cni_conf_dir: &Path, uplink: u32) -> Result<u32, Why> {
+    match others::is_chained(cni_conf_dir, BANDWIDTH) {
+        true => Err(Why::Bandwidth),
+        false => Ok(uplink),
     }
 }
 

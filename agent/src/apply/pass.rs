@@ -147,7 +147,13 @@ pub fn run(
                     let ways = match config.direct {
                         true => {
                             let before = before.map(|(plan, _)| plan);
-                            next_hops::follow(&mut conn, datapath, before, &plan)
+                            next_hops::follow(
+                                &mut conn,
+                                datapath,
+                                &config.cni_conf_dir,
+                                before,
+                                &plan,
+                            )
                         }
                         false => Ok(Ways::none(Why::Setting)),
                     };

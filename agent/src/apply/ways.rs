@@ -58,6 +58,8 @@ pub enum Why {
     /// The kernel has no program put a packet into a tunnel.
     Kernel,
     Ipsec,
+    /// Pods have limits that the stack alone keeps.
+    Bandwidth,
     /// Whether IPsec has policies: what the kernel said.
     IpsecUnknown(String),
     /// To that node: what the kernel said.
@@ -94,6 +96,7 @@ impl fmt::Display for Why {
             Self::ZeroChecksum => "its tunnels take no UDP over IPv6 without a checksum",
             Self::ZeroChecksumLost => "no answers to UDP over IPv6 without a checksum",
             Self::Kernel => "this node's Linux is older than 5.13",
+            Self::Bandwidth => "the plugin bandwidth limits by queues of the stack",
             Self::Ipsec => "IPsec has policies, see ip xfrm policy",
             Self::IpsecUnknown(error) => {
                 return write!(f, "whether IPsec has policies is not known: {error}");

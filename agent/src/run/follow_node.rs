@@ -263,6 +263,7 @@ fn run_overlay(
         uplink: uplink.to_owned(),
         mtu: task.settings.mtu,
         direct: task.settings.overlay == OverlayMode::Auto,
+        cni_conf_dir: task.settings.cni_conf_dir.clone(),
         routing: task.settings.routing,
         period: apply::PERIOD,
     };

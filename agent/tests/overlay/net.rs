@@ -111,6 +111,7 @@ impl Net {
         place.set_up("lo", &pod(n).map(IpNet::from)).unwrap();
         let config = OverlayConfig {
             direct: true,
+            cni_conf_dir: "/nowhere".into(),
             routing: Routing::Tunnel,
             node: format!("n{n}"),
             device: VXLAN_LINK.into(),
