@@ -125,15 +125,9 @@ pub fn with_source(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 #[inline(always)]
 pub fn send(way: &Way) -> i32 {
     // An IPv4 address is the first of the four.
-    let [a, b, c, d] = [0, 4, 8, 12].map(|at| {
-        u32::from_ne_bytes([
-            way.dst[at],
-            way.dst[at + 1],
-            way.dst[at + 2],
-            way.dst[at + 3],
-        ])
-    });
-    send_to(way.ifindex, way.family.into(), [a, b, c, d])
+    // SAFETY: an address is four words, and is behind whole ones.
+    let words = unsafe { way.dst.as_ptr().cast::<[u32; 4]>().read() };
+    send_to(way.ifindex, way.family.into(), words)
 }
 
 /// Whether the packet's connection is translated here, whichever way it goes, or will be.
@@ -221,13 +215,26 @@ fn is_nobody(dst: u32) -> bool {
     matches!(first, 0 | 224..)
 }
 
-/// Asks the kernel's routes, as the stack would, for the way in `scratch.way`. Zero unless it leads out by an uplink that is
-/// Ethernet: what ends here, is refused, goes through another tunnel or needs a neighbour to be looked for is the stack's.
+/// Asks the kernel's routes for the way in `scratch.way`. Zero unless it leads out by an uplink that is Ethernet: what ends here, is
+/// refused, goes through another tunnel or needs a neighbour to be looked for is the stack's.
 #[inline(never)]
 pub fn find_way(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
+    if !find_route(skb, scratch) {
+        return 0;
+    }
+    let Some(uplink) = UPLINKS.get_ptr(scratch.way.ifindex) else {
+        return 0;
+    };
+    // SAFETY: a value that the map just gave.
+    u32::from(unsafe { (*uplink).header_len } == eth::LEN)
+}
+
+/// Whether the kernel's routes, asked as the stack would, lead on to a neighbour that is known. The way is in `scratch.way` then.
+#[inline(always)]
+pub fn find_route(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
     let Scratch { ip, l4, way, .. } = scratch;
     if !ip.v6 && is_nobody(rewrite::word(&ip.dst)) {
-        return 0;
+        return false;
     }
     way.proto = ip.proto;
     way.src_port = l4.src_port;
@@ -241,12 +248,5 @@ pub fn find_way(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
     }
     // SAFETY: the context is valid for as long as the program runs.
     let ifindex = unsafe { (*skb).ifindex };
-    if !way.leads_on(skb, ifindex, 0) {
-        return 0;
-    }
-    let Some(uplink) = UPLINKS.get_ptr(way.ifindex) else {
-        return 0;
-    };
-    // SAFETY: a value that the map just gave.
-    u32::from(unsafe { (*uplink).header_len } == eth::LEN)
+    way.leads_on(skb, ifindex, 0)
 }

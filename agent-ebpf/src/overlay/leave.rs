@@ -8,10 +8,11 @@ use super::{
 use crate::{
     PASS,
     family::{AF_INET, AF_INET6},
+    forward::leave::{find_route, send as hand_on},
     maps::CONFIG,
     nat::drop,
     parse::{
-        eth, ip4, ip6,
+        eth, ip4, ip6, proto,
         skb::{Frame as _, Head, PACKET_HOST},
     },
     rewrite,
@@ -28,6 +29,7 @@ use aya_ebpf::{
 };
 use sinabro_common::abi::{
     Addr,
+    config::FLAG_INGRESS_MTU,
     drop::DropReason,
     next_hop::{NATIVE, NextHop},
     node::{Node, Overlay},
@@ -113,7 +115,7 @@ fn send<I: Outside>(
     // SAFETY: the context is valid for as long as the program runs.
     let hash = unsafe { bpf_get_hash_recalc(skb) };
     if !wrap::<I>(skb) {
-        return PASS;
+        return by_device(skb, scratch);
     }
     scratch.ip.l3 += Outer::<I>::LEN;
     // SAFETY: as above.
@@ -133,6 +135,22 @@ fn send<I: Outside>(
     }
     Peer::find(&node.tunnel).count(|peer| &mut peer.direct_tx);
     to(skb, overlay, (next.ifindex, &next.gateway))
+}
+
+/// Gives the VXLAN device what the kernel does not wrap up: super-packets that have been in a tunnel and that the pod hands on. By its route, but past netfilter, which sees no other packet of their connection and
+/// may drop what it has not seen begin. Of TCP alone, of which it is known that the segments fit.
+#[inline(never)]
+fn by_device(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let wraps = CONFIG
+        .get(0)
+        .is_some_and(|config| config.flags & FLAG_INGRESS_MTU == 0);
+    if !wraps || scratch.ip.proto != proto::TCP || !find_route(skb, scratch) {
+        return PASS;
+    }
+    match rewrite::decrement_ttl(&TcContext::new(skb), &scratch.ip) {
+        Ok(()) => hand_on(&scratch.way),
+        Err(_) => drop(DropReason::RewriteFailed),
+    }
 }
 
 /// Makes room for the outer headers. The kernel refuses that for what is in a tunnel already and for super-packets of other

@@ -38,7 +38,19 @@ impl Proxied {
     fn new(prepare: impl Fn(&Lab), flags: &[&str]) -> Self {
         let world = World::on(prepare, [flags; 3]);
         let wire = Wire::to(&world.lab, 2).unwrap();
-        let near = world.lab.node(2).add_pod("near").unwrap();
+        let n2 = world.lab.node(2);
+        let near = n2.add_pod("near").unwrap();
+        // Knows no connection whose beginning it has not seen.
+        let firewall = "table inet firewall { chain forward {
+            type filter hook forward priority 0; ct state invalid drop; }; }";
+        n2.command(&["nft", firewall]).unwrap();
+        let strictly = || {
+            Ok(sysctl::write(
+                &["net", "netfilter", "nf_conntrack_tcp_loose"],
+                "0",
+            )?)
+        };
+        n2.place().run(strictly).unwrap();
         let proxied = Self { world, wire, near };
         proxied.make_vpn();
         proxied.hand_on();
