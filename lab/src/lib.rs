@@ -10,7 +10,7 @@
 //! - [`namespace`], [`holder`]: a machine, and ways to run things inside;
 //! - [`place`]: its network alone, or a pod's, and cables between networks;
 //! - [`lab`]: the drawing above; [`node`], [`agent`], [`pod`], [`cni`]: what is on a node;
-//! - [`wire`]: cables that carry bytes alone;
+//! - [`wire`]: cables that carry bytes alone; [`machine`]: a virtual machine behind one;
 //! - [`congestion`]: what TCP of all networks goes by;
 //! - [`program`]: other programs, in a pod and on a CPU;
 //! - [`self_test`]: what is found once for all nodes of a run of tests;
@@ -36,6 +36,7 @@ pub mod datapath;
 pub mod holder;
 pub mod kernel;
 pub mod lab;
+pub mod machine;
 pub mod measures;
 pub mod namespace;
 pub mod node;
@@ -51,6 +52,7 @@ pub mod wire;
 
 pub use holder::Lifetime;
 pub use lab::{Binaries, Lab};
+pub use machine::Machine;
 pub use namespace::Namespace;
 pub use node::{Node, NodeEntry};
 pub use place::Place;

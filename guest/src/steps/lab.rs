@@ -6,10 +6,17 @@ use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_common::api::{Request, Response};
 use sinabro_guest::{BIN_DIR, Message};
 use sinabro_lab::{
-    Binaries, Lab, Lifetime, Node,
+    Binaries, Lab, Lifetime, Machine, Node,
     checks::{self, CHECKS, Check, Scene, service},
+    lab::UNDERLAY_MTU,
     node::SERVICES_FLAGS,
-    traffic::tcp,
+    traffic::{
+        packet,
+        path::Path,
+        stream::Stream,
+        tally::{Kind, Tally},
+        tcp,
+    },
 };
 
 pub fn run(report: &mut Report) -> Result<()> {
@@ -29,7 +36,51 @@ pub fn run(report: &mut Report) -> Result<()> {
     report.doing("killing agents")?;
     report.check("agent_kill", restart(&scene, Node::kill_agent))?;
     report.doing("looking at the acceleration's self-test")?;
-    report.check("self_test", self_test(&scene))
+    report.check("self_test", self_test(&scene))?;
+    report.doing("looking at the way between the nodes")?;
+    report.check("overlay", overlay(&scene))?;
+    report.check("super_packets", super_packets(&scene))
+}
+
+/// Which way packets go between nodes, by what is said of kernels (docs/overlay.md).
+fn overlay(scene: &Scene) -> Result<String> {
+    let expected = match kernel()? >= (5, 13) {
+        true => "direct",
+        false => "kernel: this node's Linux is older than 5.13",
+    };
+    for node in scene.lab().nodes() {
+        let status = node.status()?;
+        let mode = status.modes.get("overlay").context("no mode overlay")?;
+        ensure!(mode == expected, "{}: {mode}", node.name());
+    }
+    Ok(expected.into())
+}
+
+/// What a pod gets in a tunnel and hands on arrives, here at a virtual machine: the kernel goes by what it noted of the tunnel.
+fn super_packets(scene: &Scene) -> Result<String> {
+    let (near, far) = (scene.pod(1, 1), scene.pod(2, 1));
+    let machine = Machine::new(scene.node(2), far)?;
+    let eth0 = packet::interface(far.place(), "eth0")?;
+    let large = Kind::LargerThan(UNDERLAY_MTU as usize);
+    let large = Tally::of_incoming(far.place(), eth0, large)?;
+    for address in far.addresses() {
+        let path = Path::new("to a machine", near.place(), machine.place(), address);
+        Stream::open(&path)?.carry(1 << 20, 128 << 10)?;
+    }
+    let large = large.count()?;
+    ensure!(large > 0, "no super-packet");
+    Ok(format!("{large}"))
+}
+
+/// The two numbers that a release begins with.
+fn kernel() -> Result<(u32, u32)> {
+    let release = nix::sys::utsname::uname()?;
+    let release = release.release().to_string_lossy();
+    let mut numbers = release.split(['.', '-']).map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),
+        _ => bail!("no version in {release}"),
+    }
 }
 
 /// Agents end, traffic goes on, pods can be added to those that come after.

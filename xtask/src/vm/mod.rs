@@ -37,6 +37,7 @@ const MODULES: &[&str] = &[
     "sch_ingress",
     "cls_bpf",
     "nf_tables",
+    "tun",
 ];
 const OPTIONAL_MODULES: &[&str] = &["act_bpf", "tls", "inet_diag", "tcp_diag", "crc32c_generic"];
 
