@@ -16,6 +16,7 @@ use nix::{
     unistd::Pid,
 };
 use sinabro_netlink::bridge;
+use socket2::{Domain, Socket, Type};
 use std::{
     fs::{File, OpenOptions},
     io::{Read as _, Write as _},
@@ -32,7 +33,10 @@ use std::{
 
 /// Bytes of `struct virtio_net_hdr` (linux/virtio_net.h).
 const OF_HYPERVISOR: usize = 10;
-const QUEUE: &str = "20000";
+/// Packets that wait to be read: more than a window of TCP's, so that none is lost.
+const QUEUE: libc::c_int = 20_000;
+/// linux/sockios.h.
+const SIOCSIFTXQLEN: libc::Ioctl = 0x8943;
 /// Nanoseconds that a packet waits for the next of its stream.
 const HELD: u32 = 200_000;
 /// The largest super-packet, and what is before it.
@@ -88,6 +92,13 @@ impl Tap {
                     libc::TUNSETOFFLOAD,
                     offloads as libc::c_ulong,
                 )
+            })?;
+            // ifr_qlen, a number as well.
+            request.ifr_ifru.ifru_metric = QUEUE;
+            let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
+            // SAFETY: as above.
+            Errno::result(unsafe {
+                libc::ioctl(socket.as_raw_fd(), SIOCSIFTXQLEN, &raw mut request)
             })?;
             let before = match flags & libc::IFF_VNET_HDR {
                 0 => 0,
@@ -147,10 +158,6 @@ impl Wire {
         let ends = [Tap::new(router, &near)?, Tap::new(router, &far)?];
         for (link, bridge) in [(&near, "br0"), (&far, &*beside), (&port, &*beside)] {
             router.plug(link, bridge)?;
-        }
-        for end in [&near, &far] {
-            // More than a window of TCP's, so that none is lost.
-            router.command(&["ip", "link", "set", end, "txqueuelen", QUEUE])?;
         }
         let wire = Self::between(ends)?;
         for link in [&beside, &near, &far] {
