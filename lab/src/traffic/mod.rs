@@ -29,6 +29,7 @@ pub mod round_trips;
 pub mod sctp;
 pub mod seat;
 pub mod segment;
+pub mod sizes;
 pub mod snmp;
 pub mod stream;
 pub mod tally;
@@ -39,7 +40,6 @@ pub mod udp;
 pub mod udplite;
 pub mod unbroken;
 pub mod whole_sum;
-pub mod wire;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -8,8 +8,8 @@ use sinabro_lab::{
     node::pod_cidrs,
     traffic::{
         packet::{Interface, interface},
+        sizes::Sizes,
         snmp,
-        wire::Wire,
     },
 };
 use std::net::IpAddr;
@@ -104,16 +104,16 @@ pub fn next_port() -> u16 {
 }
 
 /// Uplinks of both nodes and of the outside, which send packets as they are on the wire.
-pub fn wires(scene: &Scene) -> Vec<Wire> {
+pub fn wires(scene: &Scene) -> Vec<Sizes> {
     let lab = scene.lab();
     let nodes = lab.nodes().iter().map(|node| node.place());
     let places = nodes.chain([lab.outside().place()]);
-    let wire = |place: &Place| Wire::cut(place, "eth0", UNDERLAY_MTU as usize).unwrap();
+    let wire = |place: &Place| Sizes::cut(place, "eth0", UNDERLAY_MTU as usize).unwrap();
     places.map(wire).collect()
 }
 
 /// Full packets since the last time; none that may not be.
-pub fn full_packets(wire: &Wire, what: &str) -> u32 {
+pub fn full_packets(wire: &Sizes, what: &str) -> u32 {
     wire.full()
         .unwrap_or_else(|error| panic!("{what}: {error:#}"))
 }

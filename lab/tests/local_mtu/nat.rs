@@ -6,7 +6,7 @@ use sinabro_lab::{
     Node, Place, Pod,
     checks::Scene,
     lab::UNDERLAY_MTU,
-    traffic::{path::Path, stream::Stream, udp, wire::Wire},
+    traffic::{path::Path, sizes::Sizes, stream::Stream, udp},
 };
 use std::net::SocketAddr;
 
@@ -43,7 +43,7 @@ fn translate(node: &Node, targets: &[SocketAddr], server: SocketAddr, masquerade
 }
 
 /// A stream both ways through a translation; none of its packets is too large for its way.
-fn streams_through(scene: &Scene, wires: &[Wire], path: &Path) -> Stream {
+fn streams_through(scene: &Scene, wires: &[Sizes], path: &Path) -> Stream {
     let name = &path.name;
     let nodes = scene.lab().nodes();
     let before: Vec<_> = nodes.iter().map(|node| misfits(node.place())).collect();

@@ -4,7 +4,7 @@ use crate::kit::{FAMILIES, TCP_HEADERS, by_both_ways, full_packets, mtus};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Place,
     checks::Scene,
-    traffic::{path::Path, stream::Stream, udp, wire::Wire},
+    traffic::{path::Path, sizes::Sizes, stream::Stream, udp},
     wait::wait_for,
 };
 
@@ -95,7 +95,7 @@ fn the_uplinks_become_smaller(scene: &Scene) {
     let new = scene.node(1).add_pod("new").unwrap();
     let (smaller, same) = mtus(scene.node(1), &new);
     assert_eq!((before - smaller, same), (1500 - SMALLER, link));
-    let wire = |place: &Place| Wire::cut(place, "eth0", SMALLER).unwrap();
+    let wire = |place: &Place| Sizes::cut(place, "eth0", SMALLER).unwrap();
     let wires: Vec<_> = lab.nodes().iter().map(|node| wire(node.place())).collect();
     for (family, stream) in streams.iter().enumerate() {
         stream.carry(BYTES, 16 << 10).unwrap();

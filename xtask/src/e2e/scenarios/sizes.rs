@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use sinabro_lab::{
     Place,
-    traffic::{offload, path::Path, snmp, stream::Stream, tcp, wire::Wire},
+    traffic::{offload, path::Path, sizes::Sizes, snmp, stream::Stream, tcp},
 };
 use std::net::{IpAddr, SocketAddr, TcpListener};
 
@@ -169,7 +169,7 @@ fn leads(world: &World, path: &Path) -> Result<()> {
 fn carried(ways: &[Way], links: &[(Place, &str)]) -> Result<u32> {
     let wires = links
         .iter()
-        .map(|(place, link)| Wire::cut(place, link, MTU))
+        .map(|(place, link)| Sizes::cut(place, link, MTU))
         .collect::<Result<Vec<_>>>()?;
     let misfits = || -> Result<u64> {
         let mut sum = 0;

@@ -1,5 +1,5 @@
-//! Where packets leave a place or arrive, those of tunnels with all that is around them: whether any was larger than may
-//! be there, or had to be cut.
+//! How large packets are where they leave a place or arrive, those of tunnels with all that is around them: whether any was
+//! larger than may be there, or had to be cut.
 
 use super::{
     offload,
@@ -10,13 +10,13 @@ use crate::place::Place;
 use anyhow::{Result, ensure};
 
 /// Counters of packets that may not be, and of those that are as large as can be, which show that the others see.
-pub struct Wire {
+pub struct Sizes {
     name: String,
     wrong: [Tally; 2],
     full: Tally,
 }
 
-impl Wire {
+impl Sizes {
     /// Watches a link whose packets are there as the next one gets them.
     pub fn watch(place: &Place, link: &str, mtu: usize) -> Result<Self> {
         let interface = interface(place, link)?;
