@@ -137,8 +137,9 @@ fn send<I: Outside>(
     to(skb, overlay, (next.ifindex, &next.gateway))
 }
 
-/// Gives the VXLAN device what the kernel does not wrap up: super-packets that have been in a tunnel and that the pod hands on. By its route, but past netfilter, which sees no other packet of their connection and
-/// may drop what it has not seen begin. Of TCP alone, of which it is known that the segments fit.
+/// Gives the VXLAN device what the kernel does not wrap up: super-packets that have been in a tunnel and that the pod hands on.
+/// By its route, but past netfilter, which sees no other packet of their connection and may drop what it has not seen begin.
+/// Of TCP alone, of which it is known that the segments fit.
 #[inline(never)]
 fn by_device(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let wraps = CONFIG
