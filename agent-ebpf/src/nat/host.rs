@@ -14,7 +14,7 @@ use super::{
 use crate::{
     PASS,
     connection::{self, Noted, share},
-    maps::ALIASES,
+    maps::{ALIASES, CONFIG},
     parse::{
         icmp,
         l4::{TCP_ACK, TCP_RST},
@@ -25,7 +25,7 @@ use crate::{
 use sinabro_common::{
     abi::{
         Addr,
-        config::{FLAG_MASQUERADE, NodeConfig},
+        config::{FLAG_CARRYING, FLAG_MASQUERADE, NodeConfig},
         connection::{Connection, FLAG_MASQUERADED, HOST_SHARE, OUTSIDE_SHARE},
         drop::DropReason,
     },
@@ -76,8 +76,9 @@ pub fn claimed(scratch: &mut Scratch, is_noted: bool) -> i32 {
     }
     // A connection without a record goes on by its own port. What has that at the moment is a pod's claim, which
     // ends when the socket is found.
-    let flags = scratch.l4.tcp_flags;
-    if !is_noted && scratch.ip.proto == proto::TCP && !ct_state::begins(proto::TCP, flags) {
+    let is_tcp = scratch.ip.proto == proto::TCP;
+    let asks = is_tcp && ct_state::begins(proto::TCP, scratch.l4.tcp_flags);
+    if !is_noted && is_tcp && !asks {
         return PASS;
     }
     scratch.tuple.write_reversed(&mut scratch.alias_key);
@@ -85,7 +86,12 @@ pub fn claimed(scratch: &mut Scratch, is_noted: bool) -> i32 {
         // Also by another port of the host, which was given this one.
         // SAFETY: a value that the map just gave.
         Some(alias) => unsafe {
-            (*alias).addr != scratch.ip.src || (*alias).port != scratch.tuple.src_port
+            let is_own = (*alias).addr == scratch.ip.src && (*alias).port == scratch.tuple.src_port;
+            // Its record is on its way, and says the same.
+            if is_own && !asks && are_carried() {
+                return PASS;
+            }
+            !is_own
         },
         None => false,
     };
@@ -96,6 +102,14 @@ pub fn claimed(scratch: &mut Scratch, is_noted: bool) -> i32 {
     // Its port may be nobody else's, and there is no room to say so.
     scratch.may_pass = !is_taken;
     CLAIM
+}
+
+/// Whether records are being carried to another layout's table.
+#[inline(always)]
+fn are_carried() -> bool {
+    CONFIG
+        .get(0)
+        .is_some_and(|config| config.flags & FLAG_CARRYING != 0)
 }
 
 /// The record is over, or of a connection that is closed and asked for again.

@@ -102,6 +102,29 @@ fn while_entries_are_carried_the_nodes_own_connections_go_on() {
     });
 }
 
+/// As a node port's answers, whose alias may come before their record.
+#[test]
+fn while_entries_are_carried_what_is_forwarded_as_the_node_keeps_its_port() {
+    const PORT: u16 = 30_080;
+    for proto in [TCP, UDP] {
+        world(|w| {
+            let answer = |flags| match proto {
+                TCP => packet::tcp((NODE_IP, PORT), (FAR, 4000), flags, b""),
+                _ => packet::udp((NODE_IP, PORT), (FAR, 4000), b""),
+            };
+            assert_eq!(w.sent(&answer(SYN | ACK)).ports, (PORT, 4000));
+            let (key, record) = table().into_iter().next().unwrap();
+            let alone = Connection { flags: 0, ..record };
+            w.datapath.connections().remove(&key, &alone).unwrap();
+            assert_eq!((table().len(), aliases().len()), (0, 1));
+            let mut config = kit::node_config();
+            config.flags |= FLAG_CARRYING;
+            w.datapath.set_node_config(config).unwrap();
+            assert_eq!(w.sent(&answer(ACK)).ports, (PORT, 4000));
+        });
+    }
+}
+
 #[test]
 fn options_are_no_obstacle() {
     world(|w| {
