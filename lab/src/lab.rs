@@ -8,7 +8,7 @@ use crate::{
 };
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
-use sinabro_netlink::{Conn, Family, bridge, link, route::Route, sysctl};
+use sinabro_netlink::{Family, bridge, link, route::Route, sysctl};
 use std::{
     env,
     net::IpAddr,
@@ -248,11 +248,8 @@ fn machine(name: &str, lifetime: Lifetime) -> Result<Namespace> {
 fn underlay(lifetime: Lifetime) -> Result<(Namespace, Namespace)> {
     let router = machine("router", lifetime)?;
     let outside = machine("outside", lifetime)?;
-    router.run(|| {
-        sysctl::write(&["net", "ipv4", "ip_forward"], "1")?;
-        sysctl::write(&["net", "ipv6", "conf", "all", "forwarding"], "1")?;
-        Ok(Conn::new()?.execute(bridge::create("br0"))?)
-    })?;
+    router.place().forward()?;
+    router.place().conn()?.execute(bridge::create("br0"))?;
     router.place().set_up("br0", &nets(&UNDERLAY_ROUTER)?)?;
     connect(&router, ("out0", None), &outside, &nets(&OUTSIDE)?)?;
     router.place().set_up("out0", &nets(&OUTSIDE_ROUTER)?)?;

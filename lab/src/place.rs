@@ -4,7 +4,7 @@ use crate::congestion;
 use anyhow::{Context as _, Result, bail, ensure};
 use ipnet::IpNet;
 use nix::sched::{CloneFlags, setns};
-use sinabro_netlink::{Conn, NetNs, addr::Addr, link, veth::Veth};
+use sinabro_netlink::{Conn, NetNs, addr::Addr, link, sysctl, veth::Veth};
 use std::{os::unix::process::CommandExt as _, process::Command, sync::Arc, thread};
 
 /// A pod's network, a node's, the outside host's.
@@ -75,6 +75,17 @@ impl Place {
             let output = Command::new(program).args(arguments).output()?;
             ensure!(output.status.success(), "{command:?}: {output:?}");
             Ok(())
+        })
+    }
+
+    /// Has this network hand on packets that are not for it, of both families.
+    pub fn forward(&self) -> Result<()> {
+        self.run(|| {
+            sysctl::write(&["net", "ipv4", "ip_forward"], "1")?;
+            Ok(sysctl::write(
+                &["net", "ipv6", "conf", "all", "forwarding"],
+                "1",
+            )?)
         })
     }
 

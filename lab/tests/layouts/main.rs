@@ -143,13 +143,18 @@ impl Held {
         let when = format!("{when}, as {}", self.known_as);
         let said = self.said.to_be_bytes();
         for (from, to) in [(&self.client, &self.server), (&self.server, &self.client)] {
-            let (mut from, mut to, mut heard) = (from, to, [0; 8]);
-            from.write_all(&said)
-                .and_then(|()| to.read_exact(&mut heard))
-                .unwrap_or_else(|error| panic!("{when}: {error}"));
-            assert_eq!(heard, said, "{when}");
+            say(from, to, said, &when);
         }
     }
+}
+
+/// What one end of a connection says is heard at the other.
+fn say(mut from: &TcpStream, mut to: &TcpStream, said: [u8; 8], when: &str) {
+    let mut heard = [0; 8];
+    from.write_all(&said)
+        .and_then(|()| to.read_exact(&mut heard))
+        .unwrap_or_else(|error| panic!("{when}: {error}"));
+    assert_eq!(heard, said, "{when}");
 }
 
 fn pins(node: &Node) -> PathBuf {

@@ -1,6 +1,6 @@
 //! Connections between two pods of a node that the node's stack translates, as it does for kube-proxy, and that keep to it.
 
-use super::{ALONE, from, next, only_of, scene};
+use super::{ALONE, from, next, only_of, say, scene};
 use sinabro_lab::{
     Binaries,
     checks::Scene,
@@ -8,7 +8,6 @@ use sinabro_lab::{
 };
 use socket2::{Domain, Socket, Type};
 use std::{
-    io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::PoisonError,
     time::Instant,
@@ -95,11 +94,7 @@ impl Kept {
         let said = self.said.to_be_bytes();
         let mut heard = [0; 8];
         for (from, to) in [(&self.server, &self.client), (&self.client, &self.server)] {
-            let (mut from, mut to) = (from, to);
-            from.write_all(&said)
-                .and_then(|()| to.read_exact(&mut heard))
-                .unwrap_or_else(|error| panic!("{when}: {error}"));
-            assert_eq!(heard, said, "{when}");
+            say(from, to, said, when);
         }
         for (from, to) in [(&self.answers, &self.asks), (&self.asks, &self.answers)] {
             from.send(&said).unwrap();

@@ -139,15 +139,7 @@ fn beyond(lab: &Lab) -> Place {
     let (router, outside) = (lab.router().place(), lab.outside());
     let nets = |texts: [&str; 2]| texts.map(|text| text.parse::<ipnet::IpNet>().unwrap());
     let ends = [("far0", [2, 0x1a, 0xb0, 0, 3, 1]), ("eth0", FAR_MAC)];
-    outside
-        .run(|| {
-            sysctl::write(&["net", "ipv4", "ip_forward"], "1")?;
-            Ok(sysctl::write(
-                &["net", "ipv6", "conf", "all", "forwarding"],
-                "1",
-            )?)
-        })
-        .unwrap();
+    outside.place().forward().unwrap();
     outside
         .place()
         .cable(ends[0], 1500, &beyond, ends[1])

@@ -89,11 +89,16 @@ fn watch(world: &World, families: usize) -> Traffic {
             Path::new(&name, world.pod(1).place(), &world.beyond, far)
         })
         .collect();
+    watch_all(&paths)
+}
+
+/// Traffic on these paths, which ran undisturbed for a while.
+fn watch_all(paths: &[Path]) -> Traffic {
     let pace = Pace {
         pause: Duration::from_millis(10),
         clients: 1,
     };
-    let traffic = Traffic::start(&paths, pace).unwrap();
+    let traffic = Traffic::start(paths, pace).unwrap();
     traffic.watch(BEFORE);
     traffic
 }
@@ -295,12 +300,7 @@ fn packets_in_parts_and_the_hosts_own_outlive_agents_under_load() {
             let by_hand: Vec<_> = (by_hand.iter())
                 .map(|ends| scope.spawn(|| in_every_order(ends, &stop)))
                 .collect();
-            let pace = Pace {
-                pause: Duration::from_millis(10),
-                clients: 1,
-            };
-            let traffic = Traffic::start(&paths, pace).unwrap();
-            traffic.watch(BEFORE);
+            let traffic = watch_all(&paths);
             for step in ["another", "a third"] {
                 traffic.event("the agent was killed").unwrap();
                 node.kill_agent().unwrap();

@@ -1,6 +1,7 @@
 //! Super-packets that a pod gets past the stack, and sends again.
 
 use super::*;
+use std::net::IpAddr;
 
 /// Behind a pod, which hands on what comes for one of its ports: `[IPv4, IPv6]`.
 const BEHIND: [&str; 2] = ["10.99.0.2", "fd00:99::2"];
@@ -19,32 +20,32 @@ fn behind(pod: &Pod) -> Place {
         });
         end.set_up(link, &nets).unwrap();
     }
-    let rules: String = BEHIND
-        .iter()
-        .zip(["ip", "ip6"])
-        .map(|(to, family)| {
-            let number = if family == "ip" { "ipv4" } else { "ipv6" };
-            format!("meta nfproto {number} tcp dport {PORT} dnat {family} to {to}\n")
+    let targets = BEHIND.map(|to| (PORT, to.parse().unwrap()));
+    hand_on(pod.place(), targets, "oifname lan masquerade");
+    place
+}
+
+/// Has a place send on what comes for some of its ports, as a proxy by rules does it. `as_itself`: the rule for what it sends by its
+/// own address.
+pub fn hand_on(place: &Place, targets: impl IntoIterator<Item = (u16, IpAddr)>, as_itself: &str) {
+    let rules: String = targets
+        .into_iter()
+        .map(|(port, to)| {
+            let (proto, family) = match to {
+                IpAddr::V4(_) => ("ipv4", "ip"),
+                IpAddr::V6(_) => ("ipv6", "ip6"),
+            };
+            format!("meta nfproto {proto} tcp dport {port} dnat {family} to {to}\n")
         })
         .collect();
     let table = format!(
         "table inet lab {{
             chain pre {{ type nat hook prerouting priority dstnat; {rules} }}
-            chain post {{ type nat hook postrouting priority srcnat; oifname lan masquerade; }}
+            chain post {{ type nat hook postrouting priority srcnat; {as_itself}; }}
         }}"
     );
-    let mut nft = Command::new("nft");
-    pod.place().put(nft.arg(table));
-    assert!(nft.status().unwrap().success());
-    let forward = || {
-        sysctl::write(&["net", "ipv4", "ip_forward"], "1")?;
-        Ok(sysctl::write(
-            &["net", "ipv6", "conf", "all", "forwarding"],
-            "1",
-        )?)
-    };
-    pod.place().run(forward).unwrap();
-    place
+    place.command(&["nft", &table]).unwrap();
+    place.forward().unwrap();
 }
 
 #[test]

@@ -46,7 +46,7 @@ use sinabro_lab::{
 };
 use sinabro_netlink::{Request, route::Route, sysctl};
 use sizes::{MTUS, OUTSIDE, OUTSIDE_IPV6, every_pair, large, set_mtu, stream_len};
-use std::{array::from_fn, fs, net::SocketAddr, process::Command, time::Duration};
+use std::{array::from_fn, fs, net::SocketAddr, time::Duration};
 use world::{
     NOTHING, World, exchange, exchange_between, goes_direct, is_both_ways, other, said_of, shown,
     start, why,

@@ -2,6 +2,7 @@
 //! another one, out of the cluster, and through a tunnel of its own. The wire to its node carries bytes, so these are made there (GRO).
 
 use super::{
+    again::hand_on,
     native::{NATIVE, say},
     *,
 };
@@ -53,7 +54,10 @@ impl Proxied {
         n2.place().run(strictly).unwrap();
         let proxied = Self { world, wire, near };
         proxied.make_vpn();
-        proxied.hand_on();
+        let targets = proxied.targets();
+        let targets = targets.iter().zip(PORT..);
+        let targets = targets.flat_map(|(target, port)| target.addresses.map(|to| (port, to)));
+        hand_on(proxied.proxy().place(), targets, "masquerade");
         proxied
     }
 
@@ -104,41 +108,6 @@ impl Proxied {
             });
             place.set_up("vpn", &nets).unwrap();
         }
-    }
-
-    /// As a proxy by rules does it.
-    fn hand_on(&self) {
-        let rules: String = self
-            .targets()
-            .iter()
-            .zip(PORT..)
-            .flat_map(|(target, port)| {
-                target.addresses.map(|to| {
-                    let (proto, family) = if to.is_ipv4() {
-                        ("ipv4", "ip")
-                    } else {
-                        ("ipv6", "ip6")
-                    };
-                    format!("meta nfproto {proto} tcp dport {port} dnat {family} to {to}\n")
-                })
-            })
-            .collect();
-        let table = format!(
-            "table inet lab {{
-                chain pre {{ type nat hook prerouting priority dstnat; {rules} }}
-                chain post {{ type nat hook postrouting priority srcnat; masquerade; }}
-            }}"
-        );
-        let place = self.proxy().place();
-        place.command(&["nft", &table]).unwrap();
-        let forward = || {
-            sysctl::write(&["net", "ipv4", "ip_forward"], "1")?;
-            Ok(sysctl::write(
-                &["net", "ipv6", "conf", "all", "forwarding"],
-                "1",
-            )?)
-        };
-        place.run(forward).unwrap();
     }
 
     /// All that it hands on arrives as it was sent, and nothing has to be sent twice.

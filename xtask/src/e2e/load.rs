@@ -15,7 +15,7 @@ use sinabro_lab::{
     },
 };
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, TcpListener},
     time::Duration,
 };
 
@@ -69,15 +69,21 @@ fn service_path(world: &World, way: &str, from: &KubePod, to: &KubePod) -> Resul
     let path = Path::new(way, &from.place, &to.place, to.primary()?).through(target, PORT);
     // kube-proxy takes a moment to know the Service.
     for path in [path.clone(), path.next_port()] {
-        let (target, listen) = (path.target(path.listen()), path.listen());
-        world.wait(&format!("Service {target} to lead to {}", to.name), || {
-            let listener = to.place.run(|| Ok(std::net::TcpListener::bind(listen)?))?;
-            let connected = tcp::connects(&from.place, target).is_ok();
-            drop(listener);
-            Ok(connected.then_some(()))
-        })?;
+        leads(world, &path)?;
     }
     Ok(path)
+}
+
+/// Waits until what translates a path leads to its server.
+pub fn leads(world: &World, path: &Path) -> Result<()> {
+    let (target, listen) = (path.target(path.listen()), path.listen());
+    let what = format!("{}: {target} to lead to {}", path.name, path.to.name());
+    world.wait(&what, || {
+        let listener = path.to.run(|| Ok(TcpListener::bind(listen)?))?;
+        let connected = tcp::connects(&path.from, target).is_ok();
+        drop(listener);
+        Ok(connected.then_some(()))
+    })
 }
 
 /// Makes a Service for one pod; its first address.

@@ -4,6 +4,7 @@ use crate::{
     cluster::{Family, Proxy, control, layout},
     e2e::{
         asking::addresses,
+        load::leads,
         pods::{IMAGE, KubePod, manifest},
         world::{NAMESPACE, World},
     },
@@ -12,9 +13,9 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use sinabro_lab::{
     Place,
-    traffic::{offload, path::Path, sizes::Sizes, snmp, stream::Stream, tcp},
+    traffic::{offload, path::Path, sizes::Sizes, snmp, stream::Stream},
 };
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 
 /// Of the cables between the machines.
 const MTU: usize = 1500;
@@ -59,7 +60,7 @@ pub fn on_the_wire(world: &mut World) -> Result<String> {
     for family in world.families() {
         all.extend(ways(world, *family, &client, &servers)?);
     }
-    for way in &all {
+    for way in all.iter().filter(|way| way.path.is_translated()) {
         leads(world, &way.path)?;
     }
     // What the control plane sends goes by its bridge.
@@ -149,20 +150,6 @@ fn ways(world: &World, family: Family, client: &KubePod, servers: &[Server]) -> 
         }
     }
     Ok(ways)
-}
-
-/// Waits until what translates knows of it.
-fn leads(world: &World, path: &Path) -> Result<()> {
-    if !path.is_translated() {
-        return Ok(());
-    }
-    world.wait(&format!("{} to be translated", path.name), || {
-        let listen = path.listen();
-        let listener = path.to.run(|| Ok(TcpListener::bind(listen)?))?;
-        let connected = tcp::connects(&path.from, path.target(listen)).is_ok();
-        drop(listener);
-        Ok(connected.then_some(()))
-    })
 }
 
 /// A stream both ways by each path; full packets that were seen.
