@@ -375,12 +375,19 @@ fn receive_time(connect: &dyn Connect) -> Result<String, Failed> {
     each_way(connect, |from, to| {
         let set = to.set(libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1);
         let mut seen = vec![said(set.map(|()| "set"))];
-        // The kernel begins to note times a moment after the first socket asks.
-        std::thread::sleep(MOMENT);
-        from.say(b"time")?;
-        to.gather(connect, 4);
-        let time = beside(&to, libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS);
-        seen.push(said(time.map(|time| match time.is_some() {
+        // The kernel begins to note times a while after the first socket asks (`net_enable_timestamp`): once a worker of its
+        // own has had a processor.
+        let deadline = Instant::now() + connect.patience();
+        let told = loop {
+            std::thread::sleep(MOMENT);
+            from.say(b"time")?;
+            to.gather(connect, 4);
+            let time = beside(&to, libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS);
+            if !matches!(time, Ok(None)) || Instant::now() >= deadline {
+                break time;
+            }
+        };
+        seen.push(said(told.map(|time| match time.is_some() {
             true => "told",
             false => "not told",
         })));

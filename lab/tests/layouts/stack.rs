@@ -108,7 +108,7 @@ impl Kept {
 
 /// Pods' programs give way to others one pod after the other, while some still note what they see in the table of before.
 #[test]
-fn what_keeps_to_the_stack_does_so_while_programs_of_two_layouts_run() {
+fn what_keeps_to_the_stack_does_so_since_the_first_release_and_while_programs_of_two_layouts_run() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (now, next) = (Binaries::find().unwrap(), next());
     let scene = scene(&from("SINABRO_EARLIER_DIR"), &[]);
