@@ -6,15 +6,15 @@
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     macros::map,
-    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap},
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, Queue},
 };
 use sinabro_common::abi::{
     Addr,
     config::{MAX_NON_MASQUERADE, MAX_NON_MASQUERADE_BEFORE, NodeConfig},
     connection::{
-        ALIASES_EACH, Alias, Connection, ConnectionKey, Fragment, FragmentKey, HOST_PORT_WORDS,
-        Limits, MAX_CONNECTIONS, MAX_CROWDED, MAX_FRAGMENTS, OTHER_SHARES, PORT_TABLES, Share,
-        TakenPorts, Tuple,
+        ALIASES_EACH, Alias, Connection, ConnectionKey, Finished, Fragment, FragmentKey,
+        HOST_PORT_WORDS, Limits, MAX_CONNECTIONS, MAX_CROWDED, MAX_FINISHED, MAX_FRAGMENTS,
+        OTHER_SHARES, PORT_TABLES, Share, TakenPorts, Tuple,
     },
     counters::{MAX_PEER_COUNTERS, NativeCounters, PeerCounters, PodCounters},
     drop::MAX_DROP_REASONS,
@@ -67,6 +67,9 @@ pub static EARLY_FRAGMENTS: LruHashMap<EarlyKey, EarlyFragment> =
 #[map]
 pub static SHARES: HashMap<u32, Share> =
     HashMap::pinned(MAX_PODS + OTHER_SHARES, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static FINISHED: Queue<Finished> = Queue::pinned(MAX_FINISHED, 0);
 
 #[map]
 pub static LIMITS: Array<Limits> = Array::pinned(1, 0);

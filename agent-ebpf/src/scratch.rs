@@ -27,7 +27,7 @@ use sinabro_common::{
         Addr,
         connection::{
             Alias, Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_EMBRYONIC, FLAG_INBOUND,
-            Fragment, FragmentKey, Tuple,
+            Finished, Fragment, FragmentKey, Tuple,
         },
         fragment::EarlyKey,
         service::{Affinity, AffinityKey, FrontendKey, Set},
@@ -87,6 +87,13 @@ pub struct Scratch {
     /// What is about to be written.
     pub connection: Connection,
     pub other_key: ConnectionKey,
+    /// A connection that is over (`connection::finished`),
+    pub finished: Finished,
+    pub ended: u32,
+    /// one that makes way for another (`connection::ending`), what its client sends and what it gets as answers.
+    pub ending: ConnectionKey,
+    pub ending_sends: Tuple,
+    pub ending_gets: Tuple,
     pub alias_key: Tuple,
     pub alias: Alias,
     pub fragment_key: FragmentKey,

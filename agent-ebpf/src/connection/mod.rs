@@ -1,5 +1,7 @@
 //! The table of connections (`sinabro_common::abi::connection`).
 
+pub mod ending;
+pub mod finished;
 pub mod fragment;
 pub mod newcomer;
 pub mod share;
@@ -82,8 +84,8 @@ pub fn remove(key: &ConnectionKey) {
 pub fn begin_untranslated(scratch: &mut Scratch, flags: u16, payer: u32) -> bool {
     let embryonic = flags & FLAG_INBOUND == 0;
     let has_room = match embryonic {
-        true => share::take(payer),
-        false => share::take_inbound(payer),
+        true => share::take(scratch, payer),
+        false => share::take_inbound(scratch, payer),
     };
     if !has_room {
         return false;
@@ -313,6 +315,7 @@ fn follow(scratch: &mut Scratch) {
         unsafe { (*connection).flags &= !FLAG_EMBRYONIC };
         share::answered(record.payer);
     }
+    finished::note(scratch, stage, record.payer);
     // No connection of datagrams is ever closed.
     if record.flags & (FLAG_MASQUERADED | FLAG_MAPPED) != FLAG_MASQUERADED {
         return;

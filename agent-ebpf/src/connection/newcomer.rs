@@ -5,19 +5,13 @@
 //! to. So each new connection takes a place, drawn by chance, and what had it goes, if it is still unanswered: of an honest
 //! client that takes a moment, and a flood drives out itself.
 
-use super::{find, remove, stage};
-use crate::{
-    maps::{ALIASES, LIMITS},
-    scratch::Scratch,
-};
+use super::{ending, find, stage};
+use crate::{maps::LIMITS, scratch::Scratch};
 use aya_ebpf::{helpers::bpf_get_prandom_u32, macros::map, maps::Array};
 use sinabro_common::{
     abi::{
         Addr,
-        connection::{
-            Connection, ConnectionKey, FLAG_EMBRYONIC, FLAG_INBOUND, FLAG_MASQUERADED,
-            OUTSIDE_SHARE,
-        },
+        connection::{Connection, ConnectionKey, FLAG_EMBRYONIC, FLAG_INBOUND, OUTSIDE_SHARE},
     },
     algo::lifetime::Stage,
 };
@@ -44,15 +38,15 @@ pub fn settle(scratch: &mut Scratch) -> u32 {
     let Some(place) = NEWCOMERS.get_ptr_mut((random * u64::from(places) >> 32) as u32) else {
         return 0;
     };
-    let Scratch { key, other_key, .. } = &mut *scratch;
+    let Scratch { key, ending, .. } = &mut *scratch;
     // SAFETY: a value that the map just gave. Of two processors that write to it at once both may leave a part: such a
     // key leads to no connection, and the agent ends those that lost their place.
     unsafe {
-        other_key.low = Addr::at(&raw const (*place).low);
-        other_key.high = Addr::at(&raw const (*place).high);
-        other_key.low_port = (*place).low_port;
-        other_key.high_port = (*place).high_port;
-        other_key.proto = (*place).proto;
+        ending.low = Addr::at(&raw const (*place).low);
+        ending.high = Addr::at(&raw const (*place).high);
+        ending.low_port = (*place).low_port;
+        ending.high_port = (*place).high_port;
+        ending.proto = (*place).proto;
         (*place).low = key.low;
         (*place).high = key.high;
         (*place).low_port = key.low_port;
@@ -60,7 +54,7 @@ pub fn settle(scratch: &mut Scratch) -> u32 {
         (*place).proto = key.proto;
     }
     // Nobody has had the place, or the same ends have it again.
-    if scratch.other_key.proto == 0 || scratch.other_key == scratch.key {
+    if scratch.ending.proto == 0 || scratch.ending == scratch.key {
         return 0;
     }
     drive_out(scratch)
@@ -83,55 +77,12 @@ unsafe fn may_go(connection: *const Connection, proto: u8) -> bool {
     }
 }
 
-/// Removes `scratch.other_key`'s connection with its aliases, if it may go.
+/// Ends `scratch.ending`'s connection, if it may go.
 #[inline(never)]
 fn drive_out(scratch: &mut Scratch) -> u32 {
-    let Some(found) = find(&scratch.other_key) else {
+    let Some(found) = find(&scratch.ending) else {
         return 0;
     };
-    let Scratch {
-        other_key,
-        real,
-        alias_key,
-        ..
-    } = &mut *scratch;
     // SAFETY: a value that the map just gave.
-    let is_masqueraded = unsafe {
-        if !may_go(found, other_key.proto) {
-            return 0;
-        }
-        // What the client sends, and what its endpoint answers it as.
-        let (client, port, server, server_port) = match (*found).client_is_high() {
-            true => (
-                &other_key.high,
-                other_key.high_port,
-                &other_key.low,
-                other_key.low_port,
-            ),
-            false => (
-                &other_key.low,
-                other_key.low_port,
-                &other_key.high,
-                other_key.high_port,
-            ),
-        };
-        real.src = *client;
-        real.src_port = port;
-        real.dst = Addr::at(&raw const (*found).frontend);
-        real.dst_port = (*found).frontend_port;
-        real.proto = other_key.proto;
-        alias_key.src = *server;
-        alias_key.src_port = server_port;
-        alias_key.dst = Addr::at(&raw const (*found).nat);
-        alias_key.dst_port = (*found).nat_port;
-        alias_key.proto = other_key.proto;
-        (*found).has(FLAG_MASQUERADED)
-    };
-    remove(&scratch.other_key);
-    // What came in to a pod's own address has none: its frontend is no address.
-    let _ = ALIASES.remove(&scratch.real);
-    if is_masqueraded {
-        let _ = ALIASES.remove(&scratch.alias_key);
-    }
-    1
+    unsafe { may_go(found, scratch.ending.proto) && ending::end(scratch, found) }.into()
 }

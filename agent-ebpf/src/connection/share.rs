@@ -8,9 +8,11 @@
 //! Counts are changed by atomic additions and may drift, for a record may be removed by two at once; the agent
 //! sets them right at each of its sweeps.
 
+use super::finished;
 use crate::{
     atomic::add_u64,
     maps::{LIMITS, SHARES},
+    scratch::Scratch,
 };
 use sinabro_common::abi::connection::{ALL_SHARES, OUTSIDE_SHARE, Share};
 
@@ -19,25 +21,46 @@ const EMBRYONIC_PART: u64 = 8;
 
 /// Counts one more connection of the pod, which nobody has answered yet, or refuses it.
 #[inline(always)]
-pub fn take(payer: u32) -> bool {
+pub fn take(scratch: &mut Scratch, payer: u32) -> bool {
     // Clients outside have places instead (`newcomer`).
-    taken(payer, payer != OUTSIDE_SHARE, 1)
+    take_or_make_way(scratch, payer, payer != OUTSIDE_SHARE, 1)
 }
 
 /// Counts one more connection that somebody outside began with the pod, or refuses it. It has a place (`newcomer`), and is none
 /// of those that nobody has answered: a flood from outside would keep the pod from beginning any of its own.
 #[inline(always)]
-pub fn take_inbound(payer: u32) -> bool {
-    taken(payer, false, 0)
+pub fn take_inbound(scratch: &mut Scratch, payer: u32) -> bool {
+    take_or_make_way(scratch, payer, false, 0)
 }
 
 #[inline(always)]
-fn taken(payer: u32, may_be_crowded: bool, unanswered: u64) -> bool {
+fn take_or_make_way(
+    scratch: &mut Scratch,
+    payer: u32,
+    may_be_crowded: bool,
+    unanswered: u64,
+) -> bool {
+    match taken(payer, may_be_crowded, unanswered) {
+        NO_ROOM if finished::make_way(scratch, payer) => {}
+        TAKEN => return true,
+        _ => return refuse(payer),
+    }
+    taken(payer, may_be_crowded, unanswered) == TAKEN || refuse(payer)
+}
+
+const TAKEN: u32 = 0;
+/// It has as many as it may have,
+const NO_ROOM: u32 = 1;
+/// or as many of those that nobody has answered.
+const CROWDED: u32 = 2;
+
+#[inline(never)]
+fn taken(payer: u32, may_be_crowded: bool, unanswered: u64) -> u32 {
     let (Some(limits), Some(all)) = (LIMITS.get(0), SHARES.get_ptr_mut(ALL_SHARES)) else {
-        return false;
+        return CROWDED;
     };
     let Some(share) = SHARES.get_ptr_mut(payer) else {
-        return false;
+        return CROWDED;
     };
     // SAFETY: values that the map gave.
     let (taken, connections, embryonic) = unsafe {
@@ -50,15 +73,50 @@ fn taken(payer: u32, may_be_crowded: bool, unanswered: u64) -> bool {
     let room = u64::from(limits.capacity).saturating_sub(taken);
     let is_crowded = may_be_crowded
         && (embryonic * EMBRYONIC_PART >= room || embryonic >= u64::from(limits.embryonic_per_pod));
-    if connections >= room || connections >= u64::from(limits.per_pod) || is_crowded {
-        // SAFETY: as in `add`.
-        unsafe { add_u64(&raw mut (*share).refused, 1) };
-        return false;
+    if is_crowded {
+        return CROWDED;
+    }
+    if connections >= room || connections >= u64::from(limits.per_pod) {
+        return NO_ROOM;
     }
     for share in [share, all] {
         add(share, 1, unanswered);
     }
-    true
+    TAKEN
+}
+
+#[inline(never)]
+fn refuse(payer: u32) -> bool {
+    if let Some(share) = SHARES.get_ptr_mut(payer) {
+        // SAFETY: as in `add`.
+        unsafe { add_u64(&raw mut (*share).refused, 1) };
+    }
+    false
+}
+
+/// Whether a pod has more than half of what it may have, or everybody, if that counts, three quarters of the table
+/// (`datapath::sweep::scarcity` in the agent).
+#[inline(always)]
+pub fn is_scarce(payer: u32, of_all: bool) -> bool {
+    let (Some(limits), Some(all), Some(share)) = (
+        LIMITS.get(0),
+        SHARES.get_ptr(ALL_SHARES),
+        SHARES.get_ptr(payer),
+    ) else {
+        return false;
+    };
+    // SAFETY: values that the map gave.
+    let (taken, connections) = unsafe {
+        (
+            Share::counted((*all).connections),
+            Share::counted((*share).connections),
+        )
+    };
+    let capacity = u64::from(limits.capacity);
+    let each = capacity
+        .saturating_sub(taken)
+        .min(u64::from(limits.per_pod));
+    connections > each / 2 || of_all && taken > capacity / 4 * 3
 }
 
 /// Whether a share has any connections.

@@ -8,8 +8,7 @@
 use super::{crowd, drop, leave::KNOWN, mapping};
 use crate::{
     PASS,
-    atomic::add_u32,
-    connection::{self, share},
+    connection::{self, ending::is_first, share},
     maps::{ALIASES, CONFIG, CONNECTIONS, EEXIST, HOST_PORTS},
     parse::proto,
     scratch::{self, Scratch},
@@ -27,7 +26,7 @@ use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            Alias, FLAG_EMBRYONIC, FLAG_MASQUERADED, HOST_SHARE, KEEPS_SOURCE, Tuple, has_one_id,
+            FLAG_EMBRYONIC, FLAG_MASQUERADED, HOST_SHARE, KEEPS_SOURCE, Tuple, has_one_id,
             host_port_word,
         },
         drop::DropReason,
@@ -52,7 +51,7 @@ pub fn claim(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 #[inline(always)]
 fn claimed(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let payer = scratch.payer;
-    if !scratch.has_record && !share::take(payer) {
+    if !scratch.has_record && !share::take(scratch, payer) {
         return drop(DropReason::ConnectionShare);
     }
     scratch.mapping_flags = 0;
@@ -352,28 +351,6 @@ fn take_over(scratch: &mut Scratch) -> bool {
         .insert(&scratch.alias_key, &scratch.alias, BPF_ANY.into())
         .is_ok()
 }
-
-/// Whether nobody else takes the alias: all add one to its number, and who finds another one beside its own takes that back.
-/// Two that find each other leave the alias to whoever comes next, which may be one of them.
-///
-/// # Safety
-/// `alias` is a value that the map gave in this run of the program.
-#[inline(always)]
-unsafe fn is_first(alias: *mut Alias) -> bool {
-    // SAFETY: the caller's promise; aligned to four bytes, and changed by such additions only.
-    unsafe {
-        let takers = &raw mut (*alias).takers;
-        add_u32(takers, 1);
-        let is_alone = takers.read_volatile() == 1;
-        if !is_alone {
-            add_u32(takers, ONE_LESS);
-        }
-        is_alone
-    }
-}
-
-/// One less, modulo 2^32.
-const ONE_LESS: u32 = u32::MAX;
 
 /// Removes the packet's record. Its alias, if there is one, goes once it is another's or swept.
 #[inline(never)]

@@ -263,7 +263,7 @@ pub const LOST: i32 = 4;
 /// [`TAKEN`] if it has one by now, or a drop.
 #[inline(never)]
 fn write(scratch: &mut Scratch, payer: u32) -> i32 {
-    if !share::take(payer) {
+    if !share::take(scratch, payer) {
         return drop(DropReason::ConnectionShare);
     }
     write_key_of_client(scratch);

@@ -174,7 +174,7 @@ fn begin(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         // SAFETY: the context is valid for as long as the program runs.
         false => unsafe { (*skb).ifindex },
     };
-    if !share::take(scratch.payer) {
+    if !share::take(scratch, scratch.payer) {
         return drop(DropReason::ConnectionShare);
     }
     if !scratch.is_outside && scratch.tuple.proto == proto::TCP {

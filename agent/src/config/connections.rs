@@ -27,7 +27,10 @@ const TIMEOUTS: [(&str, &[usize]); 6] = [
         &[Stage::Unreplied as usize, Stage::Replied as usize],
     ),
     ("connectionUdpTimeoutStream", &[Stage::Stream as usize]),
-    ("connectionIcmpTimeout", &[Stage::Echo as usize]),
+    (
+        "connectionIcmpTimeout",
+        &[Stage::Echo as usize, Stage::EchoReplied as usize],
+    ),
     ("connectionGenericTimeout", &[Stage::Other as usize]),
 ];
 

@@ -264,6 +264,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         (Stage::Replied, 40),
         (Stage::Stream, 300),
         (Stage::Echo, 20),
+        (Stage::EchoReplied, 20),
         (Stage::Other, 3600),
     ] {
         lifetimes[stage as usize] = seconds;

@@ -91,10 +91,9 @@ impl Row {
             Stage::HalfClosed => "CLOSE_WAIT",
             Stage::TimeWait => "TIME_WAIT",
             Stage::Reset => "CLOSE",
-            Stage::Unreplied => "UNREPLIED",
+            Stage::Unreplied | Stage::Echo => "UNREPLIED",
             Stage::Stream => "ASSURED",
-            Stage::Echo if self.server & SEEN == 0 => "UNREPLIED",
-            Stage::Replied | Stage::Echo | Stage::Other => "REPLIED",
+            Stage::Replied | Stage::EchoReplied | Stage::Other => "REPLIED",
         }
     }
 

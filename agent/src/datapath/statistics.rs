@@ -97,6 +97,7 @@ fn descriptor(map: &Map) -> Option<BorrowedFd<'_>> {
         | Map::LruHashMap(data)
         | Map::PerCpuArray(data)
         | Map::PerCpuHashMap(data)
+        | Map::Queue(data)
         | Map::RingBuf(data)
         | Map::SkStorage(data)
         | Map::SockHash(data) => Some(data.fd().as_fd()),

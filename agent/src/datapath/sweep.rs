@@ -137,6 +137,7 @@ pub fn sweep(
     if memory.sweeps.is_multiple_of(ALIASES_EVERY) || !ends.is_empty() {
         removed += sweep_aliases(connections, rules, ends, memory)?;
     }
+    connections.forget_finished(rules.now_ns)?;
     memory.sweeps += 1;
     let all = counts.all();
     memory.left = counts.by_payer;

@@ -8,6 +8,8 @@
 //! - map `FRAGMENTS`, LRU hash: [`FragmentKey`] → [`Fragment`]: what the first fragment of a packet said of
 //!   all of them. What comes before its first: [`super::fragment`].
 //! - map `SHARES`, hash: index of a pod's host-side link (u32) → [`Share`]: what the pod's connections take.
+//! - map `FINISHED`, queue: [`Finished`]: connections that are over, in the order in which they ended, while room is scarce. A
+//!   hint: the record decides.
 //! - map `LIMITS`, array of one: 0 → [`Limits`].
 //! - map `HOST_PORTS`, array of [`HOST_PORT_WORDS`] u64: ports that no connection gets, a bit each
 //!   ([`host_port_word`]).
@@ -35,6 +37,9 @@ pub const ALIASES_EACH: u32 = 2;
 pub const OTHER_SHARES: u32 = 3;
 /// Fragmented packets under way at a time.
 pub const MAX_FRAGMENTS: u32 = 8192;
+
+/// Connections that are over and wait to make way for others. What there is no place for waits for the agent.
+pub const MAX_FINISHED: u32 = 16_384;
 
 /// A packet's ends as they are on the wire.
 #[repr(C)]
@@ -261,6 +266,17 @@ impl Share {
         }
     }
 }
+
+/// A connection that is over, of those whose room others want.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finished {
+    pub key: ConnectionKey,
+    /// Since when, and from when on it may make way: `bpf_ktime_get_ns`.
+    pub ended_ns: u64,
+    pub from_ns: u64,
+}
+map_type!(Finished, 56, 2, [key, ended_ns, from_ns]);
 
 /// Key in `SHARES`: the host's own connections that had to get another port, which nobody is charged for.
 pub const HOST_SHARE: u32 = 0;

@@ -25,6 +25,13 @@ pub trait Layout {
     const FIELDS: &'static [Field];
 }
 
+/// The key of what has none, such as a queue.
+impl Layout for () {
+    const LAYOUT: u64 = 0;
+    const NUMBER: u32 = 1;
+    const FIELDS: &'static [Field] = &[];
+}
+
 /// Where a field begins; it ends where the next one does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {

@@ -27,10 +27,12 @@ pub enum Stage {
     Replied = 7,
     /// Both ways, for longer (kernel commit d535c8a69c19).
     Stream = 8,
-    /// An echo request, answered or not.
+    /// An echo request that nobody has answered.
     Echo = 9,
     /// Of a protocol that says nothing of beginnings and ends.
     Other = 10,
+    /// An echo request that has its answer.
+    EchoReplied = 11,
 }
 
 /// Segments of a closed connection that were late have arrived after so many nanoseconds: from then on it may make way.
@@ -52,7 +54,7 @@ pub const LIFETIMES: [u32; 16] = [
     120,
     30,
     600,
-    600,
+    30,
     600,
     600,
     600,
@@ -82,7 +84,10 @@ const PROTO_UDPLITE: u8 = 136;
 pub const fn stage(proto: u8, client: u8, server: u8, lived_ns: u64) -> Stage {
     match proto {
         PROTO_TCP => tcp(client, server),
-        PROTO_ICMP | PROTO_ICMPV6 => Stage::Echo,
+        PROTO_ICMP | PROTO_ICMPV6 => match server & SEEN {
+            0 => Stage::Echo,
+            _ => Stage::EchoReplied,
+        },
         PROTO_UDP | PROTO_UDPLITE => {
             if server & SEEN == 0 {
                 Stage::Unreplied
@@ -123,7 +128,16 @@ impl Stage {
     /// Whether nobody can say yet that both ends want it. Such connections have a limit of their own.
     #[inline(always)]
     pub const fn is_embryonic(self) -> bool {
-        matches!(self, Self::SynSent | Self::SynReceived | Self::Unreplied)
+        matches!(
+            self,
+            Self::SynSent | Self::SynReceived | Self::Unreplied | Self::Echo
+        )
+    }
+
+    /// Whether it is a question that has its answer, most likely: datagrams or an echo both ways, for a moment only.
+    #[inline(always)]
+    pub const fn is_answered(self) -> bool {
+        matches!(self, Self::Replied | Self::EchoReplied)
     }
 
     /// Whether nothing more is to come but what is late.

@@ -211,7 +211,8 @@ proptest! {
         }
         prop_assert_eq!(bits, plain);
         let expected = match (proto, server_spoke) {
-            (1 | 58, _) => Stage::Echo,
+            (1 | 58, false) => Stage::Echo,
+            (1 | 58, true) => Stage::EchoReplied,
             (_, false) => Stage::Unreplied,
             (17 | 136, true) if lived_ns < 2_000_000_000 => Stage::Replied,
             (17 | 136, true) => Stage::Stream,

@@ -14,6 +14,8 @@ use std::{
 /// One pod has half of it.
 const ROOM: &str = "--connections=2048";
 const MANY: usize = 3000;
+/// Half as many again as it may have.
+const MANY_WITHOUT: usize = 1500;
 /// The first segment is sent again after one second, and after two more. It would be two minutes until the first connection is
 /// forgotten, and half of one until the first question.
 const LONGEST: Duration = Duration::from_secs(8);
@@ -52,7 +54,8 @@ pub fn answered(from: &Pod, server: &UdpSocket) -> Duration {
     began.elapsed()
 }
 
-/// By the stack and past it, in both families: of [`MANY`] that a pod begins one after the other, none waits long.
+/// By the stack and past it, in both families: of [`MANY`] that a pod begins one after the other, none waits long. Nor of those that
+/// it begins with a full share while the agent is away.
 fn none_waits_long<S: Send>(
     serve: fn(SocketAddr) -> io::Result<S>,
     once: fn(&Pod, &S) -> Duration,
@@ -60,14 +63,19 @@ fn none_waits_long<S: Send>(
     let by_the_stack = World::with(1, &[], &[ROOM]);
     let past_it = World::direct_with(1, &[ROOM]);
     for world in [by_the_stack, past_it] {
-        for (family, name) in FAMILIES.iter().enumerate() {
+        let longest = |family: usize, name: &str, many| {
             let to = SocketAddr::new(far()[family], 80);
             let server = world.beyond.run(|| Ok(serve(to)?)).unwrap();
-            let times = (0..MANY).map(|_| once(world.pod(1), &server));
+            let times = (0..many).map(|_| once(world.pod(1), &server));
             let longest = times.max().unwrap();
-            eprintln!("{name}: the longest of {MANY} waited for {longest:?}");
+            eprintln!("{name}: the longest of {many} waited for {longest:?}");
             assert!(longest < LONGEST, "{name}: {longest:?}");
+        };
+        for (family, name) in FAMILIES.iter().enumerate() {
+            longest(family, name, MANY);
         }
+        world.node().kill_agent().unwrap();
+        longest(0, "without an agent", MANY_WITHOUT);
     }
 }
 

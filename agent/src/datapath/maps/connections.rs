@@ -1,10 +1,11 @@
-//! `CONNECTIONS` and `ALIASES`, `SHARES` and `LIMITS`.
+//! `CONNECTIONS` and `ALIASES`, `SHARES` and `LIMITS`, `FINISHED`.
 
 use super::{error, found, lock, raw, removed};
 use crate::datapath::{DatapathError, raw_map::RawMap};
-use aya::maps::{Array, HashMap, Map, MapData, MapError};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, Queue};
 use sinabro_common::abi::connection::{
-    ALL_SHARES, Alias, Connection, ConnectionKey, HOST_SHARE, Limits, OUTSIDE_SHARE, Share, Tuple,
+    ALL_SHARES, Alias, Connection, ConnectionKey, Finished, HOST_SHARE, Limits, MAX_FINISHED,
+    OUTSIDE_SHARE, Share, Tuple,
 };
 use std::sync::Mutex;
 
@@ -12,12 +13,17 @@ const CONNECTIONS: &str = "CONNECTIONS";
 const ALIASES: &str = "ALIASES";
 const SHARES: &str = "SHARES";
 const LIMITS: &str = "LIMITS";
+const FINISHED: &str = "FINISHED";
+
+/// In the place of the first, if the queue is full.
+const BPF_EXIST: u64 = 2;
 
 pub struct Connections {
     records: Table<ConnectionKey, Connection>,
     aliases: Table<Tuple, Alias>,
     shares: Mutex<HashMap<MapData, u32, Share>>,
     limits: Mutex<Array<MapData, Limits>>,
+    finished: Mutex<Queue<MapData, Finished>>,
 }
 
 impl Connections {
@@ -28,12 +34,14 @@ impl Connections {
         aliases: Map,
         shares: Map,
         limits: Map,
+        finished: Map,
     ) -> Result<Self, DatapathError> {
         let connections = Self {
             records: Table::new(records, CONNECTIONS)?,
             aliases: Table::new(aliases, ALIASES)?,
             shares: Mutex::new(shares.try_into().map_err(error(SHARES, "opening"))?),
             limits: Mutex::new(limits.try_into().map_err(error(LIMITS, "opening"))?),
+            finished: Mutex::new(finished.try_into().map_err(error(FINISHED, "opening"))?),
         };
         for payer in [HOST_SHARE, OUTSIDE_SHARE, ALL_SHARES] {
             connections.start(payer)?;
@@ -50,6 +58,27 @@ impl Connections {
         lock(&self.limits)
             .set(0, limits, 0)
             .map_err(error(LIMITS, "writing to"))
+    }
+
+    /// Takes out what was to make way by then, as a sweep has ended it: what is at the head is of use to the programs.
+    ///
+    /// # Errors
+    /// If the queue cannot be read.
+    pub fn forget_finished(&self, now_ns: u64) -> Result<(), DatapathError> {
+        let mut finished = lock(&self.finished);
+        for _ in 0..MAX_FINISHED {
+            match finished.pop(0) {
+                Ok(first) if first.from_ns > now_ns => {
+                    return finished
+                        .push(first, BPF_EXIST)
+                        .map_err(error(FINISHED, "writing to"));
+                }
+                Ok(_) => {}
+                Err(MapError::ElementNotFound) => break,
+                Err(other) => return Err(error(FINISHED, "reading from")(other)),
+            }
+        }
+        Ok(())
     }
 
     pub fn limits(&self) -> Result<Limits, DatapathError> {

@@ -100,6 +100,7 @@ impl Maps {
                 take(ebpf, "ALIASES")?,
                 take(ebpf, "SHARES")?,
                 take(ebpf, "LIMITS")?,
+                take(ebpf, "FINISHED")?,
             )?,
             next_hops: NextHops::new(take(ebpf, "NEXT_HOPS")?, take(ebpf, "NATIVE_V6")?)?,
             native: Native::new(take(ebpf, "NATIVE")?)?,

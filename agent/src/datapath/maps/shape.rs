@@ -12,8 +12,9 @@ use sinabro_common::abi::{
     },
     config::{MAX_NON_MASQUERADE, MAX_NON_MASQUERADE_BEFORE, NodeConfig},
     connection::{
-        Alias, Connection, ConnectionKey as Ends, Fragment, FragmentKey, HOST_PORT_WORDS, Limits,
-        MAX_CROWDED, MAX_FRAGMENTS, OTHER_SHARES, PORT_TABLES, Share, TakenPorts, Tuple,
+        Alias, Connection, ConnectionKey as Ends, Finished, Fragment, FragmentKey, HOST_PORT_WORDS,
+        Limits, MAX_CROWDED, MAX_FINISHED, MAX_FRAGMENTS, OTHER_SHARES, PORT_TABLES, Share,
+        TakenPorts, Tuple,
     },
     counters::{MAX_PEER_COUNTERS, NativeCounters, PeerCounters, PodCounters},
     drop::MAX_DROP_REASONS,
@@ -44,6 +45,7 @@ const PERCPU_ARRAY: u32 = 6;
 const LRU_HASH: u32 = 9;
 const LPM_TRIE: u32 = 11;
 const SOCKHASH: u32 = 18;
+const QUEUE: u32 = 22;
 const SK_STORAGE: u32 = 24;
 
 /// Defined by BTF, as socket storage has to be, so that their pins are not in their definitions.
@@ -112,6 +114,7 @@ impl fmt::Display for Shape {
             LRU_HASH => f.write_str("LRU hash")?,
             LPM_TRIE => f.write_str("LPM trie")?,
             SOCKHASH => f.write_str("sock hash")?,
+            QUEUE => f.write_str("queue")?,
             SK_STORAGE => f.write_str("socket storage")?,
             other => write!(f, "map of type {other}")?,
         }
@@ -247,6 +250,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<EarlyKey, EarlyFragment>("EARLY_FRAGMENTS", LRU_HASH, MAX_EARLY_FRAGMENTS, 0),
         map::<u32, Share>("SHARES", HASH, MAX_PODS + OTHER_SHARES, NO_PREALLOC),
         map::<u32, Limits>("LIMITS", ARRAY, 1, 0),
+        map::<(), Finished>("FINISHED", QUEUE, MAX_FINISHED, 0),
         map::<Prefix, u8>("NON_MASQUERADE", LPM_TRIE, MAX_NON_MASQUERADE, NO_PREALLOC),
         map::<Addr, Node>("NODES", HASH, MAX_NODE_ADDRESSES, NO_PREALLOC),
         map::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),

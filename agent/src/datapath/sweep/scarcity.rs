@@ -21,7 +21,7 @@ pub(super) fn is_done(connection: &Connection, stage: Stage) -> bool {
 
 /// Whether it is a question that has its answer, most likely: datagrams both ways, for a moment only.
 fn is_answered(connection: &Connection, stage: Stage) -> bool {
-    stage == Stage::Replied && !connection.has(FLAG_MAPPING)
+    stage.is_answered() && !connection.has(FLAG_MAPPING)
 }
 
 pub(super) struct Scarcity {

@@ -1,7 +1,7 @@
 //! Who gets no endpoint, who gets another, and what is left when it is over.
 
 use super::*;
-use crate::uplink_hooks::age;
+use crate::uplink_hooks::{age, finished};
 use sinabro_agent::datapath::ConnectionLimits;
 use sinabro_common::abi::{connection::ALL_SHARES, service::BACKEND_DRAINING};
 
@@ -250,5 +250,42 @@ fn a_pod_has_its_share_and_no_more() {
         let shares = w.datapath.connections().shares().unwrap();
         let all = shares.iter().find(|(key, _)| *key == ALL_SHARES).unwrap();
         assert_eq!((all.1.connections, all.1.embryonic), (1, 1));
+    });
+}
+
+#[test]
+fn closed_connections_of_a_pod_make_way_for_its_next() {
+    let limits = ConnectionLimits {
+        per_pod: 10,
+        ..ConnectionLimits::default()
+    };
+    let config = DatapathConfig {
+        connection_limits: limits,
+        ..kit::config()
+    };
+    world_with(&config, |w| {
+        for (number, client) in (1..).zip(w.clients()) {
+            let server = endpoints(client, 1)[0];
+            let (_, at) = w.publish(number, TCP, &[server]);
+            let asks = |port, flags| make(TCP, (client, port), at, flags);
+            let closes = |port| {
+                assert_eq!(w.goes_to(&asks(port, SYN)), server);
+                let answers =
+                    |flags| w.to_pod(&w.a, &make(TCP, server, (client, port), flags | ACK));
+                answers(SYN);
+                w.goes_to(&asks(port, ACK));
+                w.goes_to(&asks(port, FIN | ACK));
+                answers(FIN);
+                finished::put_off();
+            };
+            (2000..2010).for_each(closes);
+            w.dropped(&asks(3000, SYN), DropReason::ConnectionShare);
+            assert_eq!(table().len(), 10);
+            finished::since(1.1);
+            (3000..3004).for_each(closes);
+            assert!(table().len() <= 10);
+            check_table();
+            w.sweep_at(125);
+        }
     });
 }

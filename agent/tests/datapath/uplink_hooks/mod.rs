@@ -3,6 +3,7 @@
 mod at_once;
 mod closed;
 mod early;
+pub mod finished;
 mod flows;
 mod mapping;
 mod model;
@@ -92,8 +93,9 @@ pub fn aliases() -> std::collections::HashMap<Tuple, Alias> {
 pub fn age(seconds: u64) {
     let mut records = open::<ConnectionKey, Connection>("CONNECTIONS");
     for (key, mut record) in table() {
-        record.last_seen_ns -= seconds * SECOND;
-        record.began_ns -= seconds * SECOND;
+        // As the programs do: this machine may have been up for less.
+        record.last_seen_ns = record.last_seen_ns.wrapping_sub(seconds * SECOND);
+        record.began_ns = record.began_ns.wrapping_sub(seconds * SECOND);
         record.seen_ticks = record.seen_ticks.wrapping_sub(1000);
         records.insert(key, record, 0).unwrap();
     }

@@ -4,10 +4,10 @@ use super::*;
 use sinabro_agent::datapath::ConnectionLimits;
 use sinabro_common::abi::config::FLAG_ENDPOINT_INDEPENDENT;
 
-const ROOM: u32 = 200;
+pub const ROOM: u32 = 200;
 
 /// Opens a connection from a port and closes it, if it may be opened.
-fn is_closed(w: &World, pod: IpAddr, port: u16) -> bool {
+pub fn is_closed(w: &World, pod: IpAddr, port: u16) -> bool {
     let sent = |flags| packet::tcp((pod, port), (FAR, 80), flags, b"");
     let (verdict, out) = w.out(&sent(SYN));
     if verdict != PASS {
@@ -24,7 +24,7 @@ fn is_closed(w: &World, pod: IpAddr, port: u16) -> bool {
 }
 
 /// Asks from a port and is answered, if it may.
-fn is_answered(w: &World, pod: IpAddr, port: u16) -> bool {
+pub fn is_answered(w: &World, pod: IpAddr, port: u16) -> bool {
     let (verdict, out) = w.out(&make(UDP, (pod, port), (FAR, 5353)));
     if verdict == PASS {
         w.received(&reply_to(&see(&out)));
@@ -32,9 +32,15 @@ fn is_answered(w: &World, pod: IpAddr, port: u16) -> bool {
     verdict == PASS
 }
 
-fn fill(w: &World, does: impl Fn(&World, IpAddr, u16) -> bool) -> u64 {
-    let ports = 1000..1000 + ROOM as u16;
-    ports.take_while(|port| does(w, w.a.v4, *port)).count() as u64
+/// Until it is refused, and however long that takes: nothing makes way by itself ([`super::finished`]).
+pub fn fill(w: &World, does: impl Fn(&World, IpAddr, u16) -> bool) -> u64 {
+    let mut ports = 1000..1000 + ROOM as u16;
+    let done = ports.by_ref().take_while(|port| {
+        let may = does(w, w.a.v4, *port);
+        finished::put_off();
+        may
+    });
+    done.count() as u64
 }
 
 /// Makes datagrams both ways a stream of them.
