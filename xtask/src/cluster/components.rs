@@ -280,6 +280,8 @@ fn go_command(subcommand: &[&str], linker_flags: &str) -> Result<Command> {
         .args(subcommand)
         .args(["-gcflags=all=-dwarf=false", "-ldflags"])
         .arg(format!("-s -w {linker_flags}"))
+        // A sixth less work for a quarter more memory: its collector runs less often.
+        .env("GOGC", "400")
         // Static: the same program runs in images without a C library.
         .env("CGO_ENABLED", "0")
         .stdin(Stdio::null());
