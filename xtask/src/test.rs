@@ -26,6 +26,9 @@ const RUNNER: &str = "SINABRO_TEST_RUNNER";
 /// Names a directory where the runner writes down what it is called for, and does not run it.
 const CALLS: &str = "SINABRO_TEST_CALLS";
 
+/// Tells tests where the programs of an earlier state are.
+const EARLIER_PROGRAMS: &str = "SINABRO_EARLIER_DIR";
+
 /// Tests of the lab some of which need the programs of an earlier state.
 const NEED_EARLIER: [&str; 3] = ["upgrade", "layouts", "masquerade"];
 
@@ -82,7 +85,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         command.args(["--config", &runner, "test"]).env(RUNNER, "1");
         command.env(self_test::VARIABLE, self_tests.path());
         if needs_earlier {
-            command.env("SINABRO_EARLIER_DIR", earlier.programs());
+            command.env(EARLIER_PROGRAMS, earlier.programs());
         }
         if let Some(dir) = setup::reference_plugins() {
             command.env("SINABRO_REFERENCE_PLUGINS", dir);
