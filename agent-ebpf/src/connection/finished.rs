@@ -23,15 +23,23 @@ use sinabro_common::{
 /// So many make way for a new one, at most: who comes next finds some, too.
 const AT_ONCE: u32 = 4;
 /// So many are looked at for that: some may have ended otherwise, or begun again.
-const LOOKS: u32 = 32;
+const LOOKS: u32 = 16;
 
 /// Notes that `scratch.key`'s connection is over, most likely, if room is scarce for it.
 #[inline(always)]
 pub fn note(scratch: &mut Scratch, stage: Stage, payer: u32) {
-    let (is_closed, pause) = match stage {
-        stage if stage.is_closed() => (true, LATE_NS),
-        stage if stage.is_answered() => (false, MAKES_WAY_AFTER_NS),
-        _ => return,
+    let is_closed = stage.is_closed();
+    if is_closed || stage.is_answered() {
+        write(scratch, is_closed, payer);
+    }
+}
+
+/// A function, so that it takes nothing of its caller's stack, which has deeper ones to call.
+#[inline(never)]
+fn write(scratch: &mut Scratch, is_closed: bool, payer: u32) {
+    let pause = match is_closed {
+        true => LATE_NS,
+        false => MAKES_WAY_AFTER_NS,
     };
     if !share::is_scarce(payer, is_closed) {
         return;
@@ -48,29 +56,21 @@ pub fn note(scratch: &mut Scratch, stage: Stage, payer: u32) {
 /// Ends connections that are over, for one that is refused otherwise: whether there were any.
 #[inline(always)]
 pub fn make_way(scratch: &mut Scratch, payer: u32) -> bool {
-    scratch.lend(|| make_way_global(payer)) != 0
-}
-
-#[inline(never)]
-fn make_way_global(payer: u32) -> i32 {
-    scratch::borrow(|scratch| {
-        let payer = black_box(payer);
-        // In the scratch: the verifier would walk the loop for each number of them.
-        scratch.ended = 0;
-        let mut looked = 0;
-        while looked < LOOKS {
-            match first(scratch, payer) {
-                ENDED => scratch.ended += 1,
-                LEFT => {}
-                _ => break,
-            }
-            if scratch.ended >= AT_ONCE {
-                break;
-            }
-            looked += 1;
+    // In the scratch: the verifier would walk the loop for each number of them.
+    scratch.ended = 0;
+    let mut looked = 0;
+    while looked < LOOKS {
+        match scratch.lend(|| first_global(payer)) {
+            ENDED => scratch.ended += 1,
+            LEFT => {}
+            _ => break,
         }
-        scratch.ended as i32
-    })
+        if scratch.ended >= AT_ONCE {
+            break;
+        }
+        looked += 1;
+    }
+    scratch.ended != 0
 }
 
 /// What became of the first one that is noted: it was ended,
@@ -81,18 +81,13 @@ const LEFT: i32 = 1;
 const NOT_YET: i32 = 2;
 
 /// Takes the first one out and ends it, if it is time.
-#[inline(always)]
-fn first(scratch: &mut Scratch, payer: u32) -> i32 {
-    scratch.lend(|| first_global(payer))
-}
-
 #[inline(never)]
 fn first_global(payer: u32) -> i32 {
-    scratch::borrow(|scratch| taken_out(scratch, black_box(payer)))
+    scratch::borrow(|scratch| first(scratch, black_box(payer)))
 }
 
 #[inline(always)]
-fn taken_out(scratch: &mut Scratch, payer: u32) -> i32 {
+fn first(scratch: &mut Scratch, payer: u32) -> i32 {
     let map: *mut c_void = core::ptr::from_ref(&FINISHED).cast_mut().cast();
     let value: *mut c_void = (&raw mut scratch.finished).cast();
     let now = now();

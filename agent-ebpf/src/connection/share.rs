@@ -33,7 +33,8 @@ pub fn take_inbound(scratch: &mut Scratch, payer: u32) -> bool {
     take_or_make_way(scratch, payer, false, 0)
 }
 
-#[inline(always)]
+/// A function, so that it takes nothing of its callers' stack, which have deeper ones to call.
+#[inline(never)]
 fn take_or_make_way(
     scratch: &mut Scratch,
     payer: u32,

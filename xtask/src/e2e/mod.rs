@@ -279,6 +279,8 @@ fn play(options: &Options, cluster: &cluster::Options, report: &mut Report) -> R
         false => (OUTAGE, BEFORE),
     };
     let mut world = World::new(cluster, outage, before)?;
+    // What a run that was interrupted left on the cluster's disks.
+    world.clean();
     for scenario in scenarios::ALL {
         if !options.plays(scenario.name) || !scenario.is_for(world.cluster.variant()) {
             continue;

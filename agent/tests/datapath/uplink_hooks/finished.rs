@@ -380,12 +380,12 @@ fn what_the_agent_ended_is_passed_by() {
         since(1.1);
         let mut records = open::<ConnectionKey, Connection>("CONNECTIONS");
         let all = taken_out();
-        for finished in &all[..16] {
+        for finished in &all[..8] {
             let _ = records.remove(&finished.key);
         }
         put_in(all);
         w.sent(&make(TCP, (w.a.v4, 3000), (FAR, 80)));
-        assert_eq!(taken_out().len(), noted - 20);
+        assert_eq!(taken_out().len(), noted - 12);
     });
 }
 
