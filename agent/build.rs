@@ -14,6 +14,8 @@ use std::{env, fs, path::Path, process::Command};
 
 #[path = "build/globals.rs"]
 mod globals;
+#[path = "build/stack.rs"]
+mod stack;
 
 /// One object per hook family: an old kernel may refuse one and keep the others.
 const OBJECTS: [&str; 5] = ["pod", "uplink", "overlay", "sock", "service_sock"];
@@ -69,10 +71,12 @@ fn main() -> anyhow::Result<()> {
 
 /// Takes the debug information out, which is nine tenths of an object: the linker has made BTF of
 /// it, and nothing else here reads it. Nor does anything read BTF's relocations, of whose offsets
-/// loaders keep account themselves: a fifth of what is left. In BTF, says which functions are global.
+/// loaders keep account themselves: a fifth of what is left. In BTF, says which functions are global. Looks
+/// whether the stack is large enough.
 fn finish(path: &Path) -> anyhow::Result<()> {
     let whole = fs::read(path)?;
     let mut elf = Builder::read(whole.as_slice())?;
+    stack::check(&elf)?;
     for section in &mut elf.sections {
         let name = &*section.name;
         section.delete = [&b".debug_"[..], b".rel.debug_", b".rel.BTF"]
