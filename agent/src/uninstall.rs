@@ -15,7 +15,7 @@ use crate::{
     config::Places,
     datapath,
     endpoint::delete_links,
-    install::{file, others, plugin},
+    install::{file, local_mtu_off, others, plugin},
     own_node,
     state_file::FileError,
     state_lock::{LockError, lock_existing, lock_pins},
@@ -83,9 +83,10 @@ impl Uninstalled {
     }
 
     fn configuration(&mut self, dir: &Path) {
-        let path = dir.join(names::CNI_CONFLIST);
-        self.note(&path, fs::remove_file(&path));
-        self.cleared(&path);
+        for path in [dir.join(names::CNI_CONFLIST), local_mtu_off::path(dir)] {
+            self.note(&path, fs::remove_file(&path));
+            self.cleared(&path);
+        }
         // Installed by hand, under whatever name: without the plugin it is of no use.
         for path in others::naming_us(dir) {
             self.left.push(format!(

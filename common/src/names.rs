@@ -55,6 +55,9 @@ pub const CNI_NETWORK: &str = "sinabro";
 pub const CNI_PLUGIN_SAYS: &str = "this is sinabro, a CNI plugin: container runtimes start it with CNI_* variables and a network configuration on stdin";
 /// The network configuration that the agent installs: the first of a directory by its name.
 pub const CNI_CONFLIST: &str = "00-sinabro.conflist";
+/// The network by which pods have one MTU, and the directory that it is in, inside of that of networks. A directory that is called as
+/// a network beside it has plugins of that one (CNI 1.1, `loadOnlyInlinedPlugins`).
+pub const CNI_LOCAL_MTU_OFF: &str = "sinabro-local-mtu-off";
 
 /// A pod's annotation: its wish about the acceleration of its TCP connections.
 pub const ACCELERATION_ANNOTATION: &str = "sinabro.io/tcp-acceleration";

@@ -227,6 +227,26 @@ fn an_uninstallation_that_was_killed_is_completed_by_the_next() {
 }
 
 #[test]
+fn a_directory_that_a_runtime_watches_is_emptied_and_stays() {
+    let lab = lab();
+    let node = lab.node(1);
+    let conf = node.namespace().path(CONF_DIR);
+    let dir = conf.join(names::CNI_LOCAL_MTU_OFF);
+    fs::create_dir_all(&dir).unwrap();
+    populate(node, &[]);
+    let count = || fs::read_dir(&dir).unwrap().count();
+    eventually("a configuration of one MTU", || count() == 1);
+    node.stop_agent().unwrap();
+    let done = uninstall(node);
+    let said = text(&done.stdout);
+    assert!(done.status.success(), "{said}");
+    let file = format!("{}/{}", names::CNI_LOCAL_MTU_OFF, names::CNI_CONFLIST);
+    assert!(said.contains(&file), "{said}");
+    assert_eq!(count(), 0);
+    assert_eq!(fs::read_dir(conf).unwrap().count(), 1);
+}
+
+#[test]
 fn what_is_not_ours_stays() {
     let lab = lab();
     let node = lab.node(1);

@@ -15,7 +15,7 @@
 
 use super::versions::Versions;
 use serde_json::{Map, Value, json};
-use sinabro_common::names;
+use sinabro_common::{api::LocalMtuWish, names};
 use std::path::Path;
 
 /// The plugin of hostPort, if the node has it.
@@ -99,6 +99,20 @@ pub fn list(
     list.insert("cniVersions".into(), json!(versions.all));
     list.insert("name".into(), json!(names::CNI_NETWORK));
     list.insert("plugins".into(), Value::Array(plugins));
+    list
+}
+
+/// The same list for pods whose links have one MTU for everything. A network of its own: a runtime's GC may name the pods alone
+/// that it has added by one of the two.
+pub fn with_local_mtu_off(list: &Map<String, Value>) -> Map<String, Value> {
+    let mut list = list.clone();
+    list.insert("name".into(), json!(names::CNI_LOCAL_MTU_OFF));
+    let plugins = list.get_mut("plugins").and_then(Value::as_array_mut);
+    for plugin in plugins.into_iter().flatten() {
+        if type_of(plugin) == Some(names::CNI_PLUGIN) {
+            plugin["localMTU"] = json!(LocalMtuWish::Off.as_str());
+        }
+    }
     list
 }
 

@@ -8,6 +8,7 @@
 //! - [`plugin`]: the plugin's file; where its directory is read-only here, `sinabroctl prepare`
 //!   installs it, and it is only looked after;
 //! - [`conflist`]: what of the configuration is ours, joined with what others chained;
+//! - [`local_mtu_off`]: the same configuration for runtimes whose pods are to have one MTU;
 //! - [`versions`]: which versions of CNI all chained plugins know;
 //! - [`others`]: which configurations a runtime would take before ours;
 //! - [`patience`]: what somebody changes or deletes is put back, but not for ever.
@@ -18,6 +19,7 @@
 
 pub mod conflist;
 pub(crate) mod file;
+pub mod local_mtu_off;
 pub mod others;
 mod patience;
 pub mod plugin;
@@ -28,6 +30,7 @@ use crate::{
 };
 use conflist::Ours;
 use file::Found;
+use local_mtu_off::LocalMtuOff;
 use patience::{Patience, REST, TIMES};
 use sinabro_common::names;
 use std::{
@@ -274,6 +277,7 @@ struct Installer {
     config: InstallConfig,
     plugin: Target,
     conflist: Target,
+    local_mtu_off: LocalMtuOff,
     asker: Asker,
     /// Since when the configuration is not whole.
     unsettled: Option<Instant>,
@@ -287,6 +291,7 @@ impl Installer {
         Self {
             plugin: Target::new(config.bin_dir.join(names::CNI_PLUGIN)),
             conflist: Target::new(config.conf_dir.join(names::CNI_CONFLIST)),
+            local_mtu_off: LocalMtuOff::new(&config.conf_dir),
             asker: Asker::default(),
             unsettled: None,
             config,
@@ -307,10 +312,16 @@ impl Installer {
             Ok(Err(Unsettled)) => return None,
             Err(error) => status.problems.push(Chain(&error).to_string()),
         }
-        if status.installed
-            && let Err(error) = self.look_before(&mut status)
-        {
-            status.warn("InstallFailed", Chain(&error).to_string());
+        if status.installed {
+            let looked = self.look_before(&mut status);
+            let followed = self.local_mtu_off.follow(&self.conflist.path, now);
+            for error in [looked, followed].into_iter().filter_map(Result::err) {
+                let reason = match error {
+                    InstallError::Contested { .. } => "ConfigurationContested",
+                    _ => "InstallFailed",
+                };
+                status.warn(reason, Chain(&error).to_string());
+            }
         }
         Some(status)
     }

@@ -251,6 +251,57 @@ fn a_mesh_that_chains_itself_is_kept_by_upgrades_and_may_go() {
 }
 
 #[test]
+fn a_directory_for_pods_with_one_mtu_has_the_same_but_for_that() {
+    let (_dir, config) = scene();
+    let mut installer = Installer::new(config.clone());
+    let now = Instant::now();
+    let mut pass = |now| installer.pass(true, now).unwrap();
+    let other = local_mtu_off::path(&config.conf_dir);
+    let dir = other.parent().unwrap();
+    assert!(pass(now).installed);
+    // Nobody wants it.
+    assert!(!dir.exists());
+    fs::create_dir(dir).unwrap();
+    assert!(pass(now).installed);
+    let is_same = || {
+        let mut wanted = read_list(&config);
+        wanted["name"] = json!("sinabro-local-mtu-off");
+        for plugin in wanted["plugins"].as_array_mut().unwrap() {
+            if plugin["type"] == "sinabro" {
+                plugin["localMTU"] = json!("off");
+            }
+        }
+        let found: Value = serde_json::from_slice(&fs::read(&other).unwrap()).unwrap();
+        found == wanted
+    };
+    assert!(is_same());
+    let mode = fs::metadata(&other).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert!(read_list(&config)["plugins"][0]["localMTU"].is_null());
+    // What others chain is in both, and what an upgrade changes.
+    chain(&config, &json!({"type": "istio-cni"}));
+    assert!(pass(now).installed && is_same());
+    let mut newer = config.clone();
+    newer.state_dir = "/run/other".into();
+    assert!(look(&mut Installer::new(newer), true).installed && is_same());
+    // An agent of the one before: the same again.
+    assert!(look(&mut Installer::new(config.clone()), true).installed && is_same());
+    let is_contested = |status: InstallStatus| {
+        assert!(status.installed, "{status:?}");
+        let mut reasons = status.warnings.iter().map(|warning| warning.reason);
+        reasons.any(|reason| reason == "ConfigurationContested")
+    };
+    for _ in 0..TIMES {
+        fs::remove_file(&other).unwrap();
+        assert!(!is_contested(pass(now)) && is_same());
+    }
+    fs::write(&other, "theirs").unwrap();
+    assert!(is_contested(pass(now)));
+    assert_eq!(fs::read(&other).unwrap(), b"theirs");
+    assert!(pass(now + REST).installed && is_same());
+}
+
+#[test]
 fn only_what_every_chained_plugin_knows_is_offered() {
     let (_dir, config) = scene();
     let mut installer = Installer::new(config.clone());
@@ -390,6 +441,10 @@ async fn changes_by_others_are_answered_at_once() {
         !text().contains("portmap") && text().contains("1.1.0")
     })
     .await;
+
+    let of_one_mtu = local_mtu_off::path(&config.conf_dir);
+    fs::create_dir(of_one_mtu.parent().unwrap()).unwrap();
+    until("a second conflist", || of_one_mtu.exists()).await;
 
     fs::remove_file(conflist(&config)).unwrap();
     until("conflist put back", || conflist(&config).exists()).await;

@@ -210,6 +210,7 @@ fn remains(world: &World, node: &str) -> Result<String> {
     for file in [
         "/opt/cni/bin/sinabro",
         "/etc/cni/net.d/00-sinabro.conflist",
+        "/etc/cni/net.d/sinabro-local-mtu-off/00-sinabro.conflist",
         "/run/sinabro",
         "/sys/fs/bpf/sinabro",
     ] {

@@ -10,6 +10,7 @@ mod masquerade;
 mod nodes;
 mod pods;
 mod routing;
+mod runtime_class;
 mod services;
 mod sizes;
 mod upgrade;
@@ -95,6 +96,11 @@ pub const ALL: &[Scenario] = &[
         "packet-sizes",
         "packets that leave a node are as large as its uplink takes, and none is larger or lost",
         sizes::on_the_wire,
+    ),
+    scenario(
+        "runtime-class",
+        "pods of a RuntimeClass have one MTU, by their runtime's own networks",
+        runtime_class::with_one_mtu,
     ),
     scenario(
         "services",
