@@ -1,7 +1,10 @@
 //! One connection, bytes both ways, and what either end's TCP says of it.
 
 use super::{PATIENCE, accept, connect, path::Path, snmp, uninterrupted};
-use crate::{place::Place, wait::wait_for};
+use crate::{
+    place::Place,
+    wait::{self, wait_within},
+};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use nix::errno::Errno;
 use sinabro_netlink::sysctl;
@@ -10,7 +13,7 @@ use std::{
     net::{TcpListener, TcpStream},
     os::fd::AsRawFd as _,
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// A prime, so that bytes that are lost or moved show.
@@ -103,11 +106,24 @@ impl Stream {
     /// # Errors
     /// If something has been lost, with what TCP says.
     pub fn must_have_lost_nothing(&self) -> Result<()> {
-        wait_for(&format!("{}: nothing to be lost", self.name), || {
-            let (lost, said) = (self.lost()?, self.said()?);
-            ensure!(lost == [0, 0], "{lost:?} of {said:?}");
-            Ok(Some(()))
-        })
+        self.must_have_lost_nothing_within(wait::PATIENCE)
+    }
+
+    /// The same, and waits no longer than that.
+    ///
+    /// # Errors
+    /// As above. Where many were sent needlessly one too many may count as lost: the kernel counts what it is told of at once by
+    /// full segments (`tcp_dsack_seen`), and a socket's backlog joins smaller ones (`tcp_add_to_backlog`).
+    pub fn must_have_lost_nothing_within(&self, patience: Duration) -> Result<()> {
+        wait_within(
+            patience,
+            &format!("{}: nothing to be lost", self.name),
+            || {
+                let (lost, said) = (self.lost()?, self.said()?);
+                ensure!(lost == [0, 0], "{lost:?} of {said:?}");
+                Ok(Some(()))
+            },
+        )
     }
 
     /// Segments of each end that the network has lost.

@@ -7,9 +7,15 @@ use crate::kit::{
 use sinabro_lab::{
     checks::Scene,
     traffic::{path::Path, stream::Stream},
+    wait::PATIENCE,
 };
+use std::time::Duration;
 
 const BYTES: usize = 1 << 20;
+/// What is lost for its size is lost each time. On a busy machine, where much is sent needlessly, one segment too many may count as
+/// lost, by chance.
+const TRIES: usize = 3;
+const A_WHILE: Duration = Duration::from_secs(5);
 /// Timestamps (RFC 7323), which every segment has.
 const OPTIONS: usize = 12;
 
@@ -69,29 +75,35 @@ fn segments_are_as_large_as_their_ways(scene: &Scene) {
         for (path, reach) in ways(scene, family) {
             let name = &path.name;
             let before: Vec<_> = nodes.iter().map(|node| misfits(node.place())).collect();
-            let stream = Stream::open(&path).unwrap();
-            for write in [700, 16 << 10, 128 << 10] {
-                stream.carry(BYTES, write).unwrap();
-            }
-            for said in stream.said().unwrap() {
-                let most = |mtu: usize| mtu - headers - OPTIONS;
-                match reach {
-                    // TCP sends no more at once than half of the other end's window
-                    // (tcp_bound_to_half_wnd).
-                    Reach::Node => {
-                        let sizes = 16_000..=most(link);
-                        assert!(sizes.contains(&said.mss), "{name}: {said:?}");
-                    }
-                    _ => assert_eq!(said.mss, most(mtu), "{name}"),
+            let carry = |patience| {
+                let stream = Stream::open(&path).unwrap();
+                for write in [700, 16 << 10, 128 << 10] {
+                    stream.carry(BYTES, write).unwrap();
                 }
+                for said in stream.said().unwrap() {
+                    let most = |mtu: usize| mtu - headers - OPTIONS;
+                    match reach {
+                        // TCP sends no more at once than half of the other end's window
+                        // (tcp_bound_to_half_wnd).
+                        Reach::Node => {
+                            let sizes = 16_000..=most(link);
+                            assert!(sizes.contains(&said.mss), "{name}: {said:?}");
+                        }
+                        _ => assert_eq!(said.mss, most(mtu), "{name}"),
+                    }
+                }
+                let full: u32 = wires.iter().map(|wire| full_packets(wire, name)).sum();
+                // A look at the counters: they see what is as large as can be.
+                assert!(
+                    reach != Reach::Tunnel || full as usize > BYTES / mtu,
+                    "{name}: {full}"
+                );
+                stream.must_have_lost_nothing_within(patience)
+            };
+            let lost_nothing = (1..TRIES).any(|_| carry(A_WHILE).is_ok());
+            if !lost_nothing {
+                carry(PATIENCE).unwrap();
             }
-            let full: u32 = wires.iter().map(|wire| full_packets(wire, name)).sum();
-            stream.must_have_lost_nothing().unwrap();
-            // A look at the counters: they see what is as large as can be.
-            assert!(
-                reach != Reach::Tunnel || full as usize > BYTES / mtu,
-                "{name}: {full}"
-            );
             let after: Vec<_> = nodes.iter().map(|node| misfits(node.place())).collect();
             assert_eq!(after, before, "{name}: a packet did not fit");
         }
