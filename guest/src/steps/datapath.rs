@@ -16,7 +16,7 @@ const DETAIL: usize = 1500;
 /// Of each hook and of each way of attaching something, where the whole takes too long: every test
 /// loads all programs, which is seconds of a verifier under emulation. Of accelerated connections the
 /// self-test's rows are seen by the other steps.
-const SOME: [&str; 20] = [
+const SOME: [&str; 22] = [
     "every_truncation_is_malformed",
     "other_sources_are_dropped",
     "same_node_traffic_is_redirected_one_hop_on",
@@ -37,6 +37,8 @@ const SOME: [&str; 20] = [
     "errors_about_what_a_pod_got_leave_with_what_was_sent",
     "a_pod_begins_what_it_likes_while_it_is_flooded_from_outside",
     "a_count_below_zero_refuses_nobody",
+    "closed_connections_make_way_after_a_second",
+    "closed_connections_of_a_pod_make_way_for_its_next",
 ];
 
 pub fn run(report: &mut Report, thorough: bool) -> Result<()> {
