@@ -34,8 +34,8 @@ pub fn is_answered(w: &World, pod: IpAddr, port: u16) -> bool {
 
 /// Until it is refused, and however long that takes: nothing makes way by itself ([`super::finished`]).
 pub fn fill(w: &World, does: impl Fn(&World, IpAddr, u16) -> bool) -> u64 {
-    let mut ports = 1000..1000 + ROOM as u16;
-    let done = ports.by_ref().take_while(|port| {
+    let ports = 1000..1000 + ROOM as u16;
+    let done = ports.take_while(|port| {
         let may = does(w, w.a.v4, *port);
         finished::put_off();
         may
