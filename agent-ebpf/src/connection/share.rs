@@ -14,7 +14,10 @@ use crate::{
     maps::{LIMITS, SHARES},
     scratch::Scratch,
 };
-use sinabro_common::abi::connection::{ALL_SHARES, OUTSIDE_SHARE, Share};
+use sinabro_common::{
+    abi::connection::{ALL_SHARES, OUTSIDE_SHARE, Share},
+    algo::room::Room,
+};
 
 /// One of so many that there is room for.
 const EMBRYONIC_PART: u64 = 8;
@@ -95,8 +98,7 @@ fn refuse(payer: u32) -> bool {
     false
 }
 
-/// Whether a pod has more than half of what it may have, or everybody, if that counts, three quarters of the table
-/// (`datapath::sweep::scarcity` in the agent).
+/// Whether room is scarce for a pod, or, if that counts, for everybody.
 #[inline(always)]
 pub fn is_scarce(payer: u32, of_all: bool) -> bool {
     let (Some(limits), Some(all), Some(share)) = (
@@ -113,11 +115,8 @@ pub fn is_scarce(payer: u32, of_all: bool) -> bool {
             Share::counted((*share).connections),
         )
     };
-    let capacity = u64::from(limits.capacity);
-    let each = capacity
-        .saturating_sub(taken)
-        .min(u64::from(limits.per_pod));
-    connections > each / 2 || of_all && taken > capacity / 4 * 3
+    let room = Room::of(taken, limits.capacity, limits.per_pod);
+    room.is_scarce_for(connections) || of_all && room.is_scarce_for_all()
 }
 
 /// Whether a share has any connections.

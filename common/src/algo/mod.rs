@@ -11,5 +11,6 @@ pub mod hash;
 pub mod lifetime;
 pub mod port_pick;
 pub mod queue;
+pub mod room;
 #[cfg(test)]
 mod tcp_automaton;

@@ -10,7 +10,10 @@ use super::{
 };
 use sinabro_common::{
     abi::connection::{ALL_SHARES, Connection, FLAG_MAPPING, Limits, Share},
-    algo::lifetime::{LATE_NS, MAKES_WAY_AFTER_NS, Stage},
+    algo::{
+        lifetime::{LATE_NS, MAKES_WAY_AFTER_NS, Stage},
+        room::Room,
+    },
 };
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -30,14 +33,14 @@ pub(super) struct Scarcity {
 }
 
 impl Scarcity {
-    /// Of a pod if it has more than half of what it may have. One pod alone may have half of the table (`connection::share` in the
-    /// programs), and has half of what is left to it at a third. Of everybody once three quarters of the table are taken.
+    /// Of those for whom room is scarce ([`Room`]).
     pub(super) fn of(shares: &BTreeMap<u32, Share>, capacity: u32, limits: &Limits) -> Self {
-        let room = Room::of(shares.get(&ALL_SHARES), capacity, limits);
-        let is_scarce =
-            |payer: &&u32| **payer != ALL_SHARES && connections(shares.get(*payer)) > room.each / 2;
+        let room = room(shares.get(&ALL_SHARES), capacity, limits);
+        let is_scarce = |payer: &&u32| {
+            **payer != ALL_SHARES && room.is_scarce_for(connections(shares.get(*payer)))
+        };
         Self {
-            of_all: room.taken > u64::from(capacity) / 4 * 3,
+            of_all: room.is_scarce_for_all(),
             payers: shares.keys().filter(is_scarce).copied().collect(),
         }
     }
@@ -65,21 +68,8 @@ fn connections(share: Option<&Share>) -> u64 {
     share.map_or(0, |share| Share::counted(share.connections))
 }
 
-struct Room {
-    taken: u64,
-    /// What any pod may have.
-    each: u64,
-}
-
-impl Room {
-    fn of(all: Option<&Share>, capacity: u32, limits: &Limits) -> Self {
-        let taken = connections(all);
-        let left = u64::from(capacity).saturating_sub(taken);
-        Self {
-            taken,
-            each: left.min(limits.per_pod.into()),
-        }
-    }
+fn room(all: Option<&Share>, capacity: u32, limits: &Limits) -> Room {
+    Room::of(connections(all), capacity, limits.per_pod)
 }
 
 /// Whether a sweep is due before its time, by what the last one left to each: of somebody whose room is scarce, connections have
@@ -92,9 +82,9 @@ pub(super) fn is_due(
     left: &HashMap<u32, Count>,
 ) -> Result<bool, DatapathError> {
     let (capacity, limits) = (table.capacity(), table.limits()?);
-    let room = Room::of(table.share(ALL_SHARES)?.as_ref(), capacity, &limits);
+    let room = room(table.share(ALL_SHARES)?.as_ref(), capacity, &limits);
     // Nobody has more than all have.
-    if room.taken <= room.each / 2 {
+    if !room.is_scarce_for(room.taken) {
         return Ok(false);
     }
     let shares: BTreeMap<u32, Share> = table.shares()?.into_iter().collect();
