@@ -145,8 +145,13 @@ impl<G: Copy + PartialEq + Display> Figures<G> {
 
     /// Ours beside every other, in the order of the cases.
     pub fn rows(&self, group: G) -> Vec<Row> {
+        self.rows_of(group, OURS)
+    }
+
+    /// One subject beside every other, in the order of the cases.
+    pub fn rows_of(&self, group: G, subject: &str) -> Vec<Row> {
         let series = self.series.iter().filter(|series| series.group == group);
-        series.flat_map(Series::rows).collect()
+        series.flat_map(|series| series.rows(subject)).collect()
     }
 
     /// The values of one metric of one case, of a subject, in the order of the rounds.
@@ -180,9 +185,9 @@ impl<G: Copy + PartialEq + Display> Figures<G> {
 }
 
 impl<G> Series<G> {
-    fn rows(&self) -> Vec<Row> {
-        let ours = self.values.iter().find(|(name, _)| name == OURS);
-        let others = self.values.iter().filter(|(name, _)| name != OURS);
+    fn rows(&self, subject: &str) -> Vec<Row> {
+        let ours = self.values.iter().find(|(name, _)| name == subject);
+        let others = self.values.iter().filter(|(name, _)| name != subject);
         let row = |ours: &(String, Vec<f64>), other: &(String, Vec<f64>)| {
             let (ours, other) = ((&*ours.0, &*ours.1), (&*other.0, &*other.1));
             Row::new(&self.case, self.metric, self.unit, ours, other)
@@ -285,6 +290,9 @@ mod tests {
         assert!(figures.rows("there").is_empty());
         let found: Vec<_> = rows.iter().map(|r| (&*r.against, r.ratio)).collect();
         assert_eq!(found, [("bridge", 0.5), ("ptp", 0.5)]);
+        let of_ptp = figures.rows_of("here", "ptp");
+        let found: Vec<_> = of_ptp.iter().map(|r| (&*r.against, r.ratio)).collect();
+        assert_eq!(found, [("bridge", 1.0), (OURS, 2.0)]);
         let curves = figures.curves();
         let ours = curves.iter().find(|curve| curve.subject == OURS).unwrap();
         assert_eq!(ours.case, "here");

@@ -8,9 +8,9 @@ use std::fmt;
 pub enum Kind {
     /// TCP connections that are filled, by messages of so many bytes.
     Streams { connections: usize, message: usize },
-    /// A request and a response of so many bytes at a time, over one connection.
-    RoundTrips(usize),
-    /// The same, while the CPUs of both ends are kept from idling.
+    /// A request and a response of so many bytes at a time, over each connection.
+    RoundTrips { connections: usize, size: usize },
+    /// The same over one connection, while the CPUs of both ends are kept from idling.
     RoundTripsAwake(usize),
     /// A connection for each request and response.
     Connections,
@@ -28,10 +28,23 @@ pub enum Kind {
     SlowReaders(usize),
 }
 
+impl Kind {
+    pub fn is_http(self) -> bool {
+        matches!(self, Self::Http { .. })
+    }
+}
+
 const fn bulk(connections: usize) -> Kind {
     Kind::Streams {
         connections,
         message: BULK,
+    }
+}
+
+const fn round_trips(size: usize) -> Kind {
+    Kind::RoundTrips {
+        connections: 1,
+        size,
     }
 }
 
@@ -50,11 +63,23 @@ const fn stream(message: usize) -> Kind {
 const BESIDE_OTHERS: &[(&str, Kind)] = &[
     ("one stream", bulk(1)),
     ("8 streams", bulk(8)),
-    ("request/response", Kind::RoundTrips(REQUEST)),
+    ("request/response", round_trips(REQUEST)),
     ("connect/request/response", Kind::Connections),
     ("UDP packets of 64 B", Kind::Packets(64)),
     ("UDP packets of 1400 B", Kind::Packets(1400)),
     ("round trip of 1 B", Kind::Latency),
+];
+
+/// Where many wait at once, and so processors do not: what packets cost counts then.
+const ACROSS_TOO: &[(&str, Kind)] = &[
+    (
+        "request/response, 16 connections",
+        Kind::RoundTrips {
+            connections: 16,
+            size: REQUEST,
+        },
+    ),
+    ("http 36 B 50 connections", http(36)),
 ];
 
 /// Where the MTU of the pods' links matters most, and where it must not matter.
@@ -63,7 +88,7 @@ const BY_LINK: &[(&str, Kind)] = &[
     ("stream 16 KB", stream(16 << 10)),
     ("http 16 KB 50 connections", http(16 << 10)),
     ("http 64 KB 50 connections", http(64 << 10)),
-    ("rr 4 KB", Kind::RoundTrips(4 << 10)),
+    ("rr 4 KB", round_trips(4 << 10)),
     ("rr 4 KB, CPUs awake", Kind::RoundTripsAwake(4 << 10)),
     ("UDP 60 KB", Kind::Datagrams(60 << 10)),
     ("2000 idle connections", Kind::Idle(2000)),
@@ -82,17 +107,17 @@ const BY_LINK_TOO: &[(&str, Kind)] = &[
         },
     ),
     ("connections", Kind::Connections),
-    ("rr 1 B", Kind::RoundTrips(1)),
+    ("rr 1 B", round_trips(1)),
     ("rr 1 B, CPUs awake", Kind::RoundTripsAwake(1)),
-    ("rr 8 KB", Kind::RoundTrips(8 << 10)),
+    ("rr 8 KB", round_trips(8 << 10)),
     ("rr 8 KB, CPUs awake", Kind::RoundTripsAwake(8 << 10)),
-    ("rr 16 KB", Kind::RoundTrips(16 << 10)),
+    ("rr 16 KB", round_trips(16 << 10)),
     ("rr 16 KB, CPUs awake", Kind::RoundTripsAwake(16 << 10)),
-    ("rr 32 KB", Kind::RoundTrips(32 << 10)),
+    ("rr 32 KB", round_trips(32 << 10)),
     ("rr 32 KB, CPUs awake", Kind::RoundTripsAwake(32 << 10)),
-    ("rr 64 KB", Kind::RoundTrips(64 << 10)),
+    ("rr 64 KB", round_trips(64 << 10)),
     ("rr 64 KB, CPUs awake", Kind::RoundTripsAwake(64 << 10)),
-    ("rr 1 MB", Kind::RoundTrips(1 << 20)),
+    ("rr 1 MB", round_trips(1 << 20)),
     ("rr 1 MB, CPUs awake", Kind::RoundTripsAwake(1 << 20)),
     ("UDP 8 KB", Kind::Datagrams(8 << 10)),
 ];
@@ -107,7 +132,8 @@ pub struct Case {
 
 pub fn cases(way: Way, short: bool) -> impl Iterator<Item = Case> {
     let kinds: &[&[(&str, Kind)]] = match (way, short) {
-        (Way::SameNode | Way::Across, _) => &[BESIDE_OTHERS],
+        (Way::SameNode, _) => &[BESIDE_OTHERS],
+        (Way::Across, _) => &[BESIDE_OTHERS, ACROSS_TOO],
         (Way::LocalMtu, true) => &[BY_LINK],
         (Way::LocalMtu, false) => &[BY_LINK, BY_LINK_TOO],
     };
@@ -164,7 +190,7 @@ mod tests {
             .map(|case| case.to_string())
             .collect();
         let count = names.len();
-        assert_eq!(count, 2 * (2 * 7 + 27));
+        assert_eq!(count, 2 * (7 + 9 + 27));
         for name in [
             "across nodes, IPv6: UDP packets of 1400 B",
             "stream 1 KB",

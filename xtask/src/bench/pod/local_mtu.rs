@@ -4,14 +4,14 @@
 //! All are plain: nothing is accelerated.
 
 use super::scene::{Subject, Way};
-use crate::bench::{figures::OURS, http::Nginx};
+use crate::bench::figures::OURS;
 use anyhow::{Result, ensure};
 use sinabro_common::api::{LocalMtuWish, TcpAcceleration};
 use sinabro_lab::{
     Lab, Node, Place, Pod,
     traffic::{
         datagrams::{datagrams, headers},
-        seat::{Ends, Seat},
+        seat::Ends,
         snmp,
         tcp::segment_size,
     },
@@ -30,33 +30,18 @@ const LARGE: u32 = 30_000;
 /// Bytes of a datagram that such a link takes whole.
 const DATAGRAM: usize = 60 << 10;
 
-pub struct Site {
-    /// Its number, from 1.
-    pub node: usize,
-    /// Whether segments and datagrams are as large as the link; None: whatever they are.
-    large: Option<bool>,
-    _nginx: [Nginx; 2],
-}
-
 /// `earlier` is a commit and the number of the node that has its programs.
-pub fn subjects(lab: &Lab, earlier: Option<(&str, usize)>, cpu: usize) -> Result<Vec<Subject>> {
-    let make = |name: &str, node, ends: [End<'_>; 2], large| -> Result<Subject> {
-        let [(_, _), (place, addresses)] = ends;
-        let seat = Seat { place, cpu };
-        let [v4, v6] = addresses.map(|address| Nginx::start(lab.node(node), seat, address));
+pub fn subjects(lab: &Lab, earlier: Option<(&str, usize)>) -> Result<Vec<Subject>> {
+    let make = |name: &str, ends: [End<'_>; 2], large| {
         let mut subject = Subject::new(name, Way::LocalMtu, ends);
-        subject.site = Some(Site {
-            node,
-            large,
-            _nginx: [v4?, v6?],
-        });
-        Ok(subject)
+        subject.large = large;
+        subject
     };
     let auto = pair(lab.node(1), "auto", None)?;
-    let ours = make(OURS, 1, auto.each_ref().map(end), Some(true))?;
+    let ours = make(OURS, auto.each_ref().map(end), Some(true));
     if let Some((commit, number)) = earlier {
         let theirs = pair(lab.node(number), "earlier", None)?;
-        let theirs = make(commit, number, theirs.each_ref().map(end), None)?;
+        let theirs = make(commit, theirs.each_ref().map(end), None);
         return Ok(vec![ours, theirs]);
     }
     let off = pair(lab.node(1), "off", Some(LocalMtuWish::Off))?;
@@ -68,8 +53,8 @@ pub fn subjects(lab: &Lab, earlier: Option<(&str, usize)>, cpu: usize) -> Result
     );
     Ok(vec![
         ours,
-        make(OFF, 1, off.each_ref().map(end), Some(false))?,
-        make(LOOPBACK, 1, [itself, itself], Some(true))?,
+        make(OFF, off.each_ref().map(end), Some(false)),
+        make(LOOPBACK, [itself, itself], Some(true)),
     ])
 }
 
@@ -89,27 +74,22 @@ fn pair(node: &Node, name: &str, wish: Option<LocalMtuWish>) -> Result<[Pod; 2]>
     Ok([pod("client")?, pod("server")?])
 }
 
-impl Site {
-    /// An error if segments or datagrams are not as large as the subject stands for.
-    pub fn verify(&self, ends: Ends<'_>) -> Result<()> {
-        let Some(large) = self.large else {
-            return Ok(());
-        };
-        let segment = segment_size(ends)?;
-        ensure!(
-            (segment >= LARGE) == large,
-            "TCP to {} has segments of {segment} bytes",
-            ends.address
-        );
-        let before = snmp::fragments(ends.client.place)?;
-        let size = DATAGRAM + headers(ends.address);
-        let sent = datagrams(ends, size, Duration::from_millis(20))?.sent;
-        let fragments = snmp::fragments(ends.client.place)?.saturating_sub(before);
-        ensure!(
-            (fragments == 0) == large,
-            "{fragments} fragments were made of {sent} datagrams of {DATAGRAM} bytes to {}",
-            ends.address
-        );
-        Ok(())
-    }
+/// An error if segments and datagrams are not as large as the link, or are although they must not be.
+pub fn verify(ends: Ends<'_>, large: bool) -> Result<()> {
+    let segment = segment_size(ends)?;
+    ensure!(
+        (segment >= LARGE) == large,
+        "TCP to {} has segments of {segment} bytes",
+        ends.address
+    );
+    let before = snmp::fragments(ends.client.place)?;
+    let size = DATAGRAM + headers(ends.address);
+    let sent = datagrams(ends, size, Duration::from_millis(20))?.sent;
+    let fragments = snmp::fragments(ends.client.place)?.saturating_sub(before);
+    ensure!(
+        (fragments == 0) == large,
+        "{fragments} fragments were made of {sent} datagrams of {DATAGRAM} bytes to {}",
+        ends.address
+    );
+    Ok(())
 }

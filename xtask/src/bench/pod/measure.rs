@@ -65,9 +65,9 @@ impl Bench {
                 let measured = streams(ends, &listener, connections, message, time)?;
                 ("throughput", "Gbit/s", measured)
             }
-            Kind::RoundTrips(size) => {
+            Kind::RoundTrips { connections, size } => {
                 let listener = ends.listen(0)?;
-                let measured = round_trips(ends, &listener, size, 1, time)?;
+                let measured = round_trips(ends, &listener, size, connections, time)?;
                 ("requests", "1/s", measured)
             }
             Kind::RoundTripsAwake(size) => {
@@ -86,8 +86,7 @@ impl Bench {
             }
             Kind::Http { body, nopush } => {
                 let port = http::nginx::port(body, HTTP_CONNECTIONS, nopush);
-                let node = scene.node(subject)?;
-                return Ok(http::load(node, ends, port, HTTP_CONNECTIONS)?.into());
+                return Ok(http::load(scene.files(), ends, port, HTTP_CONNECTIONS)?.into());
             }
             Kind::Packets(size) => {
                 let measured = datagrams(ends, size, time)?.received;

@@ -24,7 +24,7 @@ use super::{
     aim::{self, WithAims},
     as_root,
     congestion::Congestion,
-    figures::{self, Figures},
+    figures::{self, Figures, OURS},
     output::Report,
     processor, remaining,
     row::{Curve, Row},
@@ -34,7 +34,7 @@ use crate::{interrupt, setup, ui};
 use anyhow::{Context as _, Result, ensure};
 use case::Case;
 use measure::Bench;
-use scene::{Scene, Way};
+use scene::{DIRECT, NATIVE, Scene, Way};
 use sinabro_lab::{holder, traffic::seat::two_cpus};
 use std::{process::ExitCode, time::Instant};
 
@@ -164,9 +164,16 @@ fn measure(options: &Options) -> Result<ExitCode> {
 
     let mut rows: Vec<Row> = Vec::new();
     for way in scene.ways() {
-        let of_way = figures.rows(way);
-        figures::print(&of_way, way);
-        rows.extend(of_way);
+        // Those past the stack are there across nodes only.
+        for subject in [OURS, DIRECT, NATIVE] {
+            let mut of_subject = figures.rows_of(way, subject);
+            if let Some((commit, _)) = options.programs.earlier() {
+                let same_way = scene::earlier_of(subject, commit);
+                of_subject.retain(|row| row.against == same_way);
+            }
+            figures::print(&of_subject, way);
+            rows.extend(of_subject);
+        }
     }
     let curves: Vec<Curve> = figures.curves();
     let aims = aims::aims(&rows);

@@ -12,16 +12,16 @@
 //! | n7, n8 | nothing | `bare veth (limit)`, two networks and a veth pair | `bare nodes (limit)` |
 //! | n11, n12 | nothing but netfilter's connection tracking, as a cluster's nodes have it | | `bare nodes, tracked` |
 //!
-//! Against an earlier commit n3 and n4 have that commit's programs, and nothing else is compared: by the
-//! link's MTU n1's pods are compared with n3's.
+//! Against an earlier commit n3 to n8 have that commit's programs, and nothing else is compared: n3 and n4 are
+//! as n1 and n2, n5 and n6 as n9 and n10, n7 and n8 as n13 and n14. By the link's MTU n1's pods are compared
+//! with n3's.
 
 use super::{
-    Options,
-    local_mtu::{self, Site},
+    Options, local_mtu,
     others::{self, Attached},
     rules,
 };
-use crate::bench::figures::OURS;
+use crate::bench::{figures::OURS, http::Nginx};
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use sinabro_lab::{
@@ -34,6 +34,12 @@ use sinabro_lab::{
     },
 };
 use std::{fmt, net::IpAddr, time::Duration};
+
+/// Tunnels past the stack.
+pub const DIRECT: &str = "sinabro, direct";
+/// The same without tunnels.
+pub const NATIVE: &str = "sinabro, native";
+pub const TRACKED: &str = "bare nodes, tracked";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Way {
@@ -75,8 +81,8 @@ pub struct Subject {
     addresses: [IpAddr; 2],
     /// Whether the packets of two pods of this node, by its number, go through the node's stack.
     through_stack: Option<(usize, bool)>,
-    /// Of [`Way::LocalMtu`].
-    pub site: Option<Site>,
+    /// Whether segments and datagrams are as large as the link; None: whatever they are.
+    pub large: Option<bool>,
 }
 
 impl Subject {
@@ -88,13 +94,14 @@ impl Subject {
             server: server.0.clone(),
             addresses: server.1,
             through_stack: None,
-            site: None,
+            large: None,
         }
     }
 }
 
 pub struct Scene {
     // Dropped before the lab that they are in.
+    _nginx: Vec<Nginx>,
     subjects: [Vec<Subject>; 3],
     lab: Lab,
     cpus: [usize; 2],
@@ -105,31 +112,26 @@ impl Scene {
         let wanted = |way| options.is_wanted(way) && options.cases(way).next().is_some();
         let present = Binaries::at(options.programs.present())?;
         let earlier = options.programs.earlier();
-        let lab = Lab::new(
-            present,
-            if earlier.is_some() { 4 } else { 14 },
-            Lifetime::Process,
-        )?;
-        // Who has an agent, and which nodes those are to know of.
-        let agents = match earlier {
-            Some((_, dir)) => {
-                for number in [3, 4] {
-                    lab.node(number).set_binaries(Binaries::at(dir)?);
-                }
-                4
+        let lab = Lab::new(present, 14, Lifetime::Process)?;
+        // Those whose packets go by the stack.
+        let agents = if earlier.is_some() { 4 } else { 3 };
+        let mut direct = vec![lab.node(9), lab.node(10)];
+        let mut native = vec![lab.node(13), lab.node(14)];
+        if let Some((_, dir)) = earlier {
+            direct.extend([lab.node(5), lab.node(6)]);
+            native.extend([lab.node(7), lab.node(8)]);
+            for number in 3..=8 {
+                lab.node(number).set_binaries(Binaries::at(dir)?);
             }
-            None => 3,
-        };
-        let direct = lab.nodes().get(8..10).unwrap_or_default();
-        let native = lab.nodes().get(12..14).unwrap_or_default();
-        for node in native {
+        }
+        for node in &native {
             let entry = node.entry();
             node.set_entry(NodeEntry {
                 native: true,
                 ..entry
             });
         }
-        let past_the_stack = || direct.iter().chain(native);
+        let past_the_stack = || direct.iter().chain(&native).copied();
         let nodes = || lab.nodes()[..agents].iter().chain(past_the_stack());
         for node in nodes().filter(|_| options.ipv6_nodes) {
             node.lead_with_ipv6();
@@ -144,9 +146,9 @@ impl Scene {
             node.start_agent()?;
         }
         let routings = ["tunnel", "native"];
-        for (nodes, routing) in [direct, native].iter().zip(routings) {
+        for (nodes, routing) in [&direct, &native].into_iter().zip(routings) {
             let routing = format!("--routing={routing}");
-            for node in *nodes {
+            for node in nodes {
                 node.write_services("{kind: List, items: []}\n")?;
                 // Who is not asked is believed, and there is nothing to wait for.
                 let flags: [&str; 2] = [&routing, "--peer-probe=false"];
@@ -157,29 +159,43 @@ impl Scene {
             node.wait_ready()?;
         }
         let mut subjects = sinabro(OURS, &lab, 1)?;
-        if !direct.is_empty() {
-            subjects.push(across("sinabro, direct", &lab, 9)?);
-            subjects.push(across("sinabro, native", &lab, 13)?);
-        }
+        subjects.push(across(DIRECT, &lab, 9)?);
+        subjects.push(across(NATIVE, &lab, 13)?);
         match earlier {
-            Some((commit, _)) => subjects.extend(sinabro(commit, &lab, 3)?),
+            Some((commit, _)) => {
+                subjects.extend(sinabro(commit, &lab, 3)?);
+                subjects.push(across(&earlier_of(DIRECT, commit), &lab, 5)?);
+                subjects.push(across(&earlier_of(NATIVE, commit), &lab, 7)?);
+            }
             None => subjects.extend(theirs(&lab)?),
         }
         if wanted(Way::LocalMtu) {
             let earlier = earlier.map(|(commit, _)| (commit, 3));
-            subjects.extend(local_mtu::subjects(&lab, earlier, cpus[1])?);
+            subjects.extend(local_mtu::subjects(&lab, earlier)?);
         }
-        for node in lab.nodes().iter().take(6).chain(past_the_stack()) {
-            rules::kube_proxy(node, options.rules)?;
+        let bare: &[usize] = if earlier.is_some() {
+            &[11, 12]
+        } else {
+            &[7, 8, 11, 12]
+        };
+        for number in (1..=14).filter(|number| !bare.contains(number)) {
+            rules::kube_proxy(lab.node(number), options.rules)?;
         }
         let mut of_ways = [const { Vec::new() }; 3];
-        for subject in subjects {
-            if wanted(subject.way) {
-                of_ways[subject.way as usize].push(subject);
+        let mut nginx = Vec::new();
+        for subject in subjects.into_iter().filter(|subject| wanted(subject.way)) {
+            if options.cases(subject.way).any(|case| case.kind.is_http()) {
+                let (place, cpu) = (&subject.server, cpus[1]);
+                for address in subject.addresses {
+                    let started = Nginx::start(lab.node(1), Seat { place, cpu }, address);
+                    nginx.push(started.with_context(|| subject.name.clone())?);
+                }
             }
+            of_ways[subject.way as usize].push(subject);
         }
         Ok(Self {
             subjects: of_ways,
+            _nginx: nginx,
             lab,
             cpus,
         })
@@ -199,11 +215,9 @@ impl Scene {
         &self.subjects[way as usize]
     }
 
-    /// The node of a subject of [`Way::LocalMtu`].
-    pub fn node(&self, subject: &Subject) -> Result<&Node> {
-        let site = subject.site.as_ref();
-        let site = site.with_context(|| format!("{} has no node of its own", subject.name))?;
-        Ok(self.lab.node(site.node))
+    /// Whose files all see that serve HTTP or ask for it, wherever they are.
+    pub fn files(&self) -> &Node {
+        self.lab.node(1)
     }
 
     pub fn ends<'a>(&self, subject: &'a Subject, ipv6: bool) -> Ends<'a> {
@@ -224,9 +238,9 @@ impl Scene {
     /// Sees to it that packets go the way that a subject stands for: an error if they do not.
     pub fn verify(&self) -> Result<()> {
         for subject in self.subjects.iter().flatten() {
-            if let Some(site) = &subject.site {
+            if let Some(large) = subject.large {
                 for ipv6 in [false, true] {
-                    let verified = site.verify(self.ends(subject, ipv6));
+                    let verified = local_mtu::verify(self.ends(subject, ipv6), large);
                     verified.with_context(|| subject.name.clone())?;
                 }
             }
@@ -252,6 +266,11 @@ impl Scene {
         }
         Ok(())
     }
+}
+
+/// What is called like one of ours, with the programs of a commit.
+pub fn earlier_of(ours: &str, commit: &str) -> String {
+    ours.replacen(OURS, commit, 1)
 }
 
 fn end(pod: &Pod) -> (&Place, [IpAddr; 2]) {
@@ -322,7 +341,7 @@ fn theirs(lab: &Lab) -> Result<Vec<Subject>> {
     for number in [11, 12] {
         rules::tracking(lab.node(number))?;
     }
-    let tracked = bare("bare nodes, tracked", lab, [11, 12])?;
+    let tracked = bare(TRACKED, lab, [11, 12])?;
     let veth = others::cable()?;
     let veth = Subject::new(
         "bare veth (limit)",
