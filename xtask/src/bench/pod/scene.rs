@@ -115,11 +115,16 @@ impl Scene {
         let lab = Lab::new(present, 14, Lifetime::Process)?;
         // Those whose packets go by the stack.
         let agents = if earlier.is_some() { 4 } else { 3 };
-        let mut direct = vec![lab.node(9), lab.node(10)];
-        let mut native = vec![lab.node(13), lab.node(14)];
+        let (mut direct, mut native) = (Vec::new(), Vec::new());
+        if wanted(Way::Across) {
+            direct.extend([lab.node(9), lab.node(10)]);
+            native.extend([lab.node(13), lab.node(14)]);
+        }
         if let Some((_, dir)) = earlier {
-            direct.extend([lab.node(5), lab.node(6)]);
-            native.extend([lab.node(7), lab.node(8)]);
+            if wanted(Way::Across) {
+                direct.extend([lab.node(5), lab.node(6)]);
+                native.extend([lab.node(7), lab.node(8)]);
+            }
             for number in 3..=8 {
                 lab.node(number).set_binaries(Binaries::at(dir)?);
             }
@@ -159,15 +164,17 @@ impl Scene {
             node.wait_ready()?;
         }
         let mut subjects = sinabro(OURS, &lab, 1)?;
-        subjects.push(across(DIRECT, &lab, 9)?);
-        subjects.push(across(NATIVE, &lab, 13)?);
         match earlier {
-            Some((commit, _)) => {
-                subjects.extend(sinabro(commit, &lab, 3)?);
+            Some((commit, _)) => subjects.extend(sinabro(commit, &lab, 3)?),
+            None => subjects.extend(theirs(&lab)?),
+        }
+        if wanted(Way::Across) {
+            subjects.push(across(DIRECT, &lab, 9)?);
+            subjects.push(across(NATIVE, &lab, 13)?);
+            if let Some((commit, _)) = earlier {
                 subjects.push(across(&earlier_of(DIRECT, commit), &lab, 5)?);
                 subjects.push(across(&earlier_of(NATIVE, commit), &lab, 7)?);
             }
-            None => subjects.extend(theirs(&lab)?),
         }
         if wanted(Way::LocalMtu) {
             let earlier = earlier.map(|(commit, _)| (commit, 3));
