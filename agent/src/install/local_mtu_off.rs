@@ -5,7 +5,7 @@
 //! there, the agent keeps the first configuration in it, with the plugins that others chained, but for `localMTU: off` and the
 //! name. The directory itself is never removed: containerd (2.1 to 2.4 at least) ends its whole service of the CRI if one goes that it watches.
 
-use super::{CONFLIST_MODE, InstallError, Target, conflist, file, file::Found, hash};
+use super::{CONFLIST_MODE, InstallError, Target, conflist, file::Found};
 use sinabro_common::names;
 use std::{
     path::{Path, PathBuf},
@@ -32,8 +32,7 @@ impl LocalMtuOff {
 
     /// Makes it what the first is now.
     pub fn follow(&mut self, first: &Path, now: Instant) -> Result<(), InstallError> {
-        let path = &self.target.path;
-        if !path.parent().is_some_and(Path::is_dir) {
+        if !self.target.path.parent().is_some_and(Path::is_dir) {
             return Ok(());
         }
         let found = Found::read(first);
@@ -43,17 +42,6 @@ impl LocalMtuOff {
         };
         let mut text = serde_json::to_vec_pretty(&conflist::with_local_mtu_off(list))?;
         text.push(b'\n');
-        let wanted = hash(&text);
-        if file::is_in_place(path, &text, CONFLIST_MODE) {
-            self.target.in_place(wanted);
-            return Ok(());
-        }
-        let taken = self.target.seen == Some(wanted);
-        if taken && !self.target.patience.allows(now) {
-            return Err(InstallError::Contested { path: path.clone() });
-        }
-        self.target.put(&text, CONFLIST_MODE, taken, now)?;
-        self.target.seen = Some(wanted);
-        Ok(())
+        self.target.keep(&text, CONFLIST_MODE, now)
     }
 }

@@ -249,6 +249,29 @@ impl Target {
         }
     }
 
+    /// Sees to it that the file is this, whoever changed it, for as long as there is patience.
+    fn keep(&mut self, content: &[u8], mode: u32, now: Instant) -> Result<(), InstallError> {
+        let wanted = hash(&content);
+        if file::is_in_place(&self.path, content, mode) {
+            self.in_place(wanted);
+            return Ok(());
+        }
+        // Only what was there as it is wanted now can have been taken away.
+        let taken = self.seen == Some(wanted);
+        if taken && !self.patience.allows(now) {
+            return Err(self.contested());
+        }
+        let put = self.put(content, mode, taken, now);
+        self.seen = Some(wanted).filter(|_| put.is_ok());
+        Ok(put?)
+    }
+
+    fn contested(&self) -> InstallError {
+        InstallError::Contested {
+            path: self.path.clone(),
+        }
+    }
+
     fn in_place(&mut self, content: u64) {
         self.patience.in_place();
         self.seen = Some(content);
@@ -332,21 +355,10 @@ impl Installer {
         status: &mut InstallStatus,
     ) -> Result<(), InstallError> {
         let content = plugin::read(&self.config.source)?;
-        let path = self.plugin.path.clone();
-        let wanted = hash(&content);
-        if file::is_in_place(&path, &content, plugin::MODE) {
-            self.plugin.in_place(wanted);
-            return Ok(());
-        }
-        // Only what was there as it is wanted now can have been taken away.
-        let taken = self.plugin.seen == Some(wanted);
-        if taken && !self.plugin.patience.allows(now) {
-            return Err(InstallError::Contested { path });
-        }
-        let put = self.plugin.put(&content, plugin::MODE, taken, now);
-        self.plugin.seen = Some(wanted).filter(|_| put.is_ok());
-        match put {
-            Err(error) if error.is_read_only() && plugin::is_there(&path) => {
+        let kept = self.plugin.keep(&content, plugin::MODE, now);
+        let path = &self.plugin.path;
+        match kept {
+            Err(InstallError::File(error)) if error.is_read_only() && plugin::is_there(path) => {
                 let text = format!(
                     "plugin {} is of another version than this agent: delete this node's sinabro pod, the init container of the next one installs it",
                     path.display()
@@ -354,8 +366,10 @@ impl Installer {
                 status.warn("PluginOutdated", text);
                 Ok(())
             }
-            Err(error) if error.is_read_only() => Err(InstallError::NoPlugin { path }),
-            other => Ok(other?),
+            Err(InstallError::File(error)) if error.is_read_only() => {
+                Err(InstallError::NoPlugin { path: path.clone() })
+            }
+            other => other,
         }
     }
 
@@ -390,7 +404,7 @@ impl Installer {
             .seen
             .is_some_and(|seen| found.list().map(hash) != Some(seen));
         if taken && !self.conflist.patience.allows(now) {
-            let error = InstallError::Contested { path };
+            let error = self.conflist.contested();
             // Changed it may be, but pods get our network by it.
             return match found.list() {
                 Some(list) if conflist::serves(list, &ours) => {

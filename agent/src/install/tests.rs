@@ -182,6 +182,22 @@ fn what_is_taken_away_again_and_again_is_left_alone() {
 }
 
 #[test]
+fn what_could_not_be_written_was_taken_away_by_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("plugin");
+    let mut target = Target::new(path.clone());
+    for version in 0..=TIMES {
+        let content = version.to_string();
+        let mut keep = || target.keep(content.as_bytes(), plugin::MODE, Instant::now());
+        let _ = fs::remove_file(&path);
+        fs::create_dir(&path).unwrap();
+        assert!(matches!(keep(), Err(InstallError::File(_))));
+        fs::remove_dir(&path).unwrap();
+        keep().unwrap();
+    }
+}
+
+#[test]
 fn a_contested_list_that_serves_pods_is_a_warning() {
     let (_dir, config) = scene();
     let mut installer = Installer::new(config.clone());
