@@ -79,7 +79,7 @@ pub struct Subject {
     server: Place,
     /// Of the server, IPv4 first.
     addresses: [IpAddr; 2],
-    /// Whether the packets of two pods of this node, by its number, go through the node's stack.
+    /// Whether the packets go through the stack of the client's node, by its number.
     through_stack: Option<(usize, bool)>,
     /// Whether segments and datagrams are as large as the link; None: whatever they are.
     pub large: Option<bool>,
@@ -169,8 +169,11 @@ impl Scene {
             None => subjects.extend(theirs(&lab)?),
         }
         if wanted(Way::Across) {
-            subjects.push(across(DIRECT, &lab, 9)?);
-            subjects.push(across(NATIVE, &lab, 13)?);
+            for (name, number) in [(DIRECT, 9), (NATIVE, 13)] {
+                let mut subject = across(name, &lab, number)?;
+                subject.through_stack = Some((number, false));
+                subjects.push(subject);
+            }
             if let Some((commit, _)) = earlier {
                 subjects.push(across(&earlier_of(DIRECT, commit), &lab, 5)?);
                 subjects.push(across(&earlier_of(NATIVE, commit), &lab, 7)?);
@@ -308,9 +311,10 @@ fn across(name: &str, lab: &Lab, number: usize) -> Result<Subject> {
 
 /// As installed, on n`number` and the node after it.
 fn sinabro(name: &str, lab: &Lab, number: usize) -> Result<Vec<Subject>> {
-    let mut same = same_node(name, lab, number)?;
+    let (mut same, mut across) = (same_node(name, lab, number)?, across(name, lab, number)?);
     same.through_stack = Some((number, false));
-    Ok(vec![same, across(name, lab, number)?])
+    across.through_stack = Some((number, true));
+    Ok(vec![same, across])
 }
 
 fn theirs(lab: &Lab) -> Result<Vec<Subject>> {
