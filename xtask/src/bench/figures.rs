@@ -186,13 +186,13 @@ impl<G: Copy + PartialEq + Display> Figures<G> {
 
 impl<G> Series<G> {
     fn rows(&self, subject: &str) -> Vec<Row> {
-        let ours = self.values.iter().find(|(name, _)| name == subject);
+        let one = self.values.iter().find(|(name, _)| name == subject);
         let others = self.values.iter().filter(|(name, _)| name != subject);
-        let row = |ours: &(String, Vec<f64>), other: &(String, Vec<f64>)| {
-            let (ours, other) = ((&*ours.0, &*ours.1), (&*other.0, &*other.1));
-            Row::new(&self.case, self.metric, self.unit, ours, other)
+        let row = |one: &(String, Vec<f64>), other: &(String, Vec<f64>)| {
+            let (one, other) = ((&*one.0, &*one.1), (&*other.0, &*other.1));
+            Row::new(&self.case, self.metric, self.unit, one, other)
         };
-        let rows = others.filter_map(|other| row(ours?, other));
+        let rows = others.filter_map(|other| row(one?, other));
         // Turns rotate: the first round's order is that of the subjects no longer.
         let mut rows: Vec<Row> = rows.collect();
         rows.sort_by(|a, b| a.against.cmp(&b.against));

@@ -3,7 +3,8 @@
 
 use super::{
     local_mtu::{LOOPBACK, OFF},
-    scene::{DIRECT, NATIVE, TRACKED},
+    pair::{DIRECT, NATIVE},
+    scene::TRACKED,
 };
 use crate::bench::{
     aim::{Aim, Bound},

@@ -16,6 +16,7 @@ mod case;
 mod local_mtu;
 mod measure;
 pub mod others;
+mod pair;
 pub mod rules;
 mod scene;
 
@@ -34,7 +35,8 @@ use crate::{interrupt, setup, ui};
 use anyhow::{Context as _, Result, ensure};
 use case::Case;
 use measure::Bench;
-use scene::{DIRECT, NATIVE, Scene, Way};
+use pair::{DIRECT, NATIVE};
+use scene::{Scene, Way};
 use sinabro_lab::{holder, traffic::seat::two_cpus};
 use std::{process::ExitCode, time::Instant};
 
@@ -168,7 +170,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
         for subject in [OURS, DIRECT, NATIVE] {
             let mut of_subject = figures.rows_of(way, subject);
             if let Some((commit, _)) = options.programs.earlier() {
-                let same_way = scene::earlier_of(subject, commit);
+                let same_way = pair::earlier_of(subject, commit);
                 of_subject.retain(|row| row.against == same_way);
             }
             figures::print(&of_subject, way);

@@ -19,6 +19,7 @@
 use super::{
     Options, local_mtu,
     others::{self, Attached},
+    pair::Pair,
     rules,
 };
 use crate::bench::{figures::OURS, http::Nginx};
@@ -26,7 +27,7 @@ use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod, datapath,
-    node::{NodeEntry, SERVICES_FLAGS},
+    node::NodeEntry,
     traffic::{
         round_trips::round_trips,
         seat::{Ends, Seat},
@@ -35,10 +36,6 @@ use sinabro_lab::{
 };
 use std::{fmt, net::IpAddr, time::Duration};
 
-/// Tunnels past the stack.
-pub const DIRECT: &str = "sinabro, direct";
-/// The same without tunnels.
-pub const NATIVE: &str = "sinabro, native";
 pub const TRACKED: &str = "bare nodes, tracked";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -80,7 +77,7 @@ pub struct Subject {
     /// Of the server, IPv4 first.
     addresses: [IpAddr; 2],
     /// Whether the packets go through the stack of the client's node, by its number.
-    through_stack: Option<(usize, bool)>,
+    pub through_stack: Option<(usize, bool)>,
     /// Whether segments and datagrams are as large as the link; None: whatever they are.
     pub large: Option<bool>,
 }
@@ -97,6 +94,20 @@ impl Subject {
             large: None,
         }
     }
+
+    /// By each of the server's addresses.
+    fn serve_http(&self, lab: &Lab, cpu: usize) -> Result<[Nginx; 2]> {
+        let place = &self.server;
+        let start = |address| Nginx::start(files(lab), Seat { place, cpu }, address);
+        let [v4, v6] = self.addresses.map(start);
+        let both = v4.and_then(|v4| Ok([v4, v6?]));
+        both.with_context(|| self.name.clone())
+    }
+}
+
+/// Whose files all see that serve HTTP or ask for it, wherever they are.
+fn files(lab: &Lab) -> &Node {
+    lab.node(1)
 }
 
 pub struct Scene {
@@ -112,31 +123,32 @@ impl Scene {
         let wanted = |way| options.is_wanted(way) && options.cases(way).next().is_some();
         let present = Binaries::at(options.programs.present())?;
         let earlier = options.programs.earlier();
-        let lab = Lab::new(present, 14, Lifetime::Process)?;
-        // Those whose packets go by the stack.
-        let agents = if earlier.is_some() { 4 } else { 3 };
-        let (mut direct, mut native) = (Vec::new(), Vec::new());
-        if wanted(Way::Across) {
-            direct.extend([lab.node(9), lab.node(10)]);
-            native.extend([lab.node(13), lab.node(14)]);
-        }
+        let pairs = match wanted(Way::Across) {
+            true => Pair::all(earlier.map(|(commit, _)| commit)),
+            false => Vec::new(),
+        };
+        let few = earlier.is_some() && pairs.is_empty();
+        let lab = Lab::new(present, if few { 4 } else { 14 }, Lifetime::Process)?;
         if let Some((_, dir)) = earlier {
-            if wanted(Way::Across) {
-                direct.extend([lab.node(5), lab.node(6)]);
-                native.extend([lab.node(7), lab.node(8)]);
-            }
-            for number in 3..=8 {
+            let theirs = pairs.iter().filter(|pair| !pair.ours);
+            for number in [3, 4].into_iter().chain(theirs.flat_map(Pair::numbers)) {
                 lab.node(number).set_binaries(Binaries::at(dir)?);
             }
         }
-        for node in &native {
+        let past_the_stack = || pairs.iter().flat_map(|pair| pair.nodes(&lab));
+        for node in pairs
+            .iter()
+            .filter(|pair| pair.native)
+            .flat_map(|pair| pair.nodes(&lab))
+        {
             let entry = node.entry();
             node.set_entry(NodeEntry {
                 native: true,
                 ..entry
             });
         }
-        let past_the_stack = || direct.iter().chain(&native).copied();
+        // Those whose packets go by the stack.
+        let agents = if earlier.is_some() { 4 } else { 3 };
         let nodes = || lab.nodes()[..agents].iter().chain(past_the_stack());
         for node in nodes().filter(|_| options.ipv6_nodes) {
             node.lead_with_ipv6();
@@ -150,15 +162,8 @@ impl Scene {
         for node in &lab.nodes()[..agents] {
             node.start_agent()?;
         }
-        let routings = ["tunnel", "native"];
-        for (nodes, routing) in [&direct, &native].into_iter().zip(routings) {
-            let routing = format!("--routing={routing}");
-            for node in nodes {
-                node.write_services("{kind: List, items: []}\n")?;
-                // Who is not asked is believed, and there is nothing to wait for.
-                let flags: [&str; 2] = [&routing, "--peer-probe=false"];
-                node.start_agent_with(&[&SERVICES_FLAGS[..], &flags].concat())?;
-            }
+        for pair in &pairs {
+            pair.start(&lab)?;
         }
         for node in nodes() {
             node.wait_ready()?;
@@ -168,38 +173,22 @@ impl Scene {
             Some((commit, _)) => subjects.extend(sinabro(commit, &lab, 3)?),
             None => subjects.extend(theirs(&lab)?),
         }
-        if wanted(Way::Across) {
-            for (name, number) in [(DIRECT, 9), (NATIVE, 13)] {
-                let mut subject = across(name, &lab, number)?;
-                subject.through_stack = Some((number, false));
-                subjects.push(subject);
-            }
-            if let Some((commit, _)) = earlier {
-                subjects.push(across(&earlier_of(DIRECT, commit), &lab, 5)?);
-                subjects.push(across(&earlier_of(NATIVE, commit), &lab, 7)?);
-            }
+        for pair in &pairs {
+            subjects.push(pair.subject(&lab)?);
         }
         if wanted(Way::LocalMtu) {
             let earlier = earlier.map(|(commit, _)| (commit, 3));
             subjects.extend(local_mtu::subjects(&lab, earlier)?);
         }
-        let bare: &[usize] = if earlier.is_some() {
-            &[11, 12]
-        } else {
-            &[7, 8, 11, 12]
-        };
-        for number in (1..=14).filter(|number| !bare.contains(number)) {
-            rules::kube_proxy(lab.node(number), options.rules)?;
+        let by_stack = if earlier.is_some() { 4 } else { 6 };
+        for node in lab.nodes()[..by_stack].iter().chain(past_the_stack()) {
+            rules::kube_proxy(node, options.rules)?;
         }
         let mut of_ways = [const { Vec::new() }; 3];
         let mut nginx = Vec::new();
         for subject in subjects.into_iter().filter(|subject| wanted(subject.way)) {
             if options.cases(subject.way).any(|case| case.kind.is_http()) {
-                let (place, cpu) = (&subject.server, cpus[1]);
-                for address in subject.addresses {
-                    let started = Nginx::start(lab.node(1), Seat { place, cpu }, address);
-                    nginx.push(started.with_context(|| subject.name.clone())?);
-                }
+                nginx.extend(subject.serve_http(&lab, cpus[1])?);
             }
             of_ways[subject.way as usize].push(subject);
         }
@@ -225,9 +214,9 @@ impl Scene {
         &self.subjects[way as usize]
     }
 
-    /// Whose files all see that serve HTTP or ask for it, wherever they are.
+    /// See [`files`].
     pub fn files(&self) -> &Node {
-        self.lab.node(1)
+        files(&self.lab)
     }
 
     pub fn ends<'a>(&self, subject: &'a Subject, ipv6: bool) -> Ends<'a> {
@@ -278,11 +267,6 @@ impl Scene {
     }
 }
 
-/// What is called like one of ours, with the programs of a commit.
-pub fn earlier_of(ours: &str, commit: &str) -> String {
-    ours.replacen(OURS, commit, 1)
-}
-
 fn end(pod: &Pod) -> (&Place, [IpAddr; 2]) {
     (pod.place(), pod.addresses())
 }
@@ -299,7 +283,7 @@ fn same_node(name: &str, lab: &Lab, number: usize) -> Result<Subject> {
 }
 
 /// Pods of n`number` and of the node after it, which have agents.
-fn across(name: &str, lab: &Lab, number: usize) -> Result<Subject> {
+pub fn across(name: &str, lab: &Lab, number: usize) -> Result<Subject> {
     let client = lab.node(number).add_pod("far-client")?;
     let server = lab.node(number + 1).add_pod("far-server")?;
     Ok(Subject::new(
