@@ -24,6 +24,8 @@ pub mod context;
 #[cfg(target_arch = "bpf")]
 pub mod family;
 #[cfg(target_arch = "bpf")]
+pub mod flow;
+#[cfg(target_arch = "bpf")]
 pub mod forward;
 #[cfg(target_arch = "bpf")]
 pub mod maps;

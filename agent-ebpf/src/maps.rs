@@ -19,6 +19,7 @@ use sinabro_common::abi::{
     counters::{MAX_PEER_COUNTERS, NativeCounters, PeerCounters, PodCounters},
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
+    flow,
     fragment::{EarlyFragment, EarlyKey, MAX_EARLY_FRAGMENTS},
     layout::{FieldKey, FieldSpan, MAX_FIELDS, MAX_MAPS, MapRecord},
     next_hop::{MAX_NEXT_HOPS, NextHop},
@@ -70,6 +71,9 @@ pub static SHARES: HashMap<u32, Share> =
 
 #[map]
 pub static FINISHED: Queue<Finished> = Queue::pinned(MAX_FINISHED, 0);
+
+#[map]
+pub static FLOW_EPOCHS: Array<u32> = Array::pinned(flow::FLOW_EPOCHS, 0);
 
 #[map]
 pub static LIMITS: Array<Limits> = Array::pinned(1, 0);

@@ -11,6 +11,7 @@
 
 use crate::{
     PASS,
+    flow::Seen,
     forward::Way,
     overlay::outer::Outer,
     parse::{
@@ -54,6 +55,8 @@ pub struct Scratch {
     pub tuple: Tuple,
     pub key: ConnectionKey,
     pub from_high: bool,
+    /// What the next packet of its flow may be compared with.
+    pub seen: Seen,
     /// The packet's with its real destination.
     pub real: Tuple,
     /// Tunnel address of the node whose pod's packet came natively.

@@ -6,11 +6,22 @@
 #![no_std]
 #![no_main]
 
-use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, macros::classifier, programs::TcContext};
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::__sk_buff,
+    macros::{classifier, map},
+    programs::TcContext,
+};
 use core::hint::black_box;
-use sinabro_common::abi::drop::{DropReason, Hook};
+use sinabro_common::abi::{
+    drop::{DropReason, Hook},
+    endpoint::Endpoint,
+    flow::MAX_FLOWS,
+};
 use sinabro_ebpf::{
-    PASS, forward,
+    PASS,
+    flow::{self, Flows},
+    forward,
     maps::{CONFIG, POD_LINKS},
     overlay,
     parse::{
@@ -24,6 +35,10 @@ use sinabro_ebpf::{
 };
 #[path = "../event.rs"]
 mod event;
+
+/// What pods send to pods.
+#[map]
+static FLOWS: Flows<overlay::leave::Leaving> = Flows::with_max_entries(MAX_FLOWS, 0);
 
 /// What `leave` and `arrive` say of a packet that passes and begins a connection; no action of the kernel's.
 const BEGINS: i32 = 64;
@@ -93,18 +108,29 @@ fn checked(ctx: &TcContext) -> Action {
             identity::icmp(&scratch.ip, &scratch.l4)?;
             // An array has all its entries.
             let config = CONFIG.get(0).ok_or(DropReason::UnknownLink)?;
-            let mut receiver = deliver::receiver(config, &scratch.ip);
+            report::sent(ctx, ifindex);
+            match again(ctx.skb.skb, scratch) {
+                PASS => {}
+                action => return Ok(action),
+            }
+            scratch.whose = forward::leave::UNKNOWN;
+            let are_ours = service::are_ours(config);
+            let goes_on = are_ours && forward::leave::goes_on(scratch);
+            let mut receiver = None;
             let mut node = None;
             let mut was_translated = false;
-            scratch.whose = forward::leave::UNKNOWN;
-            if service::are_ours(config) && receiver.is_none() {
+            if !goes_on {
+                receiver = deliver::receiver(config, &scratch.ip);
+            }
+            if are_ours && !goes_on && receiver.is_none() {
                 node = tunnel::pods_elsewhere(config, &scratch.ip.dst);
                 // What is to a pod of another node is to no Service.
-                if node.is_none() && !forward::leave::goes_on(scratch) {
+                if node.is_none() {
                     match service::leave::leave(ctx.skb.skb, scratch) {
                         PASS => {}
                         service::TRANSLATED => {
                             was_translated = true;
+                            scratch.seen.forget();
                             receiver = deliver::receiver(config, &scratch.ip);
                             node = tunnel::pods_elsewhere(config, &scratch.ip.dst);
                         }
@@ -113,7 +139,6 @@ fn checked(ctx: &TcContext) -> Action {
                 }
             }
             tunnel::from_pod(config, &scratch.ip, &scratch.l4)?;
-            report::sent(ctx, ifindex);
             // Not both pointers in one condition: the compiler would make a number of them, which verifiers refuse.
             let is_to_a_pod = black_box(receiver.is_some()) || node.is_some();
             // What has just been looked up is not asked for again.
@@ -126,7 +151,9 @@ fn checked(ctx: &TcContext) -> Action {
             }
             if receiver.is_none() && belongs != track::STACK && overlay::takes(config) {
                 if let Some(node) = node {
-                    match overlay::leave::leave(ctx.skb.skb, scratch, node) {
+                    // An array has all its entries.
+                    let flow = flow::last(&FLOWS, scratch).ok_or(DropReason::UnknownLink)?;
+                    match overlay::leave::leave(ctx.skb.skb, scratch, node, flow) {
                         PASS => {}
                         action => return Ok(action),
                     }
@@ -139,7 +166,13 @@ fn checked(ctx: &TcContext) -> Action {
             }
             match deliver::local(ctx, config, ifindex, scratch, receiver, belongs)? {
                 PASS if mss::begins(&scratch.ip, &scratch.l4) => Ok(BEGINS),
-                action => Ok(action),
+                PASS => Ok(PASS),
+                action => {
+                    if let Some(receiver) = receiver {
+                        keep(scratch, receiver);
+                    }
+                    Ok(action)
+                }
             }
         }
         eth::ARP => {
@@ -150,6 +183,41 @@ fn checked(ctx: &TcContext) -> Action {
         }
         // No address in it is the pod's.
         _ => Err(DropReason::SourceAddr),
+    }
+}
+
+/// Sends what goes on a flow that was judged a moment ago. [`PASS`] if it is to be judged.
+#[inline(never)]
+fn again(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let Some(config) = CONFIG.get(0) else {
+        return PASS;
+    };
+    flow::see(skb, config, scratch);
+    let Some(flow) = flow::last(&FLOWS, scratch).filter(|flow| flow.goes_on(scratch)) else {
+        return PASS;
+    };
+    let way = flow.way();
+    if way.receiver.ifindex == 0 {
+        return match overlay::takes(config) {
+            true => overlay::leave::again(skb, scratch, way),
+            false => PASS,
+        };
+    }
+    let ctx = TcContext::new(skb);
+    match deliver::redirects(config) && deliver::may_enter(&ctx, scratch, &way.receiver) {
+        true => deliver::into(&ctx, scratch, &way.receiver),
+        false => PASS,
+    }
+}
+
+/// Remembers that a packet was delivered to a pod of this node.
+#[inline(never)]
+fn keep(scratch: &Scratch, receiver: &Endpoint) {
+    if scratch.seen.is_of_a_flow()
+        && let Some(flow) = flow::last(&FLOWS, scratch)
+    {
+        flow.renew().receiver = *receiver;
+        flow.keep(scratch);
     }
 }
 

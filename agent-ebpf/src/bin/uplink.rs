@@ -14,17 +14,25 @@
 #![no_std]
 #![no_main]
 
-use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, macros::classifier, programs::TcContext};
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::__sk_buff,
+    macros::{classifier, map},
+    programs::TcContext,
+};
 use aya_log_ebpf::warn;
 use sinabro_common::abi::{
     config::FLAG_LAYER3_UPLINKS,
     drop::{DropReason, Hook},
+    flow::MAX_FLOWS,
 };
 use sinabro_ebpf::{
-    PASS, forward,
+    PASS,
+    flow::{self, Flows},
+    forward,
     maps::{CONFIG, UPLINKS},
     nat::{self, DROPPED},
-    overlay,
+    overlay::{self, arrive::Arriving},
     parse::{
         eth,
         l4::L4,
@@ -38,6 +46,10 @@ use sinabro_ebpf::{
 mod event;
 #[path = "../rare.rs"]
 mod rare;
+
+/// What comes from pods of other nodes.
+#[map]
+static FLOWS: Flows<Arriving> = Flows::with_max_entries(MAX_FLOWS, 0);
 
 #[classifier]
 pub fn uplink_out(ctx: TcContext) -> i32 {
@@ -68,13 +80,54 @@ pub fn uplink_in(ctx: TcContext) -> i32 {
     if !read(skb, scratch) {
         return PASS;
     }
-    let action = match check_source(skb, scratch) {
-        PASS => finish(&ctx, arrive(skb, scratch)),
-        tunnel::OURS => unwrap(skb, scratch),
-        tunnel::NATIVE => event::of_stage(take(skb, scratch)),
-        action => action,
+    let action = match again(skb, scratch) {
+        PASS => match check_source(skb, scratch) {
+            PASS => finish(&ctx, arrive(skb, scratch)),
+            tunnel::OURS => unwrap(skb, scratch),
+            tunnel::NATIVE => event::of_stage(take(skb, scratch)),
+            action => action,
+        },
+        action => event::of_stage(action),
     };
     event::told(skb, Hook::UplinkIn, action)
+}
+
+/// Delivers what goes on a flow from a pod of another node that was judged a moment ago. [`PASS`] if it is to be judged, and what was read
+/// of it as it was.
+#[inline(never)]
+fn again(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    scratch.seen.forget();
+    let Some(config) = CONFIG.get(0).filter(|config| overlay::takes(config)) else {
+        return PASS;
+    };
+    let Some(overlay) = tunnel::overlay(config) else {
+        return PASS;
+    };
+    let room = overlay::arrive::look_inside(skb, scratch, overlay);
+    if room == 0 && !overlay::native::may_lead() {
+        return PASS;
+    }
+    let mut action = PASS;
+    flow::see(skb, config, scratch);
+    if let Some(flow) = flow::last(&FLOWS, scratch)
+        && flow.goes_on(scratch)
+    {
+        action = overlay::arrive::again(skb, scratch, flow.way(), room);
+    }
+    if action == PASS && room != 0 {
+        read(skb, scratch);
+    }
+    action
+}
+
+/// Has what was just delivered be remembered.
+#[inline(never)]
+fn keep(scratch: &Scratch, room: u32) {
+    if scratch.seen.is_of_a_flow()
+        && let Some(flow) = flow::last(&FLOWS, scratch)
+    {
+        overlay::arrive::keep(flow, scratch, room);
+    }
 }
 
 /// Delivers what is in a tunnel packet that was admitted, or leaves that to the VXLAN device.
@@ -82,6 +135,8 @@ pub fn uplink_in(ctx: TcContext) -> i32 {
 fn unwrap(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     // Not read any more of what is inside.
     let udp = scratch.ip.l4;
+    let room = overlay::outer::room(scratch.ip.v6);
+    scratch.sender = scratch.ip.src;
     let sender = Peer::find(&scratch.ip.src);
     match overlay::arrive::arrive(skb, scratch) {
         PASS => {
@@ -91,6 +146,7 @@ fn unwrap(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         action => {
             if action < DROPPED {
                 sender.count(|peer| &mut peer.direct_rx);
+                keep(scratch, room);
             }
             event::of_stage(action)
         }
@@ -103,11 +159,13 @@ fn take(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let mut action = overlay::native::arrive(skb, scratch);
     if action == PASS {
         action = forward::across::answer(skb, scratch);
+    } else if action < DROPPED {
+        keep(scratch, 0);
     }
     if action == PASS {
         return overlay::native::into_device(skb, scratch);
     }
-    overlay::native::count(scratch, action);
+    overlay::native::count(&scratch.sender, action);
     action
 }
 

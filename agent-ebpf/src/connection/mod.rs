@@ -7,7 +7,7 @@ pub mod newcomer;
 pub mod share;
 
 use crate::{
-    PASS,
+    PASS, flow,
     maps::{ALIASES, CONNECTIONS, EEXIST, LIMITS},
     nat::mapping,
     parse::{l4::TCP_RST, proto},
@@ -98,7 +98,10 @@ pub fn begin_untranslated(scratch: &mut Scratch, flags: u16, payer: u32) -> bool
     scratch.connection.endpoint_generation = 0;
     scratch.begin(flags, payer, now());
     match CONNECTIONS.insert(&scratch.key, &scratch.connection, BPF_NOEXIST.into()) {
-        Ok(()) => true,
+        Ok(()) => {
+            flow::has_record(&scratch.key);
+            true
+        }
         Err(error) => {
             share::give(payer, embryonic);
             error == EEXIST

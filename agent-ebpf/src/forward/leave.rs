@@ -36,8 +36,8 @@ const NONE: u32 = 3;
 /// or was not asked for it yet.
 pub const UNKNOWN: u32 = 4;
 
-/// Whether a pod's packet goes on a connection of TCP that is masqueraded. Such a one is no Service's, whatever its destination has
-/// become since it began; asked first, for most of what leaves the cluster is that.
+/// Whether a pod's packet goes on a connection of TCP that is masqueraded. Such a one is no pod's and no Service's, whatever its
+/// destination has become since it began; asked first, for most of what leaves the cluster is that.
 #[inline(never)]
 pub fn goes_on(scratch: &mut Scratch) -> bool {
     if !may_go_on(scratch) {

@@ -1,17 +1,18 @@
 //! What comes in a tunnel for a pod of this node.
 
-use super::{CE, ECN, outer::room, takes, traffic_class, way};
+use super::{CE, ECN, native, outer::room, takes, traffic_class, way};
 use crate::{
     PASS,
+    flow::Flow,
     maps::{CONFIG, ENDPOINTS},
-    nat::drop,
+    nat::{DROPPED, drop},
     parse::{
-        Packet as _, eth,
+        Fragment, Packet as _, eth,
         skb::{Frame as _, Head, PACKET_HOST},
     },
     rewrite,
     scratch::{self, Scratch},
-    stage::{deliver, mtu},
+    stage::{deliver, mtu, report::Peer, tunnel},
 };
 use aya_ebpf::{
     bindings::{
@@ -22,7 +23,7 @@ use aya_ebpf::{
     helpers::{bpf_csum_level, bpf_skb_adjust_room},
     programs::TcContext,
 };
-use sinabro_common::abi::drop::DropReason;
+use sinabro_common::abi::{Addr, drop::DropReason, endpoint::Endpoint, node::Overlay};
 
 /// Takes a packet out of its tunnel and puts it into its pod, if that is for this node to do and the packet was read
 /// and admitted. [`PASS`] if it is left to the VXLAN device, and the packet as it was; what is in the scratch is not.
@@ -39,11 +40,119 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(receiver) = (unsafe { ENDPOINTS.get(scratch.ip.dst) }) else {
         return PASS;
     };
+    match take_out(&ctx, scratch, receiver, is_outer_v6) {
+        OUT => deliver::from_outside(skb, scratch, receiver, mtu::of_tunnels(), true),
+        other => other,
+    }
+}
+
+/// How a flow of a pod of another node comes in.
+#[repr(C)]
+pub struct Arriving {
+    /// That node's tunnel address,
+    sender: Addr,
+    /// and whom it is for.
+    receiver: Endpoint,
+    /// Length of the outer headers; zero without a tunnel.
+    room: u32,
+    /// MAC address of this node's VXLAN device, as it is in them.
+    own_mac: [u8; 6],
+    pad: [u8; 2],
+}
+
+/// Reads what is inside of a packet, which is read, if it is of a tunnel and its outer headers are as [`arrive`] takes them. The length of
+/// these; zero if it is not, and what was read is as it was.
+#[inline(always)]
+pub fn look_inside(skb: *mut __sk_buff, scratch: &mut Scratch, overlay: &Overlay) -> u32 {
+    let ip = &scratch.ip;
+    let head = Head::new(skb);
+    if !scratch.well_formed
+        || !tunnel::is_tunnel(overlay, ip, &scratch.l4)
+        || ip.fragment != Fragment::No
+        || ip.options
+        || ip.l3 != eth::LEN
+        || ip.dst != overlay.local
+        || !tunnel::is_of(&head, overlay, ip)
+    {
+        return 0;
+    }
+    let Some(outer) = traffic_class(&head, ip) else {
+        return 0;
+    };
+    let room = room(ip.v6);
+    scratch.outer_class = outer;
+    scratch.sender = ip.src.by_words();
+    if !read(skb, scratch, room) {
+        scratch.well_formed = false;
+    }
+    room
+}
+
+/// Delivers a packet, which is read, as one before it of the same flow; [`PASS`] if it is not for that, and the packet as it was. `room`: as
+/// [`look_inside`] says.
+#[inline(never)]
+pub fn again(skb: *mut __sk_buff, scratch: &mut Scratch, way: &Arriving, room: u32) -> i32 {
+    let ctx = TcContext::new(skb);
+    // SAFETY: the context is valid for as long as the program runs.
+    let to_host = unsafe { (*skb).pkt_type } == PACKET_HOST;
+    if !to_host || way.room != room {
+        return PASS;
+    }
+    if room == 0 {
+        return native::again(skb, scratch, &way.receiver, &way.sender);
+    }
+    if scratch.sender != way.sender
+        || Head::new(skb).load::<[u8; 6]>(room) != Some(way.own_mac)
+        || !may_say(skb, scratch)
+    {
+        return PASS;
+    }
+    let action = match take_out(
+        &ctx,
+        scratch,
+        &way.receiver,
+        room != super::outer::room(false),
+    ) {
+        OUT => deliver::into(&ctx, scratch, &way.receiver),
+        other => return other,
+    };
+    if action < DROPPED {
+        Peer::find(&way.sender).count(|peer| &mut peer.direct_rx);
+    }
+    action
+}
+
+/// Remembers that a packet, which was [seen](crate::flow::see), was delivered, from the node whose tunnel address is in `scratch.sender`.
+#[inline(always)]
+pub fn keep(flow: &mut Flow<Arriving>, scratch: &Scratch, room: u32) {
+    // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
+    let receiver = unsafe { ENDPOINTS.get(scratch.ip.dst) };
+    let (Some(receiver), Some(sender)) = (receiver, way(&scratch.sender)) else {
+        return;
+    };
+    // From others a tunnel's packets come as long as settings say so that have no number.
+    if tunnel::pods_of(&scratch.ip.src).is_none() {
+        return;
+    }
+    let way = flow.renew();
+    way.sender = scratch.sender.by_words();
+    way.receiver = *receiver;
+    way.room = room;
+    way.own_mac = sender.own_mac;
+    flow.keep(scratch);
+}
+
+/// A packet that was in a tunnel and is in none any more.
+const OUT: i32 = 64;
+
+/// Takes a packet out of its tunnel, whose inside is read: [`OUT`], [`PASS`] if it is left to the VXLAN device, or a drop.
+#[inline(always)]
+fn take_out(ctx: &TcContext, scratch: &mut Scratch, receiver: &Endpoint, is_outer_v6: bool) -> i32 {
     if !deliver::is_plain(&scratch.ip, &scratch.l4)
         // The receiver's socket cuts a super-packet of UDP, and loses all of one that still has the type of a tunnel.
-        || deliver::has_segments_of_its_own(&ctx, scratch)
-        || deliver::is_too_large(&ctx, room, receiver)
-        || !unwrap(&ctx, scratch, is_outer_v6)
+        || deliver::has_segments_of_its_own(ctx, scratch)
+        || deliver::is_too_large(ctx, room(is_outer_v6), receiver)
+        || !unwrap(ctx, scratch, is_outer_v6)
     {
         return PASS;
     }
@@ -52,10 +161,10 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if scratch.ip.v6 != is_outer_v6 && ctx.store(eth::KIND as usize, &kind, 0).is_err() {
         return drop(DropReason::RewriteFailed);
     }
-    if scratch.outer_class & ECN == CE && rewrite::congestion(&ctx, &mut scratch.ip, CE).is_err() {
+    if scratch.outer_class & ECN == CE && rewrite::congestion(ctx, &mut scratch.ip, CE).is_err() {
         return drop(DropReason::RewriteFailed);
     }
-    deliver::from_outside(skb, scratch, receiver, mtu::of_tunnels(), true)
+    OUT
 }
 
 /// Whether the outer headers are of the one form that is taken: IP without options or extension headers behind an Ethernet header, to

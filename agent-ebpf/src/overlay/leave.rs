@@ -8,6 +8,7 @@ use super::{
 use crate::{
     PASS,
     family::{AF_INET, AF_INET6},
+    flow::Flow,
     forward::leave::{find_route, send as hand_on},
     maps::CONFIG,
     nat::drop,
@@ -31,6 +32,7 @@ use sinabro_common::abi::{
     Addr,
     config::FLAG_INGRESS_MTU,
     drop::DropReason,
+    endpoint::Endpoint,
     next_hop::{NATIVE, NextHop},
     node::{Node, Overlay},
 };
@@ -39,51 +41,89 @@ const WRAP: u64 =
     (BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | BPF_F_ADJ_ROOM_ENCAP_L2_ETH) as u64
         | (eth::LEN as u64) << BPF_ADJ_ROOM_ENCAP_L2_SHIFT;
 
+/// How a pod's flow gets to another one.
+#[repr(C)]
+pub struct Leaving {
+    /// One of this node; whose link is zero if it is another node's.
+    pub receiver: Endpoint,
+    /// That node's tunnel address,
+    tunnel: Addr,
+    /// the way there,
+    next: NextHop,
+    /// and whom the frame is for: of IPv6 packets without a tunnel it may be another address of the same machine.
+    gateway: Addr,
+}
+
 /// Sends a packet, which is read, to the node of the pod that it is for; [`PASS`] if that is left to the stack, and the
-/// packet as it was, but for what a SYN announces.
+/// packet as it was, but for what a SYN announces. How it gets there is remembered.
 #[inline(never)]
-pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, node: &Node) -> i32 {
-    let ctx = TcContext::new(skb);
+pub fn leave(
+    skb: *mut __sk_buff,
+    scratch: &mut Scratch,
+    node: &Node,
+    flow: &mut Flow<Leaving>,
+) -> i32 {
     let Some(next) = way(&node.tunnel) else {
         return PASS;
     };
-    let Some(overlay) = CONFIG.get(0).and_then(tunnel::overlay) else {
-        return PASS;
-    };
-    // SAFETY: the context is valid for as long as the program runs.
-    let to_gateway = unsafe { (*skb).pkt_type } == PACKET_HOST;
-    let is_outer_v6 = node.tunnel.as_v4().is_none();
-    if !to_gateway
-        || !deliver::is_plain(&scratch.ip, &scratch.l4)
-        || !deliver::fits(&ctx, scratch, carried(next), room(is_outer_v6))
-    {
+    let way = flow.renew();
+    way.gateway = next.gateway.by_words();
+    if next.remote_mac == NATIVE {
+        let Some(gateway) = native::gateway(scratch.ip.v6, node, next) else {
+            return PASS;
+        };
+        way.gateway = gateway.by_words();
+    }
+    way.receiver.ifindex = 0;
+    way.tunnel = node.tunnel.by_words();
+    way.next = *next;
+    if !may_go(skb, scratch, flow.way()) || !route::leads_still(skb, scratch, &node.tunnel) {
         return PASS;
     }
-    if !route::leads_still(skb, scratch, &node.tunnel) {
-        return PASS;
-    }
+    flow.keep(scratch);
     if mss::begins(&scratch.ip, &scratch.l4)
-        && let Err(reason) = mss::lower(&ctx, &scratch.ip, carried(next))
+        && let Err(reason) = mss::lower(&TcContext::new(skb), &scratch.ip, carried(next))
     {
         return drop(reason);
     }
-    match next.remote_mac {
-        NATIVE => native::send(skb, scratch, node, next, overlay),
-        _ if is_outer_v6 => send6(skb, scratch, node, next, overlay),
-        _ => send::<ip4::Header>(skb, scratch, node, next, overlay),
+    send_by(skb, scratch, flow.way())
+}
+
+/// Sends a packet, which is read, as one before it of the same flow; [`PASS`] if it is not for that way.
+#[inline(always)]
+pub fn again(skb: *mut __sk_buff, scratch: &mut Scratch, way: &Leaving) -> i32 {
+    match may_go(skb, scratch, way) {
+        true => send_by(skb, scratch, way),
+        false => PASS,
+    }
+}
+
+/// Whether nobody has to look at the packet but who receives it, and it is not too large for the way.
+#[inline(always)]
+fn may_go(skb: *mut __sk_buff, scratch: &Scratch, way: &Leaving) -> bool {
+    // SAFETY: the context is valid for as long as the program runs.
+    let to_gateway = unsafe { (*skb).pkt_type } == PACKET_HOST;
+    let room = room(way.tunnel.as_v4().is_none());
+    to_gateway
+        && deliver::is_plain(&scratch.ip, &scratch.l4)
+        && deliver::fits(&TcContext::new(skb), scratch, carried(&way.next), room)
+}
+
+#[inline(always)]
+fn send_by(skb: *mut __sk_buff, scratch: &mut Scratch, way: &Leaving) -> i32 {
+    if way.next.remote_mac == NATIVE {
+        return native::send(skb, scratch, &way.tunnel, (way.next.ifindex, &way.gateway));
+    }
+    match way.tunnel.as_v4() {
+        Some(_) => send::<ip4::Header>(skb, scratch, way),
+        None => send6(skb, scratch, way),
     }
 }
 
 /// A function of its own: nodes of one cluster know each other by one family.
 #[inline(never)]
-fn send6(
-    skb: *mut __sk_buff,
-    scratch: &mut Scratch,
-    node: &Node,
-    next: &NextHop,
-    overlay: &Overlay,
-) -> i32 {
-    send::<ip6::Header>(skb, scratch, node, next, overlay)
+fn send6(skb: *mut __sk_buff, scratch: &mut Scratch, way: &Leaving) -> i32 {
+    send::<ip6::Header>(skb, scratch, way)
 }
 
 /// What goes to a node without a tunnel may be as large as its link.
@@ -96,14 +136,11 @@ pub fn carried(next: &NextHop) -> u32 {
 }
 
 #[inline(always)]
-fn send<I: Outside>(
-    skb: *mut __sk_buff,
-    scratch: &mut Scratch,
-    node: &Node,
-    next: &NextHop,
-    overlay: &Overlay,
-) -> i32 {
+fn send<I: Outside>(skb: *mut __sk_buff, scratch: &mut Scratch, way: &Leaving) -> i32 {
     let ctx = TcContext::new(skb);
+    let Some(overlay) = CONFIG.get(0).and_then(tunnel::overlay) else {
+        return PASS;
+    };
     let Some(service) = traffic_class(&Head::new(skb), &scratch.ip) else {
         return PASS;
     };
@@ -124,7 +161,7 @@ fn send<I: Outside>(
     let outer = I::outer(scratch);
     outer.fill(
         overlay,
-        (&node.tunnel, next),
+        (&way.tunnel, &way.next),
         is_inner_v6,
         (service, hash, len as u16),
     );
@@ -133,8 +170,8 @@ fn send<I: Outside>(
     {
         return drop(DropReason::RewriteFailed);
     }
-    Peer::find(&node.tunnel).count(|peer| &mut peer.direct_tx);
-    to(skb, overlay, (next.ifindex, &next.gateway))
+    Peer::find(&way.tunnel).count(|peer| &mut peer.direct_tx);
+    to(skb, overlay, (way.next.ifindex, &way.gateway))
 }
 
 /// Gives the VXLAN device what the kernel does not wrap up: super-packets that have been in a tunnel and that the pod hands on.

@@ -31,34 +31,29 @@ use sinabro_common::abi::{
     Addr,
     config::FLAG_INGRESS_MTU,
     drop::DropReason,
+    endpoint::Endpoint,
     next_hop::{self, NextHop},
     node::{self, Node, Overlay},
 };
 
-/// Sends a packet that [`leave::leave`] has looked at to its node.
+/// Sends a packet that [`leave`] has looked at to a node, by its tunnel address, and to a gateway by an uplink.
 #[inline(always)]
-pub fn send(
-    skb: *mut __sk_buff,
-    scratch: &Scratch,
-    node: &Node,
-    next: &'static NextHop,
-    overlay: &Overlay,
-) -> i32 {
+pub fn send(skb: *mut __sk_buff, scratch: &Scratch, tunnel: &Addr, by: (u32, &Addr)) -> i32 {
     let ctx = TcContext::new(skb);
     if deliver::has_segments_of_its_own(&ctx, scratch) {
         return PASS;
     }
-    let Some(gateway) = gateway(scratch.ip.v6, node, next) else {
+    let Some(overlay) = CONFIG.get(0).and_then(tunnel::overlay) else {
         return PASS;
     };
     if rewrite::decrement_ttl(&ctx, &scratch.ip).is_err() {
         return drop(DropReason::RewriteFailed);
     }
-    report::native(&node.tunnel, |peer| &mut peer.tx);
-    leave::to(skb, overlay, (next.ifindex, gateway))
+    report::native(tunnel, |peer| &mut peer.tx);
+    leave::to(skb, overlay, by)
 }
 
-/// Whether anything may be sent without a tunnel: no node sends such that takes none.
+/// Whether anything may come or be sent without a tunnel: no node sends such that takes none.
 #[inline(always)]
 pub fn may_lead() -> bool {
     device().is_some()
@@ -138,7 +133,7 @@ pub fn next_hop(v6: bool, node: &Node) -> Option<(&'static NextHop, &'static Add
 /// Whose MAC address the packet gets. IPv6 packets are given to IPv6 addresses alone (`bpf_redirect_neigh`), IPv4 packets to
 /// those of both families.
 #[inline(always)]
-fn gateway(v6: bool, node: &Node, next: &'static NextHop) -> Option<&'static Addr> {
+pub fn gateway(v6: bool, node: &Node, next: &'static NextHop) -> Option<&'static Addr> {
     if !v6 || next.gateway.as_v4().is_none() {
         return Some(&next.gateway);
     }
@@ -186,11 +181,26 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
 }
 
-/// Counts a packet that was not left to the stack.
+/// Delivers such a packet as one before it of the same flow, which this was asked of; [`PASS`] if it is not for that.
 #[inline(always)]
-pub fn count(scratch: &Scratch, action: i32) {
+pub fn again(skb: *mut __sk_buff, scratch: &Scratch, receiver: &Endpoint, sender: &Addr) -> i32 {
+    let ctx = TcContext::new(skb);
+    if scratch.ip.l3 != eth::LEN
+        || !deliver::is_plain(&scratch.ip, &scratch.l4)
+        || deliver::is_too_large(&ctx, 0, receiver)
+    {
+        return PASS;
+    }
+    let action = deliver::into(&ctx, scratch, receiver);
+    count(sender, action);
+    action
+}
+
+/// Counts a packet that was not left to the stack, by the tunnel address of the node that it is from.
+#[inline(always)]
+pub fn count(sender: &Addr, action: i32) {
     if action < DROPPED {
-        report::native(&scratch.sender, |peer| &mut peer.rx);
+        report::native(sender, |peer| &mut peer.rx);
     }
 }
 

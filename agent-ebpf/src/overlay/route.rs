@@ -43,10 +43,10 @@ pub fn leads_still(skb: *mut __sk_buff, scratch: &mut Scratch, tunnel: &Addr) ->
         return false;
     };
     // SAFETY: a value that the map just gave.
-    let is_known = unsafe {
-        (*asked).tunnel == words && !connection::is_due(connection::ticks(), (*asked).ticks)
-    };
-    if is_known {
+    let (of, ticks) = unsafe { ((*asked).tunnel, (*asked).ticks) };
+    if of == words && !connection::is_due(connection::ticks(), ticks) {
+        // Whoever remembers the answer does not do so for longer.
+        scratch.seen.ticks = ticks;
         return true;
     }
     scratch.peer = *tunnel;

@@ -68,6 +68,7 @@ fn known(scratch: &mut Scratch) -> i32 {
     let Some(found) = connection::find(&scratch.key) else {
         return NONE;
     };
+    scratch.seen.forget();
     // SAFETY: a value that the map just gave.
     let noted = unsafe {
         if !is_answer(found, scratch.from_high) {

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     connection::{self, newcomer, share},
+    flow,
     maps::{
         AFFINITY, ALIASES, BACKENDS, CONFIG, CONNECTIONS, EEXIST, FRONTENDS, SETS, SLOTS,
         SOURCE_RANGES,
@@ -320,6 +321,7 @@ fn write(scratch: &mut Scratch, takes: bool) -> i32 {
             Err(_) => return drop(DropReason::NatTableFull),
         }
     }
+    flow::has_record(&scratch.key);
     if scratch.is_outside {
         newcomer::settle(scratch);
     }

@@ -109,12 +109,18 @@ pub fn from_outside(
     {
         return drop(reason);
     }
-    if rewrite::decrement_ttl(&ctx, &scratch.ip).is_err()
-        || rewrite::macs(&ctx, receiver.mac, receiver.host_mac).is_err()
+    into(&ctx, scratch, receiver)
+}
+
+/// Puts a packet into the pod that it is for.
+#[inline(always)]
+pub fn into(ctx: &TcContext, scratch: &Scratch, receiver: &Endpoint) -> i32 {
+    if rewrite::decrement_ttl(ctx, &scratch.ip).is_err()
+        || rewrite::macs(ctx, receiver.mac, receiver.host_mac).is_err()
     {
         return drop(DropReason::RewriteFailed);
     }
-    report::received(&ctx, receiver.ifindex);
+    report::received(ctx, receiver.ifindex);
     // SAFETY: no pointers involved; an interface that is gone makes the kernel drop the packet.
     unsafe { bpf_redirect_peer(receiver.ifindex, 0) as i32 }
 }
@@ -145,15 +151,7 @@ pub fn local(
     let Some(receiver) = receiver else {
         return Ok(PASS);
     };
-    // The packet type is kept on the way into the pod, so it must be right: not a frame to some
-    // other MAC address or to all.
-    // SAFETY: the context is valid for as long as the program runs.
-    let to_gateway = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
-    if !to_gateway
-        || belongs == track::STACK
-        || receiver.ifindex == ifindex
-        || !is_plain(&scratch.ip, &scratch.l4)
-        || is_too_large(ctx, 0, receiver)
+    if belongs == track::STACK || receiver.ifindex == ifindex || !may_enter(ctx, scratch, receiver)
     {
         return Ok(PASS);
     }
@@ -163,13 +161,15 @@ pub fn local(
             dropped => return Ok(dropped),
         }
     }
-    let ip = &scratch.ip;
-    if rewrite::decrement_ttl(ctx, ip).is_err()
-        || rewrite::macs(ctx, receiver.mac, receiver.host_mac).is_err()
-    {
-        return Err(DropReason::RewriteFailed);
-    }
-    report::received(ctx, receiver.ifindex);
-    // SAFETY: no pointers involved; an interface that is gone makes the kernel drop the packet.
-    Ok(unsafe { bpf_redirect_peer(receiver.ifindex, 0) } as i32)
+    Ok(into(ctx, scratch, receiver))
+}
+
+/// Whether nobody has to look at a pod's packet but who receives it, and it is not too large for that.
+#[inline(always)]
+pub fn may_enter(ctx: &TcContext, scratch: &Scratch, receiver: &Endpoint) -> bool {
+    // The packet type is kept on the way into the pod, so it must be right: not a frame to some
+    // other MAC address or to all.
+    // SAFETY: the context is valid for as long as the program runs.
+    let to_gateway = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
+    to_gateway && is_plain(&scratch.ip, &scratch.l4) && !is_too_large(ctx, 0, receiver)
 }

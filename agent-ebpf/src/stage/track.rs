@@ -113,6 +113,7 @@ pub fn known(scratch: &mut Scratch) -> u32 {
             false => DIRECT,
         };
     };
+    scratch.seen.forget();
     let is;
     // SAFETY: a value that the map just gave.
     let noted = unsafe {

@@ -107,6 +107,12 @@ struct Inner {
 // SAFETY: bytes alone.
 unsafe impl Header for Inner {}
 
+/// Whether a packet for the tunnel port has the VXLAN header of this overlay.
+#[inline(always)]
+pub fn is_of(head: &Head, overlay: &Overlay, ip: &Ip) -> bool {
+    head.load::<[u8; VXLAN_LEN as usize]>(ip.l4 + UDP_LEN) == Some(overlay.vxlan)
+}
+
 /// Takes a tunnel packet that came by an uplink, or not. What is not certainly of this overlay
 /// passes without a stamp.
 #[inline(always)]

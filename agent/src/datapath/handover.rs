@@ -159,7 +159,7 @@ impl Datapath {
             let (key, connection) = record(&theirs.sent(), payer, *endpoint, monotonic_ns());
             self.maps.connections.add_of_service(&key, &connection)?;
         }
-        Ok(())
+        self.maps.flows.raise()
     }
 
     /// Leaves to others what these sockets send.

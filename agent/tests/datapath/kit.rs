@@ -2,7 +2,11 @@
 //! outside host are networks beside it. All of it goes with the test.
 
 use ipnet::IpNet;
-use nix::mount::{MsFlags, mount};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity},
+    unistd::Pid,
+};
 use sinabro_agent::datapath::{
     AttachMode, Datapath, DatapathConfig, DatapathError, Mtus, PodAcceleration,
 };
@@ -52,6 +56,19 @@ pub fn fresh<T: Send>(test: impl FnOnce() -> T + Send) -> T {
         Ok(test())
     };
     node.run(in_world).unwrap()
+}
+
+/// Has the thread stay where it is meanwhile: each processor remembers flows for itself.
+pub fn on_one_processor(test: impl FnOnce()) {
+    let (thread, before) = (
+        Pid::from_raw(0),
+        sched_getaffinity(Pid::from_raw(0)).unwrap(),
+    );
+    let mut one = CpuSet::new();
+    one.set(sched_getcpu().unwrap()).unwrap();
+    sched_setaffinity(thread, &one).unwrap();
+    test();
+    sched_setaffinity(thread, &before).unwrap();
 }
 
 pub fn config() -> DatapathConfig {

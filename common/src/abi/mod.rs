@@ -10,6 +10,7 @@ pub mod connection;
 pub mod counters;
 pub mod drop;
 pub mod endpoint;
+pub mod flow;
 pub mod fragment;
 pub mod layout;
 pub mod next_hop;

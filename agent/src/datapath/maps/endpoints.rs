@@ -1,6 +1,6 @@
 //! `ENDPOINTS` and `POD_LINKS`.
 
-use super::{error, found, lock, removed};
+use super::{FlowEpoch, error, found, lock, removed};
 use crate::datapath::DatapathError;
 use aya::maps::{HashMap, Map, MapData};
 use sinabro_common::abi::{
@@ -12,18 +12,23 @@ use std::sync::Mutex;
 const ENDPOINTS: &str = "ENDPOINTS";
 const POD_LINKS: &str = "POD_LINKS";
 
-pub struct Endpoints(Mutex<HashMap<MapData, Addr, Endpoint>>);
+pub struct Endpoints {
+    map: Mutex<HashMap<MapData, Addr, Endpoint>>,
+    flows: FlowEpoch,
+}
 
 impl Endpoints {
-    pub fn new(map: Map) -> Result<Self, DatapathError> {
+    pub fn new(map: Map, flows: FlowEpoch) -> Result<Self, DatapathError> {
         let map = map.try_into().map_err(error(ENDPOINTS, "opening"))?;
-        Ok(Self(Mutex::new(map)))
+        let map = Mutex::new(map);
+        Ok(Self { map, flows })
     }
 
     pub fn insert(&self, addr: Addr, endpoint: Endpoint) -> Result<(), DatapathError> {
-        lock(&self.0)
+        lock(&self.map)
             .insert(addr, endpoint, 0)
-            .map_err(error(ENDPOINTS, "writing to"))
+            .map_err(error(ENDPOINTS, "writing to"))?;
+        self.flows.raise()
     }
 
     pub fn contains(&self, addr: Addr) -> Result<bool, DatapathError> {
@@ -31,14 +36,16 @@ impl Endpoints {
     }
 
     fn get(&self, addr: Addr) -> Result<Option<Endpoint>, DatapathError> {
-        found(lock(&self.0).get(&addr, 0)).map_err(error(ENDPOINTS, "reading from"))
+        found(lock(&self.map).get(&addr, 0)).map_err(error(ENDPOINTS, "reading from"))
     }
 
     /// Removes an address that is still at this interface: by now it may be another pod's.
     pub fn remove(&self, addr: Addr, ifindex: u32) -> Result<(), DatapathError> {
         match self.get(addr)? {
             Some(endpoint) if endpoint.ifindex == ifindex => {
-                removed(lock(&self.0).remove(&addr)).map_err(error(ENDPOINTS, "removing from"))
+                removed(lock(&self.map).remove(&addr))
+                    .map_err(error(ENDPOINTS, "removing from"))?;
+                self.flows.raise()
             }
             _ => Ok(()),
         }
@@ -46,7 +53,7 @@ impl Endpoints {
 
     /// Every address with its interface.
     pub fn list(&self) -> Result<Vec<(Addr, u32)>, DatapathError> {
-        lock(&self.0)
+        lock(&self.map)
             .iter()
             .map(|entry| entry.map(|(addr, endpoint)| (addr, endpoint.ifindex)))
             .collect::<Result<_, _>>()

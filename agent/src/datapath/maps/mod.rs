@@ -11,6 +11,7 @@ mod drop_events;
 mod drops;
 mod endpoints;
 pub mod fields;
+mod flows;
 mod host_ports;
 pub mod layouts;
 pub mod migrations;
@@ -36,6 +37,7 @@ pub use crowded::Crowded;
 pub use drop_events::DropEvents;
 pub use drops::Drops;
 pub use endpoints::{Endpoints, PodLinks};
+pub use flows::FlowEpoch;
 pub use host_ports::{HostPorts, PortSet, PortsOf};
 pub use layouts::Layouts;
 pub use mtus::{MtuMaps, Mtus};
@@ -79,11 +81,13 @@ pub struct Maps {
     pub crowded: Crowded,
     pub services: Services,
     pub layouts: Layouts,
+    pub flows: FlowEpoch,
 }
 
 impl Maps {
     /// Takes the maps out of a loaded object; each object has all of them.
     pub fn take(ebpf: &mut Ebpf) -> Result<Self, DatapathError> {
+        let flows = FlowEpoch::new(take(ebpf, "FLOW_EPOCHS")?)?;
         Ok(Self {
             config: Config::new(take(ebpf, "CONFIG")?)?,
             mtus: MtuMaps::new(take(ebpf, "PATH_MTU")?, take(ebpf, "UPLINK_MTU")?)?,
@@ -91,7 +95,7 @@ impl Maps {
                 take(ebpf, "NON_MASQUERADE")?,
                 take(ebpf, "NON_MASQUERADE_BEFORE")?,
             )?,
-            endpoints: Endpoints::new(take(ebpf, "ENDPOINTS")?)?,
+            endpoints: Endpoints::new(take(ebpf, "ENDPOINTS")?, flows.clone())?,
             pod_links: PodLinks::new(take(ebpf, "POD_LINKS")?)?,
             counters: Counters::new(take(ebpf, "POD_COUNTERS")?)?,
             drops: Drops::new(take(ebpf, "DROPS")?)?,
@@ -102,7 +106,11 @@ impl Maps {
                 take(ebpf, "LIMITS")?,
                 take(ebpf, "FINISHED")?,
             )?,
-            next_hops: NextHops::new(take(ebpf, "NEXT_HOPS")?, take(ebpf, "NATIVE_V6")?)?,
+            next_hops: NextHops::new(
+                take(ebpf, "NEXT_HOPS")?,
+                take(ebpf, "NATIVE_V6")?,
+                flows.clone(),
+            )?,
             native: Native::new(take(ebpf, "NATIVE")?)?,
             peers: Peers::new(take(ebpf, "PEER_COUNTERS")?, take(ebpf, "NATIVE_COUNTERS")?)?,
             uplinks: Uplinks::new(take(ebpf, "UPLINKS")?)?,
@@ -114,7 +122,9 @@ impl Maps {
                 take(ebpf, "NODES")?,
                 take(ebpf, "POD_RANGES")?,
                 take(ebpf, "OVERLAY")?,
+                flows.clone(),
             )?,
+            flows,
         })
     }
 }

@@ -1,6 +1,6 @@
 //! `NEXT_HOPS` and `NATIVE_V6`.
 
-use super::{error, lock, removed};
+use super::{FlowEpoch, error, lock, removed};
 use crate::datapath::DatapathError;
 use aya::{
     Pod,
@@ -39,15 +39,19 @@ pub struct NextHops(Mutex<Inner>);
 struct Inner {
     next_hops: Known<NextHop>,
     of_v6: Known<Addr>,
+    flows: FlowEpoch,
 }
 
 impl NextHops {
     /// Empties them: which ways lead where is not known to an agent that begins.
-    pub fn new(next_hops: Map, of_v6: Map) -> Result<Self, DatapathError> {
-        Ok(Self(Mutex::new(Inner {
+    pub fn new(next_hops: Map, of_v6: Map, flows: FlowEpoch) -> Result<Self, DatapathError> {
+        let inner = Inner {
             next_hops: Known::new(NAME, next_hops)?,
             of_v6: Known::new(OF_V6, of_v6)?,
-        })))
+            flows,
+        };
+        inner.flows.raise()?;
+        Ok(Self(Mutex::new(inner)))
     }
 
     /// What is known of a node's tunnel address.
@@ -64,8 +68,9 @@ impl NextHops {
         let of_v6 = wanted.iter();
         let of_v6 = of_v6.filter_map(|(tunnel, way)| Some((*tunnel, way.native_v6?)));
         let mut inner = lock(&self.0);
-        inner.next_hops.set(next_hops.collect())?;
-        inner.of_v6.set(of_v6.collect())
+        let set = inner.next_hops.set(next_hops.collect());
+        let set = set.and_then(|()| inner.of_v6.set(of_v6.collect()));
+        set.and(inner.flows.raise())
     }
 }
 

@@ -3,7 +3,7 @@
 //! Nobody else writes them, so what they hold is read once and remembered: a cluster has
 //! thousands of nodes, and a change concerns one.
 
-use super::{error, lock, prefix, removed};
+use super::{FlowEpoch, error, lock, prefix, removed};
 use crate::datapath::DatapathError;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, lpm_trie::Key};
 use ipnet::IpNet;
@@ -53,6 +53,7 @@ struct Inner {
     overlay: Array<MapData, Overlay>,
     /// What the two hold, once it was read.
     known: Option<Known>,
+    flows: FlowEpoch,
 }
 
 struct Known {
@@ -61,12 +62,18 @@ struct Known {
 }
 
 impl Nodes {
-    pub fn new(nodes: Map, ranges: Map, overlay: Map) -> Result<Self, DatapathError> {
+    pub fn new(
+        nodes: Map,
+        ranges: Map,
+        overlay: Map,
+        flows: FlowEpoch,
+    ) -> Result<Self, DatapathError> {
         Ok(Self(Mutex::new(Inner {
             nodes: nodes.try_into().map_err(error(NODES, "opening"))?,
             ranges: ranges.try_into().map_err(error(POD_RANGES, "opening"))?,
             overlay: overlay.try_into().map_err(error(OVERLAY, "opening"))?,
             known: None,
+            flows,
         })))
     }
 
@@ -78,12 +85,20 @@ impl Nodes {
     /// Makes the maps hold exactly this. What is in both is found all the time.
     pub fn set(&self, tunnels: &Tunnels<'_>) -> Result<(), DatapathError> {
         let mut inner = lock(&self.0);
+        let set = inner.set(tunnels);
+        set.and(inner.flows.raise())
+    }
+}
+
+impl Inner {
+    fn set(&mut self, tunnels: &Tunnels<'_>) -> Result<(), DatapathError> {
         let Inner {
             nodes,
             ranges,
             overlay,
             known,
-        } = &mut *inner;
+            ..
+        } = self;
         // Forgotten unless all of it succeeds.
         let mut before = match known.take() {
             Some(known) => known,

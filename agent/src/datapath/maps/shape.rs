@@ -19,6 +19,7 @@ use sinabro_common::abi::{
     counters::{MAX_PEER_COUNTERS, NativeCounters, PeerCounters, PodCounters},
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
+    flow::FLOW_EPOCHS,
     fragment::{EarlyFragment, EarlyKey, MAX_EARLY_FRAGMENTS},
     layout::{
         self, Field, FieldKey, FieldSpan, Layout, MAX_FIELDS, MAX_MAPS, MapRecord, OF_KEY, Place,
@@ -250,6 +251,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<EarlyKey, EarlyFragment>("EARLY_FRAGMENTS", LRU_HASH, MAX_EARLY_FRAGMENTS, 0),
         map::<u32, Share>("SHARES", HASH, MAX_PODS + OTHER_SHARES, NO_PREALLOC),
         map::<u32, Limits>("LIMITS", ARRAY, 1, 0),
+        map::<u32, u32>("FLOW_EPOCHS", ARRAY, FLOW_EPOCHS, 0),
         map::<(), Finished>("FINISHED", QUEUE, MAX_FINISHED, 0),
         map::<Prefix, u8>("NON_MASQUERADE", LPM_TRIE, MAX_NON_MASQUERADE, NO_PREALLOC),
         map::<Addr, Node>("NODES", HASH, MAX_NODE_ADDRESSES, NO_PREALLOC),

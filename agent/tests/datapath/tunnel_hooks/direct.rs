@@ -12,12 +12,17 @@ const ROUTER_V6: &str = "2001:db8:1::fe";
 pub(super) const OF_SECOND: &str = "2001:db8:1::2";
 pub(super) const MTU: u32 = 1450;
 
-/// The second node is reached past the stack, and so are its pods.
+/// The second node is reached past the stack, and so are its pods; by flows that are new, and by such as are remembered.
 pub(super) fn direct(test: impl Fn(&World) + Sync) {
-    both(|world| {
-        world.go_direct();
-        test(world);
-    });
+    for remembers in [false, true] {
+        both(|world| {
+            world.go_direct();
+            if remembers {
+                world.remember_flows();
+            }
+            test(world);
+        });
+    }
 }
 
 pub(super) fn far(near: IpAddr) -> IpAddr {
@@ -185,7 +190,7 @@ impl World {
     }
 }
 
-fn in_a_frame(outer: &Ip) -> Vec<u8> {
+pub(super) fn in_a_frame(outer: &Ip) -> Vec<u8> {
     packet::eth(HOST_MAC, [2, 0, 0, 0, 0, 2], outer.kind(), &outer.bytes())
 }
 

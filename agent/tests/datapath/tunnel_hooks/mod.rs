@@ -3,6 +3,7 @@
 mod arriving;
 mod counted;
 mod direct;
+mod flows;
 mod leaving;
 mod native;
 mod own;
@@ -63,7 +64,7 @@ fn with(config: &DatapathConfig, test: impl Fn(&World) + Sync) {
             };
             world.know(3);
             make_uplink();
-            test(&world);
+            kit::on_one_processor(|| test(&world));
         });
     }
 }

@@ -12,12 +12,17 @@ const DEVICE: u32 = 4712;
 const DEVICE_MAC: [u8; 6] = [2, 0, 0, 9, 9, 9];
 
 /// The second node is reached natively, and sends so.
-fn native(test: impl Fn(&World) + Sync) {
-    both(|world| {
-        world.go(world.underlay[1], NATIVE);
-        world.take(true);
-        test(world);
-    });
+pub(super) fn native(test: impl Fn(&World) + Sync) {
+    for remembers in [false, true] {
+        both(|world| {
+            world.go(world.underlay[1], NATIVE);
+            world.take(true);
+            if remembers {
+                world.remember_flows();
+            }
+            test(world);
+        });
+    }
 }
 
 impl World {

@@ -1,0 +1,180 @@
+//! Where the packets of a flow go, as one of them was judged a moment ago.
+//!
+//! Between pods of two nodes that takes five lookups on each of the nodes, with the same answers from one packet to the next. What they
+//! led to counts for packets with the same ends that come by the same link,
+//!
+//! - until the agent changes what is looked up, or a connection gets a record that may be between these ends
+//!   (`sinabro_common::abi::flow`): the numbers are read before anything is looked up, and raised after it has changed;
+//! - for [`REFRESH_TICKS`](connection::is_due), for who was to raise a number may have been killed.
+//!
+//! It does not count for what begins a connection of TCP, nor while programs of two layouts run. What depends on more than the ends, such
+//! as a packet's MAC address, its length and its TTL, is looked at in each.
+//!
+//! Each processor remembers for itself: nobody reads what another one is writing.
+
+use crate::{
+    connection,
+    maps::FLOW_EPOCHS,
+    parse::{Fragment, proto},
+    scratch::Scratch,
+    stage::mss,
+};
+use aya_ebpf::{bindings::__sk_buff, maps::PerCpuArray};
+use sinabro_common::abi::{
+    Addr,
+    config::{FLAG_CARRYING, FLAG_MIXED, NodeConfig},
+    connection::{ConnectionKey, Tuple},
+    flow::{OF_AGENT, epoch_of, place},
+};
+
+/// The last flow of each [`place`], of the direction that a program sees. An object that remembers has a map of its own, which goes with it.
+pub type Flows<W> = PerCpuArray<Flow<W>>;
+
+#[repr(C)]
+pub struct Flow<W> {
+    ends: Tuple,
+    seen: Seen,
+    way: W,
+}
+
+/// By which link a packet came, and when.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Seen {
+    /// Zero: where the packet goes says nothing of the next one.
+    link: u32,
+    place: u32,
+    agent: u32,
+    connections: u32,
+    /// When what changes without a number was looked up.
+    pub ticks: u32,
+}
+
+/// Notes a packet that is read, and the numbers as they are before anything is looked up for it.
+#[inline(always)]
+pub fn see(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch) {
+    let Scratch { ip, l4, seen, .. } = scratch;
+    seen.place = place((&ip.src, l4.src_port), (&ip.dst, l4.dst_port));
+    seen.link = 0;
+    let is_of_a_flow = ip.fragment == Fragment::No
+        && match ip.proto {
+            proto::TCP => !mss::begins(ip, l4),
+            other => other == proto::UDP,
+        };
+    let is_mixed = config.flags & (FLAG_MIXED | FLAG_CARRYING) != 0;
+    if !is_of_a_flow || is_mixed || !scratch.well_formed {
+        return;
+    }
+    // SAFETY: the context is valid for as long as the program runs.
+    seen.link = unsafe { (*skb).ifindex };
+    seen.agent = epoch(OF_AGENT);
+    seen.connections = epoch(epoch_of(seen.place));
+    seen.ticks = connection::ticks();
+}
+
+/// The last flow that had the place of the one that the packet is of.
+#[inline(always)]
+pub fn last<W>(flows: &'static Flows<W>, scratch: &Scratch) -> Option<&'static mut Flow<W>> {
+    let flow = flows.get_ptr_mut(scratch.seen.place)?;
+    // SAFETY: this processor's own, and a program is not preempted by one of its object.
+    Some(unsafe { &mut *flow })
+}
+
+/// A record may be between a connection's ends that had none: to be called once it is written.
+#[inline(always)]
+pub fn has_record(key: &ConnectionKey) {
+    let place = place((&key.low, key.low_port), (&key.high, key.high_port));
+    if let Some(epoch) = FLOW_EPOCHS.get_ptr_mut(epoch_of(place)) {
+        // Two processors that raise it at once may do so by one: either's record was there before.
+        // SAFETY: a value that the map just gave, which is written whole.
+        unsafe { epoch.write_volatile(epoch.read_volatile().wrapping_add(1)) };
+    }
+}
+
+#[inline(always)]
+fn epoch(at: u32) -> u32 {
+    // SAFETY: a value that the map just gave. Volatile: it is to be read here, before the lookups.
+    FLOW_EPOCHS
+        .get_ptr(at)
+        .map_or(0, |epoch| unsafe { epoch.read_volatile() })
+}
+
+impl Seen {
+    /// Whether where the packet goes may be remembered.
+    #[inline(always)]
+    pub fn is_of_a_flow(&self) -> bool {
+        self.link != 0
+    }
+
+    /// Has the packet's flow not be remembered.
+    #[inline(always)]
+    pub fn forget(&mut self) {
+        self.link = 0;
+    }
+}
+
+impl<W> Flow<W> {
+    /// Whether the packet that was [seen](see) goes on this flow, the same way.
+    #[inline(always)]
+    pub fn goes_on(&self, scratch: &Scratch) -> bool {
+        let Scratch { ip, l4, seen, .. } = scratch;
+        let (known, ends) = (&self.seen, &self.ends);
+        let ports = |port: [u8; 2], other: [u8; 2]| {
+            let [a, b] = port;
+            let [c, d] = other;
+            u64::from(u32::from_ne_bytes([a, b, c, d]))
+        };
+        // In one number: the verifier walks the rest once for each condition.
+        let differs = differ(&ends.src, &ip.src)
+            | differ(&ends.dst, &ip.dst)
+            | ports(ends.src_port, ends.dst_port) ^ ports(l4.src_port, l4.dst_port)
+            | u64::from(ends.proto ^ ip.proto)
+            | u64::from(known.link ^ seen.link)
+            | u64::from(known.agent ^ seen.agent)
+            | u64::from(known.connections ^ seen.connections);
+        seen.is_of_a_flow() && differs == 0 && !connection::is_due(seen.ticks, known.ticks)
+    }
+
+    /// Which way it goes.
+    #[inline(always)]
+    pub fn way(&self) -> &W {
+        &self.way
+    }
+
+    /// Forgets the flow, and has another way be written.
+    #[inline(always)]
+    pub fn renew(&mut self) -> &mut W {
+        self.seen.forget();
+        &mut self.way
+    }
+
+    /// Remembers that the packet that was [seen](see) goes the way that was written, if that says anything of the next one.
+    #[inline(always)]
+    pub fn keep(&mut self, scratch: &Scratch) {
+        let Scratch { ip, l4, seen, .. } = scratch;
+        self.ends.src = ip.src.by_words();
+        self.ends.dst = ip.dst.by_words();
+        self.ends.src_port = l4.src_port;
+        self.ends.dst_port = l4.dst_port;
+        self.ends.proto = ip.proto;
+        self.seen = *seen;
+    }
+}
+
+/// Zero if both are the same.
+#[inline(always)]
+fn differ(one: &Addr, other: &Addr) -> u64 {
+    let [a, b] = halves(one);
+    let [c, d] = halves(other);
+    a ^ c | b ^ d
+}
+
+#[inline(always)]
+fn halves(address: &Addr) -> [u64; 2] {
+    // SAFETY: as many bytes. They are aligned to four, and the kernel's machines with BPF take any alignment.
+    unsafe {
+        core::ptr::from_ref(address)
+            .cast::<[u64; 2]>()
+            .read_unaligned()
+    }
+}

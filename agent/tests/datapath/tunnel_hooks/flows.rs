@@ -1,0 +1,277 @@
+//! What is remembered of flows: the next packet goes as the last one did, as long as nothing has changed.
+
+use super::{
+    direct::{MTU, direct, far, in_a_frame, less_a_hop},
+    native::{native, on_the_wire},
+    *,
+};
+use crate::packet::ACK;
+use aya::maps::{Array, HashMap, Map, MapData};
+use sinabro_common::{
+    abi::{
+        Addr,
+        config::{FLAG_MIXED, NodeConfig},
+        endpoint::Endpoint,
+        next_hop::NextHop,
+    },
+    names,
+};
+
+fn pinned(name: &str) -> MapData {
+    MapData::from_pin(format!("{}/{name}", names::BPF_DIR)).unwrap()
+}
+
+/// Writes past the agent, which would raise its number.
+fn next_hops() -> HashMap<MapData, Addr, NextHop> {
+    Map::HashMap(pinned("v2/NEXT_HOPS")).try_into().unwrap()
+}
+
+fn endpoints() -> HashMap<MapData, Addr, Endpoint> {
+    Map::HashMap(pinned("ENDPOINTS")).try_into().unwrap()
+}
+
+fn by_both_ways(test: impl Fn(&World) + Sync) {
+    direct(&test);
+    native(&test);
+}
+
+/// Of flows that have begun, by a client's port. Both would have one place by the same ports, where one forgets the other.
+fn of_flow(port: u16, src: IpAddr, dst: IpAddr) -> [Ip; 2] {
+    [
+        packet::udp((src, port), (dst, 80), b"hello"),
+        packet::tcp((src, port), (dst, 81), ACK, b"hello"),
+    ]
+}
+
+impl World {
+    /// Has the programs remember flows that tests look at, in both directions.
+    pub(super) fn remember_flows(&self) {
+        for near in [self.a.v4, self.a.v6] {
+            for port in [1, 4000] {
+                for packet in of_flow(port, near, far(near)) {
+                    self.leaves(&self.of_pod(&packet));
+                }
+                for packet in of_flow(port, far(near), near) {
+                    for frame in [self.comes(&packet), on_the_wire(&packet)] {
+                        self.run("uplink_in", 0, &frame);
+                    }
+                }
+            }
+        }
+    }
+
+    /// As the second node sends it.
+    fn sent_here(&self, packet: &Ip) -> Vec<u8> {
+        let way = self.datapath.next_hop(self.underlay[1].into()).unwrap();
+        match way.is_native() {
+            true => on_the_wire(packet),
+            false => self.comes(packet),
+        }
+    }
+
+    fn goes(&self, packet: &Ip) -> i32 {
+        self.leaves(&self.of_pod(packet)).0
+    }
+
+    /// Whether it is put into the pod that it is for.
+    fn is_delivered(&self, packet: &Ip) -> bool {
+        let (action, out) = self.run("uplink_in", 0, &self.sent_here(packet));
+        action == REDIRECT && out[14..] == less_a_hop(packet)
+    }
+
+    /// Raises the agent's number, and changes nothing.
+    fn raise(&self) {
+        let way = self.datapath.next_hop(self.underlay[1].into()).unwrap();
+        self.lead(way);
+    }
+}
+
+/// Seen by what was changed behind the agent's back: what is remembered does not know.
+#[test]
+fn a_flow_goes_on_without_being_looked_up_until_the_agent_says_so() {
+    by_both_ways(|world| {
+        for near in [world.a.v4, world.a.v6] {
+            let [known, tcp] = of_flow(4000, near, far(near));
+            let [other, _] = of_flow(4001, near, far(near));
+            let second = Addr::from(world.underlay[1]);
+            for packet in [&known, &tcp] {
+                assert_eq!(world.goes(packet), REDIRECT);
+            }
+            let way = next_hops().get(&second, 0).unwrap();
+            next_hops().remove(&second).unwrap();
+            assert_eq!(world.goes(&other), PASS);
+            for packet in [&known, &tcp, &known] {
+                assert_eq!(world.goes(packet), REDIRECT, "{packet:?}");
+            }
+            world.raise();
+            for packet in [&known, &tcp] {
+                assert_eq!(world.goes(packet), PASS, "{packet:?}");
+            }
+            next_hops().insert(second, way, 0).unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_comes_on_a_flow_is_not_looked_up_until_the_agent_says_so() {
+    by_both_ways(|world| {
+        for near in [world.a.v4, world.a.v6] {
+            let [known, tcp] = of_flow(4000, far(near), near);
+            let [other, _] = of_flow(4001, far(near), near);
+            for packet in [&known, &tcp] {
+                assert!(world.is_delivered(packet));
+            }
+            let address = Addr::from(near);
+            let endpoint = endpoints().get(&address, 0).unwrap();
+            endpoints().remove(&address).unwrap();
+            assert!(!world.is_delivered(&other));
+            for packet in [&known, &tcp, &known] {
+                assert!(world.is_delivered(packet), "{packet:?}");
+            }
+            world.raise();
+            for packet in [&known, &tcp] {
+                assert!(!world.is_delivered(packet), "{packet:?}");
+            }
+            endpoints().insert(address, endpoint, 0).unwrap();
+        }
+    });
+}
+
+/// Whoever was to raise a number may have been killed.
+#[test]
+fn nothing_is_remembered_for_long() {
+    by_both_ways(|world| {
+        let near = world.a.v4;
+        let [leaving, _] = of_flow(4000, near, far(near));
+        let [coming, _] = of_flow(4000, far(near), near);
+        assert_eq!(world.goes(&leaving), REDIRECT);
+        assert!(world.is_delivered(&coming));
+        let coming = world.sent_here(&coming);
+        next_hops().remove(&Addr::from(world.underlay[1])).unwrap();
+        endpoints().remove(&Addr::from(near)).unwrap();
+        kit::eventually("the way is looked up", || world.goes(&leaving) == PASS);
+        let is_left = || world.run("uplink_in", 0, &coming).1[..6] != world.a.mac;
+        kit::eventually("the pod is looked up", is_left);
+    });
+}
+
+#[test]
+fn what_changes_counts_for_flows_that_are_known() {
+    direct(|world| {
+        for near in [world.a.v4, world.a.v6] {
+            let [packet, _] = of_flow(4000, near, far(near));
+            let inner_dst = |wrapped: &[u8]| wrapped[world.room()..world.room() + 6].to_vec();
+            for mac in [[2, 0, 0, 0, 7, 1], [2, 0, 0, 0, 7, 2]] {
+                world.go(world.router(), mac);
+                for _ in 0..2 {
+                    assert_eq!(inner_dst(&world.wrapped(&packet).0), mac);
+                }
+            }
+            let [coming, _] = of_flow(4000, far(near), near);
+            assert!(world.is_delivered(&coming));
+            world.know(1);
+            world.dropped(
+                "uplink_in",
+                &world.comes(&coming),
+                TunnelSource,
+                "a stranger",
+            );
+            assert_eq!(world.goes(&packet), PASS);
+            world.know(3);
+            assert!(world.is_delivered(&coming));
+            assert_eq!(world.goes(&packet), REDIRECT);
+        }
+        // A pod that has gone, and its address with it.
+        let near = world.b.v4;
+        let [coming, _] = of_flow(4000, far(near), near);
+        assert!(world.is_delivered(&coming));
+        let addresses = world.b.addresses();
+        world
+            .datapath
+            .detach_pod(world.b.ifindex, &world.b.link, &addresses)
+            .unwrap();
+        world.to_the_device(&world.comes(&coming), "nobody's");
+    });
+}
+
+/// Of the same ends and by another link, from another node, in another overlay, to another device, too large.
+#[test]
+fn what_only_looks_like_a_flow_is_judged() {
+    direct(|world| {
+        for near in [world.a.v4, world.a.v6] {
+            let [leaving, _] = of_flow(4000, near, far(near));
+            assert_eq!(world.goes(&leaving), REDIRECT);
+            let of_other = packet::eth(HOST_MAC, world.b.mac, leaving.kind(), &leaving.bytes());
+            let before = kit::dropped(&world.datapath, SourceAddr);
+            let ran = world.programs.run("pod_out", world.b.ifindex, &of_other);
+            assert_eq!(ran.0, DROP);
+            assert_eq!(kit::dropped(&world.datapath, SourceAddr), before + 1);
+            let large = packet::udp((near, 4000), (far(near), 80), &[7; MTU as usize]);
+            world.to_the_stack(&large, "too large");
+
+            let [coming, _] = of_flow(4000, far(near), near);
+            assert!(world.is_delivered(&coming));
+            let outer = || world.outer(&world.inner(&coming));
+            let mut of_third = outer();
+            of_third.src = world.underlay[2];
+            world.dropped(
+                "uplink_in",
+                &in_a_frame(&of_third),
+                TunnelInner,
+                "another node's",
+            );
+            let mut of_nobody = outer();
+            of_nobody.payload[8 + 6] = 9;
+            world.passes("uplink_in", &in_a_frame(&of_nobody), "another overlay's");
+            let mut to_another = world.inner(&coming);
+            to_another[5] ^= 1;
+            let to_another = in_a_frame(&world.outer(&to_another));
+            world.to_the_device(&to_another, "another device's");
+            let mut others = outer();
+            others.dst = ip(if near.is_ipv4() {
+                "192.0.2.99"
+            } else {
+                "2001:db8:1::99"
+            });
+            if others.dst.is_ipv4() == others.src.is_ipv4() {
+                world.passes("uplink_in", &in_a_frame(&others), "another machine's");
+            }
+            assert!(world.is_delivered(&coming));
+        }
+    });
+}
+
+/// What was in a tunnel says nothing of what comes without one, and the other way round.
+#[test]
+fn flows_in_tunnels_and_without_are_not_the_same() {
+    native(|world| {
+        for near in [world.a.v4, world.a.v6] {
+            let [packet, _] = of_flow(4000, far(near), near);
+            let (in_tunnel, natively) = (world.comes(&packet), on_the_wire(&packet));
+            world.take(true);
+            for frame in [&in_tunnel, &natively, &in_tunnel, &natively] {
+                assert_eq!(world.run("uplink_in", 0, frame).0, REDIRECT);
+            }
+            world.take(false);
+            world.dropped("uplink_in", &natively, PodSource, "none is taken");
+        }
+    });
+}
+
+/// A connection may have its record in the other programs' table.
+#[test]
+fn nothing_is_remembered_while_programs_of_two_layouts_run() {
+    by_both_ways(|world| {
+        let config =
+            || -> Array<MapData, NodeConfig> { Map::Array(pinned("CONFIG")).try_into().unwrap() };
+        let near = world.a.v4;
+        let [packet, _] = of_flow(4000, near, far(near));
+        assert_eq!(world.goes(&packet), REDIRECT);
+        let before = config().get(&0, 0).unwrap();
+        let flags = before.flags | FLAG_MIXED;
+        config().set(0, NodeConfig { flags, ..before }, 0).unwrap();
+        assert_eq!(world.goes(&packet), PASS);
+        config().set(0, before, 0).unwrap();
+        assert_eq!(world.goes(&packet), REDIRECT);
+    });
+}
