@@ -10,7 +10,8 @@
 //! It does not count for what begins a connection of TCP, nor while programs of two layouts run. What depends on more than the ends, such
 //! as a packet's MAC address, its length and its TTL, is looked at in each.
 //!
-//! Each processor remembers for itself: nobody reads what another one is writing.
+//! Each processor remembers for itself: nobody reads what another one is writing. Of the flows that have one place it is the busiest one, and
+//! brief ones are not remembered: to write what is never read costs more than the lookups ([`algo::flow`](sinabro_common::algo::flow)).
 
 use crate::{
     connection,
@@ -20,15 +21,22 @@ use crate::{
     stage::mss,
 };
 use aya_ebpf::{bindings::__sk_buff, maps::PerCpuArray};
-use sinabro_common::abi::{
-    Addr,
-    config::{FLAG_CARRYING, FLAG_MIXED, NodeConfig},
-    connection::{ConnectionKey, Tuple},
-    flow::{OF_AGENT, epoch_of, place},
+use sinabro_common::{
+    abi::{
+        Addr,
+        config::{FLAG_CARRYING, FLAG_MIXED, NodeConfig},
+        connection::{ConnectionKey, Tuple},
+        flow::{OF_AGENT, epoch_of},
+    },
+    algo::flow::{PLACES, Vote, of_ends, place, place_of_direction, vote},
 };
 
-/// The last flow of each [`place`], of the direction that a program sees. An object that remembers has a map of its own, which goes with it.
+/// A flow of each place, and in one value which that is. An object that remembers has both maps for itself, and they go with it.
 pub type Flows<W> = PerCpuArray<Flow<W>>;
+pub type Votes = PerCpuArray<[Vote; PLACES as usize]>;
+
+/// One more than there are places: for the way of what is not remembered.
+pub const FLOWS: u32 = PLACES + 1;
 
 #[repr(C)]
 pub struct Flow<W> {
@@ -41,7 +49,7 @@ pub struct Flow<W> {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Seen {
-    /// Zero: where the packet goes says nothing of the next one.
+    /// Zero: where the packet goes is not remembered.
     link: u32,
     place: u32,
     agent: u32,
@@ -52,10 +60,10 @@ pub struct Seen {
 
 /// Notes a packet that is read, and the numbers as they are before anything is looked up for it.
 #[inline(always)]
-pub fn see(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch) {
+pub fn see(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch, votes: &'static Votes) {
     let Scratch { ip, l4, seen, .. } = scratch;
-    seen.place = place((&ip.src, l4.src_port), (&ip.dst, l4.dst_port));
     seen.link = 0;
+    seen.place = PLACES;
     let is_of_a_flow = ip.fragment == Fragment::No
         && match ip.proto {
             proto::TCP => !mss::begins(ip, l4),
@@ -65,14 +73,31 @@ pub fn see(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch) {
     if !is_of_a_flow || is_mixed || !scratch.well_formed {
         return;
     }
+    let (src, dst) = ((&ip.src, l4.src_port), (&ip.dst, l4.dst_port));
+    let of_ends = of_ends(src, dst);
+    let place_here = place_of_direction(of_ends, src, dst) & (PLACES - 1);
+    let Some(votes) = votes.get_ptr_mut(0) else {
+        return;
+    };
+    // SAFETY: this processor's own, and one of as many as there are places.
+    let is_enough = unsafe {
+        let at = votes.cast::<Vote>().add(place_here as usize);
+        let (now, is_enough) = vote(at.read(), of_ends);
+        at.write(now);
+        is_enough
+    };
+    if !is_enough {
+        return;
+    }
+    seen.place = place_here;
     // SAFETY: the context is valid for as long as the program runs.
     seen.link = unsafe { (*skb).ifindex };
     seen.agent = epoch(OF_AGENT);
-    seen.connections = epoch(epoch_of(seen.place));
+    seen.connections = epoch(epoch_of(place(of_ends)));
     seen.ticks = connection::ticks();
 }
 
-/// The last flow that had the place of the one that the packet is of.
+/// What has the place of the flow of the packet that was [seen](see).
 #[inline(always)]
 pub fn last<W>(flows: &'static Flows<W>, scratch: &Scratch) -> Option<&'static mut Flow<W>> {
     let flow = flows.get_ptr_mut(scratch.seen.place)?;
@@ -83,7 +108,10 @@ pub fn last<W>(flows: &'static Flows<W>, scratch: &Scratch) -> Option<&'static m
 /// A record may be between a connection's ends that had none: to be called once it is written.
 #[inline(always)]
 pub fn has_record(key: &ConnectionKey) {
-    let place = place((&key.low, key.low_port), (&key.high, key.high_port));
+    let place = place(of_ends(
+        (&key.low, key.low_port),
+        (&key.high, key.high_port),
+    ));
     if let Some(epoch) = FLOW_EPOCHS.get_ptr_mut(epoch_of(place)) {
         // Two processors that raise it at once may do so by one: either's record was there before.
         // SAFETY: a value that the map just gave, which is written whole.
@@ -100,7 +128,7 @@ fn epoch(at: u32) -> u32 {
 }
 
 impl Seen {
-    /// Whether where the packet goes may be remembered.
+    /// Whether where the packet goes is to be remembered.
     #[inline(always)]
     pub fn is_of_a_flow(&self) -> bool {
         self.link != 0
@@ -132,7 +160,7 @@ impl<W> Flow<W> {
             | u64::from(known.link ^ seen.link)
             | u64::from(known.agent ^ seen.agent)
             | u64::from(known.connections ^ seen.connections);
-        seen.is_of_a_flow() && differs == 0 && !connection::is_due(seen.ticks, known.ticks)
+        differs == 0 && !connection::is_due(seen.ticks, known.ticks)
     }
 
     /// Which way it goes.
@@ -148,7 +176,7 @@ impl<W> Flow<W> {
         &mut self.way
     }
 
-    /// Remembers that the packet that was [seen](see) goes the way that was written, if that says anything of the next one.
+    /// Remembers that the packet that was [seen](see) goes the way that was written, if it is to be remembered.
     #[inline(always)]
     pub fn keep(&mut self, scratch: &Scratch) {
         let Scratch { ip, l4, seen, .. } = scratch;

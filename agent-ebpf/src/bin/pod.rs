@@ -16,14 +16,13 @@ use core::hint::black_box;
 use sinabro_common::abi::{
     drop::{DropReason, Hook},
     endpoint::Endpoint,
-    flow::MAX_FLOWS,
 };
 use sinabro_ebpf::{
     PASS,
-    flow::{self, Flows},
+    flow::{self, Flows, Votes},
     forward,
     maps::{CONFIG, POD_LINKS},
-    overlay,
+    overlay::{self, leave::Leaving},
     parse::{
         Ip, arp, eth,
         l4::{self, L4},
@@ -38,7 +37,10 @@ mod event;
 
 /// What pods send to pods.
 #[map]
-static FLOWS: Flows<overlay::leave::Leaving> = Flows::with_max_entries(MAX_FLOWS, 0);
+static FLOWS: Flows<Leaving> = Flows::with_max_entries(flow::FLOWS, 0);
+
+#[map]
+static VOTES: Votes = Votes::with_max_entries(1, 0);
 
 /// What `leave` and `arrive` say of a packet that passes and begins a connection; no action of the kernel's.
 const BEGINS: i32 = 64;
@@ -192,7 +194,10 @@ fn again(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(config) = CONFIG.get(0) else {
         return PASS;
     };
-    flow::see(skb, config, scratch);
+    flow::see(skb, config, scratch, &VOTES);
+    if !scratch.seen.is_of_a_flow() {
+        return PASS;
+    }
     let Some(flow) = flow::last(&FLOWS, scratch).filter(|flow| flow.goes_on(scratch)) else {
         return PASS;
     };

@@ -24,11 +24,10 @@ use aya_log_ebpf::warn;
 use sinabro_common::abi::{
     config::FLAG_LAYER3_UPLINKS,
     drop::{DropReason, Hook},
-    flow::MAX_FLOWS,
 };
 use sinabro_ebpf::{
     PASS,
-    flow::{self, Flows},
+    flow::{self, Flows, Votes},
     forward,
     maps::{CONFIG, UPLINKS},
     nat::{self, DROPPED},
@@ -49,7 +48,10 @@ mod rare;
 
 /// What comes from pods of other nodes.
 #[map]
-static FLOWS: Flows<Arriving> = Flows::with_max_entries(MAX_FLOWS, 0);
+static FLOWS: Flows<Arriving> = Flows::with_max_entries(flow::FLOWS, 0);
+
+#[map]
+static VOTES: Votes = Votes::with_max_entries(1, 0);
 
 #[classifier]
 pub fn uplink_out(ctx: TcContext) -> i32 {
@@ -108,8 +110,9 @@ fn again(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         return PASS;
     }
     let mut action = PASS;
-    flow::see(skb, config, scratch);
-    if let Some(flow) = flow::last(&FLOWS, scratch)
+    flow::see(skb, config, scratch, &VOTES);
+    if scratch.seen.is_of_a_flow()
+        && let Some(flow) = flow::last(&FLOWS, scratch)
         && flow.goes_on(scratch)
     {
         action = overlay::arrive::again(skb, scratch, flow.way(), room);

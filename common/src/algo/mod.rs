@@ -7,6 +7,7 @@ pub mod checksum;
 pub mod client_hash;
 pub mod crc32c;
 pub mod ct_state;
+pub mod flow;
 pub mod hash;
 pub mod lifetime;
 pub mod port_pick;
