@@ -145,6 +145,7 @@ fn checked(ctx: &TcContext) -> Action {
             let is_to_a_pod = black_box(receiver.is_some()) || node.is_some();
             // What has just been looked up is not asked for again.
             let belongs = match is_to_a_pod && !was_translated {
+                true if scratch.whose == forward::leave::NONE => track::without_record(),
                 true => track::known(scratch),
                 false => track::DIRECT,
             };

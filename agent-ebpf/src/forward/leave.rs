@@ -32,7 +32,7 @@ const OURS: u32 = 1;
 /// or its source is to be what `scratch.connection` says.
 const KNOWN: u32 = 2;
 /// Or it has no record,
-const NONE: u32 = 3;
+pub const NONE: u32 = 3;
 /// or was not asked for it yet.
 pub const UNKNOWN: u32 = 4;
 

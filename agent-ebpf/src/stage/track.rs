@@ -102,16 +102,22 @@ pub const ANSWER: u32 = 2;
 /// it begins a connection whose answers would be taken for those of another, with a Service.
 pub const CLASH: u32 = 3;
 
+/// What a packet belongs to whose connection has no record.
+#[inline(always)]
+pub fn without_record() -> u32 {
+    match is_mixed() {
+        true => STACK,
+        false => DIRECT,
+    }
+}
+
 /// What a packet that a pod sends to another, of this node or elsewhere, belongs to. Not to one that is over: what comes
 /// next decides again, and the stack, which forgets its own as late, would take it for a part of what was.
 #[inline(never)]
 pub fn known(scratch: &mut Scratch) -> u32 {
     scratch.identify();
     let Some(found) = connection::find(&scratch.key) else {
-        return match is_mixed() {
-            true => STACK,
-            false => DIRECT,
-        };
+        return without_record();
     };
     scratch.seen.forget();
     let is;
