@@ -38,6 +38,10 @@ pub type Votes = PerCpuArray<[Vote; PLACES as usize]>;
 /// One more than there are places: for the way of what is not remembered.
 pub const FLOWS: u32 = PLACES + 1;
 
+/// Set by the agent before it loads the programs: how many places there are on this machine, a power of two.
+#[unsafe(no_mangle)]
+static FLOW_PLACES: u32 = PLACES;
+
 #[repr(C)]
 pub struct Flow<W> {
     ends: Tuple,
@@ -62,8 +66,10 @@ pub struct Seen {
 #[inline(always)]
 pub fn see(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch, votes: &'static Votes) {
     let Scratch { ip, l4, seen, .. } = scratch;
+    // SAFETY: a variable of this program; volatile, for its value here is not the one at run time.
+    let places = unsafe { core::ptr::read_volatile(&raw const FLOW_PLACES) };
     seen.link = 0;
-    seen.place = PLACES;
+    seen.place = places;
     let is_of_a_flow = ip.fragment == Fragment::No
         && match ip.proto {
             proto::TCP => !mss::begins(ip, l4),
@@ -75,7 +81,7 @@ pub fn see(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch, vote
     }
     let (src, dst) = ((&ip.src, l4.src_port), (&ip.dst, l4.dst_port));
     let of_ends = of_ends(src, dst);
-    let place_here = place_of_direction(of_ends, src, dst) & (PLACES - 1);
+    let place_here = place_of_direction(of_ends, src, dst) & (places - 1) & (PLACES - 1);
     let Some(votes) = votes.get_ptr_mut(0) else {
         return;
     };

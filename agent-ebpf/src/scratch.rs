@@ -59,7 +59,7 @@ pub struct Scratch {
     pub seen: Seen,
     /// The packet's with its real destination.
     pub real: Tuple,
-    /// Tunnel address of the node whose pod's packet came natively.
+    /// Tunnel address of the node whose pod's packet came, in a tunnel or without.
     pub sender: Addr,
     /// Tunnel address of the node to which the way is asked for (`overlay::route`).
     pub peer: Addr,

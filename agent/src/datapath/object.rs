@@ -24,9 +24,11 @@ use crate::memory;
 use aya::{
     Ebpf, EbpfLoader,
     programs::{Program, ProgramError},
+    util::nr_cpus,
 };
 use sinabro_common::{
     abi::config::{FLAG_CARRYING, FLAG_MIXED},
+    algo::flow,
     names,
 };
 use std::{
@@ -43,6 +45,7 @@ pub const SERVICE_SOCK_OBJECT: &str = "service_sock";
 /// Variables of the programs.
 const KERNEL_OFFSETS: &str = "KERNEL_OFFSETS";
 const WITHOUT_REDIRECT: &str = "WITHOUT_REDIRECT";
+const FLOW_PLACES: &str = "FLOW_PLACES";
 const HAS_SET_RETVAL: &str = "HAS_SET_RETVAL";
 
 /// Suffix of a successor's pin. No map's name ends so, and a bpffs allows no dots.
@@ -169,6 +172,10 @@ pub fn load(
         remove_pin(pin)?;
         loader.map_pin_path(map.shape.name, pin);
     }
+    // The kernel makes maps for all processors that there may ever be. One more is for what is not remembered.
+    let places = flow::places(nr_cpus().map_or(0, |count| count as u32));
+    loader.map_max_entries("FLOWS", places + 1);
+    loader.override_global(FLOW_PLACES, &places, false);
     if extent == Extent::Reduced {
         loader.override_global(WITHOUT_REDIRECT, &1u8, false);
     }

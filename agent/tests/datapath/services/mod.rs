@@ -87,7 +87,7 @@ fn endpoints(like: IpAddr, count: u8) -> Vec<At> {
 }
 
 /// A Service's port, by a number that gives it ids and slots of its own.
-struct Service<'a> {
+pub struct Service<'a> {
     datapath: &'a Datapath,
     number: u32,
     proto: u8,
@@ -168,6 +168,24 @@ fn make(proto: u8, src: At, dst: At, flags: u8) -> Ip {
     }
 }
 
+/// A Service at [`vip`] port 80 with these endpoints.
+pub fn publish<'a>(
+    datapath: &'a Datapath,
+    number: u32,
+    proto: u8,
+    endpoints: &[At],
+) -> (Service<'a>, At) {
+    let service = Service {
+        datapath,
+        number,
+        proto,
+    };
+    let at = (vip(endpoints[0].0), 80);
+    service.balance(endpoints, 1);
+    service.frontend(at, 0);
+    (service, at)
+}
+
 impl World {
     fn service(&self, number: u32, proto: u8) -> Service<'_> {
         Service {
@@ -177,13 +195,8 @@ impl World {
         }
     }
 
-    /// A Service at [`vip`] port 80 with these endpoints.
     fn publish(&self, number: u32, proto: u8, endpoints: &[At]) -> (Service<'_>, At) {
-        let service = self.service(number, proto);
-        let at = (vip(endpoints[0].0), 80);
-        service.balance(endpoints, 1);
-        service.frontend(at, 0);
-        (service, at)
+        publish(&self.datapath, number, proto, endpoints)
     }
 
     fn sent_by(&self, pod: &Pod, ip: &Ip) -> (i32, Vec<u8>) {

@@ -2,10 +2,10 @@
 
 use super::{
     direct::{MTU, direct, far, in_a_frame, less_a_hop},
-    native::{native, on_the_wire},
+    native::{allowed, native, on_the_wire, syn},
     *,
 };
-use crate::packet::ACK;
+use crate::{packet::ACK, services::publish};
 use aya::maps::{Array, HashMap, Map, MapData};
 use sinabro_common::{
     abi::{
@@ -42,6 +42,11 @@ fn of_flow(port: u16, src: IpAddr, dst: IpAddr) -> [Ip; 2] {
         packet::udp((src, port), (dst, 80), b"hello"),
         packet::tcp((src, port), (dst, 81), ACK, b"hello"),
     ]
+}
+
+/// Another flow of datagrams, which has the place of the one from port 4000.
+fn turned(src: IpAddr, dst: IpAddr) -> Ip {
+    packet::udp((src, 80), (dst, 4000), b"hello")
 }
 
 impl World {
@@ -117,7 +122,9 @@ fn a_flow_goes_on_without_being_looked_up_until_the_agent_says_so() {
             }
             let way = next_hops().get(&second, 0).unwrap();
             next_hops().remove(&second).unwrap();
-            assert_eq!(world.goes(&other), PASS);
+            for other in [other, turned(near, far(near))] {
+                assert_eq!(world.goes(&other), PASS);
+            }
             for packet in [&known, &tcp, &known] {
                 assert_eq!(world.goes(packet), REDIRECT, "{packet:?}");
             }
@@ -142,7 +149,9 @@ fn what_comes_on_a_flow_is_not_looked_up_until_the_agent_says_so() {
             let address = Addr::from(near);
             let endpoint = endpoints().get(&address, 0).unwrap();
             endpoints().remove(&address).unwrap();
-            assert!(!world.is_delivered(&other));
+            for other in [other, turned(far(near), near)] {
+                assert!(!world.is_delivered(&other));
+            }
             for packet in [&known, &tcp, &known] {
                 assert!(world.is_delivered(packet), "{packet:?}");
             }
@@ -293,5 +302,88 @@ fn nothing_is_remembered_while_programs_of_two_layouts_run() {
         assert_eq!(world.goes(&packet), PASS);
         config().set(0, before, 0).unwrap();
         assert_eq!(world.goes(&packet), REDIRECT);
+    });
+}
+
+#[test]
+fn a_syn_by_the_ports_of_a_known_flow_is_looked_at() {
+    by_both_ways(|world| {
+        for near in [world.a.v4, world.a.v6] {
+            for (src, dst) in [(near, far(near)), (far(near), near)] {
+                let begins = syn(src, dst);
+                let goes_on = packet::tcp((src, 4000), (dst, 80), ACK, b"hello");
+                let (sent, headers) = match src == near {
+                    true => {
+                        world.goes_often(&goes_on);
+                        let (sent, _) = world.wrapped(&begins);
+                        let in_tunnel = sent.len() > 14 + begins.bytes().len();
+                        (sent, if in_tunnel { world.room() } else { 0 })
+                    }
+                    false => {
+                        world.is_delivered_often(&goes_on);
+                        (world.run("uplink_in", 0, &world.sent_here(&begins)).1, 0)
+                    }
+                };
+                assert_eq!(allowed(&sent[headers..]), MTU);
+            }
+        }
+    });
+}
+
+/// Datagrams to a port of the node, which the stack gives to a pod that has a conversation with the same client.
+#[test]
+fn what_the_stack_has_translated_keeps_to_it_by_the_ports_of_a_known_flow() {
+    direct(|world| {
+        for near in [world.a.v4, world.a.v6] {
+            let [answer, _] = of_flow(4000, near, far(near));
+            world.goes_often(&answer);
+            let question = packet::udp((far(near), 80), (near, 4000), b"hello");
+            let arrived = packet::eth(world.a.mac, HOST_MAC, question.kind(), &question.bytes());
+            let uplink = kit::leads_out(world.b.ifindex);
+            world.datapath.set_uplinks(&[uplink]).unwrap();
+            assert_eq!(world.run("pod_in", uplink.0, &arrived).0, PASS);
+            world.to_the_stack(&answer, "an answer");
+        }
+    });
+}
+
+/// Of a client that asks an endpoint itself, and then its Service by the same port. Also if both are on this node.
+#[test]
+fn an_answer_is_the_services_by_the_ports_of_a_known_flow() {
+    direct(|world| {
+        let pods = [
+            (1, world.a.v4, far(world.a.v4)),
+            (2, world.a.v6, far(world.a.v6)),
+            (3, world.a.v4, world.b.v4),
+            (4, world.a.v6, world.b.v6),
+        ];
+        for (number, near, endpoint) in pods {
+            let is_here = number > 2;
+            let port = 4000 + number as u16;
+            let [question, _] = of_flow(port, near, endpoint);
+            let answer = packet::udp((endpoint, 80), (near, port), b"hello");
+            let answered_by = || {
+                let out = match is_here {
+                    true => {
+                        let frame =
+                            packet::eth(HOST_MAC, world.b.mac, answer.kind(), &answer.bytes());
+                        world.programs.run("pod_out", world.b.ifindex, &frame).1
+                    }
+                    false => world.run("uplink_in", 0, &world.comes(&answer)).1,
+                };
+                packet::see(&out).src
+            };
+            let often = |expected: IpAddr| {
+                for _ in 0..=2 * ENOUGH {
+                    assert_eq!(answered_by(), expected);
+                }
+            };
+            world.goes_often(&question);
+            often(endpoint);
+            let (_, at) = publish(&world.datapath, number, packet::UDP, &[(endpoint, 80)]);
+            let to_service = packet::udp((near, port), at, b"hello");
+            world.goes_often(&to_service);
+            often(at.0);
+        }
     });
 }

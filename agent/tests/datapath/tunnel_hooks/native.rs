@@ -349,12 +349,12 @@ fn what_is_in_no_tunnel_is_as_large_as_the_uplink_carries() {
 /// Larger than any.
 const ANNOUNCED: [u8; 4] = [2, 4, 0xff, 0xd7];
 
-fn syn(src: IpAddr, dst: IpAddr) -> Ip {
+pub(super) fn syn(src: IpAddr, dst: IpAddr) -> Ip {
     packet::tcp_with((src, 4000), (dst, 80), SYN, &ANNOUNCED)
 }
 
 /// The size of packets that the SYN of a frame allows, if its first option says that of segments.
-fn allowed(frame: &[u8]) -> u32 {
+pub(super) fn allowed(frame: &[u8]) -> u32 {
     let (is_v4, header) = match frame[14] >> 4 {
         4 => (true, 20),
         _ => (false, 40),
