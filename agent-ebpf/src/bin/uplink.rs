@@ -125,11 +125,11 @@ fn again(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 
 /// Has what was just delivered be remembered.
 #[inline(never)]
-fn keep(scratch: &Scratch, room: u32) {
+fn keep(scratch: &Scratch) {
     if scratch.seen.is_of_a_flow()
         && let Some(flow) = flow::last(&FLOWS, scratch)
     {
-        overlay::arrive::keep(flow, scratch, room);
+        overlay::arrive::keep(flow, scratch);
     }
 }
 
@@ -138,7 +138,6 @@ fn keep(scratch: &Scratch, room: u32) {
 fn unwrap(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     // Not read any more of what is inside.
     let udp = scratch.ip.l4;
-    let room = overlay::outer::room(scratch.ip.v6);
     scratch.sender = scratch.ip.src;
     let sender = Peer::find(&scratch.ip.src);
     match overlay::arrive::arrive(skb, scratch) {
@@ -149,7 +148,7 @@ fn unwrap(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         action => {
             if action < DROPPED {
                 sender.count(|peer| &mut peer.direct_rx);
-                keep(scratch, room);
+                keep(scratch);
             }
             event::of_stage(action)
         }
@@ -163,7 +162,7 @@ fn take(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if action == PASS {
         action = forward::across::answer(skb, scratch);
     } else if action < DROPPED {
-        keep(scratch, 0);
+        keep(scratch);
     }
     if action == PASS {
         return overlay::native::into_device(skb, scratch);

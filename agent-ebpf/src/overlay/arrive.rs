@@ -53,9 +53,7 @@ pub struct Arriving {
     sender: Addr,
     /// and whom it is for.
     receiver: Endpoint,
-    /// Length of the outer headers; zero without a tunnel.
-    room: u32,
-    /// MAC address of this node's VXLAN device, as it is in them.
+    /// MAC address of this node's VXLAN device, which is inside of a tunnel's headers.
     own_mac: [u8; 6],
     pad: [u8; 2],
 }
@@ -95,7 +93,7 @@ pub fn again(skb: *mut __sk_buff, scratch: &mut Scratch, way: &Arriving, room: u
     let ctx = TcContext::new(skb);
     // SAFETY: the context is valid for as long as the program runs.
     let to_host = unsafe { (*skb).pkt_type } == PACKET_HOST;
-    if !to_host || way.room != room {
+    if !to_host {
         return PASS;
     }
     if room == 0 {
@@ -124,7 +122,7 @@ pub fn again(skb: *mut __sk_buff, scratch: &mut Scratch, way: &Arriving, room: u
 
 /// Remembers that a packet, which was [seen](crate::flow::see), was delivered, from the node whose tunnel address is in `scratch.sender`.
 #[inline(always)]
-pub fn keep(flow: &mut Flow<Arriving>, scratch: &Scratch, room: u32) {
+pub fn keep(flow: &mut Flow<Arriving>, scratch: &Scratch) {
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
     let receiver = unsafe { ENDPOINTS.get(scratch.ip.dst) };
     let (Some(receiver), Some(sender)) = (receiver, way(&scratch.sender)) else {
@@ -137,7 +135,6 @@ pub fn keep(flow: &mut Flow<Arriving>, scratch: &Scratch, room: u32) {
     let way = flow.renew();
     way.sender = scratch.sender.by_words();
     way.receiver = *receiver;
-    way.room = room;
     way.own_mac = sender.own_mac;
     flow.keep(scratch);
 }

@@ -1,7 +1,7 @@
 //! What is remembered of flows: the next packet goes as the last one did, as long as nothing has changed.
 
 use super::{
-    direct::{MTU, direct, far, in_a_frame, less_a_hop},
+    direct::{MTU, direct, far, for_a_router, in_a_frame, less_a_hop},
     native::{allowed, native, on_the_wire, syn},
     *,
 };
@@ -133,6 +133,33 @@ fn a_flow_goes_on_without_being_looked_up_until_the_agent_says_so() {
                 assert_eq!(world.goes(packet), PASS, "{packet:?}");
             }
             next_hops().insert(second, way, 0).unwrap();
+        }
+    });
+}
+
+/// To write down what is never read would cost more than it saves.
+#[test]
+fn brief_flows_are_not_remembered() {
+    direct(|world| {
+        let [brief, _] = of_flow(4002, world.a.v4, far(world.a.v4));
+        for _ in 0..ENOUGH {
+            assert_eq!(world.goes(&brief), REDIRECT);
+        }
+        next_hops().remove(&Addr::from(world.underlay[1])).unwrap();
+        assert_eq!(world.goes(&brief), PASS);
+    });
+}
+
+#[test]
+fn what_a_router_has_to_do_with_is_none_of_a_known_flows() {
+    by_both_ways(|world| {
+        for (near, other) in [(world.a.v4, world.b.v4), (world.a.v6, world.b.v6)] {
+            for dst in [far(near), other] {
+                world.goes_often(&of_flow(4000, near, dst)[0]);
+                for (what, packet) in for_a_router(near, dst) {
+                    world.to_the_stack(&packet, what);
+                }
+            }
         }
     });
 }
