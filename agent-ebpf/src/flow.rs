@@ -1,7 +1,7 @@
 //! Where the packets of a flow go, as one of them was judged a moment ago.
 //!
-//! Between pods of two nodes that takes five lookups on each of the nodes, with the same answers from one packet to the next. What they
-//! led to counts for packets with the same ends that come by the same link,
+//! To judge what a pod sends to another takes up to five lookups, and five more where it comes in on another node, with the same answers
+//! from one packet to the next. What they led to counts for packets with the same ends that come by the same link,
 //!
 //! - until the agent changes what is looked up, or a connection gets a record that may be between these ends
 //!   (`sinabro_common::abi::flow`): the numbers are read before anything is looked up, and raised after it has changed;

@@ -8,7 +8,7 @@
 
 use aya_ebpf::{
     EbpfContext as _,
-    bindings::__sk_buff,
+    bindings::{__sk_buff, TC_ACT_REDIRECT},
     macros::{classifier, map},
     programs::TcContext,
 };
@@ -169,9 +169,10 @@ fn checked(ctx: &TcContext) -> Action {
             }
             match deliver::local(ctx, config, ifindex, scratch, receiver, belongs)? {
                 PASS if mss::begins(&scratch.ip, &scratch.l4) => Ok(BEGINS),
-                PASS => Ok(PASS),
                 action => {
-                    if let Some(receiver) = receiver {
+                    if action == TC_ACT_REDIRECT
+                        && let Some(receiver) = receiver
+                    {
                         keep(scratch, receiver);
                     }
                     Ok(action)

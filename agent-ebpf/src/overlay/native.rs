@@ -181,7 +181,8 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
 }
 
-/// Delivers such a packet as one before it of the same flow, which this was asked of; [`PASS`] if it is not for that.
+/// Delivers a packet of another node's pod, which came without a tunnel and is read, as one before it of the same flow; [`PASS`] if it is not
+/// for that.
 #[inline(always)]
 pub fn again(skb: *mut __sk_buff, scratch: &Scratch, receiver: &Endpoint, sender: &Addr) -> i32 {
     let ctx = TcContext::new(skb);
