@@ -158,6 +158,8 @@ fn the_runtimes_gc_removes_what_it_does_not_name() {
     let mut node = Node::new();
     node.start();
     let (kept, _stale) = (node.add("a"), node.add("b"));
+    // The agent ends an ADD behind the plugin's back: it holds the lock until the reply is written.
+    node.check("b").unwrap();
     let mut adding = node.connect();
     adding.allocate("c").unwrap();
     let gc = |network: &str| Request::Gc {
