@@ -7,7 +7,7 @@
 //!   (`sinabro_common::abi::flow`): the numbers are read before anything is looked up, and raised after it has changed;
 //! - for [`REFRESH_TICKS`](connection::is_due), for who was to raise a number may have been killed.
 //!
-//! It does not count for what begins a connection of TCP, nor while programs of two layouts run. What depends on more than the ends, such
+//! It does not count for what begins or ends a connection of TCP, nor while programs of two layouts run. What depends on more than the ends, such
 //! as a packet's MAC address, its length and its TTL, is looked at in each.
 //!
 //! Each processor remembers for itself: nobody reads what another one is writing. Of the flows that have one place it is the busiest one, and
@@ -16,9 +16,12 @@
 use crate::{
     connection,
     maps::FLOW_EPOCHS,
-    parse::{Fragment, proto},
+    parse::{
+        Fragment,
+        l4::{TCP_FIN, TCP_RST, TCP_SYN},
+        proto,
+    },
     scratch::Scratch,
-    stage::mss,
 };
 use aya_ebpf::{bindings::__sk_buff, maps::PerCpuArray};
 use sinabro_common::{
@@ -70,13 +73,14 @@ pub fn see(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch, vote
     let places = unsafe { core::ptr::read_volatile(&raw const FLOW_PLACES) };
     seen.link = 0;
     seen.place = places;
-    let is_of_a_flow = ip.fragment == Fragment::No
+    // What ends a connection comes once, and those of one request have hardly more packets than these.
+    let goes_on = ip.fragment == Fragment::No
         && match ip.proto {
-            proto::TCP => !mss::begins(ip, l4),
+            proto::TCP => l4.tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) == 0,
             other => other == proto::UDP,
         };
     let is_mixed = config.flags & (FLAG_MIXED | FLAG_CARRYING) != 0;
-    if !is_of_a_flow || is_mixed || !scratch.well_formed {
+    if !goes_on || is_mixed || !scratch.well_formed {
         return;
     }
     let (src, dst) = ((&ip.src, l4.src_port), (&ip.dst, l4.dst_port));
@@ -103,9 +107,28 @@ pub fn see(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch, vote
     seen.ticks = connection::ticks();
 }
 
-/// What has the place of the flow of the packet that was [seen](see).
+/// Which way the flow of the packet that was [seen](see) goes, if that is remembered.
 #[inline(always)]
-pub fn last<W>(flows: &'static Flows<W>, scratch: &Scratch) -> Option<&'static mut Flow<W>> {
+pub fn way<W>(flows: &'static Flows<W>, scratch: &Scratch) -> Option<&'static W> {
+    if !scratch.seen.is_remembered() {
+        return None;
+    }
+    let flow = place_of(flows, scratch)?;
+    flow.goes_on(scratch).then_some(&flow.way)
+}
+
+/// Where the way of the packet that was [seen](see) is remembered, if it is to be.
+#[inline(always)]
+pub fn to_remember<W>(flows: &'static Flows<W>, scratch: &Scratch) -> Option<&'static mut Flow<W>> {
+    match scratch.seen.is_remembered() {
+        true => place_of(flows, scratch),
+        false => None,
+    }
+}
+
+/// The place of the flow of the packet that was [seen](see), or that of what is not remembered.
+#[inline(always)]
+pub fn place_of<W>(flows: &'static Flows<W>, scratch: &Scratch) -> Option<&'static mut Flow<W>> {
     let flow = flows.get_ptr_mut(scratch.seen.place)?;
     // SAFETY: this processor's own, and a program is not preempted by one of its object.
     Some(unsafe { &mut *flow })
@@ -134,9 +157,9 @@ fn epoch(at: u32) -> u32 {
 }
 
 impl Seen {
-    /// Whether where the packet goes is to be remembered.
+    /// Whether where the packet goes is remembered, now or by what is found out for it.
     #[inline(always)]
-    pub fn is_of_a_flow(&self) -> bool {
+    pub fn is_remembered(&self) -> bool {
         self.link != 0
     }
 
@@ -150,7 +173,7 @@ impl Seen {
 impl<W> Flow<W> {
     /// Whether the packet that was [seen](see) goes on this flow, the same way.
     #[inline(always)]
-    pub fn goes_on(&self, scratch: &Scratch) -> bool {
+    fn goes_on(&self, scratch: &Scratch) -> bool {
         let Scratch { ip, l4, seen, .. } = scratch;
         let (known, ends) = (&self.seen, &self.ends);
         let ports = |port: [u8; 2], other: [u8; 2]| {

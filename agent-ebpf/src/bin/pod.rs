@@ -111,9 +111,12 @@ fn checked(ctx: &TcContext) -> Action {
             // An array has all its entries.
             let config = CONFIG.get(0).ok_or(DropReason::UnknownLink)?;
             report::sent(ctx, ifindex);
-            match again(ctx.skb.skb, scratch) {
-                PASS => {}
-                action => return Ok(action),
+            flow::see(ctx.skb.skb, config, scratch, &VOTES);
+            if scratch.seen.is_remembered() {
+                match again(ctx.skb.skb, scratch) {
+                    PASS => {}
+                    action => return Ok(action),
+                }
             }
             scratch.whose = forward::leave::UNKNOWN;
             let are_ours = service::are_ours(config);
@@ -155,7 +158,7 @@ fn checked(ctx: &TcContext) -> Action {
             if receiver.is_none() && belongs != track::STACK && overlay::takes(config) {
                 if let Some(node) = node {
                     // An array has all its entries.
-                    let flow = flow::last(&FLOWS, scratch).ok_or(DropReason::UnknownLink)?;
+                    let flow = flow::place_of(&FLOWS, scratch).ok_or(DropReason::UnknownLink)?;
                     match overlay::leave::leave(ctx.skb.skb, scratch, node, flow) {
                         PASS => {}
                         action => return Ok(action),
@@ -196,14 +199,9 @@ fn again(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(config) = CONFIG.get(0) else {
         return PASS;
     };
-    flow::see(skb, config, scratch, &VOTES);
-    if !scratch.seen.is_of_a_flow() {
-        return PASS;
-    }
-    let Some(flow) = flow::last(&FLOWS, scratch).filter(|flow| flow.goes_on(scratch)) else {
+    let Some(way) = flow::way(&FLOWS, scratch) else {
         return PASS;
     };
-    let way = flow.way();
     if way.receiver.ifindex == 0 {
         return match overlay::takes(config) {
             true => overlay::leave::again(skb, scratch, way),
@@ -220,9 +218,7 @@ fn again(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 /// Remembers that a packet was delivered to a pod of this node.
 #[inline(never)]
 fn keep(scratch: &Scratch, receiver: &Endpoint) {
-    if scratch.seen.is_of_a_flow()
-        && let Some(flow) = flow::last(&FLOWS, scratch)
-    {
+    if let Some(flow) = flow::to_remember(&FLOWS, scratch) {
         flow.renew().receiver = *receiver;
         flow.keep(scratch);
     }

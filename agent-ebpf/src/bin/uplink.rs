@@ -109,14 +109,11 @@ fn again(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if room == 0 && !overlay::native::may_lead() {
         return PASS;
     }
-    let mut action = PASS;
     flow::see(skb, config, scratch, &VOTES);
-    if scratch.seen.is_of_a_flow()
-        && let Some(flow) = flow::last(&FLOWS, scratch)
-        && flow.goes_on(scratch)
-    {
-        action = overlay::arrive::again(skb, scratch, flow.way(), room);
-    }
+    let action = match flow::way(&FLOWS, scratch) {
+        Some(way) => overlay::arrive::again(skb, scratch, way, room),
+        None => PASS,
+    };
     if action == PASS && room != 0 {
         read(skb, scratch);
     }
@@ -126,9 +123,7 @@ fn again(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 /// Has what was just delivered be remembered.
 #[inline(never)]
 fn keep(scratch: &Scratch) {
-    if scratch.seen.is_of_a_flow()
-        && let Some(flow) = flow::last(&FLOWS, scratch)
-    {
+    if let Some(flow) = flow::to_remember(&FLOWS, scratch) {
         overlay::arrive::keep(flow, scratch);
     }
 }

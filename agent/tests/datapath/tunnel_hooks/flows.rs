@@ -5,7 +5,10 @@ use super::{
     native::{allowed, native, on_the_wire, syn},
     *,
 };
-use crate::{packet::ACK, services::publish};
+use crate::{
+    packet::{ACK, FIN, RST},
+    services::publish,
+};
 use aya::maps::{Array, HashMap, Map, MapData};
 use sinabro_common::{
     abi::{
@@ -354,6 +357,21 @@ fn a_syn_by_the_ports_of_a_known_flow_is_looked_at() {
                 assert_eq!(allowed(&sent[headers..]), MTU);
             }
         }
+    });
+}
+
+/// It comes once, so that to look for it would cost more than it saves.
+#[test]
+fn what_ends_a_connection_is_looked_up() {
+    direct(|world| {
+        let (near, far) = (world.a.v4, far(world.a.v4));
+        let with = |flags| packet::tcp((near, 4000), (far, 81), flags, b"hello");
+        world.goes_often(&with(ACK));
+        next_hops().remove(&Addr::from(world.underlay[1])).unwrap();
+        for flags in [ACK | FIN, ACK | RST, RST] {
+            assert_eq!(world.goes(&with(flags)), PASS, "{flags:#x}");
+        }
+        assert_eq!(world.goes(&with(ACK)), REDIRECT);
     });
 }
 
