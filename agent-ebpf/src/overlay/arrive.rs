@@ -1,6 +1,6 @@
 //! What comes in a tunnel for a pod of this node.
 
-use super::{CE, ECN, native, outer::room, takes, traffic_class, way};
+use super::{CE, ECN, ECT0, ECT1, native, outer::room, takes, traffic_class, way};
 use crate::{
     PASS,
     flow::Flow,
@@ -186,12 +186,19 @@ fn is_of_this_kind(ctx: &TcContext, scratch: &mut Scratch, room: u32) -> bool {
     head.load::<[u8; 6]>(room) == Some(sender.own_mac)
 }
 
-/// Whether the packet inside can say what the outer one says of congestion: its sender takes no mark else, and it has to be dropped
-/// (RFC 6040 §4.2), which the device does and counts.
+/// Whether the packet inside says, with what may be added here, what the outer one says of congestion (RFC 6040 §4.2). To the device are
+/// left those that have to be dropped, for their sender takes no mark, and those that a router has given ECT(1) instead of ECT(0).
 #[inline(always)]
 fn may_say(skb: *mut __sk_buff, scratch: &Scratch) -> bool {
-    scratch.outer_class & ECN != CE
-        || traffic_class(&Head::new(skb), &scratch.ip).is_some_and(|inner| inner & ECN != 0)
+    let outer = scratch.outer_class & ECN;
+    if !matches!(outer, CE | ECT1) {
+        return true;
+    }
+    let inner = traffic_class(&Head::new(skb), &scratch.ip).map(|inner| inner & ECN);
+    inner.is_some_and(|inner| match outer {
+        CE => inner != 0,
+        _ => inner != ECT0,
+    })
 }
 
 /// Reads what is inside.

@@ -1,7 +1,7 @@
 //! What a pod sends to a pod of another node.
 
 use super::{
-    CE, ECN, native,
+    CE, ECN, ECT0, native,
     outer::{Outer, Outside, room},
     route, traffic_class, way, words,
 };
@@ -144,9 +144,10 @@ fn send<I: Outside>(skb: *mut __sk_buff, scratch: &mut Scratch, way: &Leaving) -
     let Some(service) = traffic_class(&Head::new(skb), &scratch.ip) else {
         return PASS;
     };
-    // RFC 6040 §4.1 in its normal mode as the kernel has it, which makes ECT(0) of CE.
+    // As the kernel has it, with ECT(0) for CE (RFC 3168 §9.1.1), which RFC 6040 §4.1 would copy. What takes it out leaves the mark inside
+    // as it is, in either case.
     let service = match service & ECN {
-        CE => 2,
+        CE => ECT0,
         ecn => ecn,
     };
     // SAFETY: the context is valid for as long as the program runs.

@@ -25,7 +25,9 @@ use sinabro_common::abi::{
     next_hop::{self, NextHop},
 };
 
-/// RFC 3168 §5: congestion experienced.
+/// RFC 3168 §5: of a sender that takes marks, in either way to say so; and congestion experienced.
+const ECT1: u8 = 1;
+const ECT0: u8 = 2;
 const CE: u8 = 3;
 const ECN: u8 = 3;
 
