@@ -66,7 +66,13 @@ impl Answer {
 
 /// The network configuration of the lab's pods.
 pub fn config() -> Value {
-    json!({"cniVersion": "1.1.0", "name": "lab", "type": "sinabro"})
+    json!({
+        "cniVersion": "1.1.0",
+        "name": "lab",
+        "type": "sinabro",
+        // As the agent writes it.
+        "capabilities": {"portMappings": true},
+    })
 }
 
 impl Call<'_> {

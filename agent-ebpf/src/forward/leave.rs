@@ -4,10 +4,10 @@ use super::Way;
 use crate::{
     PASS,
     connection::{self, Noted},
-    maps::{CONFIG, UPLINKS},
+    maps::{CONFIG, ENDPOINTS, UPLINKS},
     nat::{drop, keeps_source, leave::translated},
     parse::{
-        Fragment, Packet as _, eth, proto,
+        Fragment, Packet as _, eth, icmp, proto,
         skb::{Frame as _, Head, PACKET_HOST},
     },
     rewrite,
@@ -21,6 +21,7 @@ use sinabro_common::{
         config::FLAG_MASQUERADE,
         connection::{Connection, FLAG_MASQUERADED, FLAG_SERVICE},
         drop::DropReason,
+        endpoint::NO_HOST_PORTS,
     },
     algo::{checksum, ct_state},
 };
@@ -189,8 +190,7 @@ unsafe fn noted(connection: *mut Connection, scratch: &mut Scratch) -> u32 {
     KNOWN
 }
 
-/// Whether a packet that has no record begins a connection that gets one at the uplink. Of datagrams nobody can say so: the first
-/// one goes by the stack.
+/// Whether a packet that has no record begins a connection that gets one at the uplink.
 #[inline(always)]
 fn begins_masqueraded(scratch: &Scratch) -> bool {
     let Some(config) = CONFIG.get(0) else {
@@ -200,11 +200,24 @@ fn begins_masqueraded(scratch: &Scratch) -> bool {
         false => &config.masquerade_v4,
         true => &config.masquerade_v6,
     };
-    scratch.ip.proto == proto::TCP
-        && ct_state::begins(proto::TCP, scratch.l4.tcp_flags)
+    begins(scratch)
         && config.flags & FLAG_MASQUERADE != 0
         && *source != Addr::UNSPECIFIED
         && !keeps_source(scratch.ip.dst)
+}
+
+/// Whether a packet that has no record is a connection's first. A datagram is, unless it may answer what the stack has translated: of a
+/// client that came by a port of the node.
+#[inline(always)]
+fn begins(scratch: &Scratch) -> bool {
+    match scratch.ip.proto {
+        proto::TCP => ct_state::begins(proto::TCP, scratch.l4.tcp_flags),
+        proto::ICMP | proto::ICMPV6 => icmp::is_echo_request(scratch.ip.v6, scratch.l4.icmp),
+        _ => ENDPOINTS
+            .get_ptr(scratch.ip.src)
+            // SAFETY: a value that the map just gave.
+            .is_some_and(|pod| unsafe { (*pod).flags } & NO_HOST_PORTS != 0),
+    }
 }
 
 /// Whether an IPv4 packet to this address is not handed on by any router: "this network", multicast, reserved and

@@ -49,7 +49,7 @@ struct Add {
     request: LeaseRequest,
     acceleration: Option<TcpAcceleration>,
     service_translation: Option<ServiceTranslation>,
-    host_ports: Vec<HostPort>,
+    host_ports: Option<Vec<HostPort>>,
     attachment: Attachment,
     /// Activated; only the reply is not known to be written.
     active: bool,
@@ -60,7 +60,7 @@ struct Wishes {
     acceleration: Option<TcpAcceleration>,
     local_mtu: Option<LocalMtuWish>,
     service_translation: Option<ServiceTranslation>,
-    host_ports: Vec<HostPort>,
+    host_ports: Option<Vec<HostPort>>,
 }
 
 /// What the plugin made.
@@ -205,10 +205,10 @@ impl Session {
                 )));
             }
         }
-        if wishes.host_ports.len() > MAX_HOST_PORTS {
+        let host_ports = wishes.host_ports.as_ref().map_or(0, Vec::len);
+        if host_ports > MAX_HOST_PORTS {
             return Err(invalid(format!(
-                "the request has {} host ports, more than {MAX_HOST_PORTS}",
-                wishes.host_ports.len()
+                "the request has {host_ports} host ports, more than {MAX_HOST_PORTS}"
             )));
         }
         if let Some(mac) = request.mac.filter(|mac| !mac.is_usable()) {

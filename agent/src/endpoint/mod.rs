@@ -241,7 +241,7 @@ impl Endpoints {
             .host_ports
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let of = |record: &EndpointRecord| record.host_ports.clone();
+        let of = |record: &EndpointRecord| record.host_ports.clone().unwrap_or_default();
         let ports: BTreeSet<HostPort> = self.live().values().flat_map(of).collect();
         if reserved.as_ref() == Some(&ports) {
             return;

@@ -71,7 +71,7 @@ pub(crate) fn record(
         local: None,
         acceleration: None,
         netns_cookie: None,
-        host_ports: Vec::new(),
+        host_ports: None,
         service_translation: None,
     }
 }

@@ -8,7 +8,7 @@ use crate::{
 use sinabro_common::{
     abi::{
         Addr,
-        endpoint::{Endpoint, PodLink},
+        endpoint::{Endpoint, NO_HOST_PORTS, PodLink},
     },
     api::HostPort,
 };
@@ -49,9 +49,13 @@ impl PodPrograms for Programs {
             mac: record.mac.0,
             pad: [0; 2],
         };
+        let flags = match record.has_datagrams_by_host_port() {
+            Some(false) => NO_HOST_PORTS,
+            _ => 0,
+        };
         let endpoint = Endpoint {
             ifindex: record.ifindex,
-            flags: Endpoint::flags_of(record.link_mtu()),
+            flags: Endpoint::flags_of(record.link_mtu(), flags),
             mac: record.mac.0,
             host_mac: record.host_mac.0,
         };

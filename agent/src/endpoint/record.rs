@@ -8,7 +8,8 @@ use crate::state_file::{self, FileError, read_small};
 use serde::{Deserialize, Serialize};
 use sinabro_common::{
     api::{
-        Attachment, HostPort, LocalMtu, Mac, Owner, PodRef, ServiceTranslation, TcpAcceleration,
+        Attachment, HostPort, LocalMtu, Mac, Owner, PodRef, PortProtocol, ServiceTranslation,
+        TcpAcceleration,
     },
     atomic_file::is_temporary,
     names,
@@ -56,9 +57,10 @@ pub struct EndpointRecord {
     /// cookies, and in what earlier releases wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_cookie: Option<u64>,
-    /// Ports of the node that another plugin has lead to the pod; none in what earlier releases wrote.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub host_ports: Vec<HostPort>,
+    /// Ports of the node that another plugin has lead to the pod; not known if the runtime tells nobody of them, and in what earlier
+    /// releases wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_ports: Option<Vec<HostPort>>,
     /// How what the pod sends to Services is translated, if that was decided; none in what earlier releases wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_translation: Option<ServiceTranslation>,
@@ -101,6 +103,12 @@ impl EndpointRecord {
     pub fn translated_netns(&self) -> Option<u64> {
         let by_packets = self.service_translation == Some(ServiceTranslation::Packet);
         self.netns_cookie.filter(|_| !by_packets)
+    }
+
+    /// Whether clients get to the pod by a port of the node that is none of TCP's, if that is known.
+    pub fn has_datagrams_by_host_port(&self) -> Option<bool> {
+        let ports = self.host_ports.as_ref()?;
+        Some(ports.iter().any(|port| port.protocol != PortProtocol::Tcp))
     }
 
     /// MTU of the pod's link.
@@ -233,7 +241,7 @@ fn read(path: &Path, link: &str) -> Result<EndpointRecord, String> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use sinabro_common::api::{MAX_HOST_PORTS, PortProtocol};
+    use sinabro_common::api::MAX_HOST_PORTS;
 
     fn record() -> EndpointRecord {
         let owner = Owner {
@@ -257,8 +265,26 @@ mod tests {
             }),
             acceleration: Some(TcpAcceleration::Disabled),
             netns_cookie: Some(u64::MAX),
-            host_ports: vec!["tcp/8080".parse().unwrap()],
+            host_ports: Some(vec!["tcp/8080".parse().unwrap()]),
             service_translation: Some(ServiceTranslation::Packet),
+        }
+    }
+
+    #[test]
+    fn by_a_host_port_of_tcp_come_no_datagrams() {
+        for (ports, expected) in [
+            (None, None),
+            (Some(vec![]), Some(false)),
+            (Some(vec!["tcp/80"]), Some(false)),
+            (Some(vec!["tcp/53", "udp/53"]), Some(true)),
+            (Some(vec!["sctp/9"]), Some(true)),
+        ] {
+            let parsed = |ports: Vec<&str>| ports.iter().map(|p| p.parse().unwrap()).collect();
+            let record = EndpointRecord {
+                host_ports: ports.map(parsed),
+                ..record()
+            };
+            assert_eq!(record.has_datagrams_by_host_port(), expected);
         }
     }
 
@@ -284,7 +310,7 @@ mod tests {
             acceleration: None,
             netns_cookie: None,
             local: None,
-            host_ports: Vec::new(),
+            host_ports: None,
             service_translation: None,
             ..record()
         };
@@ -300,7 +326,7 @@ mod tests {
             port: u16::MAX - n as u16,
         });
         let record = EndpointRecord {
-            host_ports: ports.collect(),
+            host_ports: Some(ports.collect()),
             ..record()
         };
         records.write(&record).unwrap();

@@ -130,7 +130,7 @@ impl Endpoints {
             local: None,
             acceleration: None,
             netns_cookie: None,
-            host_ports: Vec::new(),
+            host_ports: None,
             service_translation: None,
         })
     }

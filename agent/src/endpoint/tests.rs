@@ -142,7 +142,7 @@ impl Node {
             local: None,
             acceleration: None,
             netns_cookie: None,
-            host_ports: host_ports(n),
+            host_ports: Some(host_ports(n)),
             service_translation: None,
         };
         self.endpoints.activate(record.clone()).unwrap();
@@ -411,7 +411,7 @@ fn a_corrupt_record_is_rebuilt_from_the_leases() {
         let node = node.restart();
         let rebuilt = EndpointRecord {
             // Nothing else has them.
-            host_ports: Vec::new(),
+            host_ports: None,
             ..record.clone()
         };
         assert_eq!(node.endpoints.all(), from_ref(&rebuilt));

@@ -125,7 +125,7 @@ fn texts_that_a_lease_file_cannot_hold_are_refused() {
         acceleration,
         local_mtu: None,
         service_translation: None,
-        host_ports: Vec::new(),
+        host_ports: None,
         warnings: Vec::new(),
     };
     let error = node

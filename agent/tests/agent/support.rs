@@ -327,7 +327,7 @@ pub fn allocate(id: &str) -> Request {
         acceleration: None,
         local_mtu: None,
         service_translation: None,
-        host_ports: Vec::new(),
+        host_ports: None,
         warnings: Vec::new(),
     }
 }

@@ -207,11 +207,7 @@ fn what_is_masqueraded_goes_past_the_stack_both_ways() {
         for [pod, node, far] in w.families() {
             for proto in [TCP, UDP, SCTP, ICMP] {
                 let [first, next] = exchange(proto, pod, far);
-                // Of what is no TCP the first packet might be an answer to somebody whom the stack translates.
-                match proto {
-                    TCP => w.goes(&first),
-                    _ => w.is_left(&first, "a first packet"),
-                }
+                w.goes(&first);
                 let seen = w.sent(&less_a_hop(&first));
                 assert_eq!((seen.src, seen.dst), (node, far));
                 let [sent, received] = w.counted();
@@ -250,7 +246,7 @@ fn what_has_no_record_is_the_stacks() {
             // An answer to somebody who came by a port of the node that the stack leads to the pod.
             w.is_left(&packet::tcp(from, to, SYN | ACK, b""), "an answer");
             w.is_left(&packet::tcp(from, to, ACK, b"data"), "data");
-            w.is_left(&packet::udp(from, to, b"data"), "a datagram");
+            w.is_left(&answer(ICMP, pod, (far, 7)), "an answer to an echo request");
         }
         // To whom a pod has its own address.
         let [v4, v6] = w.families();
@@ -273,9 +269,44 @@ fn what_has_no_record_is_the_stacks() {
 fn who_came_to_a_pods_own_address_is_answered_by_the_stack() {
     world(|w| {
         for [pod, _, far] in w.families() {
-            let came = packet::tcp((far, 5000), (pod, 80), SYN, b"");
-            assert_eq!(w.comes(&came).0, PASS);
-            w.is_left(&packet::tcp((pod, 80), (far, 5000), ACK, b""), "an answer");
+            let (client, own) = ((far, 5000), (pod, 80));
+            for (came, answer) in [
+                (
+                    packet::tcp(client, own, SYN, b""),
+                    packet::tcp(own, client, ACK, b""),
+                ),
+                (
+                    packet::udp(client, own, b"hello"),
+                    packet::udp(own, client, b"welcome"),
+                ),
+                (
+                    packet::sctp(client, own, b"hello"),
+                    packet::sctp(own, client, b"welcome"),
+                ),
+            ] {
+                assert_eq!(w.comes(&came).0, PASS);
+                w.is_left(&answer, "an answer");
+            }
+        }
+    });
+}
+
+/// A datagram without a record may be an answer to somebody who came by a port of the node that the stack leads to the pod. An echo request is
+/// none, and TCP says itself what begins a connection.
+#[test]
+fn of_a_pod_with_host_ports_the_first_datagram_is_the_stacks() {
+    world(|w| {
+        w.pod.attach_with_host_ports(&w.datapath);
+        for [pod, node, far] in w.families() {
+            for proto in [UDP, SCTP] {
+                let [first, next] = exchange(proto, pod, far);
+                w.is_left(&first, "a first packet");
+                let seen = w.sent(&less_a_hop(&first));
+                w.goes_as(&next, node, seen.ports.0);
+            }
+            for proto in [TCP, ICMP] {
+                w.goes(&exchange(proto, pod, far)[0]);
+            }
         }
     });
 }

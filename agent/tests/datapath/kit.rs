@@ -15,7 +15,7 @@ use sinabro_common::{
         Addr,
         config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_STAMPED, FLAG_TUNNELS, NodeConfig},
         drop::DropReason,
-        endpoint::{Endpoint, PodLink},
+        endpoint::{Endpoint, NO_HOST_PORTS, PodLink},
         uplink::Uplink,
     },
     names,
@@ -268,12 +268,18 @@ impl Pod {
     }
 
     pub fn attach_with(&self, datapath: &Datapath, acceleration: Option<PodAcceleration>) {
-        self.attach_link(datapath, &self.pod_link(), 0, acceleration);
+        self.attach_link(datapath, &self.pod_link(), NO_HOST_PORTS, acceleration);
     }
 
     /// As if its link had this MTU.
     pub fn attach_with_mtu(&self, datapath: &Datapath, mtu: u32) {
-        self.attach_link(datapath, &self.pod_link(), mtu, Some(self.acceleration()));
+        let flags = Endpoint::flags_of(mtu, NO_HOST_PORTS);
+        self.attach_link(datapath, &self.pod_link(), flags, Some(self.acceleration()));
+    }
+
+    /// As if others led ports of the node to it.
+    pub fn attach_with_host_ports(&self, datapath: &Datapath) {
+        self.attach_link(datapath, &self.pod_link(), 0, Some(self.acceleration()));
     }
 
     /// As if another hardware address were its own: what it sends is dropped.
@@ -282,19 +288,19 @@ impl Pod {
             mac,
             ..self.pod_link()
         };
-        self.attach_link(datapath, &link, 0, Some(self.acceleration()));
+        self.attach_link(datapath, &link, NO_HOST_PORTS, Some(self.acceleration()));
     }
 
     fn attach_link(
         &self,
         datapath: &Datapath,
         link: &PodLink,
-        mtu: u32,
+        flags: u32,
         acceleration: Option<PodAcceleration>,
     ) {
         let endpoint = Endpoint {
             ifindex: self.ifindex,
-            flags: Endpoint::flags_of(mtu),
+            flags,
             mac: self.mac,
             host_mac: names::HOST_MAC,
         };

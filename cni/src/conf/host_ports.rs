@@ -6,11 +6,16 @@ use serde_json::{Map, Value};
 use sinabro_common::api::{HostPort, MAX_HOST_PORTS};
 use std::collections::BTreeSet;
 
-/// Each once. The plugin that they are for refuses what makes no sense, so that is passed over and
-/// told here.
-pub fn of(runtime: Option<&Map<String, Value>>) -> Result<Vec<HostPort>, String> {
-    let mappings = match runtime.and_then(|runtime| runtime.get("portMappings")) {
-        None | Some(Value::Null) => return Ok(Vec::new()),
+const CAPABILITY: &str = "portMappings";
+
+/// Each once, if the runtime tells this plugin of them: it says nothing of a pod without any. The plugin that they are for refuses what
+/// makes no sense, so that is passed over and told here.
+pub fn of(
+    conf: &Map<String, Value>,
+    runtime: Option<&Map<String, Value>>,
+) -> Result<Option<Vec<HostPort>>, String> {
+    let mappings = match runtime.and_then(|runtime| runtime.get(CAPABILITY)) {
+        None | Some(Value::Null) => return Ok(is_told(conf).then(Vec::new)),
         Some(Value::Array(mappings)) => mappings,
         Some(_) => {
             return Err("runtimeConfig.portMappings is not a list: it is passed over".into());
@@ -33,7 +38,13 @@ pub fn of(runtime: Option<&Map<String, Value>>) -> Result<Vec<HostPort>, String>
             ports.len()
         ));
     }
-    Ok(ports.into_iter().collect())
+    Ok(Some(ports.into_iter().collect()))
+}
+
+/// Whether the configuration has the capability. libcni hands that key on; nothing is known where a runtime does not.
+fn is_told(conf: &Map<String, Value>) -> bool {
+    let capabilities = conf.get("capabilities");
+    capabilities.and_then(|all| all.get(CAPABILITY)) == Some(&Value::Bool(true))
 }
 
 /// None if the mapping has no port of the node.
@@ -67,11 +78,14 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    fn ports(mappings: Value) -> (Vec<String>, Vec<String>) {
-        let conf = parse(json!({"runtimeConfig": {"portMappings": mappings}})).unwrap();
-        let wishes = conf.wishes(&Args::default()).unwrap();
-        let ports = wishes.host_ports.iter().map(ToString::to_string);
-        (ports.collect(), wishes.warnings)
+    fn ports(mappings: Value) -> (Option<Vec<String>>, Vec<String>) {
+        of_keys(json!({"runtimeConfig": {"portMappings": mappings}}))
+    }
+
+    fn of_keys(keys: Value) -> (Option<Vec<String>>, Vec<String>) {
+        let wishes = parse(keys).unwrap().wishes(&Args::default()).unwrap();
+        let texts = |ports: Vec<HostPort>| ports.iter().map(ToString::to_string).collect();
+        (wishes.host_ports.map(texts), wishes.warnings)
     }
 
     #[test]
@@ -86,11 +100,29 @@ mod tests {
             {"containerPort": 80},
         ]);
         let (known, warnings) = ports(mappings);
-        assert_eq!(known, ["tcp/7", "tcp/8080", "udp/53", "sctp/99"]);
+        let all = ["tcp/7", "tcp/8080", "udp/53", "sctp/99"].map(String::from);
+        assert_eq!(known, Some(all.into()));
         assert!(warnings.is_empty(), "{warnings:?}");
-        for none in [Value::Null, json!([])] {
-            assert_eq!(ports(none), (vec![], vec![]));
+        assert_eq!(ports(json!([])), (Some(vec![]), vec![]));
+    }
+
+    /// A pod without ports is told apart from one of which the runtime says nothing.
+    #[test]
+    fn none_are_known_where_the_runtime_would_tell() {
+        let with = |capabilities: Value| of_keys(json!({"capabilities": capabilities}));
+        assert_eq!(with(json!({"portMappings": true})), (Some(vec![]), vec![]));
+        let null = json!({"capabilities": {"portMappings": true}, "runtimeConfig": {"portMappings": null}});
+        assert_eq!(of_keys(null), (Some(vec![]), vec![]));
+        for untold in [
+            json!({"portMappings": false}),
+            json!({"ips": true}),
+            json!({}),
+            json!(7),
+            Value::Null,
+        ] {
+            assert_eq!(with(untold.clone()), (None, vec![]), "{untold}");
         }
+        assert_eq!(ports(Value::Null), (None, vec![]));
     }
 
     #[test]
@@ -108,7 +140,7 @@ mod tests {
             json!(many),
         ] {
             let (known, warnings) = ports(mappings.clone());
-            assert_eq!((known.len(), warnings.len()), (0, 1), "{mappings}");
+            assert_eq!((known, warnings.len()), (None, 1), "{mappings}");
         }
     }
 

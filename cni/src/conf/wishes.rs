@@ -25,8 +25,8 @@ pub struct Wishes {
     pub acceleration: Option<TcpAcceleration>,
     pub local_mtu: Option<LocalMtuWish>,
     pub service_translation: Option<ServiceTranslation>,
-    /// Ports of the node that lead to the pod: another plugin's doing, but ours to keep free.
-    pub host_ports: Vec<HostPort>,
+    /// Ports of the node that lead to the pod, if the runtime says so: another plugin's doing, but ours to keep free.
+    pub host_ports: Option<Vec<HostPort>>,
     /// What was passed over: reported, but no reason to refuse a pod.
     pub warnings: Vec<String>,
 }
@@ -67,7 +67,7 @@ impl Conf {
         let acceleration = wish::of_network(&self.keys, "tcpAcceleration")?;
         let local_mtu = wish::of_network(&self.keys, "localMTU")?;
         let service_translation = wish::of_network(&self.keys, "serviceTranslation")?;
-        match host_ports::of(runtime) {
+        match host_ports::of(&self.keys, runtime) {
             Ok(ports) => wishes.host_ports = ports,
             Err(warning) => wishes.warnings.push(warning),
         }

@@ -178,7 +178,7 @@ fn the_agent_is_told_what_was_asked() {
     assert_eq!(asked.len(), 2);
     assert_eq!(mac.unwrap().to_string(), "0a:58:00:00:00:99");
     assert_eq!((*local_mtu, *service_translation), (None, None));
-    assert_eq!(host_ports[..], ["tcp/8080".parse().unwrap()]);
+    assert_eq!(*host_ports, Some(vec!["tcp/8080".parse().unwrap()]));
     assert_eq!((*acceleration, &warnings[..]), (None, &[][..]));
 
     let second = Pod::new();

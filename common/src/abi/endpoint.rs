@@ -15,7 +15,7 @@ pub const MAX_PODS: u32 = 4096;
 pub struct Endpoint {
     /// Host-side veth; `bpf_redirect_peer` takes it and delivers inside the pod.
     pub ifindex: u32,
-    /// The link's MTU in the upper half, zero where an agent wrote it that did not say. No flags yet.
+    /// The link's MTU in the upper half, zero where an agent wrote it that did not say, and [flags](NO_HOST_PORTS).
     pub flags: u32,
     /// The pod's own MAC address, destination of what is delivered.
     pub mac: [u8; 6],
@@ -24,13 +24,17 @@ pub struct Endpoint {
 }
 map_type!(Endpoint, 20, 1, [ifindex, flags, mac, host_mac]);
 
+/// In [`Endpoint::flags`]: no port of the node is led to the pod by others, but for ports of TCP. So a datagram of the pod's that has no record
+/// is no answer that the node's stack is to translate.
+pub const NO_HOST_PORTS: u32 = 1;
+
 impl Endpoint {
-    /// Flags that say the MTU of the link.
-    pub const fn flags_of(mtu: u32) -> u32 {
+    /// The flags of an endpoint, with the MTU of its link.
+    pub const fn flags_of(mtu: u32, flags: u32) -> u32 {
         match mtu {
-            0..=0xffff => mtu << 16,
+            0..=0xffff => mtu << 16 | flags,
             // No packet is larger.
-            _ => 0,
+            _ => flags,
         }
     }
 

@@ -115,7 +115,7 @@ mod tests {
                 acceleration: Some(TcpAcceleration::Enabled),
                 local_mtu: None,
                 service_translation: None,
-                host_ports: vec!["udp/53".parse().unwrap()],
+                host_ports: Some(vec!["udp/53".parse().unwrap()]),
                 warnings: vec!["passed over".into()],
             },
         }
@@ -167,7 +167,7 @@ mod tests {
             panic!("not an Allocate");
         };
         assert_eq!((acceleration, warnings.len()), (None, 0));
-        assert!(host_ports.is_empty());
+        assert_eq!(host_ports, None);
         let old = serde_json::json!({"version": 1, "request": {
             "call": "activate",
             "owner": {"containerID": "c1", "ifname": "eth0"},

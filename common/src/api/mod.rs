@@ -142,9 +142,9 @@ pub enum Request {
         /// How it wishes what it sends to Services to be translated.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         service_translation: Option<ServiceTranslation>,
-        /// Ports of the node that another plugin has lead to the pod (runtimeConfig.portMappings).
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        host_ports: Vec<HostPort>,
+        /// Ports of the node that another plugin has lead to the pod (runtimeConfig.portMappings), if the runtime says so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host_ports: Option<Vec<HostPort>>,
         /// What the plugin passed over, for the node's log and the pod's Events.
         #[serde(default)]
         warnings: Vec<String>,

@@ -87,7 +87,7 @@ fn pods_that_send_from_the_number_of_a_node_port_are_not_mixed_up_with_its_clien
 }
 
 /// Adds a pod as a runtime does that was told of a port of the node.
-fn with_host_port(world: &World, port: u16) -> Pod {
+pub fn with_host_port(world: &World, port: u16) -> Pod {
     let (node, id) = (world.node(), "served");
     let place = node.make_sandbox(id).unwrap();
     let mut config = cni::config();
