@@ -3,8 +3,8 @@
 
 use crate::report::Report;
 use anyhow::{Context as _, Result, bail, ensure};
-use sinabro_common::api::{Request, Response};
-use sinabro_guest::{BIN_DIR, Message};
+use sinabro_common::api::{PathCounts, Request, Response};
+use sinabro_guest::{BIN_DIR, Environment, Message};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Machine, Node,
     checks::{self, CHECKS, Check, Scene, service},
@@ -13,13 +13,14 @@ use sinabro_lab::{
     traffic::{
         packet,
         path::Path,
+        sctp,
         stream::Stream,
         tally::{Kind, Tally},
         tcp,
     },
 };
 
-pub fn run(report: &mut Report) -> Result<()> {
+pub fn run(report: &mut Report, environment: &Environment) -> Result<()> {
     report.doing("starting two nodes")?;
     let lab = Lab::new(Binaries::at(BIN_DIR)?, 2, Lifetime::Process)?;
     service::start(&lab)?;
@@ -39,12 +40,17 @@ pub fn run(report: &mut Report) -> Result<()> {
     report.check("self_test", self_test(&scene))?;
     report.doing("looking at the way between the nodes")?;
     report.check("overlay", overlay(&scene))?;
+    if environment.sctp {
+        report.check("sctp_between_nodes", sctp_between_nodes(&scene))?;
+    }
     report.check("super_packets", super_packets(&scene))
 }
 
-/// Which way packets go between nodes, by what is said of kernels (docs/overlay.md).
+/// Which way packets go between nodes, by what is said of kernels (docs/overlay.md): as the agents say it, and as is counted.
 fn overlay(scene: &Scene) -> Result<String> {
-    let expected = match kernel()? >= (5, 13) {
+    let kernel = kernel()?;
+    let wraps = kernel >= (5, 13);
+    let expected = match wraps {
         true => "direct",
         false => "kernel: this node's Linux is older than 5.13",
     };
@@ -53,7 +59,47 @@ fn overlay(scene: &Scene) -> Result<String> {
         let mode = status.modes.get("overlay").context("no mode overlay")?;
         ensure!(mode == expected, "{}: {mode}", node.name());
     }
+    let far = scene.pod(2, 1);
+    let outer = scene.node(2).addresses()[0];
+    for address in far.addresses() {
+        // What is of another version than the tunnel's headers the kernel alone takes out of them before that.
+        let unwraps = address.is_ipv4() == outer.is_ipv4() || kernel >= (6, 3);
+        let (before, took_before) = (counts(scene.node(1))?, counts(scene.node(2))?);
+        tcp::transfer(scene.pod(1, 1).place(), far.place(), address, 1 << 20)?;
+        let (after, took) = (counts(scene.node(1))?, counts(scene.node(2))?);
+        for (what, before, after, is_direct) in [
+            ("sent", before, after, wraps),
+            ("received", took_before, took, unwraps),
+        ] {
+            let of = |counts: PathCounts| match what {
+                "sent" => (counts.direct.sent, counts.kernel.sent),
+                _ => (counts.direct.received, counts.kernel.received),
+            };
+            let ((direct, kernel), (direct_before, kernel_before)) = (of(after), of(before));
+            let (direct, kernel) = (direct - direct_before, kernel - kernel_before);
+            ensure!(
+                (direct > kernel) == is_direct,
+                "to {address}: {direct} packets {what} past the stack, {kernel} by it"
+            );
+        }
+    }
     Ok(expected.into())
+}
+
+/// Packets between a node and all others.
+fn counts(node: &Node) -> Result<PathCounts> {
+    match node.ask(Request::Metrics)? {
+        Response::Metrics(metrics) => metrics.overlay_packets.context("no packets are counted"),
+        _ => bail!("unexpected answer about the agent's metrics"),
+    }
+}
+
+fn sctp_between_nodes(scene: &Scene) -> Result<String> {
+    let (near, far) = (scene.pod(1, 1), scene.pod(2, 1));
+    for address in far.addresses() {
+        sctp::exchange(near.place(), far.place(), address)?;
+    }
+    Ok("associations by both families".into())
 }
 
 /// What a pod gets in a tunnel and hands on arrives, here at a virtual machine: the kernel goes by what it noted of the tunnel.

@@ -30,7 +30,7 @@ pub fn run() -> Result<()> {
         let result = match step {
             Step::Verify => verify::run(&mut report),
             Step::Node => node::run(&mut report, &job.environment),
-            Step::Lab => lab::run(&mut report),
+            Step::Lab => lab::run(&mut report, &job.environment),
             Step::Datapath { thorough } => datapath::run(&mut report, *thorough),
             Step::PowerOff => refused::power_off(&mut report, &job.environment),
             Step::Refused => refused::last_good(&mut report, &job.environment),

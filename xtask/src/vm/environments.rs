@@ -151,6 +151,7 @@ pub const SPECIAL: &[Special] = &[
             ..Environment::default()
         },
         modules: &["sctp"],
+        steps: &[StepName::Verify, StepName::Node, StepName::Lab],
         ..Special::USUAL
     },
     Special {
