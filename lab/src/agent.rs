@@ -68,6 +68,10 @@ impl Agent {
             // The machine's own directories are shared by all nodes, and not the lab's to fill.
             .args(["--cni-bin-dir", "/run/lab/cni/bin"])
             .args(["--cni-conf-dir", "/run/lab/cni/net.d"])
+            .args(
+                node.cgroup()
+                    .map(|cgroup| format!("--cgroup-dir={}", cgroup.path().display())),
+            )
             .args(way.flags)
             .envs(way.fail_point.map(|name| (VARIABLE, name)))
             .envs(way.holds.map(|points| (HOLDS, points)))

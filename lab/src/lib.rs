@@ -8,7 +8,7 @@
 //! ```
 //!
 //! - [`namespace`], [`holder`]: a machine, and ways to run things inside;
-//! - [`place`]: its network alone, or a pod's, and cables between networks;
+//! - [`place`]: its network alone, or a pod's, and cables between networks; [`cgroup`]: what its sockets belong to;
 //! - [`lab`]: the drawing above; [`node`], [`agent`], [`pod`], [`cni`]: what is on a node;
 //! - [`wire`]: cables that carry bytes alone; [`machine`]: a virtual machine behind one;
 //! - [`congestion`]: what TCP of all networks goes by;
@@ -28,6 +28,7 @@
 
 pub mod agent;
 pub mod amount;
+pub mod cgroup;
 pub mod checks;
 pub mod cni;
 pub mod confinement;
@@ -50,6 +51,7 @@ pub mod traffic;
 pub mod wait;
 pub mod wire;
 
+pub use cgroup::Cgroup;
 pub use holder::Lifetime;
 pub use lab::{Binaries, Lab};
 pub use machine::Machine;

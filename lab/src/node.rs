@@ -2,6 +2,7 @@
 
 use crate::{
     agent::{Agent, Start},
+    cgroup::Cgroup,
     lab::Binaries,
     namespace::Namespace,
     place::Place,
@@ -104,6 +105,7 @@ pub struct Node {
     lived: AtomicBool,
     entry: Mutex<NodeEntry>,
     binaries: Mutex<Binaries>,
+    cgroup: Mutex<Option<Cgroup>>,
     // After the agent: it lives in these namespaces.
     namespace: Namespace,
 }
@@ -117,6 +119,7 @@ impl Node {
             lived: AtomicBool::new(false),
             entry: Mutex::new(entry),
             binaries: Mutex::new(binaries),
+            cgroup: Mutex::new(None),
             namespace,
         })
     }
@@ -141,6 +144,16 @@ impl Node {
     /// Has the node run other programs from now on: its next agent, its next call of the plugin.
     pub fn set_binaries(&self, binaries: Binaries) {
         *locked(&self.binaries) = binaries;
+    }
+
+    /// Where its agents attach what runs for sockets; None: where they do by themselves.
+    pub fn cgroup(&self) -> Option<Cgroup> {
+        locked(&self.cgroup).clone()
+    }
+
+    /// Has agents that are started from now on attach that to a cgroup, in which sandboxes made from now on are.
+    pub fn set_cgroup(&self, cgroup: Cgroup) {
+        *locked(&self.cgroup) = Some(cgroup);
     }
 
     pub fn entry(&self) -> NodeEntry {
@@ -382,12 +395,18 @@ impl Node {
 
     /// Makes a pod's network namespace as a runtime does: /run/netns/ID, loopback up.
     pub fn make_sandbox(&self, id: &str) -> Result<Place> {
-        self.namespace
-            .run(|| {
-                let netns = NetNs::create_at(netns_path(id))?;
-                Place::begin(&format!("{}/{id}", self.name()), netns)
-            })
-            .with_context(|| format!("cannot make sandbox {id} on {}", self.name()))
+        let made = self.namespace.run(|| {
+            let netns = NetNs::create_at(netns_path(id))?;
+            Place::begin(&format!("{}/{id}", self.name()), netns)
+        });
+        let place = made.with_context(|| format!("cannot make sandbox {id} on {}", self.name()))?;
+        Ok(place.within(self.cgroup()))
+    }
+
+    /// Whether a place is a sandbox of this node.
+    pub fn has(&self, place: &Place) -> bool {
+        let id = place.name().strip_prefix(self.name());
+        id.is_some_and(|id| id.starts_with('/'))
     }
 
     /// Takes the name of a pod's network namespace away; the kernel removes it, links included,

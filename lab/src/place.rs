@@ -1,6 +1,6 @@
 //! A network namespace where sockets are made, and the cables between such places.
 
-use crate::congestion;
+use crate::{cgroup::Cgroup, congestion};
 use anyhow::{Context as _, Result, bail, ensure};
 use ipnet::IpNet;
 use nix::sched::{CloneFlags, setns};
@@ -12,6 +12,7 @@ use std::{os::unix::process::CommandExt as _, process::Command, sync::Arc, threa
 pub struct Place {
     name: Arc<str>,
     net: NetNs,
+    cgroup: Option<Cgroup>,
 }
 
 /// One end of a cable: the link's name and hardware address.
@@ -22,6 +23,7 @@ impl Place {
         Self {
             name: name.into(),
             net,
+            cgroup: None,
         }
     }
 
@@ -41,6 +43,11 @@ impl Place {
         Ok(place)
     }
 
+    /// The same, with what runs there in a cgroup.
+    pub(crate) fn within(self, cgroup: Option<Cgroup>) -> Self {
+        Self { cgroup, ..self }
+    }
+
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -49,21 +56,29 @@ impl Place {
         &self.net
     }
 
-    /// Runs `f` on a thread inside this network namespace. Sockets made there stay there and
-    /// may be used from any thread afterwards.
+    /// Runs `f` on a thread inside this network namespace, and in the place's cgroup. Sockets made
+    /// there stay there and may be used from any thread afterwards.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on_thread(&self.name, || {
             setns(&self.net, CloneFlags::CLONE_NEWNET)
                 .with_context(|| format!("cannot enter the network namespace of {}", self.name))?;
+            if let Some(cgroup) = &self.cgroup {
+                let joined = cgroup.join();
+                joined.with_context(|| format!("cannot join the cgroup of {}", self.name))?;
+            }
             f()
         })
     }
 
-    /// Has a program start inside this network namespace, whoever starts it.
+    /// Has a program start inside this network namespace and cgroup, whoever starts it.
     pub fn put(&self, command: &mut Command) {
-        let net = self.net.clone();
-        // SAFETY: a system call on a descriptor that was opened before the fork.
-        unsafe { command.pre_exec(move || Ok(setns(&net, CloneFlags::CLONE_NEWNET)?)) };
+        let (net, cgroup) = (self.net.clone(), self.cgroup.clone());
+        let enter = move || {
+            setns(&net, CloneFlags::CLONE_NEWNET)?;
+            cgroup.as_ref().map_or(Ok(()), Cgroup::join)
+        };
+        // SAFETY: only system calls, on descriptors that were opened before the fork.
+        unsafe { command.pre_exec(enter) };
     }
 
     /// Runs a program to its end inside this network namespace; an error if it fails.

@@ -21,7 +21,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts a program in the node's mount namespace and a pod's network.
+    /// Starts a program in the node's mount namespace and a pod's network and cgroup.
     pub fn start(node: &Node, seat: Seat<'_>, mut command: Command) -> Result<Self> {
         seat.place.put(&mut command);
         let cpus = cpu_set(seat.cpu)?;

@@ -72,6 +72,17 @@ pub fn on_link(link: &str) -> Vec<String> {
 
 /// Those that are attached to a cgroup itself, by whatever type of attachment.
 pub fn on_cgroup(path: &Path) -> Result<Vec<String>> {
+    let all = attached(path)?;
+    Ok(all.iter().filter_map(program).collect())
+}
+
+/// The same, whosever they are.
+pub fn all_on_cgroup(path: &Path) -> Result<Vec<String>> {
+    let name = |info: &ProgramInfo| info.name_as_str().unwrap_or_default().to_owned();
+    Ok(attached(path)?.iter().map(name).collect())
+}
+
+fn attached(path: &Path) -> Result<Vec<ProgramInfo>> {
     /// More than there are (enum bpf_attach_type).
     const TYPES: u32 = 64;
     let cgroup = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
@@ -79,7 +90,6 @@ pub fn on_cgroup(path: &Path) -> Result<Vec<String>> {
     Ok(loaded_programs()
         .filter_map(Result::ok)
         .filter(|info| ids.contains(&info.id()))
-        .filter_map(|info| program(&info))
         .collect())
 }
 
