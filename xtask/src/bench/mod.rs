@@ -2,6 +2,7 @@
 
 mod aim;
 mod api_server;
+mod cgroup;
 mod cni;
 mod congestion;
 mod figures;
@@ -28,12 +29,18 @@ mod whole;
 use output::{Output, Report};
 use row::Row;
 
-use crate::{build, earlier::Earlier, root, setup, workspace::dist};
+use crate::{
+    build,
+    earlier::Earlier,
+    root, setup,
+    workspace::{self, dist},
+};
 use anyhow::Result;
 use clap::Subcommand;
+use sinabro_lab::Node;
 use std::{
     path::{Path, PathBuf},
-    process::ExitCode,
+    process::{Command, ExitCode},
     time::{Duration, Instant},
 };
 
@@ -178,6 +185,11 @@ fn slower(rows: &[Row]) -> impl Iterator<Item = (&str, &str, f64)> {
     };
     let rows = rows.iter().filter(counts).filter(worse);
     rows.map(|row| (&*row.case, &*row.metric, row.ratio))
+}
+
+/// What a node's agent says of its settings: an earlier commit's may know fewer.
+fn agent_help(node: &Node) -> Result<String> {
+    workspace::output(Command::new(node.binaries().agent()).arg("--help"))
 }
 
 /// Goes on as root with these arguments.

@@ -21,6 +21,7 @@ use super::{
     Output, Programs,
     aim::{self, Aim, WithAims},
     as_root,
+    cgroup::Tree,
     congestion::Congestion,
     figures::{self, Figures},
     output::Report,
@@ -125,15 +126,18 @@ fn measure(options: &Options) -> Result<ExitCode> {
         options.case.as_deref().unwrap_or_default()
     );
     options.congestion.choose()?;
-    interrupt::on_interrupt(|| {
+    let cgroups = Tree::new()?;
+    let made = cgroups.clone();
+    interrupt::on_interrupt(move || {
         holder::end_all();
         Limit::put_back();
+        made.remove();
     })?;
     let cpus = two_cpus()?;
     let step = ui::step("making nodes and pods of all subjects");
     let most = options.cases(Part::Flows).map(|case| case.flows).max();
     let _limit = most.map(Limit::raise).transpose()?;
-    let scene = Scene::make(cpus, options)?;
+    let scene = Scene::make(cpus, options, cgroups.make()?)?;
     step.done_in_time();
     println!("{}", introduction(&scene, options)?);
     processor::background()?;

@@ -21,6 +21,8 @@ use super::{
     translators::{self, IPTABLES, NFTABLES, ROUTED},
 };
 use crate::bench::{
+    agent_help,
+    cgroup::Cgroups,
     figures::OURS,
     http::Nginx,
     pod::{others, rules},
@@ -38,7 +40,7 @@ use sinabro_lab::{
     },
 };
 use sinabro_netlink::{Family, link, route::Route};
-use std::{net::IpAddr, process::Command, time::Instant};
+use std::{net::IpAddr, time::Instant};
 
 /// As OURS, but that packets pass the node's stack, as they do where others translate Services.
 const BY_STACK: &str = "sinabro, by the stack";
@@ -62,12 +64,13 @@ pub struct Scene {
     kube_proxy: Vec<Subject>,
     outside: Place,
     lab: Lab,
+    cgroups: Cgroups,
     cpus: [usize; 2],
     ipv6: bool,
 }
 
 impl Scene {
-    pub fn make(cpus: [usize; 2], options: &Options) -> Result<Self> {
+    pub fn make(cpus: [usize; 2], options: &Options, cgroups: Cgroups) -> Result<Self> {
         let present = Binaries::at(options.programs.present())?;
         let earlier = options.programs.earlier();
         let pairs = if earlier.is_some() { 2 } else { 5 };
@@ -92,6 +95,7 @@ impl Scene {
             let node = lab.node(number);
             // Each is a cluster of its own: there is no way between them.
             node.write_nodes(&[node.entry()])?;
+            cgroups.give(node)?;
             start(node, number < 9, with_room)?;
         }
         for number in agents {
@@ -108,6 +112,7 @@ impl Scene {
             kube_proxy: Vec::new(),
             outside,
             lab,
+            cgroups,
             cpus,
             ipv6: options.ipv6,
         };
@@ -238,7 +243,9 @@ impl Scene {
 
     /// An error unless the host outside sees of each subject what it stands for.
     pub fn verify(&self) -> Result<()> {
+        self.cgroups.verify(&self.lab, &self.outside)?;
         for subject in self.plain.iter().chain(&self.kube_proxy) {
+            self.cgroups.verify(&self.lab, &subject.client)?;
             if subject.name == OURS {
                 self.node(subject).wait_for_way("direct")?;
             }
@@ -312,8 +319,7 @@ fn connect(node: &Node, outside: &Place) -> Result<()> {
 /// less of it stays in the processor's caches. Commits before the table of connections know no such setting, and give out few ports
 /// if they are not told others. They go past the stack if they can and are to.
 fn start(node: &Node, is_direct: bool, with_room: bool) -> Result<()> {
-    let mut help = Command::new(node.binaries().agent());
-    let help = crate::workspace::output(help.arg("--help"))?;
+    let help = agent_help(node)?;
     let mut flags = Vec::new();
     if !help.contains("--connections ") {
         flags.push("--masquerade-ports=16384-65535");

@@ -24,6 +24,7 @@ use super::{
     Output, Programs,
     aim::{self, WithAims},
     as_root,
+    cgroup::Tree,
     congestion::Congestion,
     figures::{self, Figures, OURS},
     output::Report,
@@ -128,10 +129,15 @@ fn measure(options: &Options) -> Result<ExitCode> {
         options.case.as_deref().unwrap_or_default()
     );
     options.congestion.choose()?;
-    interrupt::on_interrupt(holder::end_all)?;
+    let cgroups = Tree::new()?;
+    let made = cgroups.clone();
+    interrupt::on_interrupt(move || {
+        holder::end_all();
+        made.remove();
+    })?;
     let cpus = two_cpus()?;
     let step = ui::step("making nodes and pods of all subjects");
-    let scene = Scene::make(cpus, options)?;
+    let scene = Scene::make(cpus, options, cgroups.make()?)?;
     step.done_in_time();
     println!("{}", introduction(&scene, options));
     processor::background()?;

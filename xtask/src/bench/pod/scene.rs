@@ -22,7 +22,7 @@ use super::{
     pair::Pair,
     rules,
 };
-use crate::bench::{figures::OURS, http::Nginx};
+use crate::bench::{cgroup::Cgroups, figures::OURS, http::Nginx};
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use sinabro_lab::{
@@ -115,11 +115,12 @@ pub struct Scene {
     _nginx: Vec<Nginx>,
     subjects: [Vec<Subject>; 3],
     lab: Lab,
+    cgroups: Cgroups,
     cpus: [usize; 2],
 }
 
 impl Scene {
-    pub fn make(cpus: [usize; 2], options: &Options) -> Result<Self> {
+    pub fn make(cpus: [usize; 2], options: &Options, cgroups: Cgroups) -> Result<Self> {
         let wanted = |way| options.is_wanted(way) && options.cases(way).next().is_some();
         let present = Binaries::at(options.programs.present())?;
         let earlier = options.programs.earlier();
@@ -159,6 +160,9 @@ impl Scene {
             });
         }
         lab.publish_entries(&nodes().map(Node::entry).collect::<Vec<_>>())?;
+        for node in nodes() {
+            cgroups.give(node)?;
+        }
         for node in &lab.nodes()[..agents] {
             node.start_agent()?;
         }
@@ -196,6 +200,7 @@ impl Scene {
             subjects: of_ways,
             _nginx: nginx,
             lab,
+            cgroups,
             cpus,
         })
     }
@@ -237,6 +242,10 @@ impl Scene {
     /// Sees to it that packets go the way that a subject stands for: an error if they do not.
     pub fn verify(&self) -> Result<()> {
         for subject in self.subjects.iter().flatten() {
+            for place in [&subject.client, &subject.server] {
+                let verified = self.cgroups.verify(&self.lab, place);
+                verified.with_context(|| subject.name.clone())?;
+            }
             if let Some(large) = subject.large {
                 for ipv6 in [false, true] {
                     let verified = local_mtu::verify(self.ends(subject, ipv6), large);

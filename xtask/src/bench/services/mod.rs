@@ -7,7 +7,6 @@
 
 mod aims;
 mod case;
-mod cgroup;
 mod kube_proxy;
 mod objects;
 mod scene;
@@ -15,6 +14,7 @@ mod scene;
 use super::{
     Output, Programs,
     aim::{self, WithAims},
+    cgroup::Tree,
     figures::{self, Figures},
     output::Report,
     processor, remaining,
@@ -23,7 +23,6 @@ use super::{
 use crate::{cluster, interrupt, root, setup, ui};
 use anyhow::{Context as _, Result};
 use case::Number;
-use cgroup::Cgroups;
 use scene::Scene;
 use sinabro_lab::{holder, traffic::seat::two_cpus};
 use std::{
@@ -109,15 +108,15 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
-    let cgroups = Cgroups::new()?;
-    let tree = cgroups.tree();
+    let cgroups = Tree::new()?;
+    let made = cgroups.clone();
     interrupt::on_interrupt(move || {
         holder::end_all();
-        tree.remove();
+        made.remove();
     })?;
     let (cpus, numbers) = (two_cpus()?, options.numbers());
     let mut step = ui::step("making nodes, pods and rules of all subjects");
-    let scene = Scene::make(cpus, programs, cgroups, &numbers, &mut step)?;
+    let scene = Scene::make(cpus, programs, cgroups.make()?, &numbers, &mut step)?;
     step.done_in_time();
     let [client, server] = cpus;
     println!(

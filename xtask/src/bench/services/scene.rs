@@ -2,12 +2,11 @@
 //! measured in turns. A pod of the first node is the server of another node for all.
 
 use super::{
-    cgroup::Cgroups,
     kube_proxy::{self, Mode},
     objects::{Services, TARGET},
 };
 use crate::{
-    bench::{figures::OURS, published},
+    bench::{cgroup::Cgroups, figures::OURS, published},
     ui::Step,
 };
 use anyhow::{Context as _, Result, bail, ensure};
@@ -194,7 +193,7 @@ impl Scene {
 
     /// Whether a client gets to the server by a Service.
     fn leads(&self, site: &Site, way: Way, target: SocketAddr) -> Result<()> {
-        let ends = self.ends(site, way)?;
+        let ends = self.ends(site, way);
         let listener = ends.listen(TARGET)?;
         let client = ends.client.place.run(|| self.attempt(target))?;
         let (_, peer) = traffic::accept(&listener, Instant::now() + PATIENCE)?;
@@ -216,8 +215,14 @@ impl Scene {
         Ok(socket.into())
     }
 
-    /// An error unless each Service that leads to a pod does so.
+    /// An error unless each Service that leads to a pod does so, and pods have their nodes' cgroups.
     pub fn verify(&self) -> Result<()> {
+        let sites = self.sites.iter();
+        let pods = sites.flat_map(|site| [&site.client, &site.near]);
+        let places = pods.chain([&self.far]).map(Pod::place);
+        for place in places.chain([self.lab.outside().place()]) {
+            self.cgroups.verify(&self.lab, place)?;
+        }
         for site in &self.sites {
             for way in WAYS {
                 for target in site.targets(way) {
@@ -239,21 +244,14 @@ impl Scene {
             .collect()
     }
 
-    /// Ends of what is asked of a site, whose pods this process plays from here on.
-    pub fn ends<'a>(&'a self, site: &'a Site, way: Way) -> Result<Ends<'a>> {
+    pub fn ends<'a>(&'a self, site: &'a Site, way: Way) -> Ends<'a> {
         let from = match way.is_from_outside() {
-            false => {
-                self.cgroups.enter(self.lab.node(site.node).name())?;
-                site.client.place()
-            }
-            true => {
-                self.cgroups.leave()?;
-                self.lab.outside().place()
-            }
+            false => site.client.place(),
+            true => self.lab.outside().place(),
         };
         let server = [&site.near, &self.far][way.pod()];
         let [client, cpu] = self.cpus;
-        Ok(Ends {
+        Ends {
             client: Seat {
                 place: from,
                 cpu: client,
@@ -263,7 +261,7 @@ impl Scene {
                 cpu,
             },
             address: server.v4(),
-        })
+        }
     }
 }
 
@@ -277,8 +275,8 @@ fn told(site: &Site, begun: Instant) {
 }
 
 fn start(node: &Node, cgroups: &Cgroups, is_proxy: bool) -> Result<()> {
-    let cgroup = format!("--cgroup-dir={}", cgroups.make(node.name())?.display());
-    let mut flags = vec!["--tcp-acceleration=off", &cgroup];
+    cgroups.give(node)?;
+    let mut flags = vec!["--tcp-acceleration=off"];
     let file = format!("--services-file={SERVICES_FILE}");
     if is_proxy {
         node.write_services("{kind: List, items: []}\n")?;
