@@ -196,7 +196,10 @@ impl Lab {
         };
         let routers = nets(&OUTSIDE_ROUTER)?;
         for (node, number) in self.nodes.iter().zip(1..) {
-            let ways = node.addresses().into_iter().zip(&routers);
+            // IPv4 first, as all others here, by whichever the node is known.
+            let mut addresses = node.addresses();
+            addresses.sort_by_key(IpAddr::is_ipv6);
+            let ways = addresses.into_iter().zip(&routers);
             for (range, (address, via)) in crate::node::pod_cidrs(number).into_iter().zip(ways) {
                 add(router, "br0", range, address)?;
                 add(outside, "eth0", range, via.addr())?;

@@ -23,8 +23,8 @@ use std::{
     time::Instant,
 };
 
-const HONEST: &[u8] = b"honest";
-const FORGED: &[u8] = b"forged";
+pub const HONEST: &[u8] = b"honest";
+pub const FORGED: &[u8] = b"forged";
 const PACKETS: usize = 5;
 
 /// A pod's ear, and what a hostile host would whisper into it through a tunnel to its node.
@@ -63,6 +63,26 @@ impl Ear {
         Ok([&vxlan_header(names::VXLAN_VNI)[..], &inner.frame()?].concat())
     }
 
+    /// Where it listens.
+    pub fn at(&self) -> SocketAddr {
+        self.to
+    }
+
+    /// What has come so far is not asked about.
+    pub fn forget(&self) -> Result<()> {
+        let mut buffer = [0; 64];
+        while readable(&self.socket, Instant::now())? {
+            self.socket.recv_from(&mut buffer)?;
+        }
+        Ok(())
+    }
+
+    /// Sends something to whoever it is.
+    pub fn answer(&self, to: SocketAddr) -> Result<()> {
+        self.socket.send_to(HONEST, to).context("cannot answer")?;
+        Ok(())
+    }
+
     /// Sends an honest datagram from a pod and waits for it; no forged one may come before.
     pub fn hears_only(&self, honest: &Place) -> Result<()> {
         let address = self.to;
@@ -70,6 +90,12 @@ impl Ear {
             let socket = UdpSocket::bind((any(address.ip()), 0))?;
             Ok(socket.send_to(HONEST, address)?)
         })?;
+        self.hears_honest()
+    }
+
+    /// Waits for an honest datagram; no forged one may come before.
+    pub fn hears_honest(&self) -> Result<()> {
+        let address = self.to;
         let deadline = Instant::now() + PATIENCE;
         let mut buffer = [0; 64];
         loop {
@@ -80,7 +106,9 @@ impl Ear {
             let (len, source) = self.socket.recv_from(&mut buffer)?;
             match &buffer[..len] {
                 HONEST => return Ok(()),
-                FORGED => bail!("a packet forged as from {source} arrived at {address}"),
+                heard if heard.starts_with(FORGED) => {
+                    bail!("a packet forged as from {source} arrived at {address}")
+                }
                 _ => {}
             }
         }
@@ -89,21 +117,23 @@ impl Ear {
 
 /// Sends a datagram as any process may; one that is refused on the way out is not sent.
 pub fn send(from: &Place, to: SocketAddr, payload: &[u8]) -> Result<()> {
-    from.run(|| {
-        let socket = UdpSocket::bind((any(to.ip()), 0))?;
-        match socket.send_to(payload, to) {
-            // Dropped by a program as it left, or a port that answered that nobody is there.
-            Err(error)
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::EPERM | libc::ENOBUFS | libc::ECONNREFUSED)
-                ) =>
-            {
-                Ok(())
-            }
-            other => other.map(drop).context("cannot send"),
+    from.run(|| send_by(&UdpSocket::bind((any(to.ip()), 0))?, to, payload))
+}
+
+/// The same by a socket.
+pub fn send_by(socket: &UdpSocket, to: SocketAddr, payload: &[u8]) -> Result<()> {
+    match socket.send_to(payload, to) {
+        // Dropped by a program as it left, or a port that answered that nobody is there.
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EPERM | libc::ENOBUFS | libc::ECONNREFUSED)
+            ) =>
+        {
+            Ok(())
         }
-    })
+        other => other.map(drop).context("cannot send"),
+    }
 }
 
 /// Whether packets forged as from these sources, sent to a node's tunnel port, are dropped for
