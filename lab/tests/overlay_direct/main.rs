@@ -13,6 +13,7 @@ mod mixed;
 mod moves;
 mod native;
 mod native_mtu;
+mod next_hop;
 mod order;
 mod over_ipv6;
 mod proxy;
