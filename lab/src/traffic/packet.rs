@@ -234,6 +234,24 @@ pub(super) fn filtered(
     })
 }
 
+/// How many packets a packet socket was to hear since the last time that this was asked, and how many of them found no room.
+pub(super) fn statistics(socket: &Socket) -> Result<[u32; 2]> {
+    let mut stats = [0_u32; 2];
+    let mut len = size_of_val(&stats) as libc::socklen_t;
+    // SAFETY: the option gives a tpacket_stats, two numbers, for which there is room.
+    Errno::result(unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_STATISTICS,
+            stats.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    })
+    .context("cannot ask a packet socket")?;
+    Ok(stats)
+}
+
 /// Puts frames on an interface as they are.
 pub fn inject(place: &Place, interface: Interface, frames: &[Vec<u8>]) -> Result<()> {
     let socket = socket(place, interface, 0)?;

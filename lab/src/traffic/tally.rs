@@ -57,21 +57,8 @@ impl Tally {
 
     /// How many there were since the start, or since the last time that this was asked.
     pub fn count(&self) -> Result<u32> {
-        // struct tpacket_stats: packets, those among them that found no room.
-        let mut stats = [0_u32; 2];
-        let mut len = size_of_val(&stats) as libc::socklen_t;
-        // SAFETY: the option gives a tpacket_stats, two numbers, for which there is room.
-        Errno::result(unsafe {
-            libc::getsockopt(
-                self.socket.as_raw_fd(),
-                libc::SOL_PACKET,
-                libc::PACKET_STATISTICS,
-                stats.as_mut_ptr().cast(),
-                &raw mut len,
-            )
-        })
-        .context("cannot ask a packet socket")?;
-        Ok(stats[0])
+        let [packets, _] = packet::statistics(&self.socket)?;
+        Ok(packets)
     }
 }
 

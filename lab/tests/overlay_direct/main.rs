@@ -17,6 +17,7 @@ mod next_hop;
 mod order;
 mod over_ipv6;
 mod proxy;
+mod seen;
 mod sizes;
 mod sums;
 mod three;
