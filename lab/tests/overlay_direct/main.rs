@@ -6,6 +6,7 @@ mod again;
 mod auto;
 mod congestion;
 mod fabric;
+mod firewall;
 mod limits;
 mod load;
 mod machine;
