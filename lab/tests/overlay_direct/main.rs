@@ -17,6 +17,7 @@ mod native_mtu;
 mod next_hop;
 mod order;
 mod over_ipv6;
+mod policy;
 mod proxy;
 mod seen;
 mod sizes;
