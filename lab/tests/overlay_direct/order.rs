@@ -1,6 +1,9 @@
 //! In which order packets arrive whose way changes.
 
-use super::*;
+use super::{
+    native::{NATIVE, goes_native, say},
+    *,
+};
 use sinabro_lab::{raise::Raise, traffic::order::Numbered};
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -16,7 +19,22 @@ const MOST: u64 = 64;
 /// The way of what one node sends, and of what the other takes, becomes the kernel's and is direct again.
 #[test]
 fn few_packets_are_overtaken_where_their_way_changes() {
-    let world = World::new([&[], &[]]);
+    few_are_overtaken(&World::new([&[], &[]]), ways_become_the_kernels);
+}
+
+#[test]
+fn few_packets_are_overtaken_where_their_way_over_ipv6_changes() {
+    let by_ipv6 = |lab: &Lab| over_ipv6::nodes(lab, [true; 2]);
+    few_are_overtaken(&World::on(by_ipv6, [&[], &[]]), ways_become_the_kernels);
+}
+
+/// Nodes begin and end to say that they take what is in no tunnel.
+#[test]
+fn few_packets_are_overtaken_where_their_tunnel_goes_and_comes() {
+    few_are_overtaken(&World::new([&[NATIVE], &[NATIVE]]), tunnels_go_and_come);
+}
+
+fn few_are_overtaken(world: &World, ways_change: impl Fn(&World)) {
     let [one, two] = &world.pods;
     let paths = two.addresses().map(|address| {
         let name = format!("to {address}");
@@ -35,9 +53,7 @@ fn few_packets_are_overtaken_where_their_way_changes() {
         }
         let _raise = Raise(&stop);
         thread::sleep(WHILE);
-        for node in world.lab.nodes() {
-            ways_change(&world, node);
-        }
+        ways_change(world);
     });
     for (datagrams, stream) in datagrams.into_iter().zip(&streams) {
         let (sent, order) = datagrams.finish().unwrap();
@@ -50,20 +66,42 @@ fn few_packets_are_overtaken_where_their_way_changes() {
     }
 }
 
-fn ways_change(world: &World, node: &Node) {
-    for (flags, is_direct) in [(&["--overlay=kernel"][..], false), (&[], true)] {
-        node.kill_agent().unwrap();
-        start(node, flags);
-        node.wait_ready().unwrap();
-        eventually("another way", || goes_direct(node) == is_direct);
-        // What was on its way.
-        thread::sleep(WHILE / 5);
-        let at = usize::from(node.name() == world.lab.node(2).name());
-        let counts = world.counts_of(|| thread::sleep(WHILE))[at];
-        let (way, other) = match is_direct {
-            true => (counts.direct, counts.kernel),
-            false => (counts.kernel, counts.direct),
-        };
-        assert!(is_both_ways(way) && other == NOTHING, "{counts:?}");
+fn ways_become_the_kernels(world: &World) {
+    for node in world.lab.nodes() {
+        for (flags, is_direct) in [(&["--overlay=kernel"][..], false), (&[], true)] {
+            node.kill_agent().unwrap();
+            start(node, flags);
+            node.wait_ready().unwrap();
+            eventually("another way", || goes_direct(node) == is_direct);
+            let at = usize::from(node.name() == world.lab.node(2).name());
+            let counts = counted_for_a_while(world)[at];
+            let (way, other) = match is_direct {
+                true => (counts.direct, counts.kernel),
+                false => (counts.kernel, counts.direct),
+            };
+            assert!(is_both_ways(way) && other == NOTHING, "{counts:?}");
+        }
     }
+}
+
+fn tunnels_go_and_come(world: &World) {
+    for is_native in [true, false, true, false] {
+        say(&world.lab, [is_native; 2]);
+        for node in world.lab.nodes() {
+            eventually("another way", || goes_native(node) == is_native);
+        }
+        for counts in counted_for_a_while(world) {
+            let (way, other) = match is_native {
+                true => (counts.native, counts.direct),
+                false => (counts.direct, counts.native),
+            };
+            assert!(is_both_ways(way) && other == NOTHING, "{counts:?}");
+        }
+    }
+}
+
+/// Once what was on its way is there.
+fn counted_for_a_while(world: &World) -> [PathCounts; 2] {
+    thread::sleep(WHILE / 5);
+    world.counts_of(|| thread::sleep(WHILE))
 }
