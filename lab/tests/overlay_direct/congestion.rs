@@ -4,7 +4,18 @@ use super::{fabric::Fabric, *};
 
 #[test]
 fn congestion_on_the_way_is_heard_of_in_the_pods() {
-    let world = World::new([&[], &[]]);
+    is_heard_of(&World::new([&[], &[]]));
+}
+
+#[test]
+fn congestion_on_the_way_over_ipv6_is_heard_of_in_the_pods() {
+    let by_ipv6 = |lab: &Lab| over_ipv6::nodes(lab, [true; 2]);
+    is_heard_of(&World::on(by_ipv6, [&[], &[]]));
+}
+
+/// Of packets whose outer headers are of one family, and what is in them of both.
+fn is_heard_of(world: &World) {
+    assert!(world.lab.nodes().iter().all(goes_direct));
     let [one, two] = &world.pods;
     for pod in &world.pods {
         let asks = || Ok(sysctl::write(&["net", "ipv4", "tcp_ecn"], "1")?);

@@ -17,7 +17,8 @@ impl Fabric<'_> {
     pub fn marks(&self) {
         self.nft(
             "table bridge fabric {
-                chain forward { type filter hook forward priority 0; ip ecn ect0 ip ecn set ce; };
+                chain forward { type filter hook forward priority 0;
+                    ip ecn ect0 ip ecn set ce; ip6 ecn ect0 ip6 ecn set ce; };
             }",
         );
     }
