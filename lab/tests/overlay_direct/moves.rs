@@ -185,7 +185,7 @@ fn a_node_without_tunnels_gets_another_address_under_load() {
     gets_another_address(Native);
 }
 
-/// Measured: 45 to 180 ms, until the agent has its programs on it; once 1.05 s of what it sent, by IPv6.
+/// Measured: 45 to 180 ms, until the agent has its programs on it; by IPv6 one time in five 1.05 s of what it sends.
 #[test]
 fn a_nodes_uplink_is_made_again_under_load() {
     is_made_again(Tunnels);
