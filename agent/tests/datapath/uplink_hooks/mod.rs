@@ -5,6 +5,7 @@ mod closed;
 mod early;
 pub mod finished;
 mod flows;
+mod full;
 mod mapping;
 mod model;
 mod named;
