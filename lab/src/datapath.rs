@@ -1,12 +1,12 @@
 //! The maps of a node's data path.
 
 use crate::node::Node;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use aya::{
     Pod,
     maps::{Array, HashMap, Map, MapData, MapError},
 };
-use nix::time::ClockId;
+use nix::{errno::Errno, time::ClockId};
 use sinabro_common::{
     abi::{
         Addr,
@@ -81,46 +81,85 @@ impl Planted {
         node_address: Addr,
         tuples: impl Iterator<Item = Tuple>,
     ) -> Result<Self> {
-        let mut planted = Self {
+        let mut planted = Self::none(node)?;
+        for tuple in tuples {
+            planted.add(node_address, tuple)?;
+        }
+        Ok(planted)
+    }
+
+    /// The same, as many as there is room for.
+    pub fn fill(
+        node: &Node,
+        node_address: Addr,
+        tuples: impl Iterator<Item = Tuple>,
+    ) -> Result<Self> {
+        let mut planted = Self::none(node)?;
+        for tuple in tuples {
+            match planted.add(node_address, tuple) {
+                Ok(()) => {}
+                Err(MapError::SyscallError(error))
+                    if error.io_error.raw_os_error() == Some(Errno::E2BIG as i32) =>
+                {
+                    return Ok(planted);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        bail!("{} has room for more than {}", node.name(), planted.all())
+    }
+
+    fn none(node: &Node) -> Result<Self> {
+        Ok(Self {
             connections: hash(node, "CONNECTIONS")?,
             aliases: hash(node, "ALIASES")?,
             planted: Vec::new(),
-        };
-        let now = Duration::from(ClockId::CLOCK_MONOTONIC.now()?).as_nanos() as u64;
+        })
+    }
+
+    fn add(&mut self, node_address: Addr, tuple: Tuple) -> Result<(), MapError> {
+        let now = ClockId::CLOCK_MONOTONIC.now().expect("a constant clock");
+        let now = Duration::from(now).as_nanos() as u64;
         // As its packets would have said.
         let of = |first, then| ct_state::next(ct_state::next(0, TCP, first), TCP, then);
         let (client, server) = (of(SYN, ACK), of(SYN | ACK, ACK));
-        for tuple in tuples {
-            let (key, client_is_high) = tuple.key();
-            let connection = Connection {
-                last_seen_ns: now,
-                began_ns: now,
-                nat: node_address,
-                nat_port: tuple.src_port,
-                states: match client_is_high {
-                    true => [server, client],
-                    false => [client, server],
-                },
-                flags: match client_is_high {
-                    true => FLAG_MASQUERADED | FLAG_CLIENT_IS_HIGH,
-                    false => FLAG_MASQUERADED,
-                },
-                ..Connection::NONE
-            };
-            let reply = tuple.reply_to(node_address, tuple.src_port);
-            let alias = Alias {
-                addr: tuple.src,
-                takers: 0,
-                noted_ticks: 0,
-                port: tuple.src_port,
-                pad: [0; 6],
-                reusable_ns: 0,
-            };
-            planted.aliases.insert(reply, alias, 0)?;
-            planted.connections.insert(key, connection, 0)?;
-            planted.planted.push((key, reply));
+        let (key, client_is_high) = tuple.key();
+        let connection = Connection {
+            last_seen_ns: now,
+            began_ns: now,
+            nat: node_address,
+            nat_port: tuple.src_port,
+            states: match client_is_high {
+                true => [server, client],
+                false => [client, server],
+            },
+            flags: match client_is_high {
+                true => FLAG_MASQUERADED | FLAG_CLIENT_IS_HIGH,
+                false => FLAG_MASQUERADED,
+            },
+            ..Connection::NONE
+        };
+        let reply = tuple.reply_to(node_address, tuple.src_port);
+        let alias = Alias {
+            addr: tuple.src,
+            takers: 0,
+            noted_ticks: 0,
+            port: tuple.src_port,
+            pad: [0; 6],
+            reusable_ns: 0,
+        };
+        self.aliases.insert(reply, alias, 0)?;
+        if let Err(error) = self.connections.insert(key, connection, 0) {
+            self.aliases.remove(&reply)?;
+            return Err(error);
         }
-        Ok(planted)
+        self.planted.push((key, reply));
+        Ok(())
+    }
+
+    /// How many they were.
+    pub fn all(&self) -> usize {
+        self.planted.len()
     }
 
     /// How many are still there.

@@ -9,6 +9,14 @@ pub fn forwarded(place: &Place) -> Result<u64> {
     both(place, "ForwDatagrams", "Ip6OutForwDatagrams")
 }
 
+/// Packets that it has taken for its own, by family.
+pub fn delivered(place: &Place) -> Result<[u64; 2]> {
+    Ok([
+        sum(place, &["InDelivers"], &[])?,
+        sum(place, &[], &["Ip6InDelivers"])?,
+    ])
+}
+
 /// Fragments that it has made.
 pub fn fragments(place: &Place) -> Result<u64> {
     both(place, "FragCreates", "Ip6FragCreates")

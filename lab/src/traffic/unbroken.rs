@@ -16,7 +16,7 @@ use std::time::Duration;
 pub struct Pace {
     /// Between blocks of a stream and between requests, so that the machine has time for others.
     pub pause: Duration,
-    /// Who ask at once.
+    /// Who ask at once. They open a new connection now and then; without any, all that there is was there at the beginning.
     pub clients: usize,
 }
 
@@ -44,7 +44,9 @@ impl Traffic {
                 )?);
                 watched.push(path.clone());
             }
-            loads.push(Load::on(path, pace.clients, pace.pause)?);
+            if pace.clients > 0 {
+                loads.push(Load::on(path, pace.clients, pace.pause)?);
+            }
         }
         let meter = Meter::start(&watched)?;
         let traffic = Self {

@@ -6,8 +6,10 @@
 //!               fd00:172:30::1    2001:db8:2::10     2001:db8:3::10
 //! ```
 
+use sinabro_common::api::{ConnectionStats, MetricsReport, Request, Response};
 use sinabro_lab::{
-    Binaries, Lab, Lifetime, Node, Place, Pod, node::SERVICES_FLAGS, traffic::packet::Interface,
+    Binaries, Lab, Lifetime, Node, Place, Pod, amount::amount, node::SERVICES_FLAGS,
+    traffic::packet::Interface,
 };
 use sinabro_netlink::{Family, route::Route, sysctl};
 use std::net::IpAddr;
@@ -24,6 +26,26 @@ const FORWARD_RULES: &str = "table inet proxy {
     chain forward { type filter hook forward priority filter; ct state invalid drop; }
 }";
 
+/// How packets leave the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By its stack.
+    Stack,
+    /// Past it, as where Services are the agent's.
+    Direct,
+}
+
+impl Way {
+    pub const BOTH: [Self; 2] = [Self::Stack, Self::Direct];
+
+    /// The ways of a test's part, where each of its parts by both takes too long: one by turns, or with SINABRO_THOROUGH
+    /// both.
+    pub fn in_turn(part: usize) -> impl Iterator<Item = Self> {
+        let ways = Self::BOTH.into_iter();
+        ways.cycle().skip(part % 2).take(amount(1, 2) as usize)
+    }
+}
+
 pub struct World {
     pub beyond: Place,
     pods: Vec<Pod>,
@@ -33,9 +55,7 @@ pub struct World {
 impl World {
     /// One node with so many pods.
     pub fn new(pods: usize) -> Self {
-        let world = Self::with(pods, &[], &[]);
-        world.guard();
-        world
+        Self::guarded(Way::Stack, pods, &[])
     }
 
     /// The same, but that packets go past the node's stack, where Services are the agent's.
@@ -45,20 +65,30 @@ impl World {
 
     /// The same with flags of the agent.
     pub fn direct_with(pods: usize, flags: &[&str]) -> Self {
-        let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
-        lab.node(1)
-            .write_services("{kind: List, items: []}\n")
-            .unwrap();
-        let world = Self::in_lab(lab, pods, &[&SERVICES_FLAGS, flags].concat());
-        world.wait_for_way("direct");
+        Self::by(Way::Direct, pods, &[], flags)
+    }
+
+    /// By a way, with flags of the agent. The stack has kube-proxy's rules; past it there are none.
+    pub fn guarded(way: Way, pods: usize, flags: &[&str]) -> Self {
+        let world = Self::by(way, pods, &[], flags);
+        if way == Way::Stack {
+            world.guard();
+        }
         world
     }
 
     /// By the stack, and past it.
     pub fn by_both_ways(pods: usize) -> impl Iterator<Item = Self> {
-        [Self::new, Self::direct]
+        Way::BOTH
             .into_iter()
-            .map(move |make| make(pods))
+            .map(move |way| Self::guarded(way, pods, &[]))
+    }
+
+    /// The same, but that nothing tracks connections.
+    pub fn unguarded_by_both_ways(pods: usize) -> impl Iterator<Item = Self> {
+        Way::BOTH
+            .into_iter()
+            .map(move |way| Self::by(way, pods, &[], &[]))
     }
 
     /// Waits until packets go by a way, as the agent says.
@@ -69,6 +99,11 @@ impl World {
     /// The same without rules that have the kernel track connections, and so put packets in parts together;
     /// with sysctls of the node as they are before its agent starts, and flags of the agent.
     pub fn with(pods: usize, sysctls: &[(&str, &str)], flags: &[&str]) -> Self {
+        Self::by(Way::Stack, pods, sysctls, flags)
+    }
+
+    /// The same by a way.
+    pub fn by(way: Way, pods: usize, sysctls: &[(&str, &str)], flags: &[&str]) -> Self {
         let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
         let node = lab.node(1);
         for (name, value) in sysctls {
@@ -76,7 +111,13 @@ impl World {
             let set = || Ok(sysctl::write(&path, value)?);
             node.namespace().run(set).unwrap();
         }
-        Self::in_lab(lab, pods, flags)
+        if way == Way::Stack {
+            return Self::in_lab(lab, pods, flags);
+        }
+        node.write_services("{kind: List, items: []}\n").unwrap();
+        let world = Self::in_lab(lab, pods, &[&SERVICES_FLAGS, flags].concat());
+        world.wait_for_way("direct");
+        world
     }
 
     /// The same on the node of a lab.
@@ -99,6 +140,38 @@ impl World {
             .place()
             .command(&["nft", FORWARD_RULES])
             .unwrap();
+    }
+
+    /// The way that packets go, as the agent says.
+    pub fn way(&self) -> String {
+        self.node().status().unwrap().modes["forwarding"].clone()
+    }
+
+    /// As `sinabroctl connections stats` has it.
+    pub fn stats(&self) -> ConnectionStats {
+        match self.node().ask(Request::ConnectionStats).unwrap() {
+            Response::ConnectionStats(stats) => stats,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn metrics(&self) -> MetricsReport {
+        match self.node().ask(Request::Metrics).unwrap() {
+            Response::Metrics(metrics) => *metrics,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Packets that were dropped for a reason, by its label.
+    pub fn dropped(&self, reason: &str) -> u64 {
+        let drops = self.metrics().drops.into_iter();
+        let of_reason = drops.filter(|drop| drop.reason == reason);
+        of_reason.map(|drop| drop.packets).sum()
+    }
+
+    /// How often the table was swept.
+    pub fn sweeps(&self) -> u64 {
+        self.metrics().connections.unwrap().sweeps
     }
 
     pub fn node(&self) -> &Node {

@@ -8,6 +8,7 @@ mod early;
 mod ends;
 mod exchange;
 mod exhausted;
+mod floods;
 mod forwarding;
 mod fragments;
 mod host_port;

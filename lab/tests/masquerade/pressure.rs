@@ -1,31 +1,27 @@
-//! Floods, and agents that come and go meanwhile: what is there is not harmed, and what is begun by others
-//! is served.
+//! Agents that come and go while pods flood: what is there is not harmed, and what is begun by others is served.
 
 use crate::{
     crowds::crowd,
     ends::{Ends, next_id, payload},
+    floods::{from_pod, lose_what_goes_nowhere},
     fragments::ORDERS,
-    kit::{FAMILIES, World, eth0, far, far_router, route_pods},
+    kit::{FAMILIES, World, far},
 };
-use sinabro_common::names;
 use sinabro_lab::{
-    Binaries, Lab, Lifetime, Place, Pod,
-    amount::amount,
+    Binaries, Lab, Lifetime, Place,
     node::SERVICES_FLAGS,
     raise::Raise,
     traffic::{
         crowd::Kind,
-        flood::Flood,
         fragment::cut,
         identity::{self, Server},
         path::Path,
         unbroken::{Pace, Traffic},
     },
-    wait::wait_for,
 };
 use std::{
     env,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -35,61 +31,27 @@ use std::{
 };
 
 /// Undisturbed, to be compared with.
-const BEFORE: Duration = Duration::from_secs(6);
+pub const BEFORE: Duration = Duration::from_secs(6);
 const PHASE: Duration = Duration::from_secs(2);
 
 /// Two meters at once would be in each other's way.
-fn alone() -> MutexGuard<'static, ()> {
+pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Addresses that no machine has (RFC 5737, RFC 3849), and no packet reaches.
-fn nowhere(family: usize, number: u64) -> SocketAddr {
-    let port = 1024 + (number % 50_000) as u16;
-    let host = (number / 50_000 % 254 + 1) as u16;
-    let address: IpAddr = match family {
-        0 => Ipv4Addr::new(203, 0, 113, host as u8).into(),
-        _ => Ipv6Addr::new(0x2001, 0xdb8, 0xbad, 0, 0, 0, 0, host).into(),
-    };
-    SocketAddr::new(address, port)
-}
-
-fn lose_what_goes_nowhere(world: &World) {
-    for range in ["203.0.113.0/24", "2001:db8:bad::/48"] {
-        let family = if range.contains(':') { "-6" } else { "-4" };
-        let add = ["ip", family, "route", "add", "blackhole", range];
-        world.lab.router().place().command(&add).unwrap();
-    }
-}
-
-/// A pod begins connections to everywhere.
-fn from_pod(pod: &Pod, family: usize) -> Flood {
-    let own = SocketAddr::new(pod.addresses()[family], 1);
-    let ends = move |number| {
-        let from = SocketAddr::new(own.ip(), 1024 + (number / 12_700_000) as u16);
-        (from, nowhere(family, number))
-    };
-    Flood::start(pod.place(), eth0(pod.place()), names::HOST_MAC, ends).unwrap()
-}
-
-/// Somebody outside begins connections from everywhere.
-fn from_outside(world: &World, to: SocketAddr) -> Flood {
-    let family = usize::from(to.is_ipv6());
-    let ends = move |number| (nowhere(family, number), to);
-    let (place, router) = (&world.beyond, far_router(world));
-    Flood::start(place, eth0(place), router, ends).unwrap()
-}
-
-/// Of the first pod to the far host, in as many families.
-fn watch(world: &World, families: usize) -> Traffic {
-    let paths: Vec<_> = (far().into_iter().zip(FAMILIES).take(families))
+/// From the first pod to the far host, in as many families.
+pub fn outside(world: &World, families: usize) -> Vec<Path> {
+    (far().into_iter().zip(FAMILIES).take(families))
         .map(|(far, name)| {
             let name = format!("outside, {name}");
             Path::new(&name, world.pod(1).place(), &world.beyond, far)
         })
-        .collect();
-    watch_all(&paths)
+        .collect()
+}
+
+pub fn watch(world: &World, families: usize) -> Traffic {
+    watch_all(&outside(world, families))
 }
 
 /// Traffic on these paths, which ran undisturbed for a while.
@@ -103,50 +65,7 @@ fn watch_all(paths: &[Path]) -> Traffic {
     traffic
 }
 
-/// More connections are begun than anything has room for, by a pod and by somebody outside.
-#[test]
-fn floods_harm_nobody_under_load() {
-    let _alone = alone();
-    let enough = u64::from(amount(140_000, 1_000_000));
-    let world = World::with(3, &[], &[]);
-    route_pods(&world);
-    lose_what_goes_nowhere(&world);
-    let traffic = watch(&world, 2);
-    traffic.event("the floods began").unwrap();
-    let (own, target) = (world.own(), world.pod(3).addresses());
-    let floods: Vec<_> = (0..2)
-        .flat_map(|family| {
-            [
-                from_pod(world.pod(2), family),
-                from_outside(&world, SocketAddr::new(target[family], 80)),
-                from_outside(&world, SocketAddr::new(own[family], 61_234)),
-            ]
-        })
-        .collect();
-    wait_for("pods to flood", || {
-        let sent = [&floods[0], &floods[3]].map(Flood::sent);
-        Ok(sent.iter().all(|sent| *sent > enough / 2).then_some(()))
-    })
-    .unwrap();
-    traffic.must_flow("while it is flooded").unwrap();
-    // Others begin what they like, the pod that is flooded among them.
-    for family in 0..2 {
-        for kind in [Kind::Datagrams, Kind::Connections] {
-            for pod in [0, 2] {
-                let mut crowd = crowd(&world, &world.pods()[pod..=pod], kind, family);
-                crowd.open(40_000..40_200, 0).unwrap();
-                crowd.close(40_000..40_200, 0).unwrap();
-            }
-        }
-    }
-    let sent: u64 = floods
-        .into_iter()
-        .map(|flood| flood.finish().unwrap())
-        .sum();
-    println!("{sent} SYNs; {}", finish(traffic, &world));
-}
-
-fn finish(traffic: Traffic, world: &World) -> String {
+pub fn finish(traffic: Traffic, world: &World) -> String {
     traffic.finish().unwrap_or_else(|error| fail(&error, world))
 }
 
