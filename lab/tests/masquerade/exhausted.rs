@@ -2,9 +2,8 @@
 
 use crate::{
     done::answered,
-    kit::{FAMILIES, World, far},
+    kit::{FAMILIES, Way, World, far},
 };
-use sinabro_common::api::{MetricsReport, Request, Response};
 use sinabro_lab::wait::eventually;
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -20,43 +19,35 @@ const OVER: Duration = Duration::from_millis(5200);
 /// Who finds no port asks again after a fifth of a second. The agent looks once in ten seconds otherwise, and has just done so.
 const LONGEST: Duration = Duration::from_secs(3);
 
-fn metrics(world: &World) -> MetricsReport {
-    match world.node().ask(Request::Metrics).unwrap() {
-        Response::Metrics(metrics) => *metrics,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// How often connections were looked over.
-fn sweeps(world: &World) -> u64 {
-    metrics(world).connections.unwrap().sweeps
-}
-
 fn refused(world: &World) -> u64 {
-    let drops = metrics(world).drops.into_iter();
-    let of_ports = drops.filter(|drop| drop.reason == "nat_ports_exhausted");
-    of_ports.map(|drop| drop.packets).sum()
+    world.dropped("nat_ports_exhausted")
 }
 
 #[test]
 fn who_finds_no_port_has_the_agent_look_for_those_that_are_over() {
     for (family, in_family) in FAMILIES.iter().enumerate() {
-        let world = World::with(2, &[], &[RANGE, KEPT]);
-        let server = world
-            .beyond
-            .run(|| Ok(UdpSocket::bind(SocketAddr::new(far()[family], 53))?))
-            .unwrap();
-        let before = sweeps(&world);
-        eventually("a look in its time", || sweeps(&world) > before);
-        let before = sweeps(&world);
-        for _ in 0..PORTS {
-            answered(world.pod(1), &server);
+        for way in Way::in_turn(family) {
+            let world = World::by(way, 2, &[], &[RANGE, KEPT]);
+            finds_a_port(&world, family, &format!("{way:?}, {in_family}"));
         }
-        thread::sleep(OVER);
-        assert_eq!((sweeps(&world), refused(&world)), (before, 0));
-        let waited = answered(world.pod(2), &server);
-        println!("{in_family}: of {PORTS} ports none was left for {waited:?}");
-        assert!(refused(&world) > 0, "a port was left");
-        assert!(waited < LONGEST, "{in_family}: {waited:?}");
     }
+}
+
+fn finds_a_port(world: &World, family: usize, what: &str) {
+    let server = world
+        .beyond
+        .run(|| Ok(UdpSocket::bind(SocketAddr::new(far()[family], 53))?))
+        .unwrap();
+    let before = world.sweeps();
+    eventually("a look in its time", || world.sweeps() > before);
+    let before = world.sweeps();
+    for _ in 0..PORTS {
+        answered(world.pod(1), &server);
+    }
+    thread::sleep(OVER);
+    assert_eq!((world.sweeps(), refused(world)), (before, 0), "{what}");
+    let waited = answered(world.pod(2), &server);
+    println!("{what}: of {PORTS} ports none was left for {waited:?}");
+    assert!(refused(world) > 0, "{what}: a port was left");
+    assert!(waited < LONGEST, "{what}: {waited:?}");
 }

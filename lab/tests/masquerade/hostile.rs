@@ -42,9 +42,12 @@ fn next(socket: &UdpSocket, what: &str) -> (Vec<u8>, SocketAddr) {
 /// What the outside sends to a pod's own address makes no flow of the pod's one that keeps that address.
 #[test]
 fn an_outside_packet_plants_nothing() {
+    World::unguarded_by_both_ways(1).for_each(|world| plants_nothing(&world));
+}
+
+fn plants_nothing(world: &World) {
     const PORTS: [u16; 2] = [40_100, 40_101];
-    let world = World::with(1, &[], &[]);
-    route_pods(&world);
+    route_pods(world);
     let pod = world.pod(1);
     // It answers nothing to anybody who comes.
     let deaf = "table inet deaf { chain in { type filter hook input priority filter;
@@ -61,7 +64,7 @@ fn an_outside_packet_plants_nothing() {
         let own = SocketAddr::new(pod.addresses()[family], PORTS[family]);
         let planted = Segment {
             src_mac: eth0(&world.beyond).mac,
-            dst_mac: far_router(&world),
+            dst_mac: far_router(world),
             src: target,
             dst: own,
             flags: SYN,
@@ -88,15 +91,19 @@ fn an_outside_packet_plants_nothing() {
 /// from the same one gets another, and what comes for the node's comes to the node's.
 #[test]
 fn a_pod_gets_no_port_that_the_node_uses() {
+    World::by_both_ways(2).for_each(|world| gets_other_ports(&world));
+}
+
+fn gets_other_ports(world: &World) {
     const NODE_PORT: u16 = 30_080;
-    let world = World::new(2);
+    let way = world.way();
     let (thief, server) = (world.pod(1), world.pod(2));
     for (family, far) in far().into_iter().enumerate() {
         let own = world.own()[family];
         let remote = bind(&world.beyond, far, 0);
         let target = remote.local_addr().unwrap();
         let answers = bind(server.place(), server.addresses()[family], 9_000);
-        node_port(&world, family, NODE_PORT, answers.local_addr().unwrap());
+        node_port(world, family, NODE_PORT, answers.local_addr().unwrap());
         // One that asks, and one that waits to be asked.
         let (asks, waits) = (
             bind(world.node().place(), own, 62_000),
@@ -123,13 +130,17 @@ fn a_pod_gets_no_port_that_the_node_uses() {
             assert_eq!(more.kind(), ErrorKind::WouldBlock, "{what}");
         }
     }
+    assert_eq!(world.way(), way, "as before the rules");
 }
 
 /// The other way round: a process of the host takes the port that a pod's flow has outside, towards the same
 /// remote. Each gets what is for it.
 #[test]
 fn the_host_may_use_a_port_that_a_pod_has() {
-    let world = World::new(1);
+    World::by_both_ways(1).for_each(|world| shares_ports_with_the_host(&world));
+}
+
+fn shares_ports_with_the_host(world: &World) {
     let (pod, host) = (world.pod(1), world.node().place());
     for (family, far) in far().into_iter().enumerate() {
         let (what, own) = (FAMILIES[family], world.own()[family]);
@@ -157,7 +168,10 @@ fn the_host_may_use_a_port_that_a_pod_has() {
 /// The same by TCP.
 #[test]
 fn the_host_may_connect_from_a_port_that_a_pod_has() {
-    let world = World::new(1);
+    World::by_both_ways(1).for_each(|world| lets_the_host_connect(&world));
+}
+
+fn lets_the_host_connect(world: &World) {
     for (family, far) in far().into_iter().enumerate() {
         let what = FAMILIES[family];
         let listener = world
@@ -201,7 +215,7 @@ fn connect_from(place: &Place, port: u16, to: SocketAddr) -> anyhow::Result<TcpS
 fn node_port(world: &World, family: usize, port: u16, server: SocketAddr) {
     let (name, own) = (["ip", "ip6"][family], world.own()[family]);
     let rules = format!(
-        "table {name} ports {{
+        "table {name} kube-proxy {{
             chain pre {{ type nat hook prerouting priority dstnat;
                 {name} daddr {own} udp dport {port} dnat to {server}
             }}
@@ -213,7 +227,10 @@ fn node_port(world: &World, family: usize, port: u16, server: SocketAddr) {
 /// An error about another pod's flow, or about none, goes nowhere; one about a pod's own does.
 #[test]
 fn a_pod_does_not_speak_of_anothers_flow() {
-    let world = World::new(2);
+    World::by_both_ways(2).for_each(|world| lies_go_nowhere(&world));
+}
+
+fn lies_go_nowhere(world: &World) {
     let (victim, liar) = (world.pod(1), world.pod(2));
     for (family, far) in far().into_iter().enumerate() {
         let remote = bind(&world.beyond, far, 0);
@@ -265,7 +282,10 @@ fn quote(src: SocketAddr, dst: SocketAddr) -> Vec<u8> {
 /// host, not another host, not a neighbour on the node's own link.
 #[test]
 fn only_who_was_asked_may_answer() {
-    let world = World::new(1);
+    World::by_both_ways(1).for_each(|world| lets_in_who_was_asked(&world));
+}
+
+fn lets_in_who_was_asked(world: &World) {
     let pod = world.pod(1);
     for (family, far) in far().into_iter().enumerate() {
         let asked = bind(&world.beyond, far, 0);
@@ -298,10 +318,13 @@ fn only_who_was_asked_may_answer() {
 /// the node, puts no packet together from both.
 #[test]
 fn ids_of_two_pods_make_no_packet_of_both() {
-    let world = World::with(2, &[], &[]);
+    World::unguarded_by_both_ways(2).for_each(|world| keeps_ids_apart(&world));
+}
+
+fn keeps_ids_apart(world: &World) {
     for (family, in_family) in FAMILIES.iter().enumerate() {
-        let victim = Ends::new(&world, 1, family);
-        let liar = victim.beside(&world, 2);
+        let victim = Ends::new(world, 1, family);
+        let liar = victim.beside(world, 2);
         let good = payload(1, 2900);
         // Words in another order, which no checksum sees.
         let bad: Vec<u8> = good
