@@ -26,6 +26,7 @@ pub mod one_way;
 pub mod order;
 pub mod packet;
 pub mod path;
+pub mod questions;
 pub mod round_trips;
 pub mod sctp;
 pub mod seat;
