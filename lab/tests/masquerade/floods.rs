@@ -53,8 +53,14 @@ pub fn lose_what_goes_nowhere(world: &World) {
 
 /// A pod begins connections to everywhere.
 pub fn from_pod(pod: &Pod, family: usize) -> Flood {
+    from_pod_again(pod, family, u64::MAX)
+}
+
+/// The same, and after so many the same ones again.
+pub fn from_pod_again(pod: &Pod, family: usize, connections: u64) -> Flood {
     let own = SocketAddr::new(pod.addresses()[family], 1);
     let ends = move |number| {
+        let number = number % connections;
         let from = SocketAddr::new(own.ip(), 1024 + (number / 12_700_000) as u16);
         (from, nowhere(family, number))
     };

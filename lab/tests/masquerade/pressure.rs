@@ -3,7 +3,7 @@
 use crate::{
     crowds::crowd,
     ends::{Ends, next_id, payload},
-    floods::{from_pod, lose_what_goes_nowhere},
+    floods::{from_pod, from_pod_again, lose_what_goes_nowhere},
     fragments::ORDERS,
     kit::{FAMILIES, World, far},
 };
@@ -269,6 +269,8 @@ fn flows_outlive_an_upgrade_of_the_first_release() {
 /// The same while a pod floods and connections come and go: none is missed, and none is refused.
 #[test]
 fn an_upgrade_under_load_breaks_nothing() {
+    /// More than a pod's share, and less than fills the table of the first release: that has no shares, and refuses everybody then.
+    const FLOOD: u64 = 40_000;
     let _alone = alone();
     let now = Binaries::find().unwrap();
     let lab = Lab::new(earlier(), 1, Lifetime::Process).unwrap();
@@ -280,7 +282,7 @@ fn an_upgrade_under_load_breaks_nothing() {
         let raise = Raise(&stop);
         let (world, stop) = (&world, &stop);
         let come_and_go = scope.spawn(move || come_and_go(world, 1, stop));
-        let flood = from_pod(world.pod(2), 0);
+        let flood = from_pod_again(world.pod(2), 0, FLOOD);
         let node = world.node();
         traffic.event("the agent was killed").unwrap();
         node.kill_agent().unwrap();
