@@ -11,7 +11,7 @@ use sinabro_netlink::{Family, addr::Addr, link};
 use std::{net::IpAddr, thread, time::Instant};
 
 /// Between nodes that nothing has happened to; measured: 2 ms.
-const OF_OTHERS: Duration = Duration::from_millis(10);
+const OF_OTHERS: Duration = Duration::from_millis(50);
 /// What TCP stands still for beside: it waits for 200 ms before it sends again what was lost, and then for twice as long each time.
 pub const TCP_WAITS: Duration = Duration::from_millis(800);
 /// Long enough for all ways to have packets.
@@ -106,7 +106,7 @@ fn go_past(way: Way, world: &World<3>) -> bool {
 }
 
 fn gets_another_mac_address(way: Way) {
-    let longest = Duration::from_millis(10);
+    let longest = Duration::from_millis(50);
     happens(way, "n2 has another MAC address", 2, longest, |world| {
         let place = world.lab.node(2).place();
         let eth0 = place.index("eth0").unwrap();

@@ -21,8 +21,8 @@ const OF_SECOND_NODE: &str = "12";
 const ROUTERS: [&str; 3] = ["101", "102", "103"];
 const ENDS: [&str; 2] = ["near", "far"];
 
-/// Measured: 0.2 to 1.3 ms, as routers and nodes say their MAC addresses themselves.
-const AT_ONCE: Duration = Duration::from_millis(10);
+/// Measured: 0.2 to 1.3 ms, as routers and nodes say their MAC addresses themselves; a busy machine may keep everybody waiting for longer.
+const AT_ONCE: Duration = Duration::from_millis(50);
 /// Until agents have heard of it; measured: 60 to 125 ms.
 const FOLLOWED: Duration = Duration::from_millis(500);
 /// Until programs ask the kernel again, every 100 of its ticks: measured up to 396 ms, where it counts 250 a second.
