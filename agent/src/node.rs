@@ -5,6 +5,7 @@
 //! change of the facts and now and then, so a new address or MTU is followed.
 
 mod ports;
+mod sockets;
 mod source;
 mod uplink;
 
@@ -33,7 +34,7 @@ use sinabro_common::{
     api::Trouble,
 };
 use sinabro_netlink::Conn;
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, io, net::IpAddr, sync::Arc};
 
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
@@ -53,6 +54,8 @@ pub enum NodeError {
         "uplink {0} has no IPv4 address to masquerade with, and no other uplink has one: set --masquerade=false or give it one"
     )]
     NoSource(String),
+    #[error("cannot read which ports sockets of the node have: {path}: {source}")]
+    Sockets { path: String, source: io::Error },
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]

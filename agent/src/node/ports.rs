@@ -1,6 +1,6 @@
 //! The ports that masqueraded flows get, and those that they do not.
 
-use super::NodeError;
+use super::{NodeError, sockets};
 use crate::{config::Settings, datapath::PortSet, troubles::trouble};
 use sinabro_common::api::{PortProtocol, Trouble};
 use sinabro_netlink::sysctl;
@@ -34,12 +34,12 @@ pub(super) fn too_few(settings: &Settings, taken: &PortSet) -> Option<Trouble> {
     })
 }
 
-/// Ports that no masqueraded connection gets although no socket has them: those of Services, and those that
-/// are reserved for somebody who binds to them by number. What is reserved of the ports that masquerade was
-/// given by name is reserved for it.
+/// Ports that no masqueraded connection gets although programs find no socket that has them: those of Services, those that
+/// are reserved for somebody who binds to them by number, and those of [sockets that they cannot ask for](sockets). What is reserved of the
+/// ports that masquerade was given by name is reserved for it.
 ///
 /// # Errors
-/// If the kernel's settings cannot be read.
+/// If the kernel's settings or lists cannot be read.
 pub(super) fn host_ports(settings: &Settings) -> Result<PortSet, NodeError> {
     let reserved = sysctl::read(&["net", "ipv4", "ip_local_reserved_ports"])?;
     let mut ranges: Vec<(u16, u16)> = settings.node_ports.into_iter().collect();
@@ -58,6 +58,7 @@ pub(super) fn host_ports(settings: &Settings) -> Result<PortSet, NodeError> {
             ports.add(protocol.number(), from..=to);
         }
     }
+    sockets::add_to(&mut ports)?;
     Ok(ports)
 }
 

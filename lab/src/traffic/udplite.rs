@@ -82,7 +82,7 @@ fn socket(like: IpAddr) -> io::Result<Socket> {
 }
 
 /// One that sends with this coverage and takes no smaller one. As a socket of datagrams, which it is to the kernel, too.
-fn bound(at: SocketAddr, coverage: Coverage) -> Result<UdpSocket> {
+pub fn bound(at: SocketAddr, coverage: Coverage) -> Result<UdpSocket> {
     let socket = socket(at.ip()).context("no socket of UDP-Lite")?;
     if let Coverage::First(bytes) = coverage {
         for option in OPTIONS {

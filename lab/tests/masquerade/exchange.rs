@@ -152,6 +152,29 @@ fn udp_lite_passes_both_ways_however_much_its_sum_covers() {
     }
 }
 
+/// Programs cannot ask for such a socket; the agent sees it as it looks around.
+#[test]
+fn a_port_at_which_the_node_listens_by_udp_lite_is_no_pods() {
+    const PORT: u16 = 45_001;
+    if !udplite::is_known().unwrap() {
+        println!("skipped: this kernel has no UDP-Lite");
+        return;
+    }
+    let world = World::with(1, &[], &[]);
+    let node = world.node();
+    let listen = |own| udplite::bound(SocketAddr::new(own, PORT), Coverage::Whole);
+    let listeners = world.own().map(|own| node.place().run(|| listen(own)));
+    node.kill_agent().unwrap();
+    node.start_agent().unwrap();
+    node.wait_ready().unwrap();
+    for far in far() {
+        let (pod, to) = (world.pod(1).place(), &world.beyond);
+        let seen = udplite::exchange(&[pod], PORT, to, far, Coverage::Whole, 1000).unwrap();
+        assert_ne!(seen[0].port(), PORT);
+    }
+    assert!(listeners.iter().all(Result::is_ok));
+}
+
 /// GRE, of which a node has one flow between two addresses: by raw sockets, there and back.
 #[test]
 fn a_protocol_without_ports_finds_its_way_back() {
