@@ -24,6 +24,24 @@ pub fn echoes(ends: Ends<'_>, size: usize, flows: usize, time: Duration) -> Resu
     exchanged(ends, &server, target, size, flows, time)
 }
 
+/// Each request from a socket of its own, one after the other, as resolvers ask. No more than `most`: the ports towards one remote end
+/// are as many as there are, for as long as a flow is kept.
+pub fn questions(ends: Ends<'_>, size: usize, most: u64, time: Duration) -> Result<Measured> {
+    let bind = || Ok(UdpSocket::bind((ends.address, 0))?);
+    let server = ends.server.place.run(bind).context("cannot bind")?;
+    let target = server.local_addr()?;
+    answered(ends, &server, size, || {
+        measured(time, |stop| {
+            let mut count = 0;
+            while count < most && !stop.load(Ordering::Relaxed) {
+                rounds(&[open(target)?], size, &AtomicBool::new(true))?;
+                count += 1;
+            }
+            Ok(count)
+        })
+    })
+}
+
 /// The same, but clients ask a target which something on the way leads to a port of the server.
 pub fn echoes_through(
     ends: Ends<'_>,
@@ -46,24 +64,42 @@ fn exchanged(
     flows: usize,
     time: Duration,
 ) -> Result<Measured> {
+    answered(ends, server, size, || {
+        let sockets = (0..flows).map(|_| open(target));
+        let sockets = sockets.collect::<Result<Vec<_>>>()?;
+        measured(time, |stop| rounds(&sockets, size, stop))
+    })
+}
+
+fn open(target: SocketAddr) -> Result<UdpSocket> {
+    let socket = UdpSocket::bind((any(target.ip()), 0))?;
+    socket.connect(target)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    Ok(socket)
+}
+
+/// What the calling thread counts until the flag goes up, or it is done.
+fn measured(time: Duration, count: impl FnOnce(&AtomicBool) -> Result<u64>) -> Result<Measured> {
+    let (start, cpu) = (Instant::now(), thread_cpu()?);
+    timed(time, |stop| {
+        Ok(Measured {
+            count: count(stop)?,
+            // It may have been done before.
+            time: start.elapsed(),
+            cpu: thread_cpu()? - cpu,
+        })
+    })
+}
+
+/// Has a client ask a server, which answers until that is done.
+fn answered(
+    ends: Ends<'_>,
+    server: &UdpSocket,
+    size: usize,
+    ask: impl FnOnce() -> Result<Measured> + Send,
+) -> Result<Measured> {
     let done = AtomicBool::new(false);
     let client = || {
-        let open = |_| -> Result<UdpSocket> {
-            let socket = UdpSocket::bind((any(ends.address), 0))?;
-            socket.connect(target)?;
-            socket.set_read_timeout(Some(PATIENCE))?;
-            Ok(socket)
-        };
-        let ask = || -> Result<Measured> {
-            let sockets = (0..flows).map(open).collect::<Result<Vec<_>>>()?;
-            let (start, cpu) = (Instant::now(), thread_cpu()?);
-            let count = timed(time, |stop| rounds(&sockets, size, stop))?;
-            Ok(Measured {
-                count,
-                time: start.elapsed(),
-                cpu: thread_cpu()? - cpu,
-            })
-        };
         let result = ask();
         done.store(true, Ordering::Release);
         result
@@ -139,6 +175,8 @@ mod tests {
             let measured = echoes(ends, 64, flows, Duration::from_millis(20)).unwrap();
             assert!(measured.count >= flows as u64);
             assert_eq!(measured.count % flows as u64, 0);
+            let asked = questions(ends, 64, 3, Duration::from_secs(9)).unwrap();
+            assert_eq!(asked.count, 3);
         }
     }
 }

@@ -56,6 +56,8 @@ pub enum Kind {
     RoundTrips(usize),
     /// The same by UDP.
     Echoes(usize),
+    /// The same, each from a socket of its own.
+    Questions,
     /// A TCP connection for each request and response.
     Connections,
     /// nginx's answers of few bytes.
@@ -75,6 +77,7 @@ const KINDS: &[(&str, Kind)] = &[
     ),
     ("UDP request/response", Kind::Echoes(1)),
     ("UDP request/response, 16 flows", Kind::Echoes(MANY)),
+    ("UDP, a socket for each request", Kind::Questions),
     ("connect/request/response", Kind::Connections),
     ("HTTP 36 B, 50 connections", Kind::Http),
     ("UDP packets of 64 B out", Kind::PacketsOut),
@@ -83,6 +86,8 @@ const KINDS: &[(&str, Kind)] = &[
 
 /// Where what is looked up counts most.
 const BY_NUMBER: &[(&str, Kind)] = &[
+    ("TCP stream out", Kind::StreamOut),
+    ("TCP stream in", Kind::StreamIn),
     (
         "TCP request/response, 16 connections",
         Kind::RoundTrips(MANY),
@@ -159,7 +164,12 @@ pub fn growth<'a>(
     let alone = cases(Part::Flows, short).filter(|case| case.flows == 0);
     let mut rows = Vec::new();
     for first in alone {
-        for (metric, unit) in [("requests", "1/s"), ("CPU", "µs"), (PACKET_CPU, "µs")] {
+        for (metric, unit) in [
+            ("throughput", "Gbit/s"),
+            ("requests", "1/s"),
+            ("CPU", "µs"),
+            (PACKET_CPU, "µs"),
+        ] {
             for name in names.clone() {
                 let values = |flows| {
                     let case = Case { flows, ..first }.to_string();

@@ -15,7 +15,7 @@ use anyhow::Result;
 use sinabro_lab::traffic::{
     brief::brief,
     datagrams::{Datagrams, datagrams, datagrams_back},
-    echoes::echoes,
+    echoes::{echoes, questions},
     one_way::{one_way, way_back},
     round_trips::round_trips,
 };
@@ -29,6 +29,8 @@ const REQUEST: usize = 64;
 const PACKET: usize = 64;
 /// Threads at each end of short connections.
 const THREADS: usize = 4;
+/// At most in a measurement: fewer than there are ports for in half a minute, which is for how long they are kept, by whoever translates.
+const QUESTIONS: u64 = 2_000;
 const BODY: usize = 36;
 const HTTP_CONNECTIONS: usize = 50;
 
@@ -62,8 +64,7 @@ impl Bench {
                 ("requests", "1/s", measured)
             }
             Kind::Echoes(flows) => ("requests", "1/s", echoes(ends, REQUEST, flows, time)?),
-            Kind::Connections => {
-                let listener = ends.listen(0)?;
+            Kind::Connections | Kind::Questions => {
                 // Others are there on purpose.
                 let counted = case.part != Part::Flows;
                 if counted {
@@ -71,7 +72,10 @@ impl Bench {
                     flows::flush(node)?;
                 }
                 let (entries, before) = (flows::entries(node)?, busy()?);
-                let measured = brief(ends, &listener, THREADS, 0, time)?;
+                let measured = match case.kind {
+                    Kind::Questions => questions(ends, REQUEST, QUESTIONS, time)?,
+                    _ => brief(ends, &ends.listen(0)?, THREADS, 0, time)?,
+                };
                 let entries = flows::entries(node)?.saturating_sub(entries);
                 let machine = busy()?.saturating_sub(before);
                 let mut figures = rates("requests", "1/s", &measured, machine);
