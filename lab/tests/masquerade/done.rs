@@ -35,10 +35,19 @@ fn connected(from: &Pod, server: &TcpListener) -> Duration {
 
 /// How long it takes until a question from a new port has its answer.
 pub fn answered(from: &Pod, server: &UdpSocket) -> Duration {
-    let (began, to) = (Instant::now(), server.local_addr().unwrap());
+    answered_by(&client(from, server), server)
+}
+
+pub fn client(from: &Pod, server: &UdpSocket) -> UdpSocket {
+    let to = server.local_addr().unwrap();
     let client = from.place().run(|| Ok(UdpSocket::bind((any(to.ip()), 0))?));
     let client = client.unwrap();
     client.connect(to).unwrap();
+    client
+}
+
+pub fn answered_by(client: &UdpSocket, server: &UdpSocket) -> Duration {
+    let began = Instant::now();
     while began.elapsed() < PATIENCE {
         client.send(b"?").unwrap();
         let asked = Instant::now();
@@ -46,7 +55,7 @@ pub fn answered(from: &Pod, server: &UdpSocket) -> Duration {
             let (_, from) = server.recv_from(&mut [0; 8]).unwrap();
             server.send_to(b"!", from).unwrap();
             // An earlier one's may have come late.
-            if readable(&client, asked + AGAIN).unwrap() {
+            if readable(client, asked + AGAIN).unwrap() {
                 return began.elapsed();
             }
         }

@@ -1,7 +1,7 @@
 //! No port is left towards a remote end, although all flows that have one are over: nobody has looked since.
 
 use crate::{
-    done::answered,
+    done::{answered, answered_by, client},
     kit::{FAMILIES, Way, World, far},
 };
 use sinabro_lab::wait::eventually;
@@ -45,8 +45,10 @@ fn finds_a_port(world: &World, family: usize, what: &str) {
         let before = world.sweeps();
         eventually("a look in its time", || world.sweeps() > before);
         let looked = Instant::now();
-        for _ in 0..PORTS {
-            answered(world.pod(1), &server);
+        // Each is kept, so that none has the port of one before it.
+        let clients = [(); PORTS].map(|()| client(world.pod(1), &server));
+        for client in &clients {
+            answered_by(client, &server);
         }
         thread::sleep(OVER);
         let before = refused(world);
