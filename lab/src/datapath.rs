@@ -140,14 +140,7 @@ impl Planted {
             ..Connection::NONE
         };
         let reply = tuple.reply_to(node_address, tuple.src_port);
-        let alias = Alias {
-            addr: tuple.src,
-            takers: 0,
-            noted_ticks: 0,
-            port: tuple.src_port,
-            pad: [0; 6],
-            reusable_ns: 0,
-        };
+        let alias = Alias::to(tuple.src, tuple.src_port);
         self.aliases.insert(reply, alias, 0)?;
         if let Err(error) = self.connections.insert(key, connection, 0) {
             self.aliases.remove(&reply)?;

@@ -216,6 +216,20 @@ map_type!(
     [addr, takers, noted_ticks, port, pad, reusable_ns]
 );
 
+impl Alias {
+    /// One that leads there and that nobody may take over yet.
+    pub const fn to(addr: Addr, port: [u8; 2]) -> Self {
+        Self {
+            addr,
+            takers: 0,
+            noted_ticks: 0,
+            port,
+            pad: [0; 6],
+            reusable_ns: 0,
+        }
+    }
+}
+
 /// Which packet a fragment is of (RFC 791 §3.2, RFC 8200 §4.5).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

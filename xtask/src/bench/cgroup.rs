@@ -7,9 +7,9 @@
 //! ```
 
 use super::agent_help;
-use crate::workspace::output;
+use crate::{interrupt, workspace::output};
 use anyhow::{Context as _, Result, ensure};
-use sinabro_lab::{Cgroup, Lab, Node, Place, residue::bpf};
+use sinabro_lab::{Cgroup, Lab, Node, Place, holder, residue::bpf};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -35,7 +35,19 @@ pub struct Tree {
 }
 
 impl Tree {
-    pub fn new() -> Result<Self> {
+    /// From now on Ctrl-C ends what the lab has started, does something else, and removes them.
+    pub fn new(undo: fn()) -> Result<Self> {
+        let tree = Self::find()?;
+        let made = tree.clone();
+        interrupt::on_interrupt(move || {
+            holder::end_all();
+            undo();
+            made.remove();
+        })?;
+        Ok(tree)
+    }
+
+    fn find() -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mounts")?;
         let mount = mounts.lines().find_map(|line| {
             let mut fields = line.split(' ').skip(1);
@@ -60,7 +72,7 @@ impl Tree {
     }
 
     /// Moves this process to where it was, and removes them all. Whoever is still in them is killed.
-    pub fn remove(&self) {
+    fn remove(&self) {
         // Where it was may be gone, as it was empty meanwhile.
         let moved = move_to(&self.before).or_else(|_| move_to(&self.mount));
         if moved.is_err() {

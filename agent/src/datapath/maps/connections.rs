@@ -185,14 +185,7 @@ impl Connections {
             (connection.service_alias(key), sent.dst, sent.dst_port),
         ] {
             let Some(alias) = alias else { continue };
-            let own = Alias {
-                addr,
-                takers: 0,
-                noted_ticks: 0,
-                port,
-                pad: [0; 6],
-                reusable_ns: 0,
-            };
+            let own = Alias::to(addr, port);
             let is_there = match self.aliases.get(&alias)? {
                 Some(found) => leads_to(&alias, &found, key),
                 None => self.aliases.add(&alias, &own)?,
@@ -244,14 +237,7 @@ impl Connections {
             return Ok(false);
         };
         let sent = connection.from_client(key);
-        let to = Alias {
-            addr: sent.dst,
-            takers: 0,
-            noted_ticks: 0,
-            port: sent.dst_port,
-            pad: [0; 6],
-            reusable_ns: 0,
-        };
+        let to = Alias::to(sent.dst, sent.dst_port);
         if !self.aliases.add(&alias, &to)? {
             return Ok(false);
         }

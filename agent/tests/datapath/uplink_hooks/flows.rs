@@ -361,14 +361,7 @@ fn aliases_that_lead_nowhere_go_when_they_are_found_again() {
             proto: UDP,
             pad: [0; 3],
         };
-        let alias = Alias {
-            addr: w.a.v4.into(),
-            takers: 0,
-            noted_ticks: 0,
-            port: [0, 2],
-            pad: [0; 6],
-            reusable_ns: 0,
-        };
+        let alias = Alias::to(w.a.v4.into(), [0, 2]);
         open("ALIASES").insert(orphan, alias, 0).unwrap();
         let answer = packet::udp((FAR, 53), (NODE_IP, 0xff01), b"");
         assert_eq!(w.come(&answer), (PASS, World::frame(&answer)));

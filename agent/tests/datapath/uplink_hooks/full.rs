@@ -58,14 +58,7 @@ fn fill_table() -> Vec<ConnectionKey> {
 }
 
 fn fill_aliases() -> Vec<Tuple> {
-    let alias = Alias {
-        addr: Addr::UNSPECIFIED,
-        takers: 0,
-        noted_ticks: 0,
-        port: [0; 2],
-        pad: [0; 6],
-        reusable_ns: 0,
-    };
+    let alias = Alias::to(Addr::UNSPECIFIED, [0; 2]);
     fill("ALIASES", alias, strangers())
 }
 

@@ -29,13 +29,13 @@ use super::{
     row::Row,
     slower, verdict,
 };
-use crate::{interrupt, setup, ui};
+use crate::{setup, ui};
 use anyhow::{Context as _, Result, ensure};
 use case::{Case, Part};
 use flows::Limit;
 use measure::Bench;
 use scene::Scene;
-use sinabro_lab::{holder, traffic::seat::two_cpus};
+use sinabro_lab::traffic::seat::two_cpus;
 use std::{process::ExitCode, time::Instant};
 
 #[derive(Clone, clap::Args)]
@@ -126,13 +126,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
         options.case.as_deref().unwrap_or_default()
     );
     options.congestion.choose()?;
-    let cgroups = Tree::new()?;
-    let made = cgroups.clone();
-    interrupt::on_interrupt(move || {
-        holder::end_all();
-        Limit::put_back();
-        made.remove();
-    })?;
+    let cgroups = Tree::new(Limit::put_back)?;
     let cpus = two_cpus()?;
     let step = ui::step("making nodes and pods of all subjects");
     let most = options.cases(Part::Flows).map(|case| case.flows).max();

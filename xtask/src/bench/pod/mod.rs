@@ -32,13 +32,13 @@ use super::{
     row::{Curve, Row},
     slower, verdict,
 };
-use crate::{interrupt, setup, ui};
+use crate::{setup, ui};
 use anyhow::{Context as _, Result, ensure};
 use case::Case;
 use measure::Bench;
 use pair::{DIRECT, NATIVE};
 use scene::{Scene, Way};
-use sinabro_lab::{holder, traffic::seat::two_cpus};
+use sinabro_lab::traffic::seat::two_cpus;
 use std::{process::ExitCode, time::Instant};
 
 #[derive(Clone, clap::Args)]
@@ -129,12 +129,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
         options.case.as_deref().unwrap_or_default()
     );
     options.congestion.choose()?;
-    let cgroups = Tree::new()?;
-    let made = cgroups.clone();
-    interrupt::on_interrupt(move || {
-        holder::end_all();
-        made.remove();
-    })?;
+    let cgroups = Tree::new(|| ())?;
     let cpus = two_cpus()?;
     let step = ui::step("making nodes and pods of all subjects");
     let scene = Scene::make(cpus, options, cgroups.make()?)?;

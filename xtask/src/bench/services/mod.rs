@@ -20,11 +20,11 @@ use super::{
     processor, remaining,
     row::{self, Row},
 };
-use crate::{cluster, interrupt, root, setup, ui};
+use crate::{cluster, root, setup, ui};
 use anyhow::{Context as _, Result};
 use case::Number;
 use scene::Scene;
-use sinabro_lab::{holder, traffic::seat::two_cpus};
+use sinabro_lab::traffic::seat::two_cpus;
 use std::{
     path::PathBuf,
     process::ExitCode,
@@ -108,12 +108,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
-    let cgroups = Tree::new()?;
-    let made = cgroups.clone();
-    interrupt::on_interrupt(move || {
-        holder::end_all();
-        made.remove();
-    })?;
+    let cgroups = Tree::new(|| ())?;
     let (cpus, numbers) = (two_cpus()?, options.numbers());
     let mut step = ui::step("making nodes, pods and rules of all subjects");
     let scene = Scene::make(cpus, programs, cgroups.make()?, &numbers, &mut step)?;

@@ -233,14 +233,7 @@ fn record_down(key: &[u8], bytes: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
 
 fn alias_up(key: &[u8], value: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let (tuple, entry) = (read_tuple(key)?, Entry::read(value)?);
-    let alias = Alias {
-        addr: entry.addr,
-        takers: 0,
-        noted_ticks: 0,
-        port: entry.port,
-        pad: [0; 6],
-        reusable_ns: 0,
-    };
+    let alias = Alias::to(entry.addr, entry.port);
     (entry.kind == KIND_REVERSE).then(|| (bytes(&tuple), bytes(&alias)))
 }
 
@@ -337,9 +330,7 @@ mod tests {
             let kind = FLAG_MASQUERADED | FLAG_MAPPING;
             let (up_key, up_value) = record(&sent, kind, (nat, ports[1]), 7);
             prop_assert_eq!(record_down(&up_key, &up_value), None);
-            let alias = Alias {
-                addr: sent.src, takers: 0, noted_ticks: 0, port: sent.src_port, pad: [0; 6], reusable_ns: 0,
-            };
+            let alias = Alias::to(sent.src, sent.src_port);
             prop_assert_eq!(alias_down(&bytes(&sent.reply_to(nat, ports[1])), &bytes(&alias)), None);
         }
 
