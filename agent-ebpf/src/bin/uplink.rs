@@ -31,7 +31,7 @@ use sinabro_ebpf::{
     forward,
     maps::{CONFIG, UPLINKS},
     nat::{self, DROPPED},
-    overlay::{self, arrive::Arriving},
+    overlay::{self, arriving::Arriving},
     parse::{
         eth,
         l4::L4,
@@ -111,7 +111,7 @@ fn again(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     flow::see(skb, config, scratch, &VOTES);
     let action = match flow::way(&FLOWS, scratch) {
-        Some(way) => overlay::arrive::again(skb, scratch, way, room),
+        Some(way) => overlay::arriving::again(skb, scratch, way, room),
         None => PASS,
     };
     if action == PASS && room != 0 {
@@ -124,7 +124,7 @@ fn again(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 #[inline(never)]
 fn keep(scratch: &Scratch) {
     if let Some(flow) = flow::to_remember(&FLOWS, scratch) {
-        overlay::arrive::keep(flow, scratch);
+        overlay::arriving::keep(flow, scratch);
     }
 }
 

@@ -1,9 +1,8 @@
 //! What comes in a tunnel for a pod of this node.
 
-use super::{CE, ECN, ECT0, ECT1, native, outer::room, takes, traffic_class, way};
+use super::{CE, ECN, ECT0, ECT1, arriving::Arriving, outer::room, takes, traffic_class, way};
 use crate::{
     PASS,
-    flow::Flow,
     maps::{CONFIG, ENDPOINTS},
     nat::{DROPPED, drop},
     parse::{
@@ -23,7 +22,7 @@ use aya_ebpf::{
     helpers::{bpf_csum_level, bpf_skb_adjust_room},
     programs::TcContext,
 };
-use sinabro_common::abi::{Addr, drop::DropReason, endpoint::Endpoint, node::Overlay};
+use sinabro_common::abi::{drop::DropReason, endpoint::Endpoint, node::Overlay};
 
 /// Takes a packet out of its tunnel and puts it into its pod, if that is for this node to do and the packet was read
 /// and admitted. [`PASS`] if it is left to the VXLAN device, and the packet as it was; what is in the scratch is not.
@@ -44,18 +43,6 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         OUT => deliver::from_outside(skb, scratch, receiver, mtu::of_tunnels(), true),
         other => other,
     }
-}
-
-/// How a flow of a pod of another node comes in.
-#[repr(C)]
-pub struct Arriving {
-    /// That node's tunnel address,
-    sender: Addr,
-    /// and whom it is for.
-    receiver: Endpoint,
-    /// MAC address of this node's VXLAN device, which is inside of a tunnel's headers.
-    own_mac: [u8; 6],
-    pad: [u8; 2],
 }
 
 /// Reads what is inside of a packet, which is read, if it is of a tunnel and its outer headers are as [`arrive`] takes them. The length of
@@ -86,31 +73,19 @@ pub fn look_inside(skb: *mut __sk_buff, scratch: &mut Scratch, overlay: &Overlay
     room
 }
 
-/// Delivers a packet, which is read, as one before it of the same flow; [`PASS`] if it is not for that, and the packet as it was. `room`: as
-/// [`look_inside`] says.
-#[inline(never)]
+/// Takes a packet, which is read, out of its tunnel and delivers it as one before it of the same flow; [`PASS`] if it is not for that, and the
+/// packet as it was. `room`: as [`look_inside`] says.
+#[inline(always)]
 pub fn again(skb: *mut __sk_buff, scratch: &mut Scratch, way: &Arriving, room: u32) -> i32 {
     let ctx = TcContext::new(skb);
-    // SAFETY: the context is valid for as long as the program runs.
-    let to_host = unsafe { (*skb).pkt_type } == PACKET_HOST;
-    if !to_host {
-        return PASS;
-    }
-    if room == 0 {
-        return native::again(skb, scratch, &way.receiver, &way.sender);
-    }
     if scratch.sender != way.sender
         || Head::new(skb).load::<[u8; 6]>(room) != Some(way.own_mac)
         || !may_say(skb, scratch)
     {
         return PASS;
     }
-    let action = match take_out(
-        &ctx,
-        scratch,
-        &way.receiver,
-        room != super::outer::room(false),
-    ) {
+    let is_outer_v6 = room != super::outer::room(false);
+    let action = match take_out(&ctx, scratch, &way.receiver, is_outer_v6) {
         OUT => deliver::into(&ctx, scratch, &way.receiver),
         other => return other,
     };
@@ -118,25 +93,6 @@ pub fn again(skb: *mut __sk_buff, scratch: &mut Scratch, way: &Arriving, room: u
         Peer::find(&way.sender).count(|peer| &mut peer.direct_rx);
     }
     action
-}
-
-/// Remembers that a packet, which was [seen](crate::flow::see), was delivered, from the node whose tunnel address is in `scratch.sender`.
-#[inline(always)]
-pub fn keep(flow: &mut Flow<Arriving>, scratch: &Scratch) {
-    // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
-    let receiver = unsafe { ENDPOINTS.get(scratch.ip.dst) };
-    let (Some(receiver), Some(sender)) = (receiver, way(&scratch.sender)) else {
-        return;
-    };
-    // From others a tunnel's packets come as long as settings say so that have no number.
-    if tunnel::pods_of(&scratch.ip.src).is_none() {
-        return;
-    }
-    let way = flow.renew();
-    way.sender = scratch.sender.by_words();
-    way.receiver = *receiver;
-    way.own_mac = sender.own_mac;
-    flow.keep(scratch);
 }
 
 /// A packet that was in a tunnel and is in none any more.

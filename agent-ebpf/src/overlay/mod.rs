@@ -9,6 +9,7 @@
 //! Nodes that say so of themselves do the same to each other without a tunnel ([`native`]).
 
 pub mod arrive;
+pub mod arriving;
 pub mod leave;
 pub mod native;
 pub mod outer;

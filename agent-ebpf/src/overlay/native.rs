@@ -5,7 +5,7 @@
 //! and what the receiver does not deliver past its stack comes out of its VXLAN device, as if it had come in a tunnel. By the stack
 //! nothing is larger than the device's MTU: it may have to be in a tunnel after all.
 
-use super::{leave, route, takes, way, way_of_requests};
+use super::{arriving::Arriving, leave, route, takes, way, way_of_requests};
 use crate::{
     DROP, PASS,
     maps::{CONFIG, ENDPOINTS, NATIVE, NATIVE_V6},
@@ -31,7 +31,6 @@ use sinabro_common::abi::{
     Addr,
     config::FLAG_INGRESS_MTU,
     drop::DropReason,
-    endpoint::Endpoint,
     next_hop::{self, NextHop},
     node::{self, Node, Overlay},
 };
@@ -184,16 +183,16 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 /// Delivers a packet of another node's pod, which came without a tunnel and is read, as one before it of the same flow; [`PASS`] if it is not
 /// for that.
 #[inline(always)]
-pub fn again(skb: *mut __sk_buff, scratch: &Scratch, receiver: &Endpoint, sender: &Addr) -> i32 {
+pub fn again(skb: *mut __sk_buff, scratch: &Scratch, way: &Arriving) -> i32 {
     let ctx = TcContext::new(skb);
     if scratch.ip.l3 != eth::LEN
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
-        || deliver::is_too_large(&ctx, 0, receiver)
+        || deliver::is_too_large(&ctx, 0, &way.receiver)
     {
         return PASS;
     }
-    let action = deliver::into(&ctx, scratch, receiver);
-    count(sender, action);
+    let action = deliver::into(&ctx, scratch, &way.receiver);
+    count(&way.sender, action);
     action
 }
 
