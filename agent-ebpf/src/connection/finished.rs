@@ -5,7 +5,7 @@
 //! make way before a new one is refused. The agent does the same once a second (`datapath::sweep::scarcity`), for all that
 //! is in the table: this is for the time between, and for when it is away.
 
-use super::{ending, find, now, share, stage};
+use super::{ending, find, idle, now, share, stage};
 use crate::{
     maps::FINISHED,
     scratch::{self, Scratch},
@@ -130,8 +130,8 @@ unsafe fn may_go(connection: *const Connection, scratch: &Scratch, payer: u32) -
         if stage.is_closed() {
             return true;
         }
-        // Another processor may have noted a packet since.
-        let idle = now().saturating_sub((*connection).last_seen_ns);
-        stage.is_answered() && (*connection).payer == payer && idle >= MAKES_WAY_AFTER_NS
+        stage.is_answered()
+            && (*connection).payer == payer
+            && idle(connection) >= MAKES_WAY_AFTER_NS
     }
 }

@@ -263,6 +263,17 @@ fn is_over_global(ends: u32, lived_ns: u64, idle_ns: u64) -> u32 {
     black_box((black_box(idle_ns) > u64::from(seconds) * 1_000_000_000).into())
 }
 
+/// For how many nanoseconds nothing has come.
+///
+/// # Safety
+/// As in [`note`].
+#[inline(always)]
+pub unsafe fn idle(connection: *const Connection) -> u64 {
+    // Another processor may have noted a packet since.
+    // SAFETY: the caller's promise.
+    now().saturating_sub(unsafe { (*connection).last_seen_ns })
+}
+
 /// Whether the ports of datagrams may be another's: of a question that has its answer, or of what has been idle for a while.
 /// Sockets draw their ports by chance, and who draws the same one again is the same client, or comes after it. Not before
 /// they have been idle for `pause_ns`.
@@ -276,8 +287,7 @@ pub unsafe fn makes_way(connection: *const Connection, proto: u8, pause_ns: u64)
     }
     // SAFETY: the caller's promise.
     unsafe {
-        // Another processor may have noted a packet since.
-        let idle = now().saturating_sub((*connection).last_seen_ns);
+        let idle = idle(connection);
         idle >= pause_ns
             && (idle > MAKES_WAY_AFTER_NS
                 || stage(connection, proto) as u32 == Stage::Replied as u32)
@@ -319,7 +329,7 @@ fn follow(scratch: &mut Scratch) {
         share::answered(record.payer);
     }
     finished::note(scratch, stage, record.payer);
-    // No connection of datagrams is ever closed.
+    // A mapping keeps its port.
     if record.flags & (FLAG_MASQUERADED | FLAG_MAPPED) != FLAG_MASQUERADED {
         return;
     }
@@ -335,18 +345,27 @@ fn follow(scratch: &mut Scratch) {
     alias_key.dst = unsafe { Addr::at(&raw const record.nat) };
     alias_key.proto = key.proto;
     alias_key.set_dst_port(record.nat_port);
+    let is_question = alias_key.proto == proto::UDP && alias_key.src_port == mapping::DNS;
+    // Zero: it keeps its port. A number, for the verifier walks the rest once for each condition.
+    let pause = black_box(if stage.is_closed() {
+        LATE_NS
+    } else if is_question && stage.is_answered() {
+        MAKES_WAY_AFTER_NS
+    } else {
+        0
+    });
     let Some(alias) = ALIASES.get_ptr_mut(&scratch.alias_key) else {
         return;
     };
     // SAFETY: a value that the map just gave.
     unsafe {
         let reusable = (*alias).reusable_ns;
-        if !stage.is_closed() {
+        if pause == 0 {
             if reusable != 0 {
                 (*alias).reusable_ns = 0;
             }
         } else if reusable == 0 {
-            (*alias).reusable_ns = now() + LATE_NS;
+            (*alias).reusable_ns = now() + pause;
         }
     }
 }

@@ -134,8 +134,10 @@ pub fn known(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
         scratch.alias.port = (*alias).port;
         scratch.alias.pad[0] = (*alias).pad[0];
         let ticks = connection::ticks();
+        // What comes for a closed connection of TCP may open it again.
+        let is_closed = (*alias).reusable_ns != 0 && scratch.ip.proto == proto::TCP;
         let is_due = scratch.l4.tcp_flags & SYN_FIN_RST != 0
-            || (*alias).reusable_ns != 0
+            || is_closed
             || connection::is_due(ticks, (*alias).noted_ticks);
         if is_due {
             // What follows a SYN says that the handshake is over.

@@ -26,12 +26,15 @@ use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            FLAG_EMBRYONIC, FLAG_MASQUERADED, HOST_SHARE, KEEPS_SOURCE, Tuple, has_one_id,
-            host_port_word,
+            Alias, Connection, FLAG_EMBRYONIC, FLAG_MASQUERADED, HOST_SHARE, KEEPS_SOURCE, Tuple,
+            has_one_id, host_port_word,
         },
         drop::DropReason,
     },
-    algo::port_pick::{self, PATIENT_ATTEMPTS},
+    algo::{
+        lifetime::MAKES_WAY_AFTER_NS,
+        port_pick::{self, PATIENT_ATTEMPTS},
+    },
 };
 
 /// A port was found.
@@ -312,17 +315,17 @@ pub fn may_have(proto: u8, port: u16) -> bool {
     port >= config.nat_port_min && port <= config.nat_port_max && !is_of_host(first, port)
 }
 
-/// Takes the alias of a connection that is over. Of several that try at the same time [at most one](is_first) may;
-/// whoever comes later finds another alias.
+/// Takes the alias of a connection that is over, or of a question that has its answer. Of several that try at the same time
+/// [at most one](is_first) may; whoever comes later finds another alias.
 #[inline(never)]
 fn take_over(scratch: &mut Scratch) -> bool {
     let Some(alias) = ALIASES.get_ptr_mut(&scratch.alias_key) else {
         return false;
     };
-    // SAFETY: a value that the map just gave; the number is changed by such additions only.
+    // SAFETY: a value that the map just gave.
     unsafe {
         let reusable = (*alias).reusable_ns;
-        if reusable == 0 || connection::now() < reusable || !is_first(alias) {
+        if reusable == 0 || connection::now() < reusable {
             return false;
         }
         // What the remote end sends to its owner.
@@ -340,16 +343,48 @@ fn take_over(scratch: &mut Scratch) -> bool {
         real.write_key(other_key);
     }
     // Unless that has another alias by now.
-    if let Some(found) = connection::find(&scratch.other_key) {
+    let owner = connection::find(&scratch.other_key).filter(|found| {
         // SAFETY: a value that the map just gave.
-        let (nat, port) = unsafe { ((*found).nat, (*found).nat_port) };
-        if nat == scratch.alias_key.dst && port == scratch.alias_key.dst_port {
-            connection::remove(&scratch.other_key);
+        let (nat, port) = unsafe { ((**found).nat, (**found).nat_port) };
+        nat == scratch.alias_key.dst && port == scratch.alias_key.dst_port
+    });
+    // SAFETY: values that the maps just gave; the alias's number is changed by such additions only.
+    unsafe {
+        if let Some(owner) = owner
+            && !has_ended(owner, alias, scratch.alias_key.proto)
+        {
+            return false;
         }
+        if !is_first(alias) {
+            return false;
+        }
+    }
+    if owner.is_some() {
+        connection::remove(&scratch.other_key);
     }
     ALIASES
         .insert(&scratch.alias_key, &scratch.alias, BPF_ANY.into())
         .is_ok()
+}
+
+/// Whether a connection that let others have its port is still what it was then. One that is closed says so itself when it is not
+/// any more. Nobody does for a question that was followed by others.
+///
+/// # Safety
+/// Both are values that maps gave in this run of the program.
+#[inline(always)]
+unsafe fn has_ended(connection: *const Connection, alias: *mut Alias, proto: u8) -> bool {
+    if proto != proto::UDP {
+        return true;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !connection::stage(connection, proto).is_answered() {
+            (*alias).reusable_ns = 0;
+            return false;
+        }
+        connection::idle(connection) >= MAKES_WAY_AFTER_NS
+    }
 }
 
 /// Removes the packet's record. Its alias, if there is one, goes once it is another's or swept.

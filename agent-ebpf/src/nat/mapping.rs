@@ -46,7 +46,7 @@ const ABSENT: i32 = 3;
 
 /// A question and its answer, from a port of its own each: a mapping for two minutes would cost a resolver four times
 /// as many records, and nobody else is spoken to by it (RFC 4787 REQ-5 a).
-const DNS: [u8; 2] = 53u16.to_be_bytes();
+pub const DNS: [u8; 2] = 53u16.to_be_bytes();
 
 /// Finds the mapping of the packet's client and claims its port towards the remote end: [`FOUND`] if the alias is
 /// written, [`TAKEN`] if a port is to be searched for as `scratch.search` says, or a drop.

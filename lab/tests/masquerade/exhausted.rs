@@ -1,4 +1,4 @@
-//! No port is left towards a remote end, although all flows that have one are over: nobody has looked since.
+//! No port is left towards a remote end, although all flows that have one are over.
 
 use crate::{
     done::{answered, answered_by, client},
@@ -20,7 +20,12 @@ const OVER: Duration = Duration::from_millis(5200);
 const LONGEST: Duration = Duration::from_secs(3);
 /// The agent looks once in ten seconds otherwise, so not earlier than this after it is seen to have looked.
 const NEXT_LOOK: Duration = Duration::from_secs(8);
+/// Three seconds after the answer, and the next question comes a fifth of one later; half of the time that a port is kept otherwise.
+const GIVEN: Duration = Duration::from_secs(15);
 const TRIES: usize = 5;
+/// Of resolvers it is known that they are asked once by a port.
+const DNS: u16 = 53;
+const OTHER: u16 = 5300;
 
 fn refused(world: &World) -> u64 {
     world.dropped("nat_ports_exhausted")
@@ -39,7 +44,7 @@ fn who_finds_no_port_has_the_agent_look_for_those_that_are_over() {
 fn finds_a_port(world: &World, family: usize, what: &str) {
     let server = world
         .beyond
-        .run(|| Ok(UdpSocket::bind(SocketAddr::new(far()[family], 53))?))
+        .run(|| Ok(UdpSocket::bind(SocketAddr::new(far()[family], OTHER))?))
         .unwrap();
     for _ in 0..TRIES {
         let before = world.sweeps();
@@ -63,4 +68,26 @@ fn finds_a_port(world: &World, family: usize, what: &str) {
         return;
     }
     panic!("{what}: the machine is too busy for {PORTS} questions between two looks");
+}
+
+/// While the agent is away, too: programs see that themselves. It would be half a minute until a port is free again.
+#[test]
+fn questions_to_a_resolver_that_have_their_answers_give_their_ports_to_others() {
+    for (family, in_family) in FAMILIES.iter().enumerate() {
+        for way in Way::in_turn(family) {
+            let world = World::by(way, 2, &[], &[RANGE]);
+            world.node().kill_agent().unwrap();
+            let to = SocketAddr::new(far()[family], DNS);
+            let server = world.beyond.run(|| Ok(UdpSocket::bind(to)?)).unwrap();
+            let clients = [(); PORTS].map(|()| client(world.pod(1), &server));
+            for client in &clients {
+                answered_by(client, &server);
+            }
+            let waited = answered(world.pod(2), &server);
+            println!(
+                "{way:?}, {in_family}: of {PORTS} answered questions one gave its port after {waited:?}"
+            );
+            assert!(waited < GIVEN, "{way:?}, {in_family}: {waited:?}");
+        }
+    }
 }

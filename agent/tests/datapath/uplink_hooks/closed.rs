@@ -102,3 +102,99 @@ fn a_port_that_is_taken_over_is_its_last_owners_alone() {
         check_table();
     });
 }
+
+const DNS: u16 = 53;
+
+/// One port for all, and a first question that is answered.
+fn with_a_question(to: u16, test: impl FnOnce(&World, &Seen) + Send) {
+    world(|w| {
+        let mut config = kit::node_config();
+        (config.nat_port_min, config.nat_port_max) = (61000, 61000);
+        w.datapath.set_node_config(config).unwrap();
+        let first = w.sent(&question(w.a.v4, to));
+        w.refused(to);
+        age(10);
+        w.refused(to);
+        let answered = w.sent(&question(w.a.v4, to));
+        assert_eq!(answered.ports, first.ports);
+        // A moment only, although it was long for the first answer.
+        forget_when_it_began();
+        assert_eq!(w.received(&reply_to(&answered)).dst, w.a.v4);
+        w.refused(to);
+        test(&w, &answered);
+        check_table();
+    });
+}
+
+fn question(pod: IpAddr, to: u16) -> Ip {
+    packet::udp((pod, 5000), (FAR, to), b"who?")
+}
+
+fn forget_when_it_began() {
+    let mut records = open::<ConnectionKey, Connection>("CONNECTIONS");
+    for (key, mut record) in table() {
+        record.began_ns = record.last_seen_ns;
+        records.insert(key, record, 0).unwrap();
+    }
+}
+
+impl World {
+    /// The other pod gets no port.
+    fn refused(&self, to: u16) {
+        let other = question(self.b.v4, to);
+        self.dropped("uplink_out", &other, DropReason::NatPortsExhausted);
+    }
+}
+
+#[test]
+fn the_port_of_an_answered_question_is_anothers_when_none_is_left() {
+    with_a_question(DNS, |w, first| {
+        age(2);
+        w.refused(DNS);
+        age(1);
+        let second = w.sent(&question(w.b.v4, DNS));
+        assert_eq!(second.ports, first.ports);
+        assert_eq!(w.received(&reply_to(&second)).dst, w.b.v4);
+        assert_eq!(table().len(), 1, "the first one's record is gone");
+        w.dropped(
+            "uplink_out",
+            &question(w.a.v4, DNS),
+            DropReason::NatPortsExhausted,
+        );
+    });
+}
+
+#[test]
+fn a_question_that_is_asked_again_keeps_its_port() {
+    with_a_question(DNS, |w, first| {
+        age(1);
+        w.sent(&question(w.a.v4, DNS));
+        age(2);
+        w.refused(DNS);
+        assert_eq!(w.received(&reply_to(first)).dst, w.a.v4);
+    });
+}
+
+#[test]
+fn a_stream_to_a_resolver_keeps_its_port() {
+    with_a_question(DNS, |w, first| {
+        age(3);
+        w.sent(&question(w.a.v4, DNS));
+        age(10);
+        w.refused(DNS);
+        assert!(
+            aliases().values().all(|alias| alias.reusable_ns == 0),
+            "nobody tries it again"
+        );
+        assert_eq!(w.received(&reply_to(first)).dst, w.a.v4);
+    });
+}
+
+#[test]
+fn an_exchange_with_others_than_resolvers_keeps_its_port() {
+    with_a_question(DNS + 1, |w, first| {
+        age(20);
+        w.refused(DNS + 1);
+        assert_eq!(w.received(&reply_to(first)).dst, w.a.v4);
+    });
+}

@@ -103,6 +103,10 @@ pub fn age(seconds: u64) {
     let mut all = open::<Tuple, Alias>("ALIASES");
     for (key, mut alias) in aliases() {
         alias.noted_ticks = alias.noted_ticks.wrapping_sub(1000);
+        if alias.reusable_ns != 0 {
+            // Zero says something else.
+            alias.reusable_ns = alias.reusable_ns.saturating_sub(seconds * SECOND).max(1);
+        }
         all.insert(key, alias, 0).unwrap();
     }
 }
