@@ -105,12 +105,10 @@ fn transport(
     to: (&Addr, [u8; 2]),
 ) -> Result<(), Failed> {
     // A UDP checksum of zero means none in IPv4, and a sum that becomes zero is sent as all ones (RFC 768);
-    // MARK_MANGLED_0 is both rules.
+    // MARK_MANGLED_0 is both rules. UDP-Lite has the second one: its checksum is never none (RFC 3828 §3.1).
     let (checksum, mark, has_pseudo_header) = match ip.proto {
         proto::TCP => (l4::TCP_CHECKSUM, 0, true),
-        proto::UDP => (l4::UDP_CHECKSUM, BPF_F_MARK_MANGLED_0, true),
-        // Never zero (RFC 3828 §3.1).
-        proto::UDPLITE => (l4::UDP_CHECKSUM, 0, true),
+        proto::UDP | proto::UDPLITE => (l4::UDP_CHECKSUM, BPF_F_MARK_MANGLED_0, true),
         proto::ICMP => (icmp::CHECKSUM, 0, false),
         proto::ICMPV6 => (icmp::CHECKSUM, 0, true),
         // No address is in its sum.

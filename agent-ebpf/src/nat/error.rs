@@ -173,8 +173,7 @@ pub fn quoted(skb: *mut __sk_buff, scratch: &mut Scratch, end: End) -> Result<()
     let of_addresses = rewrite::difference(from, to)?;
     let (checksum, mark, covers_addresses, offset) = match ip.proto {
         proto::TCP => (l4::TCP_CHECKSUM, 0, true, offset),
-        proto::UDP => (l4::UDP_CHECKSUM, BPF_F_MARK_MANGLED_0, true, offset),
-        proto::UDPLITE => (l4::UDP_CHECKSUM, 0, true, offset),
+        proto::UDP | proto::UDPLITE => (l4::UDP_CHECKSUM, BPF_F_MARK_MANGLED_0, true, offset),
         proto::ICMP => (icmp::CHECKSUM, 0, false, icmp::ECHO_ID),
         proto::ICMPV6 => (icmp::CHECKSUM, 0, true, icmp::ECHO_ID),
         // Behind any packet: whoever gets an error cannot check the sum over a packet that is cut off.

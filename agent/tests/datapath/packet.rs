@@ -63,6 +63,8 @@ pub struct Ip {
     pub dst: IpAddr,
     pub proto: u8,
     pub ttl: u8,
+    /// What the fragments of a packet have in common; of IPv4 the lower half.
+    pub id: u32,
     /// IPv4: flags and offset. IPv6: a fragment header with this field, if not zero.
     pub fragment: u16,
     /// IPv4 options, or a destination options header, of a multiple of four or eight bytes.
@@ -86,7 +88,7 @@ impl Ip {
         let header_len = 20 + self.options.len();
         let mut header = vec![0x40 | (header_len / 4) as u8, 0];
         header.extend(((header_len + self.payload.len()) as u16).to_be_bytes());
-        header.extend([0x12, 0x34]);
+        header.extend((self.id as u16).to_be_bytes());
         header.extend(self.fragment.to_be_bytes());
         header.extend([self.ttl, self.proto, 0, 0]);
         header.extend(src.octets());
@@ -102,7 +104,8 @@ impl Ip {
         let mut next = self.proto;
         if self.fragment != 0 {
             let [a, b] = self.fragment.to_be_bytes();
-            extensions = [vec![next, 0, a, b, 1, 2, 3, 4], extensions].concat();
+            let header = [&[next, 0, a, b], &self.id.to_be_bytes()[..]];
+            extensions = [header.concat(), extensions].concat();
             next = 44;
         }
         if !self.options.is_empty() {
@@ -143,6 +146,7 @@ fn ip(src: IpAddr, dst: IpAddr, proto: u8, payload: Vec<u8>) -> Ip {
         dst,
         proto,
         ttl: 64,
+        id: 0x0102_1234,
         fragment: 0,
         options: Vec::new(),
         extensions: Vec::new(),
@@ -168,12 +172,20 @@ fn with_checksum(ip: Ip, offset: usize) -> Ip {
         (ICMP, IpAddr::V4(_)) => Vec::new(),
         _ => pseudo_header(ip.src, ip.dst, ip.proto, ip.payload.len()),
     };
-    let checksum = match !sum(&[&pseudo, &ip.payload]) {
-        0 if ip.proto == UDP => 0xffff,
+    let checksum = match !sum(&[&pseudo, covered(ip.proto, &ip.payload)]) {
+        0 if matches!(ip.proto, UDP | UDPLITE) => 0xffff,
         checksum => checksum,
     };
     ip.payload[offset..offset + 2].copy_from_slice(&checksum.to_be_bytes());
     ip
+}
+
+/// What of a packet its checksum is over: of UDP-Lite's so much as it says, or all if that is zero (RFC 3828 §3.1).
+fn covered(proto: u8, l4: &[u8]) -> &[u8] {
+    match (proto, u16::from_be_bytes([l4[4], l4[5]])) {
+        (UDPLITE, 1..) => &l4[..usize::from(u16::from_be_bytes([l4[4], l4[5]]))],
+        _ => l4,
+    }
 }
 
 pub fn tcp(src: (IpAddr, u16), dst: (IpAddr, u16), flags: u8, data: &[u8]) -> Ip {
@@ -217,12 +229,18 @@ pub fn icmp(src: IpAddr, dst: IpAddr, kind: u8, id: u16) -> Ip {
     with_checksum(ip(src, dst, proto, bytes), 2)
 }
 
-/// With a checksum over all of it (RFC 3828 §3.1).
+/// With a checksum over all of it.
 pub fn udplite(src: (IpAddr, u16), dst: (IpAddr, u16), data: &[u8]) -> Ip {
+    udplite_covering(src, dst, 0, data)
+}
+
+/// With a checksum over so many bytes, or over all of them if that is zero.
+pub fn udplite_covering(src: (IpAddr, u16), dst: (IpAddr, u16), coverage: u16, data: &[u8]) -> Ip {
     let mut bytes = Vec::new();
     bytes.extend(src.1.to_be_bytes());
     bytes.extend(dst.1.to_be_bytes());
-    bytes.extend([0; 4]);
+    bytes.extend(coverage.to_be_bytes());
+    bytes.extend([0; 2]);
     bytes.extend(data);
     with_checksum(ip(src.0, dst.0, UDPLITE, bytes), 6)
 }
@@ -338,6 +356,26 @@ pub fn in_two(whole: Ip) -> [Ip; 2] {
     ]
 }
 
+/// In parts of so many bytes, a multiple of eight.
+pub fn in_parts_of(whole: &Ip, len: usize, id: u32) -> Vec<Ip> {
+    let parts = whole.payload.chunks(len).enumerate();
+    let part = |(number, bytes): (usize, &[u8])| {
+        let offset = number * len;
+        let more = u16::from(offset + bytes.len() < whole.payload.len());
+        let offset = offset as u16;
+        Ip {
+            id,
+            fragment: match whole.src.is_ipv4() {
+                true => more << 13 | offset / 8,
+                false => offset | more,
+            },
+            payload: bytes.to_vec(),
+            ..whole.clone()
+        }
+    };
+    parts.map(part).collect()
+}
+
 pub fn other(src: IpAddr, dst: IpAddr, proto: u8) -> Ip {
     ip(src, dst, proto, vec![0x55; 24])
 }
@@ -412,7 +450,15 @@ pub fn see(frame: &[u8]) -> Seen {
             ICMP => Vec::new(),
             _ => pseudo_header(src, dst, proto, l4.len()),
         };
-        assert_eq!(sum(&[&pseudo, l4]), 0xffff, "transport checksum");
+        assert_eq!(
+            sum(&[&pseudo, covered(proto, l4)]),
+            0xffff,
+            "transport checksum"
+        );
+        assert!(
+            proto != UDPLITE || word(6) != 0,
+            "none is no checksum of UDP-Lite"
+        );
     }
     let (ports, data) = match proto {
         TCP => ((word(0), word(2)), &l4[usize::from(l4[12] >> 4) * 4..]),

@@ -16,6 +16,7 @@ mod quoted;
 mod room;
 mod successor;
 mod translation;
+mod udplite;
 
 use crate::{
     kit::{self, NODE, OUTSIDE, PORT_MAX, PORT_MIN, Pod},
