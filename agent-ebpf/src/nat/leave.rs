@@ -34,8 +34,21 @@ use sinabro_common::{
 /// second, which has a loop, once.
 #[inline(always)]
 pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
-    let action = prepare(skb, scratch);
+    let action = match prepare(skb, scratch) {
+        PASS if scratch.ip.fragment == Fragment::First => keeps_address(skb, scratch),
+        action => action,
+    };
     finish(skb, scratch, action)
+}
+
+/// Has what follows a pod's first fragment that keeps its address, an answer to who knows the pod by that, keep it, too.
+#[inline(never)]
+fn keeps_address(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    if masquerading().is_some() && of_pod(scratch) && !keeps_source(scratch.ip.dst) {
+        let own = scratch.ip.src;
+        fragment::note(&TcContext::new(skb), scratch, End::Source, &own);
+    }
+    PASS
 }
 
 /// Does what `action` says is left to do for the packet's source.
