@@ -153,6 +153,11 @@ impl Crowd {
         }
     }
 
+    /// Where clients find the server.
+    pub fn target(&self) -> SocketAddr {
+        self.target
+    }
+
     /// The addresses by which the server knows the flows that are open.
     pub fn known(&self) -> impl Iterator<Item = SocketAddr> {
         self.known.keys().copied()

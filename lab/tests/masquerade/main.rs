@@ -13,6 +13,7 @@ mod forwarding;
 mod fragments;
 mod host_port;
 mod hostile;
+mod kept;
 mod kit;
 mod limits;
 mod mapping;
