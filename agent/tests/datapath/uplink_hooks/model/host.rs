@@ -109,6 +109,7 @@ impl Model<'_> {
             .collect();
         if let Some(at) = at.checked_rem(of_host.len()) {
             let key = of_host[at];
+            self.closed.insert((key.0, key.3, key.4, key.2));
             self.flows.entry(key).or_default().socket = None;
             self.flows.retain(|_, flow| !flow.is_gone());
         }

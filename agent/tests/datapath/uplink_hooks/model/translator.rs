@@ -36,6 +36,8 @@ pub struct Model<'a> {
     pub mappings: BTreeMap<(IpAddr, u16), u16>,
     /// Ports of the node's connections that were begun again by another one: somebody may get them, or not yet.
     pub left: BTreeSet<(u8, IpAddr, u16, u16)>,
+    /// Ports that sockets of the node had: a search for a free one may take them for theirs until the next sweep.
+    pub closed: BTreeSet<(u8, IpAddr, u16, u16)>,
     /// Of the last packet in parts.
     pub id: u32,
     /// Connections that got a port of another mapping although others were left: ports are tried at random.
@@ -51,6 +53,7 @@ impl<'a> Model<'a> {
             maps,
             mappings: BTreeMap::new(),
             left: BTreeSet::new(),
+            closed: BTreeSet::new(),
             id: 0,
             unlucky: 0,
             seen: Seen::default(),
@@ -112,6 +115,7 @@ impl<'a> Model<'a> {
                 }
                 self.flows.retain(|_, flow| !flow.is_gone());
                 self.mappings.clear();
+                self.closed.clear();
                 Ok(())
             }
             Op::Turn => {
@@ -161,8 +165,15 @@ impl<'a> Model<'a> {
         !self.is_taken(key, port) && !is_mapped
     }
 
+    /// A port that whoever searches for one finds.
+    fn some_free(&self, key: &Key) -> Option<u16> {
+        let is_seen = |port: &u16| !self.closed.contains(&(key.0, key.3, key.4, *port));
+        let mut seen = PORTS.into_iter().filter(is_seen);
+        seen.find(|port| self.is_free(key, *port))
+    }
+
     pub fn count_luck(&mut self, key: &Key, given: u16) {
-        let is_left = PORTS.into_iter().any(|port| self.is_free(key, port));
+        let is_left = self.some_free(key).is_some();
         let is_unlucky = self.maps && key.0 == UDP && is_left && !self.is_free(key, given);
         self.unlucky += usize::from(is_unlucky);
     }
@@ -170,8 +181,9 @@ impl<'a> Model<'a> {
     /// Who is refused could get no port.
     pub fn nothing_is_free(&self, key: &Key) -> Result<(), TestCaseError> {
         if has_ports(key.0) {
-            let free = PORTS.into_iter().find(|port| self.is_free(key, *port));
-            prop_assert_eq!(free, None, "for {:?}", key);
+            let is_own_free = PORTS.contains(&key.2) && self.is_free(key, key.2);
+            prop_assert!(!is_own_free, "{key:?} was refused");
+            prop_assert_eq!(self.some_free(key), None, "for {:?}", key);
         } else {
             prop_assert!(self.holder(key, 0).is_some(), "for {key:?}");
         }
