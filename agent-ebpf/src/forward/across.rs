@@ -140,7 +140,7 @@ fn may_be_sent(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
     service::has_ports(&scratch.ip)
         && may_go_on(skb, scratch)
         && !mss::begins(&scratch.ip, &scratch.l4)
-        && !deliver::has_segments_of_its_own(&ctx, scratch)
+        && !deliver::has_segments_of_any_length(&ctx, scratch)
         && deliver::fits(&ctx, scratch, mtu::of_uplinks(), 0)
 }
 

@@ -20,7 +20,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     }
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
     match unsafe { ENDPOINTS.get(scratch.ip.dst) } {
-        Some(receiver) if !deliver::is_too_large(&TcContext::new(skb), 0, receiver) => {
+        Some(receiver) if !deliver::is_too_large(&TcContext::new(skb), scratch, 0, receiver) => {
             let may_answer = scratch.alias.pad[0] != KEEPS_SOURCE;
             deliver::from_outside(skb, scratch, receiver, mtu::of_uplinks(), may_answer)
         }

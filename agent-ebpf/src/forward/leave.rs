@@ -65,7 +65,7 @@ pub fn leave(skb: *mut __sk_buff, scratch: &mut Scratch, was_translated: bool) -
     // SAFETY: the context is valid for as long as the program runs.
     let to_gateway = unsafe { (*skb).pkt_type } == PACKET_HOST;
     if !to_gateway
-        || deliver::has_segments_of_its_own(&ctx, scratch)
+        || deliver::has_segments_of_any_length(&ctx, scratch)
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
         || !deliver::fits(&ctx, scratch, mtu::of_uplinks(), 0)
     {

@@ -104,7 +104,7 @@ fn take_out(ctx: &TcContext, scratch: &mut Scratch, receiver: &Endpoint, is_oute
     if !deliver::is_plain(&scratch.ip, &scratch.l4)
         // The receiver's socket cuts a super-packet of UDP, and loses all of one that still has the type of a tunnel.
         || deliver::has_segments_of_its_own(ctx, scratch)
-        || deliver::is_too_large(ctx, room(is_outer_v6), receiver)
+        || deliver::is_too_large(ctx, scratch, room(is_outer_v6), receiver)
         || !unwrap(ctx, scratch, is_outer_v6)
     {
         return PASS;

@@ -39,7 +39,7 @@ use sinabro_common::abi::{
 #[inline(always)]
 pub fn send(skb: *mut __sk_buff, scratch: &Scratch, tunnel: &Addr, by: (u32, &Addr)) -> i32 {
     let ctx = TcContext::new(skb);
-    if deliver::has_segments_of_its_own(&ctx, scratch) {
+    if deliver::has_segments_of_any_length(&ctx, scratch) {
         return PASS;
     }
     let Some(overlay) = CONFIG.get(0).and_then(tunnel::overlay) else {
@@ -169,7 +169,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     // Without a way of its own to the sender (`overlay: kernel`) this node's stack is to see what comes, too.
     if !CONFIG.get(0).is_some_and(takes)
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
-        || deliver::is_too_large(&TcContext::new(skb), 0, receiver)
+        || deliver::is_too_large(&TcContext::new(skb), scratch, 0, receiver)
     {
         return PASS;
     }
@@ -187,7 +187,7 @@ pub fn again(skb: *mut __sk_buff, scratch: &Scratch, way: &Arriving) -> i32 {
     let ctx = TcContext::new(skb);
     if scratch.ip.l3 != eth::LEN
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
-        || deliver::is_too_large(&ctx, 0, &way.receiver)
+        || deliver::is_too_large(&ctx, scratch, 0, &way.receiver)
     {
         return PASS;
     }

@@ -16,7 +16,14 @@ use crate::{
     scratch::Scratch,
     service,
 };
-use aya_ebpf::{bindings::__sk_buff, helpers::bpf_redirect_peer, programs::TcContext};
+use aya_ebpf::{
+    bindings::{
+        __sk_buff, BPF_ADJ_ROOM_ENCAP_L2_SHIFT, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4,
+        BPF_F_ADJ_ROOM_ENCAP_L4_UDP, BPF_F_ADJ_ROOM_FIXED_GSO, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+    },
+    helpers::{bpf_redirect_peer, bpf_skb_adjust_room},
+    programs::TcContext,
+};
 use sinabro_common::abi::{
     config::{FLAG_REDIRECT_PEER, NodeConfig},
     drop::DropReason,
@@ -36,16 +43,25 @@ pub fn redirects(config: &NodeConfig) -> bool {
     !without && config.flags & FLAG_REDIRECT_PEER != 0
 }
 
-/// Whether a packet that nobody will cut does not fit into the receiver's link. `bpf_redirect_peer` would
-/// deliver it all the same, and what is behind a link that is kept small, such as a virtual machine's,
-/// lose it without a word, while the stack tells the sender.
+/// Of UDP's header.
+const UDP_LEN: u32 = 8;
+
+/// Whether a packet that nobody will cut, or a datagram of those that a socket has sent by one call, does not fit into the receiver's
+/// link. `bpf_redirect_peer` would deliver it all the same, and what is behind a link that is kept small, such as a virtual
+/// machine's, lose it without a word, while the stack tells the sender. TCP's segments are as long as SYNs were let say.
 /// `outside` is what it will be shorter by.
 #[inline(always)]
-pub fn is_too_large(ctx: &TcContext, outside: u32, receiver: &Endpoint) -> bool {
+pub fn is_too_large(ctx: &TcContext, scratch: &Scratch, outside: u32, receiver: &Endpoint) -> bool {
     let mtu = receiver.mtu();
     // SAFETY: the context is valid for as long as the program runs.
-    let (len, segments) = unsafe { ((*ctx.skb.skb).len, (*ctx.skb.skb).gso_size) };
-    mtu != 0 && len > mtu + outside + eth::LEN && segments == 0
+    let (len, segment) = unsafe { ((*ctx.skb.skb).len, (*ctx.skb.skb).gso_size) };
+    let ip = &scratch.ip;
+    let too_large = match (segment, ip.proto) {
+        (0, _) => len > mtu + outside + eth::LEN,
+        (_, proto::UDP) => ip.l4 - ip.l3 + UDP_LEN + segment > mtu,
+        _ => false,
+    };
+    mtu != 0 && too_large
 }
 
 /// Whether no router has more to do with a packet than to count it.
@@ -64,7 +80,6 @@ pub fn is_plain(ip: &Ip, l4: &L4) -> bool {
 pub fn fits(ctx: &TcContext, scratch: &Scratch, carried: u32, room: u32) -> bool {
     /// The greatest length of an IPv4 packet.
     const MAX_LEN: u32 = 65_535;
-    const UDP_LEN: u32 = 8;
     // SAFETY: the context is valid for as long as the program runs.
     let (len, segment) = unsafe { ((*ctx.skb.skb).len, (*ctx.skb.skb).gso_size) };
     if segment == 0 {
@@ -78,13 +93,33 @@ pub fn fits(ctx: &TcContext, scratch: &Scratch, carried: u32, room: u32) -> bool
     ip.l4 - ip.l3 + header + segment <= carried && len + room <= MAX_LEN + eth::LEN
 }
 
-/// Whether it is a super-packet of another protocol than TCP: how long the segments are that are cut from it depends on what is in
-/// it, a tunnel of the pod's own, for example.
+/// Whether it is a super-packet of another protocol than TCP.
 #[inline(always)]
 pub fn has_segments_of_its_own(ctx: &TcContext, scratch: &Scratch) -> bool {
     // SAFETY: the context is valid for as long as the program runs.
     let segment = unsafe { (*ctx.skb.skb).gso_size };
     segment != 0 && scratch.ip.proto != proto::TCP
+}
+
+/// Whether [`fits`] says nothing of the segments that are cut from a packet: those of TCP are as long as they say, and datagrams that
+/// a socket has sent by one call (UDP_SEGMENT). How long others are depends on what is in them, a tunnel of the pod's own, for example.
+#[inline(always)]
+pub fn has_segments_of_any_length(ctx: &TcContext, scratch: &Scratch) -> bool {
+    has_segments_of_its_own(ctx, scratch) && !is_of_datagrams(ctx.skb.skb)
+}
+
+/// No program is told what is to be cut from a packet. The helper that makes room for outer headers looks: it refuses super-packets that
+/// are neither TCP's nor such datagrams (ENOTSUPP), then what is in a tunnel (EALREADY), and only then (EINVAL) an Ethernet header in no
+/// room at all, which is asked for here. So it never changes anything. In this order since Linux 5.2, which has the flag for datagrams.
+#[inline(never)]
+fn is_of_datagrams(skb: *mut __sk_buff) -> bool {
+    const EINVAL: i64 = 22;
+    const NO_ROOM: u64 = (BPF_F_ADJ_ROOM_FIXED_GSO
+        | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4
+        | BPF_F_ADJ_ROOM_ENCAP_L4_UDP) as u64
+        | (eth::LEN as u64) << BPF_ADJ_ROOM_ENCAP_L2_SHIFT;
+    // SAFETY: the context is valid for as long as the program runs.
+    unsafe { bpf_skb_adjust_room(skb, 0, BPF_ADJ_ROOM_MAC, NO_ROOM) as i64 == -EINVAL }
 }
 
 /// Delivers what came by an uplink, is read, and has the receiver's address: it passes no queue and no program of the pod's link,
@@ -171,5 +206,5 @@ pub fn may_enter(ctx: &TcContext, scratch: &Scratch, receiver: &Endpoint) -> boo
     // other MAC address or to all.
     // SAFETY: the context is valid for as long as the program runs.
     let to_gateway = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
-    to_gateway && is_plain(&scratch.ip, &scratch.l4) && !is_too_large(ctx, 0, receiver)
+    to_gateway && is_plain(&scratch.ip, &scratch.l4) && !is_too_large(ctx, scratch, 0, receiver)
 }

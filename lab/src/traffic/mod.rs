@@ -8,6 +8,7 @@
 
 pub mod awake;
 pub mod brief;
+pub mod bursts;
 pub mod capture;
 pub mod crowd;
 pub mod datagrams;

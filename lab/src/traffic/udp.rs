@@ -176,6 +176,11 @@ pub fn never_cut(socket: &impl AsFd, ip: IpAddr) -> io::Result<()> {
     forbid_fragments(socket, ip, libc::IP_PMTUDISC_DO)
 }
 
+/// Has a socket send whole packets only, as large as its link carries, whatever is known of the way.
+pub fn probes(socket: &impl AsFd, ip: IpAddr) -> io::Result<()> {
+    forbid_fragments(socket, ip, libc::IP_PMTUDISC_PROBE)
+}
+
 /// IP_MTU_DISCOVER: sets DF. DO goes by the route and by what was learnt of the way; PROBE ignores
 /// both, so only links can refuse. The numbers are the same for IPv6.
 fn forbid_fragments(socket: &impl AsFd, ip: IpAddr, value: libc::c_int) -> io::Result<()> {

@@ -23,7 +23,7 @@ use std::{
 };
 
 /// Packets that the node's stack has handed on.
-fn forwarded(world: &World) -> u64 {
+pub fn forwarded(world: &World) -> u64 {
     snmp::forwarded(world.node().place()).unwrap()
 }
 
@@ -45,7 +45,7 @@ fn tracked(world: &World) -> u64 {
 }
 
 /// Has the stack know its neighbours, which it looks for itself.
-fn greet(world: &World) {
+pub fn greet(world: &World) {
     for far in far() {
         icmp::ping(world.pod(1).place(), far, Duration::from_secs(2)).unwrap();
     }

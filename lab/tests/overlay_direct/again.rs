@@ -35,7 +35,7 @@ pub fn hand_on(place: &Place, targets: impl IntoIterator<Item = (u16, IpAddr)>, 
                 IpAddr::V4(_) => ("ipv4", "ip"),
                 IpAddr::V6(_) => ("ipv6", "ip6"),
             };
-            format!("meta nfproto {proto} tcp dport {port} dnat {family} to {to}\n")
+            format!("meta nfproto {proto} meta l4proto {{ tcp, udp }} th dport {port} dnat {family} to {to}\n")
         })
         .collect();
     let table = format!(

@@ -4,6 +4,7 @@
 mod across;
 mod again;
 mod auto;
+mod bursts;
 mod congestion;
 mod fabric;
 mod firewall;

@@ -212,7 +212,6 @@ fn all_of_every_size_arrives_without_a_tunnel() {
     }
 }
 
-/// What is in such a packet may be a tunnel of the pod's own, so that its segments are longer than they say: the stack looks.
 #[test]
 fn what_datagrams_are_cut_from_needs_no_tunnel() {
     let world = both(|_| {});

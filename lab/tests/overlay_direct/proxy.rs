@@ -17,7 +17,7 @@ use sinabro_lab::{
 use std::net::IpAddr;
 
 /// The ends of a tunnel between the proxy and the third node's pod, IPv4 and IPv6.
-const VPN: [[&str; 2]; 2] = [["10.98.0.2", "10.98.0.3"], ["fd00:98::2", "fd00:98::3"]];
+pub const VPN: [[&str; 2]; 2] = [["10.98.0.2", "10.98.0.3"], ["fd00:98::2", "fd00:98::3"]];
 const BYTES: usize = 16 << 20;
 const ETH: usize = 14;
 
@@ -53,7 +53,7 @@ impl Proxied {
         };
         n2.place().run(strictly).unwrap();
         let proxied = Self { world, wire, near };
-        proxied.make_vpn();
+        make_vpn([proxied.proxy(), proxied.far()]);
         let targets = proxied.targets();
         let targets = targets.iter().zip(PORT..);
         let targets = targets.flat_map(|(target, port)| target.addresses.map(|to| (port, to)));
@@ -93,23 +93,6 @@ impl Proxied {
         })
     }
 
-    fn make_vpn(&self) {
-        let ends = [self.proxy(), self.far()];
-        for (at, pod) in ends.into_iter().enumerate() {
-            let (local, remote) = (pod.v4(), ends[1 - at].v4());
-            let link = format!(
-                "ip link add vpn mtu 1300 type vxlan id 5 local {local} remote {remote} dstport 4789"
-            );
-            let place = pod.place();
-            place.command(&link.split(' ').collect::<Vec<_>>()).unwrap();
-            let nets = VPN.map(|ends| {
-                let length = if ends[at].contains(':') { 64 } else { 24 };
-                format!("{}/{length}", ends[at]).parse().unwrap()
-            });
-            place.set_up("vpn", &nets).unwrap();
-        }
-    }
-
     /// All that it hands on arrives as it was sent, and nothing has to be sent twice.
     fn hands_on(&self) {
         let one = &self.world.pods[0];
@@ -141,6 +124,23 @@ impl Proxied {
                 assert_eq!(damaged(), before, "{name}");
             }
         }
+    }
+}
+
+/// A tunnel of two pods' own.
+pub fn make_vpn(ends: [&Pod; 2]) {
+    for (at, pod) in ends.into_iter().enumerate() {
+        let (local, remote) = (pod.v4(), ends[1 - at].v4());
+        let link = format!(
+            "ip link add vpn mtu 1300 type vxlan id 5 local {local} remote {remote} dstport 4789"
+        );
+        let place = pod.place();
+        place.command(&link.split(' ').collect::<Vec<_>>()).unwrap();
+        let nets = VPN.map(|ends| {
+            let length = if ends[at].contains(':') { 64 } else { 24 };
+            format!("{}/{length}", ends[at]).parse().unwrap()
+        });
+        place.set_up("vpn", &nets).unwrap();
     }
 }
 
