@@ -13,6 +13,7 @@
 //! - [`wire`]: cables that carry bytes alone; [`machine`]: a virtual machine behind one;
 //! - [`congestion`]: what TCP of all networks goes by;
 //! - [`program`]: other programs, in a pod and on a CPU;
+//! - [`tools`]: those that people try a network with;
 //! - [`self_test`]: what is found once for all nodes of a run of tests;
 //! - [`confinement`]: programs that may do no more than in an unprivileged container;
 //! - [`datapath`]: the maps of a node's data path;
@@ -47,6 +48,7 @@ pub mod program;
 pub mod raise;
 pub mod residue;
 pub mod self_test;
+pub mod tools;
 pub mod traffic;
 pub mod wait;
 pub mod wire;

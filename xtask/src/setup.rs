@@ -46,6 +46,8 @@ pub enum Need {
     CppCompiler,
     /// The plugins that ours is compared with.
     ReferencePlugins,
+    /// What people try a network with, in tests. Those that need it leave it out where it cannot be had.
+    Tools,
     /// An HTTP server and a load for it.
     HttpTools,
     /// What starts the containers of a cluster's nodes.
@@ -69,6 +71,7 @@ pub const TEST: &[Need] = &[
     Need::Nft,
     Need::Iptables,
     Need::ReferencePlugins,
+    Need::Tools,
 ];
 pub const FUZZ: &[Need] = &[
     Need::RustSrc,
@@ -160,6 +163,7 @@ const ALL: &[Need] = &[
     Need::Iptables,
     Need::Conntrack,
     Need::ReferencePlugins,
+    Need::Tools,
     Need::HttpTools,
     Need::Runc,
     Need::Qemu,
@@ -201,6 +205,7 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
                 debian::unpack("containernetworking-plugins", &unpacked("plugins"))?;
             }
             Need::Runc => debian::unpack("runc", &unpacked("runc"))?,
+            Need::Tools => unpack_tools(),
             Need::StaticLibc
             | Need::CppCompiler
             | Need::Iperf3
@@ -213,7 +218,7 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
         }
     }
     for need in missing {
-        if need.find(&rustc).is_none() {
+        if need != Need::Tools && need.find(&rustc).is_none() {
             bail!("{} is still missing after its installation", need.name());
         }
     }
@@ -232,6 +237,7 @@ impl Need {
             Self::Iptables => "iptables",
             Self::Conntrack => "conntrack",
             Self::ReferencePlugins => "ptp, host-local",
+            Self::Tools => "network tools",
             Self::HttpTools => "wrk, nginx",
             Self::Runc => "runc",
             Self::Qemu => "qemu",
@@ -270,6 +276,7 @@ impl Need {
                 let (wrk, nginx) = (which("wrk")?, nginx()?);
                 return Some(format!("{}, {}", wrk.display(), nginx.display()));
             }
+            Self::Tools => tools()?,
             Self::Runc => runc()?,
             Self::Qemu => {
                 let qemu = which("qemu-system-x86_64")?;
@@ -293,6 +300,7 @@ impl Need {
             | Self::BpfLinker
             | Self::RustStd(_)
             | Self::ReferencePlugins
+            | Self::Tools
             | Self::Runc => &[],
             Self::StaticLibc => &[("cc", "gcc"), ("libc.a", "libc6-dev")],
             Self::CppCompiler => &[("c++", "g++")],
@@ -444,6 +452,33 @@ fn unpack_nginx() -> Result<()> {
         }
     }
     bail!("none of Debian's packages of nginx has the program: please install it")
+}
+
+/// Packages of [`Need::Tools`], and of each a program that it has.
+const TOOLS: [(&str, &str); 2] = [
+    ("busybox-static", "busybox"),
+    ("traceroute", "traceroute.db"),
+];
+
+/// Where they are, if all are there.
+pub fn tools() -> Option<PathBuf> {
+    let dir = unpacked("tools");
+    let has = |name: &str| {
+        let mut dirs = ["usr/bin", "bin"].into_iter();
+        dirs.any(|bin| dir.join(bin).join(name).is_file())
+    };
+    TOOLS.iter().all(|(_, program)| has(program)).then_some(dir)
+}
+
+/// Tests do without what is missing, and say so.
+fn unpack_tools() {
+    for (package, _) in TOOLS {
+        if let Err(error) = debian::unpack(package, &unpacked("tools")) {
+            ui::error(&format!(
+                "tests leave out what this machine has not of busybox and traceroute: {error:#}"
+            ));
+        }
+    }
 }
 
 fn library(rustc: &Rustc) -> PathBuf {

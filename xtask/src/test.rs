@@ -13,7 +13,7 @@ use crate::{
 };
 use anyhow::{Context as _, Result, bail};
 use lanes::Call;
-use sinabro_lab::{residue::left, self_test};
+use sinabro_lab::{residue::left, self_test, tools};
 use std::{
     env,
     ffi::{OsStr, OsString},
@@ -89,6 +89,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         }
         if let Some(dir) = setup::reference_plugins() {
             command.env("SINABRO_REFERENCE_PLUGINS", dir);
+        }
+        if let Some(dir) = setup::tools() {
+            command.env(tools::VARIABLE, dir);
         }
         if let Some(dir) = &next {
             command.env("SINABRO_NEXT_DIR", dir);

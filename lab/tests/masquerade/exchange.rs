@@ -82,7 +82,7 @@ fn every_hop(mode: Mode) {
     }
 }
 
-fn addresses_of_node(world: &World) -> Vec<IpAddr> {
+pub fn addresses_of_node(world: &World) -> Vec<IpAddr> {
     let mut conn = world.node().netlink().unwrap();
     let addresses = conn.addrs(None).unwrap();
     addresses
@@ -199,7 +199,7 @@ fn a_protocol_without_ports_finds_its_way_back() {
     }
 }
 
-fn raw(place: &Place, address: IpAddr, protocol: i32) -> Socket {
+pub fn raw(place: &Place, address: IpAddr, protocol: i32) -> Socket {
     let open = || {
         let domain = Domain::for_address(SocketAddr::new(address, 0));
         let socket = Socket::new(domain, Type::RAW, Some(protocol.into()))?;

@@ -22,3 +22,4 @@ mod path_mtu;
 mod pressure;
 mod stale;
 mod time_wait;
+mod tools;
