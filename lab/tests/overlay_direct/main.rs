@@ -16,6 +16,7 @@ mod moves;
 mod native;
 mod native_mtu;
 mod next_hop;
+mod odd;
 mod order;
 mod over_ipv6;
 mod policy;
