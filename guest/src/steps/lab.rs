@@ -11,9 +11,9 @@ use sinabro_lab::{
     lab::UNDERLAY_MTU,
     node::SERVICES_FLAGS,
     traffic::{
-        packet,
+        PATIENCE, bursts, icmp, packet,
         path::Path,
-        sctp,
+        sctp, snmp,
         stream::Stream,
         tally::{Kind, Tally},
         tcp,
@@ -40,6 +40,7 @@ pub fn run(report: &mut Report, environment: &Environment) -> Result<()> {
     report.check("self_test", self_test(&scene))?;
     report.doing("looking at the way between the nodes")?;
     report.check("overlay", overlay(&scene))?;
+    report.check("bursts", bursts_to_the_outside(&scene))?;
     if environment.sctp {
         report.check("sctp_between_nodes", sctp_between_nodes(&scene))?;
     }
@@ -84,6 +85,25 @@ fn overlay(scene: &Scene) -> Result<String> {
         }
     }
     Ok(expected.into())
+}
+
+/// Many datagrams of one call go past the node's stack: the kernel says of what a packet's segments are, by the order in which it
+/// refuses to make room in it (`stage/deliver`).
+fn bursts_to_the_outside(scene: &Scene) -> Result<String> {
+    let (node, pod) = (scene.node(1), scene.pod(1, 1).place());
+    let status = node.status()?;
+    let mode = status.modes.get("forwarding");
+    ensure!(mode.is_some_and(|mode| mode == "direct"), "{mode:?}");
+    let outside = scene.lab().outside().place();
+    for address in scene.lab().outside_addresses()? {
+        // By this the stack knows its neighbour.
+        icmp::ping(pod, address, PATIENCE)?;
+        let before = snmp::forwarded(node.place())?;
+        bursts::seen(pod, outside, address)?;
+        let handed = snmp::forwarded(node.place())? - before;
+        ensure!(handed == 0, "to {address}: {handed} packets by the stack");
+    }
+    Ok("past the stack, v4 and v6".into())
 }
 
 /// Packets between a node and all others.

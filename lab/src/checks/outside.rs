@@ -3,7 +3,7 @@
 use super::{Family, Scene};
 use crate::{
     Place,
-    traffic::{PATIENCE, icmp, readable, tcp, udp},
+    traffic::{PATIENCE, bursts, icmp, readable, tcp, udp},
 };
 use anyhow::{Result, ensure};
 use std::{
@@ -32,6 +32,10 @@ pub fn masquerade(scene: &Scene) -> Result<String> {
                         "UDP in parts",
                         udp::echo(from, outside, address, IN_PARTS, false)?,
                     ),
+                    (
+                        "UDP, many by one call",
+                        bursts::seen(from, outside, address)?,
+                    ),
                     ("ICMP", icmp::ping_seen(from, outside, address)?),
                 ];
                 for (protocol, seen) in seen {
@@ -44,7 +48,7 @@ pub fn masquerade(scene: &Scene) -> Result<String> {
             }
         }
     }
-    Ok("TCP, UDP, UDP in parts, ICMP; the outside saw each node's address, v4 and v6".into())
+    Ok("TCP, UDP, in parts, many by one call, ICMP; the outside saw each node's address, v4 and v6".into())
 }
 
 /// Who was asked may answer through the masquerade, by the port that the node lent to the pod;

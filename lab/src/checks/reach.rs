@@ -3,7 +3,7 @@
 use super::{Family, Scene};
 use crate::{
     Place, Pod,
-    traffic::{PATIENCE, icmp, packet, tcp, udp},
+    traffic::{PATIENCE, bursts, icmp, packet, tcp, udp},
     wait::slowness,
 };
 use anyhow::{Context as _, Result, ensure};
@@ -17,12 +17,17 @@ pub fn large() -> u64 {
     LARGE / u64::from(slowness()).pow(2)
 }
 
-/// TCP, UDP and ICMP echo; the other side must see `source`. Returns the ICMP round trip.
+/// TCP, UDP, also many datagrams by one call, and ICMP echo; the other side must see `source`. Returns the ICMP round trip.
 fn reaches(from: &Place, source: IpAddr, to: &Place, address: IpAddr) -> Result<Duration> {
     let time = icmp::ping(from, address, PATIENCE)?;
     let tcp = tcp::transfer(from, to, address, 2000)?.seen;
     let udp = udp::echo(from, to, address, 500, false)?;
-    for (protocol, seen) in [("TCP", tcp), ("UDP", udp)] {
+    let bursts = bursts::seen(from, to, address)?;
+    for (protocol, seen) in [
+        ("TCP", tcp),
+        ("UDP", udp),
+        ("UDP, many by one call", bursts),
+    ] {
         ensure!(
             seen == source,
             "{protocol}, {} → {address}: {} saw {seen} instead of {source}",

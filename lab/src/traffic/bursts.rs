@@ -15,7 +15,7 @@ use nix::{
 use std::{
     collections::BTreeSet,
     io::{IoSlice, IoSliceMut},
-    net::{SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     os::fd::AsRawFd as _,
     time::Instant,
 };
@@ -93,6 +93,13 @@ pub fn exchange(path: &Path, bursts: &[Burst], take: Take) -> Result<Seen> {
         talk(&client, &server, bursts)
     };
     open_and_talk().with_context(|| format!("bursts, {}", path.name))
+}
+
+/// The same between a place and an address of another one, taken as they come. The client's address, as the server saw it.
+pub fn seen(from: &Place, to: &Place, address: IpAddr) -> Result<IpAddr> {
+    let name = format!("{} → {} {address}", from.name(), to.name());
+    let path = Path::new(&name, from, to, address);
+    Ok(exchange(&path, &ALL, Take::Gathered)?.client.ip())
 }
 
 fn talk(client: &End, server: &End, bursts: &[Burst]) -> Result<Seen> {

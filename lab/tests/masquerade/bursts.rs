@@ -11,6 +11,7 @@ use sinabro_lab::{
         PATIENCE, any,
         bursts::{self, ALL, Burst, End, Take},
         errors,
+        offload::{self, Datagrams},
         path::Path,
         snmp, udp,
     },
@@ -65,16 +66,23 @@ fn bursts_pass_both_ways() {
     }
 }
 
-/// The wire to the node carries bytes: datagrams are cut before it, and have their checksums. Behind it they may be put together.
+/// The wire to the node carries bytes: datagrams are cut before it, and have their checksums. Behind it the uplink puts them together,
+/// in each of the ways that there are, or not.
 #[test]
 fn bursts_pass_a_wire_both_ways() {
     for way in Way::BOTH {
         let world = World::guarded(way, 1, &[]);
         let wire = Wire::to(&world.lab, 1).unwrap();
-        exchanges(&world, |take, handed, _| {
-            assert_eq!(handed == 0, way == Way::Direct, "{way:?}, {take:?}");
-            assert_eq!(wire.largest(), UNDERLAY_MTU as usize + ETH);
-        });
+        for how in Datagrams::ALL {
+            offload::gather_datagrams(world.node().place(), "eth0", how).unwrap();
+            exchanges(&world, |take, handed, [_, by_pod]| {
+                let what = format!("{way:?}, {how:?}, {take:?}");
+                assert_eq!(handed == 0, way == Way::Direct, "{what}");
+                assert_eq!(wire.largest(), UNDERLAY_MTU as usize + ETH, "{what}");
+                let joined = (how, take) == (Datagrams::Joined, Take::Gathered);
+                assert_eq!(by_pod > 1, joined, "{what}: {by_pod}");
+            });
+        }
     }
 }
 

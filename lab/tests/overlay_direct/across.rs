@@ -8,6 +8,8 @@ use std::net::IpAddr;
 
 /// Of the Service; on no machine.
 pub const OUTSIDE_AT: [&str; 2] = ["198.51.100.21", "2001:db8:51::21"];
+/// Of the Service, for pods.
+pub const CLUSTER_AT: [&str; 2] = ["10.96.0.10", "fd00:10:96::10"];
 /// Ports of the Service, and of its endpoint.
 const PORTS: [u16; 2] = [PORT, PORT + 1];
 
@@ -15,6 +17,7 @@ const PORTS: [u16; 2] = [PORT, PORT + 1];
 pub fn publish(world: &World) {
     let [of_v4, of_v6] = world.pods[1].addresses();
     let [at_v4, at_v6] = OUTSIDE_AT;
+    let [in_v4, in_v6] = CLUSTER_AT;
     let ports = PORTS.iter().flat_map(|port| {
         ["TCP", "UDP"].map(|protocol| {
             let name = protocol.to_lowercase();
@@ -38,8 +41,8 @@ endpoints: [{{addresses: ['{address}'], conditions: {{ready: true}}}}]
 metadata: {{namespace: lab, name: far}}
 spec:
   type: ClusterIP
-  clusterIP: 10.96.0.10
-  clusterIPs: ['10.96.0.10', 'fd00:10:96::10']
+  clusterIP: {in_v4}
+  clusterIPs: ['{in_v4}', '{in_v6}']
   externalIPs: ['{at_v4}', '{at_v6}']
   ports: [{ports}]
 {}{}",
@@ -59,7 +62,7 @@ spec:
 }
 
 /// What clients outside ask, and who answers.
-fn paths(world: &World) -> [Path; 2] {
+pub fn paths(world: &World) -> [Path; 2] {
     let (client, pod) = (world.lab.outside().place(), &world.pods[1]);
     let [v4, v6] = pod.addresses();
     [(OUTSIDE_AT[0], v4), (OUTSIDE_AT[1], v6)].map(|(to, address)| {

@@ -1,6 +1,7 @@
 //! Datagrams that pods send many of by one call (UDP_SEGMENT), and get many of by one (UDP_GRO), as QUIC's libraries do.
 
 use super::{
+    across::{self, CLUSTER_AT},
     again::{PORT, hand_on},
     native::{NATIVE, know_each_other},
     proxy::{VPN, make_vpn},
@@ -8,7 +9,10 @@ use super::{
 };
 use sinabro_lab::{
     lab::UNDERLAY_MTU,
-    traffic::bursts::{self, ALL, Burst, End, Take},
+    traffic::{
+        bursts::{self, ALL, Burst, End, Take},
+        offload::Datagrams,
+    },
     wire::Wire,
 };
 use std::net::IpAddr;
@@ -100,19 +104,23 @@ fn bursts_arrive_by_every_way() {
     }
 }
 
-/// Over a wire that carries bytes: they are cut before it, with checksums of their own.
+/// Over a wire that carries bytes: they are cut before it, with checksums of their own, and put together behind it or not.
 #[test]
 fn bursts_arrive_over_a_wire() {
     for flags in WAYS {
         let world = world(flags);
         let wire = Wire::to(&world.lab, 2).unwrap();
-        for take in Take::BOTH {
-            let counts = world.counts_of(|| {
-                exchanges(&world, take);
-            });
+        let ways = Datagrams::ALL.map(|how| Take::BOTH.map(|take| (how, take)));
+        for (how, take) in ways.into_iter().flatten() {
+            let n2 = world.lab.node(2).place();
+            offload::gather_datagrams(n2, "eth0", how).unwrap();
+            let mut most = 0;
+            let counts = world.counts_of(|| most = exchanges(&world, take));
+            let joined = (how, take) == (Datagrams::Joined, Take::Gathered);
+            assert_eq!(most > 1, joined, "{flags:?}, {how:?}: {most}");
             assert_eq!(wire.largest(), UNDERLAY_MTU as usize + ETH, "{flags:?}");
             for ([sent, received], [by, _]) in counts.map(of).into_iter().zip(whole(flags)) {
-                assert_eq!(sent, by, "{flags:?}, {take:?}");
+                assert_eq!(sent, by, "{flags:?}, {how:?}, {take:?}");
                 assert!(received.iter().sum::<u64>() >= PACKETS, "{received:?}");
             }
         }
@@ -184,6 +192,29 @@ fn that_fit() -> [Burst; ALL.len()] {
         size: burst.size.or(Some(FITS)),
         ..burst
     })
+}
+
+/// To a Service whose endpoint is another node's pod: from a pod, and from a client outside that comes by the first node.
+#[test]
+fn bursts_to_a_service_arrive() {
+    for flags in [&[][..], &[KERNEL], &[NATIVE]] {
+        let world = world([flags; 2]);
+        across::publish(&world);
+        let [one, two] = &world.pods;
+        let from_pod = CLUSTER_AT.into_iter().zip(two.addresses());
+        let from_pod = from_pod.map(|(at, address)| {
+            let path = Path::new(&format!("by {at}"), one.place(), two.place(), address);
+            path.through(SocketAddr::new(at.parse().unwrap(), PORT), PORT)
+        });
+        let before = damaged(&world);
+        for path in from_pod.chain(across::paths(&world)) {
+            for take in Take::BOTH {
+                let seen = bursts::exchange(&path, &that_fit(), take);
+                seen.unwrap_or_else(|error| panic!("{flags:?}: {error:#}"));
+            }
+        }
+        assert_eq!(damaged(&world), before);
+    }
 }
 
 /// A pod that sends on what it gets, as it got it: to a pod of its node, to one of another node, and to the outside.
