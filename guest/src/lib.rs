@@ -81,6 +81,8 @@ pub enum Step {
     Node,
     /// Two nodes in namespaces, and all checks of the demo.
     Lab,
+    /// Two nodes by what else than a cable may connect them.
+    Uplinks,
     /// The suite of the data path; all of it takes an hour under emulation.
     Datapath { thorough: bool },
     /// The machine is a node until the power fails.

@@ -5,6 +5,7 @@ use crate::{
     namespace::Namespace,
     node::{Node, NodeEntry},
     place::Place,
+    underlay::{self, BRIDGE, Member, Underlay},
 };
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
@@ -76,22 +77,35 @@ pub struct Lab {
     router: Namespace,
     binaries: Binaries,
     lifetime: Lifetime,
+    underlay: Underlay,
 }
 
 impl Lab {
     /// Makes the underlay and the nodes n1, n2, …; agents are not started yet.
     pub fn new(binaries: Binaries, nodes: usize, lifetime: Lifetime) -> Result<Self> {
+        Self::over(Underlay::Cable, binaries, nodes, lifetime)
+    }
+
+    /// The same where nodes are connected by something else than a cable each.
+    pub fn over(
+        underlay: Underlay,
+        binaries: Binaries,
+        nodes: usize,
+        lifetime: Lifetime,
+    ) -> Result<Self> {
         ensure!(
             nix::unistd::geteuid().is_root(),
             "the lab makes namespaces and needs root: run `cargo xtask test` or `cargo xtask demo`"
         );
-        let (router, outside) = underlay(lifetime).context("cannot make the underlay")?;
+        let made = networks(underlay, lifetime).context("cannot make the underlay")?;
+        let (router, outside) = made;
         let mut lab = Self {
             nodes: Vec::new(),
             outside,
             router,
             binaries,
             lifetime,
+            underlay,
         };
         for _ in 0..nodes {
             lab.add_node()?;
@@ -132,7 +146,7 @@ impl Lab {
         Ok(&self.nodes[self.nodes.len() - 1])
     }
 
-    /// Deletes a node's uplink, and makes it again as it was born with it.
+    /// Deletes a node's uplink, a cable, and makes it again as it was born with it.
     pub fn renew_uplink(&self, number: u8) -> Result<()> {
         let namespace = self.node(number.into()).namespace();
         let delete = link::delete_by_name("eth0");
@@ -142,11 +156,37 @@ impl Lab {
 
     /// Gives a node its uplink, addresses and routers.
     fn plug_in(&self, node: &Namespace, number: u8) -> Result<()> {
-        let port = format!("to-{}", node.name());
-        let bridge = Some("br0");
-        connect(&self.router, (&port, bridge), node, &node_nets(number)?)?;
+        let (router, node_at) = (self.router.place(), node.place());
+        let mut ports = Vec::new();
+        for (leg, at) in self.underlay.legs().iter().zip(0..) {
+            let port = underlay::port(node.name(), at);
+            // Unique on the bridge.
+            let [near, far] = [0, 1].map(|end| [0x02, 0x1a, 0xb0, at, end, 10 + number]);
+            router.cable((&port, near), UNDERLAY_MTU, node_at, (leg, far))?;
+            ports.push(port);
+        }
+        // Without addresses, so that nobody is asked for who cannot be reached yet: the kernel asks again after a second.
+        self.underlay.lay(node_at, number)?;
+        for port in &ports {
+            router.plug(port, BRIDGE)?;
+        }
+        let link = self.underlay.link();
+        node_at.set_up(link, &node_nets(number)?)?;
+        if self.underlay == Underlay::Wireguard {
+            self.introduce(node_at, number)?;
+        }
         for router in nets(&UNDERLAY_ROUTER)? {
-            default_route(node, router.addr())?;
+            default_route(node_at, link, router.addr())?;
+        }
+        Ok(())
+    }
+
+    /// Has a node and all that are there already know each other.
+    fn introduce(&self, place: &Place, number: u8) -> Result<()> {
+        let new = member(place, number);
+        new.meet(&member(self.router.place(), underlay::ROUTER))?;
+        for (node, other) in self.nodes.iter().zip(1..) {
+            new.meet(&member(node.place(), other))?;
         }
         Ok(())
     }
@@ -181,6 +221,10 @@ impl Lab {
         &self.router
     }
 
+    pub fn underlay(&self) -> Underlay {
+        self.underlay
+    }
+
     /// The outside host's IPv4 and IPv6 address.
     pub fn outside_addresses(&self) -> Result<[IpAddr; 2]> {
         let nets = nets(&OUTSIDE)?;
@@ -201,7 +245,7 @@ impl Lab {
             addresses.sort_by_key(IpAddr::is_ipv6);
             let ways = addresses.into_iter().zip(&routers);
             for (range, (address, via)) in crate::node::pod_cidrs(number).into_iter().zip(ways) {
-                add(router, "br0", range, address)?;
+                add(router, self.underlay.routers_link(), range, address)?;
                 add(outside, "eth0", range, via.addr())?;
             }
         }
@@ -217,7 +261,7 @@ impl Lab {
         let of_router = nets(&OUTSIDE_ROUTER)?[usize::from(to.is_ipv6())].addr();
         for (place, link, via) in [
             (self.outside.place(), "eth0", of_router),
-            (self.router.place(), "br0", of_node),
+            (self.router.place(), self.underlay.routers_link(), of_node),
         ] {
             let route = Route::to(to.into()).via(via).dev(place.index(link)?);
             place.conn()?.execute(route.add())?;
@@ -248,51 +292,37 @@ fn machine(name: &str, lifetime: Lifetime) -> Result<Namespace> {
     Ok(namespace)
 }
 
-fn underlay(lifetime: Lifetime) -> Result<(Namespace, Namespace)> {
+fn networks(underlay: Underlay, lifetime: Lifetime) -> Result<(Namespace, Namespace)> {
     let router = machine("router", lifetime)?;
     let outside = machine("outside", lifetime)?;
-    router.place().forward()?;
-    router.place().conn()?.execute(bridge::create("br0"))?;
-    router.place().set_up("br0", &nets(&UNDERLAY_ROUTER)?)?;
-    connect(&router, ("out0", None), &outside, &nets(&OUTSIDE)?)?;
-    router.place().set_up("out0", &nets(&OUTSIDE_ROUTER)?)?;
-    let mut conn = outside.place().conn()?;
-    let eth0 = outside.place().index("eth0")?;
+    let (at, out) = (router.place(), outside.place());
+    at.forward()?;
+    at.conn()?.execute(bridge::create(BRIDGE))?;
+    underlay.lay_on_bridge(at)?;
+    at.set_up(underlay.routers_link(), &nets(&UNDERLAY_ROUTER)?)?;
+    let [near, far] = [0, 1].map(|end| [0x02, 0x1a, 0xb0, 0, end, 10]);
+    at.cable(("out0", near), UNDERLAY_MTU, out, ("eth0", far))?;
+    let eth0 = out.set_up("eth0", &nets(&OUTSIDE)?)?;
+    at.set_up("out0", &nets(&OUTSIDE_ROUTER)?)?;
+    let mut conn = out.conn()?;
     for (underlay, via) in nets(&UNDERLAY_ROUTER)?.iter().zip(nets(&OUTSIDE_ROUTER)?) {
         conn.execute(Route::to(underlay.trunc()).via(via.addr()).dev(eth0).add())?;
     }
     Ok((router, outside))
 }
 
-/// A cable from a port of the router, which may be a bridge's, to eth0 of a machine, which gets addresses.
-fn connect(
-    router: &Namespace,
-    (port, bridge): (&str, Option<&str>),
-    machine: &Namespace,
-    nets: &[IpNet],
-) -> Result<()> {
-    // Locally administered and derived from the machine's address, so unique on the bridge.
-    let last = match nets[0].addr() {
-        IpAddr::V4(address) => address.octets()[3],
-        IpAddr::V6(address) => address.octets()[15],
-    };
-    let port = (port, [0x02, 0x1a, 0xb0, 0, 0, last]);
-    let eth0 = ("eth0", [0x02, 0x1a, 0xb0, 0, 1, last]);
-    let (router, machine) = (router.place(), machine.place());
-    router.cable(port, UNDERLAY_MTU, machine, eth0)?;
-    // Without addresses, so that nobody is asked for who cannot be reached yet: the kernel asks again after a second.
-    machine.set_up("eth0", &[])?;
-    if let Some(bridge) = bridge {
-        router.plug(port.0, bridge)?;
-    }
-    machine.set_up("eth0", nets)?;
-    Ok(())
+fn default_route(machine: &Place, link: &str, via: IpAddr) -> Result<()> {
+    let link = machine.index(link)?;
+    let route = Route::default_of(Family::of(via)).via(via).dev(link);
+    Ok(machine.conn()?.execute(route.add())?)
 }
 
-fn default_route(machine: &Namespace, via: IpAddr) -> Result<()> {
-    let eth0 = machine.place().index("eth0")?;
-    let route = Route::default_of(Family::of(via)).via(via).dev(eth0);
-    Ok(machine.place().conn()?.execute(route.add())?)
+fn member(place: &Place, number: u8) -> Member<'_> {
+    Member {
+        place,
+        number,
+        addresses: crate::node::underlay_addresses(number).into(),
+    }
 }
 
 fn node_nets(number: u8) -> Result<Vec<IpNet>> {

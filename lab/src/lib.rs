@@ -9,7 +9,7 @@
 //!
 //! - [`namespace`], [`holder`]: a machine, and ways to run things inside;
 //! - [`place`]: its network alone, or a pod's, and cables between networks; [`cgroup`]: what its sockets belong to;
-//! - [`lab`]: the drawing above; [`node`], [`agent`], [`pod`], [`cni`]: what is on a node;
+//! - [`lab`]: the drawing above; [`underlay`]: what else its cables may be; [`node`], [`agent`], [`pod`], [`cni`]: what is on a node;
 //! - [`wire`]: cables that carry bytes alone; [`machine`]: a virtual machine behind one;
 //! - [`congestion`]: what TCP of all networks goes by;
 //! - [`program`]: other programs, in a pod and on a CPU;
@@ -50,6 +50,7 @@ pub mod residue;
 pub mod self_test;
 pub mod tools;
 pub mod traffic;
+pub mod underlay;
 pub mod wait;
 pub mod wire;
 
@@ -62,3 +63,4 @@ pub use node::{Node, NodeEntry};
 pub use place::Place;
 pub use pod::Pod;
 pub use program::Program;
+pub use underlay::Underlay;

@@ -12,7 +12,9 @@ use crate::{Error, NetNs, Result};
 use netlink_packet_core::Emitable;
 use netlink_sys::{
     Socket, SocketAddr,
-    protocols::{NETLINK_NETFILTER, NETLINK_ROUTE, NETLINK_SOCK_DIAG, NETLINK_XFRM},
+    protocols::{
+        NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE, NETLINK_SOCK_DIAG, NETLINK_XFRM,
+    },
 };
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
@@ -141,6 +143,12 @@ impl Conn {
     /// Opens a socket that tells of IPsec.
     pub(crate) fn xfrm() -> Result<Conn> {
         open(NETLINK_XFRM).map_err(|error| Error::system("open a netlink socket of xfrm", &error))
+    }
+
+    /// Opens a socket for families that have no protocol of their own.
+    pub(crate) fn generic() -> Result<Conn> {
+        open(NETLINK_GENERIC)
+            .map_err(|error| Error::system("open a socket of generic netlink", &error))
     }
 
     /// Opens a socket in another network namespace; the calling thread stays where it is.

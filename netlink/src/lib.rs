@@ -2,7 +2,7 @@
 //!
 //! - [`conn`]: one socket in one network namespace; sends requests, alone or many in one call;
 //! - [`error`]: kernel refusals as variants, decided by errno alone;
-//! - [`link`], [`veth`], [`vxlan`], [`bridge`], [`vlan`]: interfaces;
+//! - [`link`], [`veth`], [`vxlan`], [`bridge`], [`vlan`], [`bond`], [`wireguard`]: interfaces;
 //! - [`addr`], [`route`], [`rule`], [`neigh`], [`fdb`]: what hangs on them;
 //! - [`nft`], [`xtables`], [`tc`], [`conntrack`]: firewalls and filters, anybody's, to be looked at, and connections;
 //! - [`sock_diag`]: the namespace's sockets; [`xfrm`]: whether IPsec has policies;
@@ -27,6 +27,7 @@
 //! ```
 
 pub mod addr;
+pub mod bond;
 pub mod bridge;
 pub mod conn;
 pub mod conntrack;
@@ -47,6 +48,7 @@ pub mod veth;
 pub mod vlan;
 pub mod vxlan;
 mod wire;
+pub mod wireguard;
 pub mod xfrm;
 pub mod xtables;
 

@@ -1,9 +1,10 @@
 //! Two nodes in namespaces, and what must hold between them: the demo's checks, and agents that
 //! restart, are killed and go.
 
+use super::ways::Expected;
 use crate::report::Report;
 use anyhow::{Context as _, Result, bail, ensure};
-use sinabro_common::api::{PathCounts, Request, Response};
+use sinabro_common::api::{Request, Response};
 use sinabro_guest::{BIN_DIR, Environment, Message};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Machine, Node,
@@ -39,52 +40,12 @@ pub fn run(report: &mut Report, environment: &Environment) -> Result<()> {
     report.doing("looking at the acceleration's self-test")?;
     report.check("self_test", self_test(&scene))?;
     report.doing("looking at the way between the nodes")?;
-    report.check("overlay", overlay(&scene))?;
+    report.check("overlay", Expected::by_kernel()?.holds(&scene))?;
     report.check("bursts", bursts_to_the_outside(&scene))?;
     if environment.sctp {
         report.check("sctp_between_nodes", sctp_between_nodes(&scene))?;
     }
     report.check("super_packets", super_packets(&scene))
-}
-
-/// Which way packets go between nodes, by what is said of kernels (docs/overlay.md): as the agents say it, and as is counted.
-fn overlay(scene: &Scene) -> Result<String> {
-    let kernel = kernel()?;
-    let wraps = kernel >= (5, 13);
-    let expected = match wraps {
-        true => "direct",
-        false => "kernel: this node's Linux is older than 5.13",
-    };
-    for node in scene.lab().nodes() {
-        let status = node.status()?;
-        let mode = status.modes.get("overlay").context("no mode overlay")?;
-        ensure!(mode == expected, "{}: {mode}", node.name());
-    }
-    let far = scene.pod(2, 1);
-    let outer = scene.node(2).addresses()[0];
-    for address in far.addresses() {
-        // What is of another version than the tunnel's headers the kernel alone takes out of them before that.
-        let unwraps = address.is_ipv4() == outer.is_ipv4() || kernel >= (6, 3);
-        let (before, took_before) = (counts(scene.node(1))?, counts(scene.node(2))?);
-        tcp::transfer(scene.pod(1, 1).place(), far.place(), address, 1 << 20)?;
-        let (after, took) = (counts(scene.node(1))?, counts(scene.node(2))?);
-        for (what, before, after, is_direct) in [
-            ("sent", before, after, wraps),
-            ("received", took_before, took, unwraps),
-        ] {
-            let of = |counts: PathCounts| match what {
-                "sent" => (counts.direct.sent, counts.kernel.sent),
-                _ => (counts.direct.received, counts.kernel.received),
-            };
-            let ((direct, kernel), (direct_before, kernel_before)) = (of(after), of(before));
-            let (direct, kernel) = (direct - direct_before, kernel - kernel_before);
-            ensure!(
-                (direct > kernel) == is_direct,
-                "to {address}: {direct} packets {what} past the stack, {kernel} by it"
-            );
-        }
-    }
-    Ok(expected.into())
 }
 
 /// Many datagrams of one call go past the node's stack: the kernel says of what a packet's segments are, by the order in which it
@@ -104,14 +65,6 @@ fn bursts_to_the_outside(scene: &Scene) -> Result<String> {
         ensure!(handed == 0, "to {address}: {handed} packets by the stack");
     }
     Ok("past the stack, v4 and v6".into())
-}
-
-/// Packets between a node and all others.
-fn counts(node: &Node) -> Result<PathCounts> {
-    match node.ask(Request::Metrics)? {
-        Response::Metrics(metrics) => metrics.overlay_packets.context("no packets are counted"),
-        _ => bail!("unexpected answer about the agent's metrics"),
-    }
 }
 
 fn sctp_between_nodes(scene: &Scene) -> Result<String> {
@@ -136,17 +89,6 @@ fn super_packets(scene: &Scene) -> Result<String> {
     let large = large.count()?;
     ensure!(large > 0, "no super-packet");
     Ok(format!("{large}"))
-}
-
-/// The two numbers that a release begins with.
-fn kernel() -> Result<(u32, u32)> {
-    let release = nix::sys::utsname::uname()?;
-    let release = release.release().to_string_lossy();
-    let mut numbers = release.split(['.', '-']).map(str::parse);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),
-        _ => bail!("no version in {release}"),
-    }
 }
 
 /// Agents end, traffic goes on, pods can be added to those that come after.

@@ -4,7 +4,9 @@ mod datapath;
 mod lab;
 mod node;
 mod refused;
+mod uplinks;
 mod verify;
+mod ways;
 
 use crate::{job, report::Report};
 use anyhow::Result;
@@ -22,6 +24,7 @@ pub fn run() -> Result<()> {
             Step::Verify => "verify",
             Step::Node => "node",
             Step::Lab => "lab",
+            Step::Uplinks => "uplinks",
             Step::Datapath { .. } => "datapath",
             Step::PowerOff => "power_off",
             Step::Refused | Step::AllRefused => "refused",
@@ -31,6 +34,7 @@ pub fn run() -> Result<()> {
             Step::Verify => verify::run(&mut report),
             Step::Node => node::run(&mut report, &job.environment),
             Step::Lab => lab::run(&mut report, &job.environment),
+            Step::Uplinks => uplinks::run(&mut report),
             Step::Datapath { thorough } => datapath::run(&mut report, *thorough),
             Step::PowerOff => refused::power_off(&mut report, &job.environment),
             Step::Refused => refused::last_good(&mut report, &job.environment),

@@ -163,6 +163,13 @@ pub const SPECIAL: &[Special] = &[
         ..Special::USUAL
     },
     Special {
+        name: "nodes on VLANs, bonds, WireGuard",
+        kernels: &["5.10", "6.12"],
+        modules: &["8021q", "bonding", "wireguard"],
+        steps: &[StepName::Uplinks],
+        ..Special::USUAL
+    },
+    Special {
         name: "uplink without link header",
         kernels: &["5.10", "6.12"],
         environment: || with_uplink(Uplink::Tun),

@@ -11,6 +11,8 @@ pub enum StepName {
     Node,
     /// The demo's checks between two nodes, and agents that restart and are killed
     Lab,
+    /// Two nodes by a VLAN, a bond, WireGuard: on machines of its own
+    Uplinks,
     /// The data path's tests
     Datapath,
     /// Reboot into this kernel, which refuses the programs: on machines of its own
@@ -27,6 +29,7 @@ impl StepName {
             Self::Verify => vec![Step::Verify],
             Self::Node => vec![Step::Node],
             Self::Lab => vec![Step::Lab],
+            Self::Uplinks => vec![Step::Uplinks],
             Self::Datapath => vec![Step::Datapath { thorough }],
             Self::Refused => vec![Step::PowerOff, Step::Refused, Step::AllRefused],
         }
