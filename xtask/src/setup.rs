@@ -118,13 +118,14 @@ pub const CLUSTER: &[Need] = &[
     Need::ClusterTools,
 ];
 pub const VM: &[Need] = &[Need::RustSrc, Need::BpfLinker, Need::StaticLibc, Need::Qemu];
-const QEMU: [(&str, &str); 6] = [
+const QEMU: [(&str, &str); 7] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("dpkg", "dpkg"),
     ("xz", "xz-utils"),
     ("zstd", "zstd"),
     ("strip", "binutils"),
     ("busybox", "busybox-static"),
+    ("ip", "iproute2"),
 ];
 /// Programs of a cluster's nodes and test images, and Debian's packages of them.
 const CLUSTER_TOOLS: [(&str, &str); 24] = [

@@ -169,7 +169,10 @@ fn skipped(said: &str) -> BTreeMap<&str, Vec<&str>> {
             test = name;
         }
         if let Some(why) = line.strip_prefix("skipped: ") {
-            found.entry(why).or_default().push(test);
+            let tests = found.entry(why).or_default();
+            if tests.last() != Some(&test) {
+                tests.push(test);
+            }
         }
     }
     found
@@ -196,7 +199,8 @@ mod tests {
         test nat::a ... ok\n\
         test nat::b ... FAILED\n\
         test of ... dots ... ok\n\
-        \nsuccesses:\n\n---- nat::a stdout ----\nskipped: no acceleration, it is too old\n\n\
+        \nsuccesses:\n\n---- nat::a stdout ----\nskipped: no acceleration, it is too old\n\
+        skipped: no acceleration, it is too old\n\n\
         \nsuccesses:\n    nat::a\n    of ... dots\n\
         \nfailures:\n\n---- nat::b stdout ----\nthread 'nat::b' panicked at x.rs:1:\nno route\n\
         stack backtrace:\n   0: rust_begin_unwind\n\n\nfailures:\n    nat::b\n\n\

@@ -58,15 +58,17 @@ impl Programs {
 /// What machines have in their file systems.
 pub struct Archives {
     common: Vec<u8>,
-    /// If a step needs it.
+    /// If a step needs them.
     refusing: Option<Vec<u8>>,
+    ip: Option<Vec<u8>>,
 }
 
 impl Archives {
     /// What a machine needs that takes these steps.
     pub fn of(&self, steps: &[Step]) -> Vec<&[u8]> {
         let refusing = self.refusing.iter().filter(|_| refuses(steps));
-        let all = [&self.common].into_iter().chain(refusing);
+        let ip = self.ip.iter().filter(|_| calls_ip(steps));
+        let all = [&self.common].into_iter().chain(refusing).chain(ip);
         all.map(Vec::as_slice).collect()
     }
 }
@@ -76,15 +78,31 @@ fn refuses(steps: &[Step]) -> bool {
     steps.iter().any(needs)
 }
 
+/// Some of the data path's tests change routes and neighbours by it.
+fn calls_ip(steps: &[Step]) -> bool {
+    let needs = |step: &Step| matches!(step, Step::Datapath { thorough: true });
+    steps.iter().any(needs)
+}
+
 /// Builds what these machines need.
 pub fn archives(dir: Option<&Path>, runs: &[Run<'_>]) -> Result<Archives> {
     let common = Programs::build(dir)?.archive.finish();
-    let mut boots = runs.iter().flat_map(|run| &run.boots);
-    let refusing = boots.any(|boot| refuses(&boot.steps)).then(refusing);
+    let is_needed = |needs: fn(&[Step]) -> bool| {
+        let mut boots = runs.iter().flat_map(|run| &run.boots);
+        boots.any(|boot| needs(&boot.steps))
+    };
     Ok(Archives {
         common,
-        refusing: refusing.transpose()?,
+        refusing: is_needed(refuses).then(refusing).transpose()?,
+        ip: is_needed(calls_ip).then(ip).transpose()?,
     })
+}
+
+fn ip() -> Result<Vec<u8>> {
+    let program = which("ip").context("there is no ip, of the package iproute2")?;
+    let mut archive = Archive::default();
+    put(&mut archive, &format!("{BIN_DIR}/ip"), &program)?;
+    Ok(archive.finish())
 }
 
 /// The agent that the lab's tests start: only a debug build has its programs refused.

@@ -55,7 +55,7 @@ impl World {
 #[test]
 fn each_way_is_counted_and_nothing_twice() {
     direct::direct(|world| {
-        for near in [world.a.v4, world.a.v6] {
+        for near in world.delivered_to() {
             let before = world.second();
             let there = packet::udp((near, 1), (far(near), 2), b"hello");
             let back = packet::udp((far(near), 2), (near, 1), b"hello");

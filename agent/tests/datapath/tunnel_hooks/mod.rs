@@ -21,6 +21,7 @@ use sinabro_common::{
     },
     names::{HOST_MAC, VXLAN_PORT, VXLAN_VNI, vxlan_mac},
 };
+use sinabro_lab::kernel;
 use std::{collections::BTreeMap, net::IpAddr};
 
 const FIRST: u16 = 0x2000;
