@@ -79,6 +79,17 @@ impl Programs {
         attempt(1).is_ok()
     }
 
+    /// Says that the test is not made, or some of it, on a kernel that does not.
+    pub fn skipped(&self) -> bool {
+        let knows = self.know_where_from();
+        if !knows {
+            println!(
+                "skipped: this kernel runs no program on a packet that came in by an interface"
+            );
+        }
+        !knows
+    }
+
     /// The verdict on a frame that comes by at an interface, and what became of the frame.
     pub fn run(&self, program: &str, ifindex: u32, frame: &[u8]) -> (i32, Vec<u8>) {
         self.try_run(program, ifindex, frame).unwrap()

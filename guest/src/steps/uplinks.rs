@@ -8,6 +8,7 @@ use sinabro_guest::BIN_DIR;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Underlay,
     checks::{Check, Scene, service},
+    cni::IFNAME,
     lab::UNDERLAY_MTU,
     node::SERVICES_FLAGS,
     traffic::{
@@ -114,15 +115,16 @@ fn out(scene: &Scene) -> Result<String> {
         .get("forwarding")
         .context("no mode forwarding")?;
     ensure!(mode == expected, "{mode}");
-    let uplink = packet::interface(node.place(), underlay.link())?;
-    let outside = scene.lab().outside().place();
+    let (pod, outside) = (scene.pod(1, 1).place(), scene.lab().outside().place());
+    // Of a device without MAC addresses nothing is captured.
+    let (place, link) = match underlay.is_ethernet() {
+        true => (node.place(), underlay.link()),
+        false => (pod, IFNAME),
+    };
+    let link = packet::interface(place, link)?;
     for address in scene.lab().outside_addresses()? {
-        let path = Path::new("out", scene.pod(1, 1).place(), outside, address);
-        let large = Tally::start(
-            node.place(),
-            uplink,
-            Kind::LargerThan(UNDERLAY_MTU as usize),
-        )?;
+        let path = Path::new("out", pod, outside, address);
+        let large = Tally::start(place, link, Kind::LargerThan(UNDERLAY_MTU as usize))?;
         let before = snmp::forwarded(node.place())?;
         Stream::open(&path)?.carry(1 << 20, 128 << 10)?;
         let by_stack = snmp::forwarded(node.place())? - before;

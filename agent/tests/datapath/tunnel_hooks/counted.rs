@@ -129,8 +129,10 @@ fn the_devices_packets_are_counted_on_both_ways() {
         let forged = world.inner(&from_to(ip("10.3.0.7"), world.a.v4));
         let forged = frame(&world.outer(&forged));
         world.dropped("uplink_in", &forged, TunnelInner, "forged");
-        let forwarded = world.run("uplink_out", world.a.ifindex, &own);
-        assert_eq!(forwarded.0, DROP);
+        if !world.programs.skipped() {
+            let forwarded = world.run("uplink_out", world.a.ifindex, &own);
+            assert_eq!(forwarded.0, DROP);
+        }
         assert_eq!(world.second(), expected);
         assert_eq!(sum(&world.datapath), expected);
     });
