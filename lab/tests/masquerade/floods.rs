@@ -9,15 +9,13 @@ use crate::{
 use sinabro_common::{
     abi::{Addr, connection::Tuple},
     api::{ConnectionFilter, PodConnections, Request, Response, StateClass},
-    names,
 };
 use sinabro_lab::{
-    Pod,
     amount::amount,
     datapath::Planted,
     traffic::{
         crowd::Kind,
-        flood::Flood,
+        flood::{Flood, NOWHERE, lose_what_goes_nowhere, nowhere},
         path::Path,
         snmp,
         unbroken::{Pace, Traffic},
@@ -25,47 +23,9 @@ use sinabro_lab::{
     wait::{eventually, wait_for},
 };
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     time::Duration,
 };
-
-/// Where floods come from, or go to, by family.
-const NOWHERE: [&str; 2] = ["203.0.113.0/24", "2001:db8:bad::/48"];
-
-/// Addresses that no machine has (RFC 5737, RFC 3849), and no packet reaches.
-fn nowhere(family: usize, number: u64) -> SocketAddr {
-    let port = 1024 + (number % 50_000) as u16;
-    let host = (number / 50_000 % 254 + 1) as u16;
-    let address: IpAddr = match family {
-        0 => Ipv4Addr::new(203, 0, 113, host as u8).into(),
-        _ => Ipv6Addr::new(0x2001, 0xdb8, 0xbad, 0, 0, 0, 0, host).into(),
-    };
-    SocketAddr::new(address, port)
-}
-
-pub fn lose_what_goes_nowhere(world: &World) {
-    for range in NOWHERE {
-        let family = if range.contains(':') { "-6" } else { "-4" };
-        let add = ["ip", family, "route", "add", "blackhole", range];
-        world.lab.router().place().command(&add).unwrap();
-    }
-}
-
-/// A pod begins connections to everywhere.
-pub fn from_pod(pod: &Pod, family: usize) -> Flood {
-    from_pod_again(pod, family, u64::MAX)
-}
-
-/// The same, and after so many the same ones again.
-pub fn from_pod_again(pod: &Pod, family: usize, connections: u64) -> Flood {
-    let own = SocketAddr::new(pod.addresses()[family], 1);
-    let ends = move |number| {
-        let number = number % connections;
-        let from = SocketAddr::new(own.ip(), 1024 + (number / 12_700_000) as u16);
-        (from, nowhere(family, number))
-    };
-    Flood::start(pod.place(), eth0(pod.place()), names::HOST_MAC, ends).unwrap()
-}
 
 /// Somebody outside begins connections from everywhere.
 fn from_outside(world: &World, to: SocketAddr) -> Flood {
@@ -91,7 +51,7 @@ impl<'a> Floods<'a> {
         Self {
             world,
             taken: Self::taken(world),
-            of_pod: [0, 1].map(|family| from_pod(world.pod(2), family)),
+            of_pod: [0, 1].map(|family| Flood::from_pod(world.pod(2), family, u64::MAX).unwrap()),
             to_pod: [0, 1].map(|family| from_outside(world, (target[family], 80).into())),
             to_node: own.map(|own| from_outside(world, (own, 61_234).into())),
         }
@@ -192,7 +152,7 @@ fn floods_harm_nobody_under_load() {
     for way in Way::BOTH {
         let world = World::by(way, 3, &[], &[]);
         route_pods(&world);
-        lose_what_goes_nowhere(&world);
+        lose_what_goes_nowhere(world.lab.router().place()).unwrap();
         let traffic = watch(&world, 2);
         traffic.event("the floods began").unwrap();
         let floods = Floods::start(&world);
@@ -245,7 +205,7 @@ fn floods_of_a_full_table_harm_nobody_under_load() {
     for way in Way::in_turn(1) {
         let world = World::by(way, 3, &[], &[&room]);
         route_pods(&world);
-        lose_what_goes_nowhere(&world);
+        lose_what_goes_nowhere(world.lab.router().place()).unwrap();
         // Datagrams both ways, and streams; new connections could not be begun.
         let echoes = |path: Path| path.with_echoes(500);
         let paths: Vec<_> = outside(&world, 2).into_iter().map(echoes).collect();

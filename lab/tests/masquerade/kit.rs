@@ -38,6 +38,14 @@ pub enum Way {
 impl Way {
     pub const BOTH: [Self; 2] = [Self::Stack, Self::Direct];
 
+    /// What an agent is told for it.
+    pub fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Stack => &[],
+            Self::Direct => &SERVICES_FLAGS,
+        }
+    }
+
     /// The ways of a test's part, where each of its parts by both takes too long: one by turns, or with SINABRO_THOROUGH
     /// both.
     pub fn in_turn(part: usize) -> impl Iterator<Item = Self> {
@@ -115,7 +123,7 @@ impl World {
             return Self::in_lab(lab, pods, flags);
         }
         node.write_services("{kind: List, items: []}\n").unwrap();
-        let world = Self::in_lab(lab, pods, &[&SERVICES_FLAGS, flags].concat());
+        let world = Self::in_lab(lab, pods, &[way.flags(), flags].concat());
         world.wait_for_way("direct");
         world
     }

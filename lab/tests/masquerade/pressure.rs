@@ -3,16 +3,15 @@
 use crate::{
     crowds::crowd,
     ends::{Ends, next_id, payload},
-    floods::{from_pod, from_pod_again, lose_what_goes_nowhere},
     fragments::ORDERS,
-    kit::{FAMILIES, World, far},
+    kit::{FAMILIES, Way, World, far},
 };
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Place,
-    node::SERVICES_FLAGS,
     raise::Raise,
     traffic::{
         crowd::Kind,
+        flood::{Flood, lose_what_goes_nowhere},
         fragment::cut,
         identity::{self, Server},
         path::Path,
@@ -33,6 +32,9 @@ use std::{
 /// Undisturbed, to be compared with.
 pub const BEFORE: Duration = Duration::from_secs(6);
 const PHASE: Duration = Duration::from_secs(2);
+/// After so many hundred connections the same ones come again: no more than the first release has room for while no agent ends any,
+/// however long the next one takes to start.
+const AGAIN: u16 = 200;
 
 /// Two meters at once would be in each other's way.
 pub fn alone() -> MutexGuard<'static, ()> {
@@ -84,7 +86,7 @@ fn come_and_go(world: &World, families: usize, stop: &AtomicBool) -> u16 {
     let mut crowds: Vec<_> = (0..families).map(crowd).collect();
     let mut rounds = 0;
     while !stop.load(Ordering::Relaxed) {
-        let first = 10_000 + (rounds % 500) * 100;
+        let first = 10_000 + (rounds % AGAIN) * 100;
         for crowd in &mut crowds {
             let opened = crowd.open(first..first + 100, 0);
             let closed = opened.and_then(|()| crowd.close(first..first + 100, 0));
@@ -99,40 +101,54 @@ fn come_and_go(world: &World, families: usize, stop: &AtomicBool) -> u16 {
 #[test]
 fn agents_come_and_go_under_load() {
     let _alone = alone();
-    let world = World::with(3, &[], &[]);
-    lose_what_goes_nowhere(&world);
-    let traffic = watch(&world, 2);
+    for way in Way::in_turn(1) {
+        let world = World::by(way, 3, &[], &[]);
+        lose_what_goes_nowhere(world.lab.router().place()).unwrap();
+        let traffic = watch(&world, 2);
+        let (rounds, _) = under_pressure(&world, 2, u64::MAX, || {
+            let node = world.node();
+            for step in ["killed", "stopped", "killed"] {
+                traffic.event(&format!("the agent was {step}")).unwrap();
+                match step {
+                    "killed" => node.kill_agent().unwrap(),
+                    _ => node.stop_agent().unwrap(),
+                }
+                traffic.watch(PHASE);
+                traffic
+                    .must_flow(&format!("after the agent was {step}"))
+                    .unwrap();
+                traffic.event("the agent was started").unwrap();
+                node.start_agent_with(way.flags()).unwrap();
+                node.wait_ready().unwrap();
+                traffic.watch(PHASE);
+                traffic.must_flow("with a new agent").unwrap();
+            }
+        });
+        let report = finish(traffic, &world);
+        println!("{way:?}: {rounds} times 200 connections; {report}");
+    }
+}
+
+/// Runs something while the second pod floods in as many families, with so many connections again and again, and the third pod's come and
+/// go: how often those did, and how many SYNs were sent.
+fn under_pressure(world: &World, families: usize, flood: u64, run: impl FnOnce()) -> (u16, u64) {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let raise = Raise(&stop);
-        let (world, stop) = (&world, &stop);
-        let come_and_go = scope.spawn(move || come_and_go(world, 2, stop));
-        let floods = [0, 1].map(|family| from_pod(world.pod(2), family));
-        let node = world.node();
-        for step in ["killed", "stopped", "killed"] {
-            traffic.event(&format!("the agent was {step}")).unwrap();
-            match step {
-                "killed" => node.kill_agent().unwrap(),
-                _ => node.stop_agent().unwrap(),
-            }
-            traffic.watch(PHASE);
-            traffic
-                .must_flow(&format!("after the agent was {step}"))
-                .unwrap();
-            traffic.event("the agent was started").unwrap();
-            node.start_agent().unwrap();
-            node.wait_ready().unwrap();
-            traffic.watch(PHASE);
-            traffic.must_flow("with a new agent").unwrap();
-        }
-        for flood in floods {
-            flood.finish().unwrap();
-        }
+        let come_and_go = scope.spawn(|| come_and_go(world, families, &stop));
+        let floods: Vec<_> = (0..families)
+            .map(|family| Flood::from_pod(world.pod(2), family, flood).unwrap())
+            .collect();
+        run();
+        let sent = floods
+            .into_iter()
+            .map(|flood| flood.finish().unwrap())
+            .sum();
         drop(raise);
         let rounds = come_and_go.join().unwrap();
         assert!(rounds > 0);
-        println!("{rounds} times 200 connections; {}", finish(traffic, world));
-    });
+        (rounds, sent)
+    })
 }
 
 /// The programs of an earlier state of the project, which `cargo xtask test` builds from git's history.
@@ -183,8 +199,8 @@ fn packets_in_parts_and_the_hosts_own_outlive_agents_under_load() {
     const SIZE: usize = 5000;
     let _alone = alone();
     for (world, flags) in [
-        (World::with(2, &[], &[]), &[][..]),
-        (World::direct(2), &SERVICES_FLAGS[..]),
+        (World::with(2, &[], &[]), Way::Stack.flags()),
+        (World::direct(2), Way::Direct.flags()),
     ] {
         let (node, host) = (world.node(), world.node().place());
         // Not the host of those whose ids are chosen here.
@@ -268,21 +284,17 @@ fn flows_outlive_an_upgrade_of_the_first_release() {
 
 /// The same while a pod floods and connections come and go: none is missed, and none is refused.
 #[test]
-fn an_upgrade_under_load_breaks_nothing() {
+fn an_upgrade_of_the_first_release_under_load_breaks_nothing() {
     /// More than a pod's share, and less than fills the table of the first release: that has no shares, and refuses everybody then.
     const FLOOD: u64 = 40_000;
     let _alone = alone();
     let now = Binaries::find().unwrap();
     let lab = Lab::new(earlier(), 1, Lifetime::Process).unwrap();
     let world = World::in_lab(lab, 3, &[]);
-    lose_what_goes_nowhere(&world);
+    lose_what_goes_nowhere(world.lab.router().place()).unwrap();
+    // It masquerades IPv4 alone.
     let traffic = watch(&world, 1);
-    let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let raise = Raise(&stop);
-        let (world, stop) = (&world, &stop);
-        let come_and_go = scope.spawn(move || come_and_go(world, 1, stop));
-        let flood = from_pod_again(world.pod(2), 0, FLOOD);
+    let (rounds, sent) = under_pressure(&world, 1, FLOOD, || {
         let node = world.node();
         traffic.event("the agent was killed").unwrap();
         node.kill_agent().unwrap();
@@ -294,13 +306,7 @@ fn an_upgrade_under_load_breaks_nothing() {
         node.wait_ready().unwrap();
         traffic.watch(PHASE);
         traffic.must_flow("with the next version").unwrap();
-        let sent = flood.finish().unwrap();
-        drop(raise);
-        let rounds = come_and_go.join().unwrap();
-        assert!(rounds > 0);
-        println!(
-            "{sent} SYNs, {rounds} times 100 connections; {}",
-            finish(traffic, world)
-        );
     });
+    let report = finish(traffic, &world);
+    println!("{sent} SYNs, {rounds} times 100 connections; {report}");
 }
