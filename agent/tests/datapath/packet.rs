@@ -366,7 +366,7 @@ pub fn in_parts_of(whole: &Ip, len: usize, id: u32) -> Vec<Ip> {
         Ip {
             id,
             fragment: match whole.src.is_ipv4() {
-                true => more << 13 | offset / 8,
+                true => (more << 13) | (offset / 8),
                 false => offset | more,
             },
             payload: bytes.to_vec(),

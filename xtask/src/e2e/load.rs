@@ -4,7 +4,8 @@ use super::{
     pods::KubePod,
     world::{NAMESPACE, World},
 };
-use anyhow::{Context as _, Result};
+use crate::cluster::Proxy;
+use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use sinabro_lab::{
     Place,
@@ -59,8 +60,49 @@ pub fn traffic_and(
         paths.push(service_path(world, way, a, to)?);
     }
     let traffic = Traffic::start(&paths, PACE)?;
+    let before = Sent::by(world)?;
     traffic.watch(world.before);
+    Sent::by(world)?.went_as_meant(&before, world)?;
     Ok(traffic)
+}
+
+/// Packets that the nodes sent to pods of each other.
+#[derive(Debug, Default)]
+struct Sent {
+    past_the_stack: u64,
+    through_it: u64,
+}
+
+impl Sent {
+    fn by(world: &World) -> Result<Self> {
+        let mut sent = Self::default();
+        for node in world.nodes() {
+            for peer in world.peers(&node)? {
+                let Some(packets) = peer.packets else {
+                    continue;
+                };
+                sent.past_the_stack += packets.direct.sent + packets.native.sent;
+                sent.through_it += packets.kernel.sent;
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Where Services are Sinabro's, what pods send goes past the stack. What the nodes send themselves, which is a quarter of
+    /// this traffic, goes through it, as all does where kube-proxy translates.
+    fn went_as_meant(&self, before: &Self, world: &World) -> Result<()> {
+        let past_the_stack = self.past_the_stack - before.past_the_stack;
+        let through_it = self.through_it - before.through_it;
+        let as_meant = match world.cluster.variant().proxy {
+            Proxy::None => past_the_stack > through_it,
+            Proxy::Nftables | Proxy::Iptables => past_the_stack == 0 && through_it != 0,
+        };
+        ensure!(
+            as_meant,
+            "between nodes {past_the_stack} packets went past the stack and {through_it} through it"
+        );
+        Ok(())
+    }
 }
 
 /// The way to a Service whose one endpoint is `to`.

@@ -168,7 +168,7 @@ impl<'a> Model<'a> {
     /// A port that whoever searches for one finds.
     fn some_free(&self, key: &Key) -> Option<u16> {
         let is_seen = |port: &u16| !self.closed.contains(&(key.0, key.3, key.4, *port));
-        let mut seen = PORTS.into_iter().filter(is_seen);
+        let mut seen = PORTS.filter(is_seen);
         seen.find(|port| self.is_free(key, *port))
     }
 
