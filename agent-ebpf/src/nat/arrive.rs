@@ -1,7 +1,7 @@
 //! What comes in by an uplink.
 
 use super::{
-    early, error, find_source, is_carried, is_error, keeps_source, leave::KNOWN, translate,
+    early, error, find_source, is_carried, is_error, keeps_source, leave::KNOWN, socket, translate,
     translating,
 };
 use crate::{
@@ -112,7 +112,7 @@ fn is_translated(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
     claim::may_have(proto::TCP, u16::from_be_bytes(scratch.l4.dst_port))
         && find_source(skb, scratch)
         && scratch.ip.dst == scratch.nat
-        && claim::is_of_socket(skb, scratch) == 0
+        && socket::has_segment(skb, scratch) == 0
 }
 
 /// Looks up who the packet is for; in `scratch.alias` if it is [`KNOWN`].

@@ -5,7 +5,7 @@
 //! looks for an alias. So of a pod and a host's process that come at the same time at least one sees the
 //! other.
 
-use super::{crowd, drop, leave::KNOWN, mapping};
+use super::{crowd, drop, leave::KNOWN, mapping, socket};
 use crate::{
     PASS,
     connection::{self, ending::is_first, share},
@@ -14,19 +14,15 @@ use crate::{
     scratch::{self, Scratch},
 };
 use aya_ebpf::{
-    bindings::{
-        __sk_buff, BPF_ANY, BPF_F_CURRENT_NETNS, BPF_NOEXIST, bpf_sock_tuple,
-        bpf_sock_tuple__bindgen_ty_1, bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1,
-        bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2,
-    },
-    helpers::{bpf_get_prandom_u32, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp},
+    bindings::{__sk_buff, BPF_ANY, BPF_NOEXIST},
+    helpers::bpf_get_prandom_u32,
 };
 use core::hint::black_box;
 use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            Alias, Connection, FLAG_EMBRYONIC, FLAG_MASQUERADED, HOST_SHARE, KEEPS_SOURCE, Tuple,
+            Alias, Connection, FLAG_EMBRYONIC, FLAG_MASQUERADED, HOST_SHARE, KEEPS_SOURCE,
             has_one_id, host_port_word,
         },
         drop::DropReason,
@@ -290,7 +286,7 @@ pub fn claim_alias(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         Err(EEXIST) => return TAKEN,
         Err(_) => return drop(DropReason::NatTableFull),
     }
-    if has_socket(skb, scratch) == 0 {
+    if socket::takes_answers(skb, scratch) == 0 {
         return FOUND;
     }
     let _ = ALIASES.remove(&scratch.alias_key);
@@ -441,93 +437,4 @@ pub fn renew(scratch: &mut Scratch) -> bool {
     CONNECTIONS
         .insert(&scratch.key, &scratch.connection, BPF_ANY.into())
         .is_ok()
-}
-
-/// Whether a socket of the host takes what answers this translation: it listens at the port, or speaks with
-/// the same remote end.
-#[inline(never)]
-fn has_socket(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
-    let key = &scratch.alias_key;
-    let (mut tuple, len) = of_socket(key, scratch.ip.v6);
-    // SAFETY: the context is valid for as long as the program runs, the tuple for as long as the call; what is
-    // found is given back.
-    unsafe {
-        let found = match key.proto {
-            proto::TCP => bpf_skc_lookup_tcp(skb.cast(), &mut tuple, len, NETNS, 0).cast(),
-            proto::UDP => bpf_sk_lookup_udp(skb.cast(), &mut tuple, len, NETNS, 0),
-            _ => return 0,
-        };
-        if found.is_null() {
-            return 0;
-        }
-        bpf_sk_release(found.cast());
-        1
-    }
-}
-
-/// Whether a segment that came in is of a connection that a socket of the host has. One that listens has none yet.
-#[inline(never)]
-pub fn is_of_socket(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
-    const TCP_LISTEN: u32 = 10;
-    let (mut tuple, len) = of_socket(&scratch.tuple, scratch.ip.v6);
-    // SAFETY: as in `has_socket`.
-    unsafe {
-        let found = bpf_skc_lookup_tcp(skb.cast(), &mut tuple, len, NETNS, 0);
-        if found.is_null() {
-            return 0;
-        }
-        let state = (*found).state;
-        bpf_sk_release(found.cast());
-        (state != TCP_LISTEN).into()
-    }
-}
-
-/// The program's own network.
-const NETNS: u64 = BPF_F_CURRENT_NETNS as i64 as u64;
-
-/// What the kernel is to look for a socket by that gets what comes in, and how much of it counts.
-#[inline(always)]
-fn of_socket(came: &Tuple, v6: bool) -> (bpf_sock_tuple, u32) {
-    let (sport, dport) = (
-        u16::from_ne_bytes(came.src_port),
-        u16::from_ne_bytes(came.dst_port),
-    );
-    let mut tuple = bpf_sock_tuple {
-        __bindgen_anon_1: bpf_sock_tuple__bindgen_ty_1 {
-            ipv6: bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 {
-                saddr: words(&came.src),
-                daddr: words(&came.dst),
-                sport,
-                dport,
-            },
-        },
-    };
-    if v6 {
-        return (
-            tuple,
-            size_of::<bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2>() as u32,
-        );
-    }
-    tuple.__bindgen_anon_1.ipv4 = bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1 {
-        saddr: words(&came.src)[3],
-        daddr: words(&came.dst)[3],
-        sport,
-        dport,
-    };
-    (
-        tuple,
-        size_of::<bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1>() as u32,
-    )
-}
-
-/// An address as the kernel's structures have it.
-#[inline(always)]
-fn words(addr: &Addr) -> [u32; 4] {
-    let a = &addr.0;
-    [
-        u32::from_ne_bytes([a[0], a[1], a[2], a[3]]),
-        u32::from_ne_bytes([a[4], a[5], a[6], a[7]]),
-        u32::from_ne_bytes([a[8], a[9], a[10], a[11]]),
-        u32::from_ne_bytes([a[12], a[13], a[14], a[15]]),
-    ]
 }

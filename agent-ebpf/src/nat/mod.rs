@@ -16,6 +16,7 @@ pub mod error;
 pub mod host;
 pub mod leave;
 pub mod mapping;
+mod socket;
 
 use crate::{
     PASS,

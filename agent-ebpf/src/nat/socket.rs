@@ -1,0 +1,100 @@
+//! Sockets of the host, which the kernel is asked for.
+
+use crate::{parse::proto, scratch::Scratch};
+use aya_ebpf::{
+    bindings::{
+        __sk_buff, BPF_F_CURRENT_NETNS, bpf_sock_tuple, bpf_sock_tuple__bindgen_ty_1,
+        bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1, bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2,
+    },
+    helpers::{bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp},
+};
+use sinabro_common::abi::{Addr, connection::Tuple};
+
+/// Whether one takes what answers the translation in the alias's key: it listens at the port, or speaks with
+/// the same remote end.
+#[inline(never)]
+pub fn takes_answers(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
+    let key = &scratch.alias_key;
+    let (mut tuple, len) = of_socket(key, scratch.ip.v6);
+    // SAFETY: the context is valid for as long as the program runs, the tuple for as long as the call; what is
+    // found is given back.
+    unsafe {
+        let found = match key.proto {
+            proto::TCP => bpf_skc_lookup_tcp(skb.cast(), &mut tuple, len, NETNS, 0).cast(),
+            proto::UDP => bpf_sk_lookup_udp(skb.cast(), &mut tuple, len, NETNS, 0),
+            _ => return 0,
+        };
+        if found.is_null() {
+            return 0;
+        }
+        bpf_sk_release(found.cast());
+        1
+    }
+}
+
+/// Whether a segment that came in is of a connection that one has. A socket that listens has none yet.
+#[inline(never)]
+pub fn has_segment(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
+    const TCP_LISTEN: u32 = 10;
+    let (mut tuple, len) = of_socket(&scratch.tuple, scratch.ip.v6);
+    // SAFETY: as in `takes_answers`.
+    unsafe {
+        let found = bpf_skc_lookup_tcp(skb.cast(), &mut tuple, len, NETNS, 0);
+        if found.is_null() {
+            return 0;
+        }
+        let state = (*found).state;
+        bpf_sk_release(found.cast());
+        (state != TCP_LISTEN).into()
+    }
+}
+
+/// The program's own network.
+const NETNS: u64 = BPF_F_CURRENT_NETNS as i64 as u64;
+
+/// What the kernel is to look for a socket by that gets what comes in, and how much of it counts.
+#[inline(always)]
+fn of_socket(came: &Tuple, v6: bool) -> (bpf_sock_tuple, u32) {
+    let (sport, dport) = (
+        u16::from_ne_bytes(came.src_port),
+        u16::from_ne_bytes(came.dst_port),
+    );
+    let mut tuple = bpf_sock_tuple {
+        __bindgen_anon_1: bpf_sock_tuple__bindgen_ty_1 {
+            ipv6: bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 {
+                saddr: words(&came.src),
+                daddr: words(&came.dst),
+                sport,
+                dport,
+            },
+        },
+    };
+    if v6 {
+        return (
+            tuple,
+            size_of::<bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2>() as u32,
+        );
+    }
+    tuple.__bindgen_anon_1.ipv4 = bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1 {
+        saddr: words(&came.src)[3],
+        daddr: words(&came.dst)[3],
+        sport,
+        dport,
+    };
+    (
+        tuple,
+        size_of::<bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1>() as u32,
+    )
+}
+
+/// An address as the kernel's structures have it.
+#[inline(always)]
+fn words(addr: &Addr) -> [u32; 4] {
+    let a = &addr.0;
+    [
+        u32::from_ne_bytes([a[0], a[1], a[2], a[3]]),
+        u32::from_ne_bytes([a[4], a[5], a[6], a[7]]),
+        u32::from_ne_bytes([a[8], a[9], a[10], a[11]]),
+        u32::from_ne_bytes([a[12], a[13], a[14], a[15]]),
+    ]
+}
