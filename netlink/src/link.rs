@@ -125,6 +125,13 @@ pub fn set_mtu(index: u32, mtu: u32) -> Request {
     set(what, index, LinkAttribute::Mtu(mtu))
 }
 
+/// Lets a link have TCP's super-packets of IPv4 that are as long as this, header included: beyond 65,535 bytes since Linux 6.3
+/// (commit 9eefedd58ae1, "BIG TCP"). Where such a packet is longer its length field is zero.
+pub fn set_gso_ipv4_max_size(index: u32, bytes: u32) -> Request {
+    let what = format!("set gso_ipv4_max_size of link #{index} to {bytes}");
+    set(what, index, LinkAttribute::GsoIpv4MaxSize(bytes))
+}
+
 pub fn set_mac(index: u32, mac: Mac) -> Request {
     let what = format!("set MAC of link #{index} to {}", wire::mac_text(mac));
     set(what, index, LinkAttribute::Address(mac.to_vec()))

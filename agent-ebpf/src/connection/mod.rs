@@ -345,15 +345,8 @@ fn follow(scratch: &mut Scratch) {
     alias_key.dst = unsafe { Addr::at(&raw const record.nat) };
     alias_key.proto = key.proto;
     alias_key.set_dst_port(record.nat_port);
-    let is_question = alias_key.proto == proto::UDP && alias_key.src_port == mapping::DNS;
-    // Zero: it keeps its port. A number, for the verifier walks the rest once for each condition.
-    let pause = black_box(if stage.is_closed() {
-        LATE_NS
-    } else if is_question && stage.is_answered() {
-        MAKES_WAY_AFTER_NS
-    } else {
-        0
-    });
+    let (proto, [high, low]) = (alias_key.proto, alias_key.src_port);
+    let pause = pause_global(u32::from_ne_bytes([stage as u8, proto, high, low]));
     let Some(alias) = ALIASES.get_ptr_mut(&scratch.alias_key) else {
         return;
     };
@@ -368,4 +361,20 @@ fn follow(scratch: &mut Scratch) {
             (*alias).reusable_ns = now() + pause;
         }
     }
+}
+
+/// For how many nanoseconds a connection's port is not to be another's yet; zero: it keeps it. Of its stage, protocol and remote port. A function that is
+/// verified once: the rest is not walked for each stage.
+#[inline(never)]
+fn pause_global(of: u32) -> u64 {
+    let [stage, proto, high, low] = black_box(of).to_ne_bytes();
+    let is = |other: Stage| stage == other as u8;
+    let is_question = proto == proto::UDP && [high, low] == mapping::DNS;
+    black_box(if is(Stage::TimeWait) || is(Stage::Reset) {
+        LATE_NS
+    } else if is(Stage::Replied) && is_question {
+        MAKES_WAY_AFTER_NS
+    } else {
+        0
+    })
 }

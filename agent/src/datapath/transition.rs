@@ -1,7 +1,7 @@
 //! From the maps of the programs that run to those of the programs that are about to, and back.
 //!
 //! 1. [`Transition::begin`]: the new maps are there, beside the old ones. What is in those is carried
-//!    over once, and then what changed meanwhile, until hardly anything does;
+//!    over once, and then what changed meanwhile, until hardly anything does or it is no less than before;
 //! 2. [`Transition::swap`]: the programs are swapped, and what was written since is carried;
 //! 3. [`Transition::finish`]: nobody uses the old maps any more, and their pins go.
 //!
@@ -149,13 +149,8 @@ impl Transition {
         put.map(drop)
     }
 
-    /// Carries until hardly anything changes meanwhile.
     fn settle(&mut self) {
-        for _ in 0..PASSES {
-            if self.carry() == 0 {
-                break;
-            }
-        }
+        until_settled(|| self.carry());
     }
 
     /// Carries what was written since the last time, and returns how many entries that were. What
@@ -353,6 +348,19 @@ pub fn leave(config: &DatapathConfig, layouts: &Layouts) -> Result<(), DatapathE
     Ok(())
 }
 
+/// Makes passes, each of which says how much it found, until hardly anything changes meanwhile, or about as much as before: no flood
+/// ends by being waited for.
+fn until_settled(mut pass: impl FnMut() -> u64) {
+    let mut before = u64::MAX;
+    for _ in 0..PASSES {
+        let found = pass();
+        if found == 0 || found > before / 2 {
+            break;
+        }
+        before = found;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{super::sys::MapInfo, *};
@@ -370,6 +378,40 @@ mod tests {
             map_flags: 0,
         })
         .unwrap()
+    }
+
+    #[test]
+    fn passes_are_made_while_each_finds_much_less() {
+        // What each finds; what programs write during one is found by the next.
+        for (found, passes) in [
+            (&[0][..], 1),
+            (&[100, 0], 2),
+            (&[100, 30, 10, 3, 1, 0], 6),
+            // A flood, from before and since.
+            (&[130_000, 20_000, 19_000, 18_000], 3),
+            (&[100, 100], 2),
+            (
+                &[
+                    1 << 20,
+                    1 << 18,
+                    1 << 16,
+                    1 << 14,
+                    1 << 12,
+                    1 << 10,
+                    1 << 8,
+                    1 << 6,
+                    1 << 4,
+                ],
+                PASSES,
+            ),
+        ] {
+            let mut made = 0;
+            until_settled(|| {
+                made += 1;
+                found[made - 1]
+            });
+            assert_eq!(made, passes, "{found:?}");
+        }
     }
 
     #[test]

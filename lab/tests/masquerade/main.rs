@@ -2,6 +2,7 @@
 //! data, errors about it, packets in parts; IPv4 and IPv6.
 #![allow(clippy::unwrap_used)]
 
+mod big_tcp;
 mod bursts;
 mod crowds;
 mod done;

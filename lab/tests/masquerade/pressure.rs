@@ -282,31 +282,38 @@ fn flows_outlive_an_upgrade_of_the_first_release() {
     }
 }
 
-/// The same while a pod floods and connections come and go: none is missed, and none is refused.
+/// The same while a pod floods and connections come and go: none is missed, and none is refused. To an agent by whose programs packets
+/// go by the stack, as they did, and to one by whose they go past it.
 #[test]
 fn an_upgrade_of_the_first_release_under_load_breaks_nothing() {
     /// More than a pod's share, and less than fills the table of the first release: that has no shares, and refuses everybody then.
     const FLOOD: u64 = 40_000;
     let _alone = alone();
-    let now = Binaries::find().unwrap();
-    let lab = Lab::new(earlier(), 1, Lifetime::Process).unwrap();
-    let world = World::in_lab(lab, 3, &[]);
-    lose_what_goes_nowhere(world.lab.router().place()).unwrap();
-    // It masquerades IPv4 alone.
-    let traffic = watch(&world, 1);
-    let (rounds, sent) = under_pressure(&world, 1, FLOOD, || {
+    for way in Way::BOTH {
+        let now = Binaries::find().unwrap();
+        let lab = Lab::new(earlier(), 1, Lifetime::Process).unwrap();
+        let world = World::in_lab(lab, 3, &[]);
         let node = world.node();
-        traffic.event("the agent was killed").unwrap();
-        node.kill_agent().unwrap();
-        traffic.watch(PHASE);
-        traffic.must_flow("without an agent").unwrap();
-        traffic.event("the next version was started").unwrap();
-        node.set_binaries(now);
-        node.start_agent().unwrap();
-        node.wait_ready().unwrap();
-        traffic.watch(PHASE);
-        traffic.must_flow("with the next version").unwrap();
-    });
-    let report = finish(traffic, &world);
-    println!("{sent} SYNs, {rounds} times 100 connections; {report}");
+        node.write_services("{kind: List, items: []}\n").unwrap();
+        lose_what_goes_nowhere(world.lab.router().place()).unwrap();
+        // It masquerades IPv4 alone.
+        let traffic = watch(&world, 1);
+        let (rounds, sent) = under_pressure(&world, 1, FLOOD, || {
+            traffic.event("the agent was killed").unwrap();
+            node.kill_agent().unwrap();
+            traffic.watch(PHASE);
+            traffic.must_flow("without an agent").unwrap();
+            traffic.event("the next version was started").unwrap();
+            node.set_binaries(now);
+            node.start_agent_with(way.flags()).unwrap();
+            node.wait_ready().unwrap();
+            if way == Way::Direct {
+                world.wait_for_way("direct");
+            }
+            traffic.watch(PHASE);
+            traffic.must_flow("with the next version").unwrap();
+        });
+        let report = finish(traffic, &world);
+        println!("{way:?}: {sent} SYNs, {rounds} times 100 connections; {report}");
+    }
 }

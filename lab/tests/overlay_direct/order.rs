@@ -12,9 +12,12 @@ use std::{
 
 /// So long everything goes one way.
 const WHILE: Duration = Duration::from_millis(500);
-/// Packets of a flow, in four changes of its way. Measured: no datagram, and 5 segments where others kept the machine busy. A processor handles up
-/// to 64 packets at a time, and what came in for the device waits until it has (`dev_weight`).
+/// Packets of a flow, in four changes of its way. Measured: no datagram. A processor handles up to 64 packets at a time, and what came in for the
+/// device waits until it has (`dev_weight`).
 const MOST: u64 = 64;
+/// A super-packet of TCP's is one of them. Its receiver counts each of its segments (`tcp_data_queue_ofo`, net/ipv4/tcp_input.c), measured: none or 5, and
+/// 410 where others kept the machine busy.
+const SUPER_PACKET: u64 = 65_536;
 
 /// The way of what one node sends, and of what the other takes, becomes the kernel's and is direct again.
 #[test]
@@ -61,7 +64,8 @@ fn few_are_overtaken(world: &World, ways_change: impl Fn(&World)) {
         assert!(order.arrived > sent / 2, "{order:?} of {sent}");
         assert!(order.overtaken <= MOST && order.twice == 0, "{order:?}");
         for said in stream.said().unwrap() {
-            assert!(u64::from(said.out_of_order) <= MOST, "{said:?}");
+            let segments = SUPER_PACKET / said.mss as u64;
+            assert!(u64::from(said.out_of_order) <= MOST * segments, "{said:?}");
         }
     }
 }
