@@ -16,6 +16,7 @@ pub const PAUSE: &str = "registry.k8s.io/pause:3.10.1";
 /// A pod that runs.
 pub struct KubePod {
     pub name: String,
+    pub node: String,
     /// In the order of the cluster's families.
     pub addresses: Vec<IpAddr>,
     pub place: Place,
@@ -92,6 +93,7 @@ impl World {
         let place = Place::new(&name, self.netns_of(&node, addresses.first())?);
         Ok(KubePod {
             name,
+            node,
             addresses,
             place,
         })
