@@ -219,7 +219,7 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
         }
     }
     for need in missing {
-        if need != Need::Tools && need.find(&rustc).is_none() {
+        if !need.is_optional() && need.find(&rustc).is_none() {
             bail!("{} is still missing after its installation", need.name());
         }
     }
@@ -227,6 +227,11 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
 }
 
 impl Need {
+    /// Whether what needs it does without where it cannot be had, and says so.
+    fn is_optional(self) -> bool {
+        self == Self::Tools
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::RustSrc => "rust-src",

@@ -3,7 +3,7 @@
 use super::{
     across::{self, CLUSTER_AT},
     again::{PORT, hand_on},
-    native::{NATIVE, know_each_other},
+    native::{NATIVE, settled},
     proxy::{VPN, make_vpn},
     *,
 };
@@ -17,7 +17,6 @@ use sinabro_lab::{
 };
 use std::net::IpAddr;
 
-const KERNEL: &str = "--overlay=kernel";
 const ETH: usize = 14;
 
 fn damaged(world: &World) -> u64 {
@@ -79,21 +78,10 @@ const WAYS: [[&[&str]; 2]; 5] = [
     [&[NATIVE], &[NATIVE]],
 ];
 
-fn world(flags: [&[&str]; 2]) -> World {
-    let world = native::world(|_| {}, flags);
-    if flags == [&[NATIVE][..]; 2] {
-        for node in world.lab.nodes() {
-            eventually("both know it", || native::goes_native(node));
-        }
-        know_each_other(&world);
-    }
-    world
-}
-
 #[test]
 fn bursts_arrive_by_every_way() {
     for flags in WAYS {
-        let world = world(flags);
+        let world = settled(flags);
         for take in Take::BOTH {
             let mut most = 0;
             let counts = world.counts_of(|| most = exchanges(&world, take));
@@ -108,7 +96,7 @@ fn bursts_arrive_by_every_way() {
 #[test]
 fn bursts_arrive_over_a_wire() {
     for flags in WAYS {
-        let world = world(flags);
+        let world = settled(flags);
         let wire = Wire::to(&world.lab, 2).unwrap();
         let ways = Datagrams::ALL.map(|how| Take::BOTH.map(|take| (how, take)));
         for (how, take) in ways.into_iter().flatten() {
@@ -131,7 +119,7 @@ fn bursts_arrive_over_a_wire() {
 /// (IP_PMTUDISC_PROBE). What single ones have shown many of one call may rely on.
 #[test]
 fn bursts_are_as_large_without_a_tunnel_as_what_was_probed() {
-    let world = world([&[NATIVE], &[NATIVE]]);
+    let world = settled([&[NATIVE], &[NATIVE]]);
     let [one, two] = &world.pods;
     for address in two.addresses() {
         let ends = [one, two].map(|pod| {
@@ -164,7 +152,7 @@ fn bursts_are_as_large_without_a_tunnel_as_what_was_probed() {
 /// nothing else.
 #[test]
 fn of_super_packets_the_stack_sees_those_in_a_pods_own_tunnel_alone() {
-    let world = world([&[NATIVE], &[NATIVE]]);
+    let world = settled([&[NATIVE], &[NATIVE]]);
     let [one, two] = &world.pods;
     let forwarded = || snmp::forwarded(world.lab.node(1).place()).unwrap();
     let before = forwarded();
@@ -198,7 +186,7 @@ fn that_fit() -> [Burst; ALL.len()] {
 #[test]
 fn bursts_to_a_service_arrive() {
     for flags in [&[][..], &[KERNEL], &[NATIVE]] {
-        let world = world([flags; 2]);
+        let world = settled([flags; 2]);
         across::publish(&world);
         let [one, two] = &world.pods;
         let from_pod = CLUSTER_AT.into_iter().zip(two.addresses());

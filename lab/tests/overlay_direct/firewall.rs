@@ -14,7 +14,6 @@ const RULES: &str = "table inet theirs {
 }";
 const REFUSED: u16 = 4444;
 const SEEN: u16 = 4445;
-const BY_THE_STACK: &str = "--overlay=kernel";
 
 /// What the rules of a node have seen.
 fn seen(node: &Node) -> u32 {
@@ -64,7 +63,7 @@ fn rules_are_passed_over(prepare: impl Fn(&Lab), flags: &[&str]) {
             start(node, flags);
             node.wait_ready().unwrap();
         };
-        restart(&[flags, &[BY_THE_STACK]].concat());
+        restart(&[flags, &[KERNEL]].concat());
         assert_eq!(why(node), "the setting overlay is kernel");
         assert_eq!(is_met(), [true; 4], "{}", node.name());
         assert!(seen(node) > 0, "{}", node.name());

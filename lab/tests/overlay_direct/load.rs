@@ -77,7 +77,7 @@ fn ways_are_followed_under_load() {
     let act = || change(by_router.delete());
     assert_eq!(during("and went", &act), (false, direct));
     let act = || {
-        start(n1, &["--overlay=kernel"]);
+        start(n1, &[KERNEL]);
         n1.wait_ready().unwrap();
     };
     assert_eq!(during("it was told to leave it", &act).1, [true, false]);

@@ -63,6 +63,8 @@ const FLAGS: [&str; 2] = [
     "--service-proxy=on",
     "--services-file=/run/lab/services.yaml",
 ];
+/// All packets by the stack and the VXLAN device.
+const KERNEL: &str = "--overlay=kernel";
 const AUTO: &str = "--routing=auto";
 const ASKS: &str = "--peer-probe=true";
 const ASKS_NOBODY: &str = "--peer-probe=false";

@@ -29,8 +29,22 @@ pub fn world(prepare: impl Fn(&Lab), flags: [&[&str]; 2]) -> World {
 /// Each node sends to the other without a tunnel.
 pub fn both(prepare: impl Fn(&Lab)) -> World {
     let world = world(prepare, [&[NATIVE], &[NATIVE]]);
+    wait_for_both(&world);
+    world
+}
+
+fn wait_for_both(world: &World) {
     for node in world.lab.nodes() {
         eventually("both know it", || goes_native(node));
+    }
+}
+
+/// Packets go the way that the nodes' flags say, in tunnels or without: nothing is left to be found out.
+pub fn settled(flags: [&[&str]; 2]) -> World {
+    let world = world(|_| {}, flags);
+    if flags.iter().all(|flags| flags.contains(&NATIVE)) {
+        wait_for_both(&world);
+        know_each_other(&world);
     }
     world
 }
@@ -187,7 +201,7 @@ fn one_that_does_not_say_so_is_sent_tunnels_and_sends_them() {
 /// A node with `overlay: kernel` has its stack see what comes.
 #[test]
 fn what_a_stack_is_to_see_comes_out_of_its_device() {
-    let world = world(|_| {}, [&[NATIVE], &[NATIVE, "--overlay=kernel"]]);
+    let world = world(|_| {}, [&[NATIVE], &[NATIVE, KERNEL]]);
     let [n1, n2] = [1, 2].map(|number| world.lab.node(number));
     eventually("it is known", || goes_native(n1));
     assert_eq!(why(n2), "the setting overlay is kernel");

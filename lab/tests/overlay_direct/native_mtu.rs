@@ -120,7 +120,7 @@ fn what_an_old_kernel_refuses_the_device_comes_by_the_uplink() {
     let [one, two] = &world.pods;
     let [n1, n2] = [1, 2].map(|number| world.lab.node(number));
     n2.kill_agent().unwrap();
-    let flags = [&FLAGS[..], &[NATIVE, "--overlay=kernel"]].concat();
+    let flags = [&FLAGS[..], &[NATIVE, KERNEL]].concat();
     n2.start_agent_refused("tunnels", &flags).unwrap();
     n2.wait_ready().unwrap();
     eventually("it is known", || goes_native(n1));

@@ -2,7 +2,7 @@
 //! errors, and a next hop that does not answer. What comes of it by the kernel's way is what has to come of it by the others.
 
 use super::{
-    native::{NATIVE, know_each_other},
+    native::{NATIVE, settled},
     *,
 };
 use nix::errno::Errno;
@@ -19,28 +19,16 @@ use std::{
     time::Instant,
 };
 
-const KERNEL: &str = "--overlay=kernel";
 /// The kernel's way first, by which the others are judged.
 const WAYS: [&[&str]; 3] = [&[KERNEL], &[], &[NATIVE]];
 const ETH: usize = 14;
 const PATIENT: Duration = Duration::from_secs(15);
 
-fn world(flags: &[&str]) -> World {
-    let world = native::world(|_| {}, [flags; 2]);
-    if flags.contains(&NATIVE) {
-        for node in world.lab.nodes() {
-            eventually("both know it", || native::goes_native(node));
-        }
-        know_each_other(&world);
-    }
-    world
-}
-
 /// The same of every way, as the kernel's has it.
 fn alike<T: PartialEq + std::fmt::Debug>(look: impl Fn(&World, &str) -> T) {
     let mut expected = None;
     for flags in WAYS {
-        let world = world(flags);
+        let world = settled([flags; 2]);
         let seen = look(&world, &format!("{flags:?}"));
         match &expected {
             None => expected = Some(seen),
@@ -161,7 +149,7 @@ fn every_hop_between_two_pods_is_named() {
 #[test]
 fn a_closed_port_of_another_nodes_pod_is_heard_of() {
     for flags in WAYS {
-        let world = world(flags);
+        let world = settled([flags; 2]);
         let [one, two] = &world.pods;
         for (from, to) in [(one, two), (two, one)] {
             for address in to.addresses() {

@@ -72,7 +72,7 @@ fn few_are_overtaken(world: &World, ways_change: impl Fn(&World)) {
 
 fn ways_become_the_kernels(world: &World) {
     for node in world.lab.nodes() {
-        for (flags, is_direct) in [(&["--overlay=kernel"][..], false), (&[], true)] {
+        for (flags, is_direct) in [(&[KERNEL][..], false), (&[], true)] {
             node.kill_agent().unwrap();
             start(node, flags);
             node.wait_ready().unwrap();

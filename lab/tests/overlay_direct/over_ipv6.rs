@@ -48,7 +48,7 @@ fn every_pair_of_ways_carries_all_over_ipv6() {
 /// The sender has the device's checksum or none, and to the receiver's device is left what its programs do not take.
 #[test]
 fn the_device_takes_what_has_no_checksum() {
-    let world = world([&[], &["--overlay=kernel"]]);
+    let world = world([&[], &[KERNEL]]);
     let [one, two] = &world.pods;
     for address in two.addresses() {
         let [_, received] = world.counts_of(|| {
@@ -64,7 +64,7 @@ fn the_device_takes_what_has_no_checksum() {
 fn super_packets_from_over_ipv6_leave_a_pod_again_as_they_came() {
     leave_again(&world([&[], &[]]), [false; 2]);
     // From the device they come with a checksum outside, and so with another type.
-    leave_again(&world([&["--overlay=kernel"], &[]]), [true, false]);
+    leave_again(&world([&[KERNEL], &[]]), [true, false]);
 }
 
 /// They may be of a version that knows no tunnels but over IPv4.

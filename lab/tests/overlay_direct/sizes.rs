@@ -15,7 +15,7 @@ fn every_pair_of_ways_carries_all_of_every_size() {
 }
 
 pub fn every_pair(mtus: &[u32], outside: usize, prepare: impl Fn(&Lab)) {
-    let ways: [&[&str]; 2] = [&[], &["--overlay=kernel"]];
+    let ways: [&[&str]; 2] = [&[], &[KERNEL]];
     for &mtu in mtus {
         for flags in ways.iter().flat_map(|one| ways.map(|two| [*one, two])) {
             let prepare = |lab: &Lab| {

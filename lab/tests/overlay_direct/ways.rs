@@ -22,7 +22,7 @@ fn neither_device_sees_what_goes_past() {
 
 #[test]
 fn nodes_of_both_kinds_reach_each_other() {
-    let world = World::new([&[], &["--overlay=kernel"]]);
+    let world = World::new([&[], &[KERNEL]]);
     let [one, two] = world.counts_of(|| {
         let [[received, sent], [of_kernel, by_kernel]] = world.carried(|| exchange(&world));
         assert_eq!([received, sent], [0, 0]);
@@ -141,7 +141,7 @@ fn what_is_said_of_a_way_follows_it() {
     let before = other(n1).packets.unwrap();
     assert!(is_both_ways(before.direct), "{before:?}");
     n1.kill_agent().unwrap();
-    start(n1, &["--overlay=kernel"]);
+    start(n1, &[KERNEL]);
     n1.wait_ready().unwrap();
     let after = other(n1).packets.unwrap();
     assert_eq!(after.direct, before.direct);
