@@ -363,16 +363,15 @@ fn follow(scratch: &mut Scratch) {
     }
 }
 
-/// For how many nanoseconds a connection's port is not to be another's yet; zero: it keeps it. Of its stage, protocol and remote port. A function that is
-/// verified once: the rest is not walked for each stage.
+/// For how many nanoseconds a connection's port is not to be another's yet; zero: it keeps it. Of the numbers of its stage and protocol, and its
+/// remote port, network order. A function that is verified once: the rest is not walked for each stage.
 #[inline(never)]
 fn pause_global(of: u32) -> u64 {
     let [stage, proto, high, low] = black_box(of).to_ne_bytes();
-    let is = |other: Stage| stage == other as u8;
     let is_question = proto == proto::UDP && [high, low] == mapping::DNS;
-    black_box(if is(Stage::TimeWait) || is(Stage::Reset) {
+    black_box(if Stage::is_closed_by_number(stage) {
         LATE_NS
-    } else if is(Stage::Replied) && is_question {
+    } else if stage == Stage::Replied as u8 && is_question {
         MAKES_WAY_AFTER_NS
     } else {
         0

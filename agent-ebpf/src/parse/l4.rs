@@ -7,6 +7,9 @@ pub const TCP_CHECKSUM: u32 = 16;
 pub const UDP_CHECKSUM: u32 = 6;
 pub const SCTP_CHECKSUM: u32 = 8;
 
+/// Length of UDP's header.
+pub const UDP_LEN: u32 = 8;
+
 /// Flags of a TCP header (RFC 9293 §3.1), as in [`L4::tcp_flags`].
 pub const TCP_FIN: u8 = 0x01;
 pub const TCP_SYN: u8 = 0x02;

@@ -11,7 +11,12 @@ use crate::{
     PASS,
     maps::ENDPOINTS,
     nat::drop,
-    parse::{Fragment, Ip, eth, icmp, l4::L4, proto, skb::PACKET_HOST},
+    parse::{
+        Fragment, Ip, eth, icmp,
+        l4::{L4, UDP_LEN},
+        proto,
+        skb::PACKET_HOST,
+    },
     rewrite::{self, End},
     scratch::Scratch,
     service,
@@ -42,9 +47,6 @@ pub fn redirects(config: &NodeConfig) -> bool {
     let without = unsafe { core::ptr::read_volatile(&raw const WITHOUT_REDIRECT) } != 0;
     !without && config.flags & FLAG_REDIRECT_PEER != 0
 }
-
-/// Of UDP's header.
-const UDP_LEN: u32 = 8;
 
 /// Whether a packet that nobody will cut, or a datagram of those that a socket has sent by one call, does not fit into the receiver's
 /// link. `bpf_redirect_peer` would deliver it all the same, and what is behind a link that is kept small, such as a virtual

@@ -24,7 +24,7 @@ use crate::{
     overlay::native,
     parse::{
         Fragment, Header, Ip, Packet as _, eth,
-        l4::L4,
+        l4::{L4, UDP_LEN},
         proto,
         skb::{Frame as _, Head},
     },
@@ -39,7 +39,6 @@ use sinabro_common::abi::{
     node::{Node, Overlay},
 };
 
-const UDP_LEN: u32 = 8;
 const VXLAN_LEN: u32 = 8;
 
 /// No action of the kernel's: a packet between this node and another, which nothing but tunnels is about.

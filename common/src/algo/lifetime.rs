@@ -143,7 +143,13 @@ impl Stage {
     /// Whether nothing more is to come but what is late.
     #[inline(always)]
     pub const fn is_closed(self) -> bool {
-        matches!(self, Self::TimeWait | Self::Reset)
+        Self::is_closed_by_number(self as u8)
+    }
+
+    /// The same of a stage by its number, which is all that a function of its own is given.
+    #[inline(always)]
+    pub const fn is_closed_by_number(stage: u8) -> bool {
+        stage == Self::TimeWait as u8 || stage == Self::Reset as u8
     }
 }
 
