@@ -149,8 +149,9 @@ fn debug_with(arguments: &[&str]) -> Result<()> {
     show(&mut command).context("cannot build the programs under test")
 }
 
-/// Puts a program in place in one step: the old one may be running.
+/// Puts a program in place in one step: the old one may be running, and others may build, too.
 fn install(from: &Path, to: &Path) -> Result<()> {
+    let _turn = turn_in(to)?;
     let modified = |path: &Path| fs::metadata(path)?.modified();
     if let (Ok(source), Ok(copy)) = (modified(from), modified(to))
         && copy >= source
@@ -163,8 +164,20 @@ fn install(from: &Path, to: &Path) -> Result<()> {
         .with_context(|| format!("cannot write {}", to.display()))
 }
 
+/// Waits until nobody else puts anything into the directory of a file, and keeps others from it for as long as the answer lives.
+fn turn_in(file: &Path) -> Result<fs::File> {
+    let dir = file.parent().context("a file without a directory")?;
+    let lock = || {
+        let dir = fs::File::open(dir)?;
+        dir.lock()?;
+        io::Result::Ok(dir)
+    };
+    lock().with_context(|| format!("cannot lock {}", dir.display()))
+}
+
 /// Makes a link, in the place of whatever file was there.
 fn link(target: &str, at: &Path) -> Result<()> {
+    let _turn = turn_in(at)?;
     let temporary = at.with_extension("new");
     let made = match fs::remove_file(&temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -228,6 +241,24 @@ mod tests {
         assert!(refused(other.unwrap()).contains("is no program for"));
         assert!(program_header_types(b"\x7fELF\x02\x01 cut short").is_none());
         assert!(program_header_types(b"#!/bin/sh").is_none());
+    }
+
+    #[test]
+    fn several_put_a_program_in_place_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("built"), dir.path().join("program"));
+        let program = vec![1; 1 << 20];
+        fs::write(&from, &program).unwrap();
+        for _ in 0..20 {
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| install(&from, &to).unwrap());
+                }
+            });
+            assert!(fs::read(&to).unwrap() == program);
+            fs::remove_file(&to).unwrap();
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]
