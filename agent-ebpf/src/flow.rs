@@ -221,17 +221,6 @@ impl<W> Flow<W> {
 /// Zero if both are the same.
 #[inline(always)]
 fn differ(one: &Addr, other: &Addr) -> u64 {
-    let [a, b] = halves(one);
-    let [c, d] = halves(other);
-    a ^ c | b ^ d
-}
-
-#[inline(always)]
-fn halves(address: &Addr) -> [u64; 2] {
-    // SAFETY: as many bytes. They are aligned to four, and the kernel's machines with BPF take any alignment.
-    unsafe {
-        core::ptr::from_ref(address)
-            .cast::<[u64; 2]>()
-            .read_unaligned()
-    }
+    let ([a, b, c, d], [e, f, g, h]) = (one.words(), other.words());
+    u64::from(a ^ e | b ^ f | c ^ g | d ^ h)
 }

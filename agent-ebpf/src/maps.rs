@@ -16,7 +16,10 @@ use sinabro_common::abi::{
         HOST_PORT_WORDS, Limits, MAX_CONNECTIONS, MAX_CROWDED, MAX_FINISHED, MAX_FRAGMENTS,
         OTHER_SHARES, PORT_TABLES, Share, TakenPorts, Tuple,
     },
-    counters::{MAX_PEER_COUNTERS, NativeCounters, PeerCounters, PodCounters},
+    counters::{
+        MAX_PEER_COUNTERS, NativeCounters, NativePlace, PLACES, PeerCounters, PeerPlace,
+        PodCounters, PodPlace,
+    },
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
     flow,
@@ -47,6 +50,9 @@ pub static POD_LINKS: HashMap<u32, PodLink> = HashMap::pinned(MAX_PODS, BPF_F_NO
 #[map]
 pub static POD_COUNTERS: PerCpuHashMap<u32, PodCounters> =
     PerCpuHashMap::pinned(MAX_PODS, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static POD_PLACES: PerCpuArray<PodPlace> = PerCpuArray::pinned(PLACES, 0);
 
 #[map]
 pub static DROPS: PerCpuArray<u64> = PerCpuArray::pinned(MAX_DROP_REASONS, 0);
@@ -106,6 +112,12 @@ pub static PEER_COUNTERS: PerCpuHashMap<Addr, PeerCounters> =
 #[map]
 pub static NATIVE_COUNTERS: PerCpuHashMap<Addr, NativeCounters> =
     PerCpuHashMap::pinned(MAX_PEER_COUNTERS, BPF_F_NO_PREALLOC);
+
+#[map]
+pub static PEER_PLACES: PerCpuArray<PeerPlace> = PerCpuArray::pinned(PLACES, 0);
+
+#[map]
+pub static NATIVE_PLACES: PerCpuArray<NativePlace> = PerCpuArray::pinned(PLACES, 0);
 
 #[map]
 pub static PATH_MTU: Array<u32> = Array::pinned(1, 0);

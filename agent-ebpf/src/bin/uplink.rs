@@ -134,15 +134,14 @@ fn unwrap(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     // Not read any more of what is inside.
     let udp = scratch.ip.l4;
     scratch.sender = scratch.ip.src;
-    let sender = Peer::find(&scratch.ip.src);
     match overlay::arrive::arrive(skb, scratch) {
         PASS => {
-            sender.count(|peer| &mut peer.kernel_rx);
+            Peer::find(&scratch.sender).count(|peer| &mut peer.kernel_rx);
             stamp(skb, udp)
         }
         action => {
             if action < DROPPED {
-                sender.count(|peer| &mut peer.direct_rx);
+                Peer::find(&scratch.sender).count(|peer| &mut peer.direct_rx);
                 keep(scratch);
             }
             event::of_stage(action)

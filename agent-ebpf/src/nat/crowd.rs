@@ -45,10 +45,10 @@ pub fn choose(scratch: &mut Scratch, random: u16, attempt: u32) -> u16 {
     let Some(ports) = CROWDED.get_ptr(&scratch.crowd_key) else {
         return random;
     };
-    let port = free(ports, random);
+    let place = free(ports, port_pick::place(random));
     // Some may have become free since it was noted.
-    if port < port_pick::NONE {
-        port as u16
+    if place < port_pick::NONE {
+        port_pick::port_at(place as u16)
     } else {
         random
     }
@@ -97,16 +97,16 @@ pub fn note(scratch: &mut Scratch) -> u32 {
         None if begins => return 0,
         _ => {}
     }
-    let port = u16::from_be_bytes(scratch.alias_key.dst_port);
-    let word = u32::from(port) / 64;
+    let place = port_pick::place(u16::from_be_bytes(scratch.alias_key.dst_port));
+    let word = u32::from(place) / 64;
     // SAFETY: a value that the map just gave; within its arrays. No other value of a bit is a wrong one.
     unsafe {
         let taken = (&raw mut (*ports).taken)
             .cast::<u64>()
             .add((word & 1023) as usize);
-        let ports_of_word = taken.read_volatile() | 1 << (port % 64);
-        taken.write_volatile(ports_of_word);
-        if ports_of_word == u64::MAX {
+        let of_word = taken.read_volatile() | 1 << (place % 64);
+        taken.write_volatile(of_word);
+        if of_word == u64::MAX {
             let full = (&raw mut (*ports).full)
                 .cast::<u64>()
                 .add((word / 64 & 15) as usize);

@@ -8,7 +8,7 @@ use aya_ebpf::{
     },
     helpers::{bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp},
 };
-use sinabro_common::abi::{Addr, connection::Tuple};
+use sinabro_common::abi::connection::Tuple;
 
 /// Whether one takes what answers the translation in the alias's key: it listens at the port, or speaks with
 /// the same remote end.
@@ -62,8 +62,8 @@ fn of_socket(came: &Tuple, v6: bool) -> (bpf_sock_tuple, u32) {
     let mut tuple = bpf_sock_tuple {
         __bindgen_anon_1: bpf_sock_tuple__bindgen_ty_1 {
             ipv6: bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 {
-                saddr: words(&came.src),
-                daddr: words(&came.dst),
+                saddr: came.src.words(),
+                daddr: came.dst.words(),
                 sport,
                 dport,
             },
@@ -76,8 +76,8 @@ fn of_socket(came: &Tuple, v6: bool) -> (bpf_sock_tuple, u32) {
         );
     }
     tuple.__bindgen_anon_1.ipv4 = bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1 {
-        saddr: words(&came.src)[3],
-        daddr: words(&came.dst)[3],
+        saddr: came.src.words()[3],
+        daddr: came.dst.words()[3],
         sport,
         dport,
     };
@@ -85,16 +85,4 @@ fn of_socket(came: &Tuple, v6: bool) -> (bpf_sock_tuple, u32) {
         tuple,
         size_of::<bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1>() as u32,
     )
-}
-
-/// An address as the kernel's structures have it.
-#[inline(always)]
-fn words(addr: &Addr) -> [u32; 4] {
-    let a = &addr.0;
-    [
-        u32::from_ne_bytes([a[0], a[1], a[2], a[3]]),
-        u32::from_ne_bytes([a[4], a[5], a[6], a[7]]),
-        u32::from_ne_bytes([a[8], a[9], a[10], a[11]]),
-        u32::from_ne_bytes([a[12], a[13], a[14], a[15]]),
-    ]
 }

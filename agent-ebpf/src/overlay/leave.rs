@@ -3,7 +3,7 @@
 use super::{
     CE, ECN, ECT0, native,
     outer::{Outer, Outside, room},
-    route, traffic_class, way, words,
+    route, traffic_class, way,
 };
 use crate::{
     PASS,
@@ -212,7 +212,7 @@ pub fn wrap<I: Outside>(skb: *mut __sk_buff) -> bool {
 #[inline(always)]
 pub fn to(skb: *mut __sk_buff, overlay: &Overlay, (ifindex, gateway): (u32, &Addr)) -> i32 {
     tunnel::make_here(skb, overlay);
-    let words = words(gateway);
+    let words = gateway.words();
     match gateway.as_v4() {
         Some(_) => send_to(ifindex, AF_INET, [words[3], 0, 0, 0]),
         None => send_to(ifindex, AF_INET6, words),

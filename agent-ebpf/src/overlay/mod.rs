@@ -50,12 +50,6 @@ pub fn takes(config: &NodeConfig) -> bool {
     config.flags & OF_SERVICES == FLAG_SERVICES && deliver::redirects(config)
 }
 
-#[inline(always)]
-fn words(address: &Addr) -> [u32; 4] {
-    // SAFETY: an address is four words.
-    unsafe { core::ptr::from_ref(address).cast::<[u32; 4]>().read() }
-}
-
 /// The way to a node by its tunnel address, unless it is this one or the kernel's way leads there.
 #[inline(always)]
 fn way(tunnel: &Addr) -> Option<&'static NextHop> {

@@ -4,7 +4,7 @@
 //! again while packets go there, every [`REFRESH_TICKS`](connection::is_due): each node has a place for when it was, and who has the
 //! same place asks more often.
 
-use super::{way_of_requests, words};
+use super::way_of_requests;
 use crate::{
     connection,
     forward::LEADS_ON,
@@ -38,7 +38,7 @@ static ASKED: Array<Asked> = Array::with_max_entries(PLACES, 0);
 /// Whether the kernel's routes still lead to a node by the way that `NEXT_HOPS` has.
 #[inline(always)]
 pub fn leads_still(skb: *mut __sk_buff, scratch: &mut Scratch, tunnel: &Addr) -> bool {
-    let words = words(tunnel);
+    let words = tunnel.words();
     let Some(asked) = ASKED.get_ptr(place(words)) else {
         return false;
     };
@@ -80,7 +80,7 @@ fn asked(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if !is_by_uplink || !way.is_by(&next.gateway) {
         return 0;
     }
-    let words = words(peer);
+    let words = peer.words();
     let Some(asked) = ASKED.get_ptr_mut(place(words)) else {
         return 0;
     };

@@ -96,16 +96,14 @@ impl Packet for Head {
 
     #[inline(always)]
     unsafe fn load_into<T: Header>(&self, offset: u32, to: *mut T) -> bool {
-        const PAIR: usize = size_of::<u16>();
         let (start, len) = (self.0.data() + offset as usize, size_of::<T>());
-        if offset <= MAX_OFFSET && len.is_multiple_of(PAIR) && start + len <= self.0.data_end() {
-            let (from, to) = (start as *const u16, to.cast::<u16>());
-            let mut at = 0;
-            while at < len / PAIR {
-                // SAFETY: the caller's promise; and what is read is in front of the end. Both are of bytes, but
-                // the kernel's machines with BPF take any alignment, and those that do not refuse the program.
-                unsafe { to.add(at).write(from.add(at).read()) };
-                at += 1;
+        if offset <= MAX_OFFSET && len.is_multiple_of(2) && start + len <= self.0.data_end() {
+            let (from, to) = (start as *const u8, to.cast::<u8>());
+            // SAFETY: the caller's promise; and what is read is in front of the end.
+            unsafe {
+                let words = copy::<u64>(from, to, 0, len);
+                let halves = copy::<u32>(from, to, words, len);
+                copy::<u16>(from, to, halves, len);
             }
             return true;
         }
@@ -117,6 +115,25 @@ impl Packet for Head {
     fn follow(&self, rest: &mut ip6::Rest) -> bool {
         self.0.follow(rest)
     }
+}
+
+/// Copies whole words of `len` bytes, from an offset on; returns where what is left begins. In words as long as can be: a processor that reads what it has just
+/// written waits if that was written in parts.
+///
+/// # Safety
+/// So many bytes may be read and written. They are of any alignment, which the kernel's machines with BPF take, and those that do not refuse the program.
+#[inline(always)]
+unsafe fn copy<W: Copy>(from: *const u8, to: *mut u8, mut at: usize, len: usize) -> usize {
+    while at + size_of::<W>() <= len {
+        // SAFETY: the caller's promise.
+        unsafe {
+            to.add(at)
+                .cast::<W>()
+                .write(from.add(at).cast::<W>().read())
+        };
+        at += size_of::<W>();
+    }
+    at
 }
 
 /// EtherType, as it is on the wire, of what the stack sends by an Ethernet interface. Costs nothing,

@@ -37,8 +37,7 @@ pub fn read(ctx: &SockAddrContext, family: Family) -> (Addr, [u8; 2]) {
 #[inline(always)]
 pub fn write(ctx: &SockAddrContext, family: Family, addr: &Addr, port: [u8; 2]) {
     let ctx = ctx.sock_addr;
-    // SAFETY: a reference; an address is four words.
-    let words = unsafe { core::ptr::from_ref(addr).cast::<[u32; 4]>().read() };
+    let words = addr.words();
     match family {
         Family::V4 => set_field!(ctx, bpf_sock_addr, user_ip4 = words[3]),
         Family::V6 => {

@@ -3,17 +3,40 @@
 //!
 //! A segmentation offload packet counts once, as it does in an interface's own counters.
 
-use crate::maps::{DROPS, NATIVE_COUNTERS, PEER_COUNTERS, POD_COUNTERS};
-use aya_ebpf::programs::TcContext;
+use crate::maps::{
+    DROPS, NATIVE_COUNTERS, NATIVE_PLACES, PEER_COUNTERS, PEER_PLACES, POD_COUNTERS, POD_PLACES,
+};
+use aya_ebpf::{
+    maps::{PerCpuArray, PerCpuHashMap},
+    programs::TcContext,
+};
 use sinabro_common::abi::{
     Addr,
-    counters::{NativeCounters, PeerCounters},
+    counters::{NativeCounters, Owner, PeerCounters, Place},
 };
+
+/// This CPU's counters of a pod or a node: in its place, or by `key` if that is another one's.
+#[inline(always)]
+fn find<K, O: Owner, C>(
+    places: &'static PerCpuArray<Place<O, C>>,
+    others: &'static PerCpuHashMap<K, C>,
+    owner: &O,
+    key: &K,
+) -> Option<*mut C> {
+    let place = places.get_ptr_mut(owner.place())?;
+    // SAFETY: a value that the map just gave. An agent that writes to it may have written a part; what is counted in it then is lost.
+    unsafe {
+        if (*place).owner == *owner {
+            return Some(&raw mut (*place).counters);
+        }
+    }
+    others.get_ptr_mut(key)
+}
 
 /// A pod sent a packet.
 #[inline(always)]
 pub fn sent(ctx: &TcContext, ifindex: u32) {
-    if let Some(counters) = POD_COUNTERS.get_ptr_mut(ifindex) {
+    if let Some(counters) = find(&POD_PLACES, &POD_COUNTERS, &ifindex.into(), &ifindex) {
         // SAFETY: this CPU's own copy, and the program is not preempted by itself.
         unsafe {
             (*counters).tx_packets += 1;
@@ -25,7 +48,7 @@ pub fn sent(ctx: &TcContext, ifindex: u32) {
 /// A pod is given a packet.
 #[inline(always)]
 pub fn received(ctx: &TcContext, ifindex: u32) {
-    if let Some(counters) = POD_COUNTERS.get_ptr_mut(ifindex) {
+    if let Some(counters) = find(&POD_PLACES, &POD_COUNTERS, &ifindex.into(), &ifindex) {
         // SAFETY: as in `sent`.
         unsafe {
             (*counters).rx_packets += 1;
@@ -42,7 +65,7 @@ impl Peer {
     /// By the other one's tunnel address.
     #[inline(always)]
     pub fn find(tunnel: &Addr) -> Self {
-        Self(PEER_COUNTERS.get_ptr_mut(tunnel))
+        Self(find(&PEER_PLACES, &PEER_COUNTERS, tunnel, tunnel))
     }
 
     /// Counts a packet.
@@ -58,7 +81,7 @@ impl Peer {
 /// Counts a packet without a tunnel, by the tunnel address of the other node.
 #[inline(always)]
 pub fn native(tunnel: &Addr, of: impl Fn(&mut NativeCounters) -> &mut u64) {
-    if let Some(counters) = NATIVE_COUNTERS.get_ptr_mut(tunnel) {
+    if let Some(counters) = find(&NATIVE_PLACES, &NATIVE_COUNTERS, tunnel, tunnel) {
         // SAFETY: as in `sent`.
         unsafe { *of(&mut *counters) += 1 };
     }

@@ -197,6 +197,17 @@ impl RawMap {
         self.put(key, &values, Put::Any).map(drop)
     }
 
+    /// Writes a key's value, the same to all CPUs.
+    pub fn put_on_all<V: aya::Pod>(&self, key: &[u8], value: &V) -> io::Result<()> {
+        self.must_hold(self.key_len, size_of::<V>())?;
+        let mut values = self.zeros();
+        for place in values.chunks_exact_mut(size_of::<V>().next_multiple_of(8)) {
+            // SAFETY: as long as the type at least, of which all bytes are its fields' (`aya::Pod`).
+            unsafe { place.as_mut_ptr().cast::<V>().write_unaligned(*value) };
+        }
+        self.put(key, &values, Put::Any).map(drop)
+    }
+
     /// Calls `each` with every entry of a hash table that has a value for each CPU, those added up.
     pub fn for_each_sum<K: aya::Pod, V: aya::Pod + Default + AddAssign>(
         &self,

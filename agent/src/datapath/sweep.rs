@@ -274,9 +274,7 @@ impl Crowds {
         }
         for (end, taken) in ends {
             let mut ports = *unusable(&end);
-            for port in taken {
-                ports.take(usize::from(port) / 64, 1 << (port % 64));
-            }
+            taken.into_iter().for_each(|port| ports.take(port));
             crowded.set(&end, &ports)?;
         }
         Ok(())

@@ -52,6 +52,8 @@ pub fn verify(bpf_dir: &Path, cgroup: Option<&Path>) -> Result<VerifyReport, Dat
 }
 
 fn all(directory: &Path, cgroup: Option<&Path>) -> Result<Vec<VerifiedProgram>, DatapathError> {
+    // Where no map can be pinned nothing is learnt of any program.
+    object::make_directory(directory)?;
     let scratch = NetNs::create();
     let scratch = scratch.as_ref().map_err(|error| Chain(error).to_string());
     let mut rows = Vec::new();

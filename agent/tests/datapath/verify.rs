@@ -124,3 +124,12 @@ fn leftovers_go_and_others_files_stay() {
         assert!(others.exists());
     });
 }
+
+/// It says so once, and not of every program that the kernel refuses it.
+#[test]
+fn where_nothing_can_be_pinned_no_program_is_called_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = verify(&dir.path().join("sinabro"), None).unwrap_err();
+    assert!(error.to_string().contains("mount one"), "{error}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}

@@ -28,6 +28,7 @@
 //! programs take what is over for not there.
 
 use super::{Addr, map_type};
+use crate::algo::port_pick;
 
 /// Records, if the settings do not say.
 pub const MAX_CONNECTIONS: u32 = 131_072;
@@ -342,7 +343,7 @@ pub const fn host_port_word(proto: u8, port: u16) -> Option<(u32, u64)> {
 /// Entries of `CROWDED`.
 pub const MAX_CROWDED: u32 = 64;
 
-/// A bit for each port that is taken (or id of echo messages), host order.
+/// A bit for each port that is taken (or id of echo messages), at its [`port_pick::place`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TakenPorts {
@@ -358,9 +359,11 @@ impl TakenPorts {
         taken: [0; 1024],
     };
 
-    /// All ports of a word, by its bits.
-    pub const fn take(&mut self, word: usize, ports: u64) {
-        self.taken[word] |= ports;
+    /// `port`: host order.
+    pub const fn take(&mut self, port: u16) {
+        let place = port_pick::place(port) as usize;
+        let word = place / 64;
+        self.taken[word] |= 1 << (place % 64);
         if self.taken[word] == u64::MAX {
             self.full[word / 64] |= 1 << (word % 64);
         }

@@ -62,6 +62,13 @@ impl Addr {
         unsafe { Self::at(self) }
     }
 
+    /// Its words as they lie in memory.
+    #[inline(always)]
+    pub const fn words(&self) -> [u32; 4] {
+        // SAFETY: a reference leads to an address, which is four words, aligned to four bytes.
+        unsafe { core::ptr::from_ref(self).cast::<[u32; 4]>().read() }
+    }
+
     /// Of words as they lie in memory.
     #[inline(always)]
     const fn of_words(words: [u32; 4]) -> Self {

@@ -11,13 +11,34 @@ pub const RANDOM_ATTEMPTS: u32 = 8;
 /// of another client's is an old one to them as often as not (RFC 9293 §3.6.1, RFC 6191), and comes again a second later.
 pub const PATIENT_ATTEMPTS: u32 = 4;
 
-/// No port.
+/// No place.
 pub const NONE: u32 = 1 << 16;
 
-/// The first port at or behind `from`, in a circle, whose bit is not set in `taken`; [`NONE`] if all are. `full`
-/// has a bit for each word of it that is all ones (`sinabro_common::abi::connection::TakenPorts`).
+/// Where a port's bit is among those that say which are taken (`sinabro_common::abi::connection::TakenPorts`).
 ///
-/// Where `full` is behind, the port may be a taken one of such a word: the claim fails, and mends it.
+/// Ports that follow one another are taken by one client, or free, more often than not, and would be found in that order: those
+/// behind a long stretch of known ones by nearly every search, the first ones behind what others have by hardly any. So
+/// they are far apart, by the golden ratio (Knuth, The Art of Computer Programming, vol. 3, §6.4).
+#[inline(always)]
+pub const fn place(port: u16) -> u16 {
+    port.wrapping_mul(SPREAD)
+}
+
+/// The port whose place this is.
+#[inline(always)]
+pub const fn port_at(place: u16) -> u16 {
+    place.wrapping_mul(GATHER)
+}
+
+/// 65,536 by the golden ratio, odd.
+const SPREAD: u16 = 40_503;
+/// `SPREAD * GATHER` is one more than a multiple of 65,536.
+const GATHER: u16 = 30_599;
+
+/// The first [`place`] at or behind `from`, in a circle, whose bit is not set in `taken`; [`NONE`] if all are.
+/// `full` has a bit for each word of it that is all ones.
+///
+/// Where `full` is behind, the place may be a taken one of such a word: the claim fails, and mends it.
 #[inline(always)]
 pub fn next_free(from: u16, full: impl Fn(u32) -> u64, taken: impl Fn(u32) -> u64) -> u32 {
     let first = u32::from(from) / 64;
@@ -80,21 +101,20 @@ mod tests {
     use proptest::prelude::*;
 
     fn next(from: u16, ports: &TakenPorts) -> Option<u16> {
-        let port = next_free(
-            from,
+        let place = next_free(
+            place(from),
             |group| ports.full[group as usize],
             |word| ports.taken[word as usize],
         );
-        u16::try_from(port).ok()
+        u16::try_from(place).ok().map(port_at)
     }
 
     /// All but these.
     fn all_but(free: &[u16]) -> TakenPorts {
         let mut ports = TakenPorts::NONE;
-        for word in 0..1024 {
-            let bits = free.iter().filter(|port| usize::from(**port) / 64 == word);
-            ports.take(word, !bits.fold(0, |bits, port| bits | 1 << (port % 64)));
-        }
+        (0..=u16::MAX)
+            .filter(|port| !free.contains(port))
+            .for_each(|port| ports.take(port));
         ports
     }
 
@@ -103,7 +123,8 @@ mod tests {
         fn finds_the_next_free_one_from_anywhere(
             from: u16, free in prop::collection::vec(any::<u16>(), 0..40),
         ) {
-            let wanted = free.iter().copied().min_by_key(|port| port.wrapping_sub(from));
+            let behind = |port: &u16| place(*port).wrapping_sub(place(from));
+            let wanted = free.iter().copied().min_by_key(behind);
             prop_assert_eq!(next(from, &all_but(&free)), wanted);
         }
 
@@ -121,7 +142,7 @@ mod tests {
                     return Ok(());
                 }
                 // What the claim does that fails.
-                ports.take(usize::from(port) / 64, 1 << (port % 64));
+                ports.take(port);
             }
             prop_assert!(false, "the free one was not found");
         }
@@ -168,5 +189,28 @@ mod tests {
             }
         }
         assert_eq!(refused, 0, "nine of ten taken");
+    }
+
+    #[test]
+    fn each_port_has_a_place_of_its_own() {
+        assert!((0..=u16::MAX).all(|port| port_at(place(port)) == port));
+    }
+
+    /// One client has half of the ports, all of them in a row, which a search knows nothing of: it needs no more attempts for
+    /// the last ones of the other half than for others.
+    #[test]
+    fn what_others_have_in_a_row_does_not_hide_a_free_one() {
+        for seed in 0..200u64 {
+            let mut noted = TakenPorts::NONE;
+            for connection in 0..1u64 << 15 {
+                let random = super::super::hash::fnv1a(&(seed << 32 | connection).to_ne_bytes());
+                let free = (0..ATTEMPTS / 2).any(|attempt| {
+                    let port = next(candidate(random, 0, attempt, 1, u16::MAX), &noted).unwrap();
+                    noted.take(port);
+                    port >= 1 << 15
+                });
+                assert!(free, "seed {seed}: {connection} were found");
+            }
+        }
     }
 }

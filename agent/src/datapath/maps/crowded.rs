@@ -28,13 +28,18 @@ impl Crowded {
     /// Makes the ports that no connection gets what these say.
     pub fn set_unusable(&self, config: &NodeConfig, host: &HostPorts) -> Result<(), DatapathError> {
         let mut map = lock(&self.unusable);
+        let mut outside = TakenPorts::NONE;
+        (0..config.nat_port_min).for_each(|port| outside.take(port));
+        (config.nat_port_max..=u16::MAX)
+            .skip(1)
+            .for_each(|port| outside.take(port));
         for table in 0..PORT_TABLES {
-            let mut ports = TakenPorts::NONE;
-            let host = host.words(table)?;
-            for (at, host) in host.into_iter().enumerate() {
-                let below = ports_below(at, config.nat_port_min.into());
-                let within = ports_below(at, u32::from(config.nat_port_max) + 1);
-                ports.take(at, host | below | !within);
+            let mut ports = outside;
+            for (word, mut bits) in host.words(table)?.into_iter().enumerate() {
+                while bits != 0 {
+                    ports.take(word as u16 * 64 + bits.trailing_zeros() as u16);
+                    bits &= bits - 1;
+                }
             }
             map.set(table, ports, 0)
                 .map_err(error(UNUSABLE, "writing to"))?;
@@ -62,27 +67,5 @@ impl Crowded {
 
     pub fn remove(&self, end: &Tuple) -> Result<(), DatapathError> {
         removed(lock(&self.ends).remove(end)).map_err(error(CROWDED, "removing from"))
-    }
-}
-
-/// Those of the 64 ports of a word that are below `end`, as bits.
-fn ports_below(word: usize, end: u32) -> u64 {
-    let count = end.saturating_sub(word as u32 * 64);
-    1_u64.checked_shl(count).map_or(u64::MAX, |next| next - 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bits_are_those_of_each_port() {
-        for end in [0, 1, 63, 64, 65, 1024, 32_768, 61_001, 65_535, 65_536] {
-            for word in 0..1024 {
-                let ports = (0..64).filter(|bit| word * 64 + bit < end);
-                let expected = ports.fold(0, |bits, bit| bits | 1_u64 << bit);
-                assert_eq!(ports_below(word as usize, end), expected, "{end}, {word}");
-            }
-        }
     }
 }

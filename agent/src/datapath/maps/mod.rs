@@ -22,6 +22,7 @@ mod next_hops;
 mod nodes;
 mod peers;
 mod per_cpu;
+mod places;
 mod prefix;
 mod queues;
 mod services;
@@ -97,7 +98,7 @@ impl Maps {
             )?,
             endpoints: Endpoints::new(take(ebpf, "ENDPOINTS")?, flows.clone())?,
             pod_links: PodLinks::new(take(ebpf, "POD_LINKS")?)?,
-            counters: Counters::new(take(ebpf, "POD_COUNTERS")?)?,
+            counters: Counters::new(take(ebpf, "POD_COUNTERS")?, take(ebpf, "POD_PLACES")?)?,
             drops: Drops::new(take(ebpf, "DROPS")?)?,
             connections: Connections::new(
                 take(ebpf, "CONNECTIONS")?,
@@ -112,7 +113,7 @@ impl Maps {
                 flows.clone(),
             )?,
             native: Native::new(take(ebpf, "NATIVE")?)?,
-            peers: Peers::new(take(ebpf, "PEER_COUNTERS")?, take(ebpf, "NATIVE_COUNTERS")?)?,
+            peers: Peers::new(|name| take(ebpf, name))?,
             uplinks: Uplinks::new(take(ebpf, "UPLINKS")?)?,
             host_ports: HostPorts::new(take(ebpf, "HOST_PORTS")?)?,
             crowded: Crowded::new(take(ebpf, "CROWDED")?, take(ebpf, "UNUSABLE_PORTS")?)?,

@@ -1,8 +1,9 @@
-//! `PEER_COUNTERS` and `NATIVE_COUNTERS`.
+//! `PEER_COUNTERS` and `NATIVE_COUNTERS`, `PEER_PLACES` and `NATIVE_PLACES`.
 
 use super::{
     error, lock,
     per_cpu::{is_no_memory, patiently},
+    places::Places,
     raw,
 };
 use crate::datapath::{
@@ -12,18 +13,19 @@ use crate::datapath::{
 use aya::maps::{Map, MapError};
 use sinabro_common::abi::{
     Addr,
-    counters::{NativeCounters, PeerCounters},
+    counters::{NativeCounters, PeerCounters, Place},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    marker::PhantomData,
     ops::AddAssign,
     sync::Mutex,
 };
 
 const IN_TUNNELS: &str = "PEER_COUNTERS";
 const NATIVE: &str = "NATIVE_COUNTERS";
+const IN_TUNNELS_PLACES: &str = "PEER_PLACES";
+const NATIVE_PLACES: &str = "NATIVE_PLACES";
 
 /// What went between this node and another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,10 +52,12 @@ struct Inner {
 
 impl Peers {
     /// Who is counted goes on being counted.
-    pub fn new(in_tunnels: Map, native: Map) -> Result<Self, DatapathError> {
-        let native = Counted::new(NATIVE, native)?;
+    pub fn new(
+        mut take: impl FnMut(&'static str) -> Result<Map, DatapathError>,
+    ) -> Result<Self, DatapathError> {
+        let native = Counted::new((NATIVE, NATIVE_PLACES), &mut take)?;
         Ok(Self(Mutex::new(Inner {
-            in_tunnels: Counted::new(IN_TUNNELS, in_tunnels)?,
+            in_tunnels: Counted::new((IN_TUNNELS, IN_TUNNELS_PLACES), &mut take)?,
             is_native: !native.present.is_empty(),
             native,
         })))
@@ -97,34 +101,46 @@ impl Inner {
     }
 }
 
-/// A map of counters.
+/// Counters: a hash, and places for some of them.
 struct Counted<V> {
     name: &'static str,
     map: RawMap,
+    places: Places<Addr, V>,
     /// Who is counted.
     present: BTreeSet<Addr>,
-    counters: PhantomData<V>,
 }
 
-impl<V: aya::Pod + Default + AddAssign> Counted<V> {
-    fn new(name: &'static str, map: Map) -> Result<Self, DatapathError> {
-        let Map::PerCpuHashMap(data) = &map else {
+impl<V> Counted<V>
+where
+    V: aya::Pod + Default + AddAssign,
+    Place<Addr, V>: aya::Pod,
+{
+    fn new(
+        (name, places): (&'static str, &'static str),
+        mut take: impl FnMut(&'static str) -> Result<Map, DatapathError>,
+    ) -> Result<Self, DatapathError> {
+        let Map::PerCpuHashMap(data) = &take(name)? else {
             let what = "per-CPU hash map";
             return Err(DatapathError::Missing { what, name });
         };
-        let mut counted = Self {
-            name,
-            map: raw(data, name)?,
-            present: BTreeSet::new(),
-            counters: PhantomData,
-        };
+        let map = raw(data, name)?;
         let mut present = BTreeSet::new();
-        counted.each(|addr, _| {
+        map.for_each_sum(|addr: Addr, _: V| {
             present.insert(addr);
-        })?;
+        })
+        .map_err(|source| error(name, "reading from")(source.into()))?;
         present.remove(&Addr::UNSPECIFIED);
-        counted.present = present;
-        Ok(counted)
+        let mut places = Places::new(places, take(places)?, |addr| present.contains(addr))?;
+        // Of an agent that knew nothing of places, or was killed before it gave one.
+        for &addr in &present {
+            places.take(addr)?;
+        }
+        Ok(Self {
+            name,
+            map,
+            places,
+            present,
+        })
     }
 
     fn set(&mut self, wanted: &BTreeSet<Addr>) -> Result<(), DatapathError> {
@@ -136,6 +152,7 @@ impl<V: aya::Pod + Default + AddAssign> Counted<V> {
                 tracing::debug!(map = self.name, "no memory for the counters of peers");
                 break;
             }
+            self.places.take(addr)?;
             self.present.insert(addr);
         }
         Ok(())
@@ -165,6 +182,7 @@ impl<V: aya::Pod + Default + AddAssign> Counted<V> {
             put.map_err(|error| self.failed("writing to", error))?;
         }
         for addr in gone {
+            self.places.free(*addr)?;
             let removed = self.map.remove(&addr.0);
             removed.map_err(|error| self.failed("removing from", error))?;
             self.present.remove(addr);
@@ -173,15 +191,24 @@ impl<V: aya::Pod + Default + AddAssign> Counted<V> {
     }
 
     fn get(&self, addr: Addr) -> Result<V, DatapathError> {
-        let sum = self.map.sum_of(&addr.0);
+        let sum = self.map.sum_of::<V>(&addr.0);
         let sum = sum.map_err(|error| self.failed("reading from", error))?;
-        Ok(sum.unwrap_or_default())
+        let mut all = self.places.get(addr)?;
+        all += sum.unwrap_or_default();
+        Ok(all)
     }
 
-    fn each(&self, each: impl FnMut(Addr, V)) -> Result<(), DatapathError> {
-        self.map
-            .for_each_sum(each)
-            .map_err(|error| self.failed("reading from", error))
+    fn each(&self, mut each: impl FnMut(Addr, V)) -> Result<(), DatapathError> {
+        let mut in_places = Ok(());
+        let read = self.map.for_each_sum(|addr, mut counters: V| {
+            match self.places.get(addr) {
+                Ok(more) => counters += more,
+                Err(error) => in_places = Err(error),
+            }
+            each(addr, counters);
+        });
+        read.map_err(|error| self.failed("reading from", error))?;
+        in_places
     }
 
     fn failed(&self, what: &'static str, source: io::Error) -> DatapathError {

@@ -16,7 +16,10 @@ use sinabro_common::abi::{
         Limits, MAX_CROWDED, MAX_FINISHED, MAX_FRAGMENTS, OTHER_SHARES, PORT_TABLES, Share,
         TakenPorts, Tuple,
     },
-    counters::{MAX_PEER_COUNTERS, NativeCounters, PeerCounters, PodCounters},
+    counters::{
+        MAX_PEER_COUNTERS, NativeCounters, NativePlace, PLACES, PeerCounters, PeerPlace,
+        PodCounters, PodPlace,
+    },
     drop::MAX_DROP_REASONS,
     endpoint::{Endpoint, MAX_PODS, PodLink},
     flow::FLOW_EPOCHS,
@@ -244,6 +247,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<Addr, Endpoint>("ENDPOINTS", HASH, 2 * MAX_PODS, NO_PREALLOC),
         map::<u32, PodLink>("POD_LINKS", HASH, MAX_PODS, NO_PREALLOC),
         map::<u32, PodCounters>("POD_COUNTERS", PERCPU_HASH, MAX_PODS, NO_PREALLOC),
+        map::<u32, PodPlace>("POD_PLACES", PERCPU_ARRAY, PLACES, 0),
         map::<u32, u64>("DROPS", PERCPU_ARRAY, MAX_DROP_REASONS, 0),
         map::<Ends, Connection>("CONNECTIONS", HASH, connections, 0),
         map::<Tuple, Alias>("ALIASES", HASH, aliases, 0),
@@ -267,6 +271,8 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
             MAX_PEER_COUNTERS,
             NO_PREALLOC,
         ),
+        map::<u32, PeerPlace>("PEER_PLACES", PERCPU_ARRAY, PLACES, 0),
+        map::<u32, NativePlace>("NATIVE_PLACES", PERCPU_ARRAY, PLACES, 0),
         map::<u32, u32>("PATH_MTU", ARRAY, 1, 0),
         map::<u32, u32>("UPLINK_MTU", ARRAY, 1, 0),
         map::<Prefix, u8>(

@@ -29,13 +29,16 @@ use std::{
     time::Duration,
 };
 
-const MAPS: [&str; 23] = [
+const MAPS: [&str; 26] = [
     "CONFIG",
     "ENDPOINTS",
     "POD_LINKS",
     "POD_COUNTERS",
     "v2/PEER_COUNTERS",
     "v2/NATIVE_COUNTERS",
+    "v2/POD_PLACES",
+    "v2/PEER_PLACES",
+    "v2/NATIVE_PLACES",
     "DROPS",
     "v2/CONNECTIONS",
     "v2/ALIASES",

@@ -1,13 +1,17 @@
 //! What goes between this node and each other one, counted by its way.
 
 use super::{direct::far, native::on_the_wire, *};
+use aya::maps::{Map, MapData, PerCpuHashMap};
 use sinabro_agent::datapath::PeerPackets;
-use sinabro_common::abi::{
-    Addr,
-    counters::{NativeCounters, PeerCounters},
-    next_hop::NATIVE,
+use sinabro_common::{
+    abi::{
+        Addr,
+        counters::{NativeCounters, PeerCounters},
+        next_hop::NATIVE,
+    },
+    names,
 };
-use std::net::Ipv4Addr;
+use std::{net::Ipv4Addr, path::Path};
 
 const NONE: PeerCounters = PeerCounters {
     direct_tx: 0,
@@ -200,6 +204,74 @@ fn what_is_in_no_tunnel_is_counted_by_itself() {
         world.tell(&next, 2);
         next.set_native(None).unwrap();
         assert_eq!(sum_of_all(&next), expected);
+    });
+}
+
+/// What a node was counted in the hash alone: not in its place.
+fn in_the_hash(node: IpAddr) -> u64 {
+    let pin = Path::new(names::BPF_DIR).join("v2/PEER_COUNTERS");
+    let map = Map::PerCpuHashMap(MapData::from_pin(pin).unwrap());
+    let map: PerCpuHashMap<_, Addr, PeerCounters> = map.try_into().unwrap();
+    let values = map.get(&Addr::from(node), 0).unwrap();
+    values.iter().map(|counters| counters.kernel_tx).sum()
+}
+
+#[test]
+fn of_nodes_with_one_place_the_first_has_it_and_each_its_own_counters() {
+    kit::fresh(|| {
+        let datapath = kit::load();
+        let local = ip("192.0.2.1");
+        // Their last nine bits are the same.
+        let [first, second] = ["192.0.2.2", "192.0.4.2"].map(ip);
+        let know = |datapath: &Datapath, others: &[IpAddr]| {
+            let nodes = others.iter().chain([&local]).map(|&node| (node, node));
+            let tunnels = Tunnels {
+                local,
+                port: VXLAN_PORT,
+                vni: VXLAN_VNI,
+                gateways: &[],
+                nodes: &nodes.collect(),
+                ranges: &BTreeMap::new(),
+            };
+            datapath.set_tunnels(&tunnels).unwrap();
+        };
+        let pod = Pod::silent(&datapath, 5);
+        let send = |datapath: &Datapath, to: IpAddr, times: u32| {
+            let tunnel = frame(&packet::udp((local, 40_000), (to, VXLAN_PORT), b"hello"));
+            let programs = Programs::of(datapath);
+            for _ in 0..times {
+                assert_eq!(programs.run("uplink_out", pod.ifindex, &tunnel).0, PASS);
+            }
+        };
+        let expect = |datapath: &Datapath, node, all: Option<u64>, hash| {
+            assert_eq!(
+                counted(datapath, node).map(|of| of.kernel_tx),
+                all,
+                "{node}"
+            );
+            if all.is_some() {
+                assert_eq!(in_the_hash(node), hash, "{node}");
+            }
+        };
+        know(&datapath, &[first]);
+        know(&datapath, &[first, second]);
+        send(&datapath, first, 3);
+        send(&datapath, second, 5);
+        expect(&datapath, first, Some(3), 0);
+        expect(&datapath, second, Some(5), 5);
+        // The next agent knows who has the place, and gives it to another once it is free.
+        let next = kit::load();
+        send(&next, first, 1);
+        send(&next, second, 1);
+        expect(&next, first, Some(4), 0);
+        expect(&next, second, Some(6), 6);
+        know(&next, &[second]);
+        expect(&next, first, None, 0);
+        assert_eq!(sum(&next).kernel_tx, 10);
+        let last = kit::load();
+        send(&last, second, 2);
+        expect(&last, second, Some(8), 6);
+        assert_eq!(sum(&last).kernel_tx, 12);
     });
 }
 

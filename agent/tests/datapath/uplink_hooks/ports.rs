@@ -1,8 +1,12 @@
 //! Ports towards one remote end, until none is left.
 
 use super::*;
-use sinabro_agent::datapath::ConnectionLimits;
-use sinabro_common::algo::lifetime::Stage;
+use aya::maps::Array;
+use sinabro_agent::datapath::{ConnectionLimits, PortSet, PortsOf};
+use sinabro_common::{
+    abi::connection::{TakenPorts, port_table},
+    algo::lifetime::Stage,
+};
 use std::sync::Barrier;
 
 fn with_ports(w: &World, min: u16, max: u16) {
@@ -81,6 +85,33 @@ fn ports_of_others_are_found_after_a_pod_has_kept_nearly_all_of_them() {
         assert_eq!(begin(&w, w.b.v4, 1024..1059).len(), 35);
         let next = make(UDP, (w.b.v4, 2000), (FAR, 53));
         w.dropped("uplink_out", &next, DropReason::NatPortsExhausted);
+    });
+}
+
+/// Nobody looks for a port among those that no connection gets.
+#[test]
+fn a_search_begins_with_what_no_connection_gets() {
+    world(|w| {
+        let mut host = PortSet::default();
+        host.add(TCP, 40_000..=40_127);
+        host.add(UDP, 53..=53);
+        host.add(UDP, 60_999..=61_001);
+        w.datapath
+            .set_host_ports(PortsOf::Node, host.clone())
+            .unwrap();
+        let data = MapData::from_pin(format!("{}/v2/UNUSABLE_PORTS", names::BPF_DIR)).unwrap();
+        let unusable: Array<MapData, TakenPorts> = Map::Array(data).try_into().unwrap();
+        for (min, max) in [(0, 65535), (1024, 65535), (1025, 61_000), (33, 33)] {
+            with_ports(&w, min, max);
+            for proto in [TCP, UDP, SCTP, ICMP] {
+                let mut expected = TakenPorts::NONE;
+                (0..=u16::MAX)
+                    .filter(|port| !(min..=max).contains(port) || host.contains(proto, *port))
+                    .for_each(|port| expected.take(port));
+                let found = unusable.get(&port_table(proto), 0).unwrap();
+                assert!(found == expected, "{proto}, {min} to {max}");
+            }
+        }
     });
 }
 
