@@ -12,7 +12,7 @@ use sinabro_lab::{
     lab::UNDERLAY_MTU,
     node::SERVICES_FLAGS,
     traffic::{
-        packet,
+        device, packet,
         path::Path,
         snmp,
         stream::Stream,
@@ -23,12 +23,13 @@ use sinabro_lab::{
     wait::wait_for,
 };
 use sinabro_netlink::link;
-use std::time::Duration;
+use std::{fs, time::Duration};
 
-const UNDERLAYS: [(&str, Underlay); 4] = [
+const UNDERLAYS: [(&str, Underlay); 5] = [
     ("vlan", Underlay::Vlan),
     ("bond", Underlay::Bond),
     ("vlan_on_bond", Underlay::VlanOnBond),
+    ("lacp", Underlay::Lacp),
     ("wireguard", Underlay::Wireguard),
 ];
 /// Those of the demo that packets on the uplink have a part in.
@@ -46,6 +47,9 @@ const CHECKS: [&str; 11] = [
     "forged_tunnel",
 ];
 const NOT_ETHERNET: &str = "kernel: the uplink is not Ethernet";
+/// As many streams, whose tunnels differ in the outer source port, take both legs of a bond that has both in use: one in 2^15 runs
+/// has them all on one.
+const STREAMS: usize = 16;
 /// Before a leg of a bond fails, and after it.
 const PHASE: Duration = Duration::from_secs(2);
 
@@ -62,6 +66,9 @@ fn on(underlay: Underlay, name: &str, report: &mut Report) -> Result<()> {
     let of = |what: &str| format!("{name}::{what}");
     report.doing(&of("starting two nodes"))?;
     let lab = Lab::over(underlay, Binaries::at(BIN_DIR)?, 2, Lifetime::Process)?;
+    if underlay == Underlay::Lacp {
+        lab.nodes().iter().try_for_each(is_aggregated)?;
+    }
     service::start(&lab)?;
     let scene = Scene::new(lab)?;
     report.check(&of("uplink"), is_known(&scene))?;
@@ -73,12 +80,17 @@ fn on(underlay: Underlay, name: &str, report: &mut Report) -> Result<()> {
     report.doing(&of("ways"))?;
     report.check(&of("overlay"), tunnels(underlay)?.holds(&scene))?;
     report.check(&of("out"), out(&scene))?;
+    if underlay == Underlay::Lacp {
+        report.check(&of("legs"), takes_both_legs(&scene))?;
+    }
     if underlay.is_bond() {
         report.doing(&of("a leg fails"))?;
         report.check(&of("failover"), fails_over(&scene))?;
     }
     report.doing(&of("without a tunnel"))?;
-    report.check(&of("native"), native(&scene))
+    report.check(&of("native"), native(&scene))?;
+    report.doing(&of("by IPv6"))?;
+    report.check(&of("by_ipv6"), by_ipv6(&scene))
 }
 
 fn is_known(scene: &Scene) -> Result<String> {
@@ -137,7 +149,41 @@ fn out(scene: &Scene) -> Result<String> {
     Ok(expected.into())
 }
 
-/// Each leg of the first node fails once while pods talk, and comes back before the other one fails.
+/// Whether the other end has both cables as one.
+fn is_aggregated(node: &Node) -> Result<()> {
+    let path = format!("/proc/thread-self/net/bonding/{}", Underlay::Lacp.link());
+    wait_for("LACP to put both cables together", || {
+        let text = node.place().run(|| Ok(fs::read_to_string(&path)?))?;
+        let both = |line: &str| line.trim() == "Number of ports: 2";
+        Ok(text.lines().any(both).then_some(()))
+    })
+}
+
+fn takes_both_legs(scene: &Scene) -> Result<String> {
+    let (near, far) = (scene.pod(1, 1), scene.pod(2, 1));
+    let before = sent_by_legs(scene.node(1))?;
+    for address in far.addresses() {
+        let path = Path::new("there", near.place(), far.place(), address);
+        for _ in 0..STREAMS / 2 {
+            Stream::open(&path)?.carry(1 << 20, 128 << 10)?;
+        }
+    }
+    let after = sent_by_legs(scene.node(1))?;
+    let sent = [0, 1].map(|leg| after[leg] - before[leg]);
+    ensure!(
+        sent.iter().all(|bytes| *bytes > 1 << 20),
+        "bytes by each leg: {sent:?}"
+    );
+    Ok(format!("bytes by each leg: {sent:?}"))
+}
+
+/// Bytes that each leg of a node's bond has sent.
+fn sent_by_legs(node: &Node) -> Result<[u64; 2]> {
+    let sent = |leg| device::counts(node.place(), leg).map(|counts| counts.sent.bytes);
+    Ok([sent("eth0")?, sent("eth1")?])
+}
+
+/// Each leg of the first node fails once while pods talk, and comes back before the other one fails: without an agent.
 fn fails_over(scene: &Scene) -> Result<String> {
     let outside = scene.lab().outside().place();
     let (near, far) = (scene.pod(1, 1), scene.pod(2, 1));
@@ -153,9 +199,13 @@ fn fails_over(scene: &Scene) -> Result<String> {
     };
     let traffic = Traffic::start(&paths, pace)?;
     traffic.watch(PHASE);
-    let router = scene.lab().router().place();
+    let (router, node) = (scene.lab().router().place(), scene.node(1));
     for leg in [0, 1] {
-        let port = router.index(&underlay::port(scene.node(1).name(), leg))?;
+        let port = router.index(&underlay::port(node.name(), leg))?;
+        if leg == 1 {
+            traffic.event("the agent is killed")?;
+            node.kill_agent()?;
+        }
         traffic.event(&format!("leg {leg} fails"))?;
         router.conn()?.execute(link::set_down(port))?;
         traffic.watch(PHASE);
@@ -165,23 +215,14 @@ fn fails_over(scene: &Scene) -> Result<String> {
         traffic.must_flow(&format!("with leg {leg} again"))?;
     }
     let (told, watched) = traffic.finish_disturbed()?;
+    node.start_agent_with(&SERVICES_FLAGS)?;
+    has_mode(node, tunnels(scene.lab().underlay())?.mode)?;
     Ok(format!("{told}; {}", watched.table().join("; ")))
 }
 
 /// Nodes that take what has no tunnel are sent it by links that have a header for it, and tunnels by others.
 fn native(scene: &Scene) -> Result<String> {
     let underlay = scene.lab().underlay();
-    for node in scene.lab().nodes() {
-        let mut entry = node.entry();
-        entry.native = true;
-        node.set_entry(entry);
-    }
-    scene.lab().publish()?;
-    let flags = [&SERVICES_FLAGS[..], &["--routing=native"]].concat();
-    for node in scene.lab().nodes() {
-        node.stop_agent()?;
-        node.start_agent_with(&flags)?;
-    }
     let expected = match underlay.is_ethernet() {
         true => Expected {
             mode: "direct",
@@ -190,17 +231,48 @@ fn native(scene: &Scene) -> Result<String> {
         },
         false => tunnels(underlay)?,
     };
-    for node in scene.lab().nodes() {
-        node.wait_ready()?;
-        is_looked_up(node)?;
-    }
+    start_again(scene, &["--routing=native"], expected.mode, |node| {
+        let mut entry = node.entry();
+        entry.native = true;
+        node.set_entry(entry);
+    })?;
     expected.holds(scene)
 }
 
-fn is_looked_up(node: &Node) -> Result<()> {
-    wait_for("ways to be looked up", || {
+/// The same tunnels between nodes that know each other by IPv6 first.
+fn by_ipv6(scene: &Scene) -> Result<String> {
+    let expected = tunnels(scene.lab().underlay())?;
+    start_again(scene, &[], expected.mode, |node| {
+        node.lead_with_ipv6();
+        let mut entry = node.entry();
+        entry.native = false;
+        entry.zero_checksum = true;
+        node.set_entry(entry);
+    })?;
+    // A node that sends by the kernel does not say when it takes directly what comes: once the other has answered.
+    let holds = || Ok(expected.holds(scene).ok());
+    wait_for("packets to be taken directly", holds).or_else(|_| expected.holds(scene))
+}
+
+/// With other entries in the list of nodes, and other flags.
+fn start_again(scene: &Scene, flags: &[&str], mode: &str, change: impl Fn(&Node)) -> Result<()> {
+    let nodes = scene.lab().nodes();
+    nodes.iter().for_each(change);
+    scene.lab().publish()?;
+    let flags = [&SERVICES_FLAGS[..], flags].concat();
+    for node in nodes {
+        node.stop_agent()?;
+        node.start_agent_with(&flags)?;
+    }
+    nodes.iter().try_for_each(|node| has_mode(node, mode))
+}
+
+/// Once ways are looked up, and over IPv6 the other has answered.
+fn has_mode(node: &Node, mode: &str) -> Result<()> {
+    node.wait_ready()?;
+    wait_for(&format!("mode overlay to be {mode}"), || {
         let status = node.status()?;
-        let mode = status.modes.get("overlay").context("no mode overlay")?;
-        Ok((mode != "kernel: not looked up yet").then_some(()))
+        let overlay = status.modes.get("overlay");
+        Ok(overlay.is_some_and(|overlay| overlay == mode).then_some(()))
     })
 }
