@@ -167,9 +167,7 @@ impl Lab {
         }
         // Without addresses, so that nobody is asked for who cannot be reached yet: the kernel asks again after a second.
         self.underlay.lay(node_at, number)?;
-        for port in &ports {
-            router.plug(port, BRIDGE)?;
-        }
+        self.underlay.plug_in(router, node.name(), &ports)?;
         let link = self.underlay.link();
         node_at.set_up(link, &node_nets(number)?)?;
         if self.underlay == Underlay::Wireguard {

@@ -5,7 +5,7 @@ use crate::place::Place;
 use anyhow::Result;
 use ipnet::{IpNet, Ipv4Net};
 use sinabro_netlink::{
-    bond, vlan,
+    bond, link, vlan,
     wireguard::{self, Peer, Wireguard},
 };
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
@@ -31,6 +31,8 @@ pub enum Underlay {
     /// Two cables of each node, one of which is in use.
     Bond,
     VlanOnBond,
+    /// Two cables of each node, both in use by LACP.
+    Lacp,
     /// WireGuard between each two of the nodes and the router. Packets begin with their IP header.
     Wireguard,
 }
@@ -41,7 +43,7 @@ impl Underlay {
         match self {
             Self::Cable => "eth0",
             Self::Vlan => "eth0.5",
-            Self::Bond => BOND,
+            Self::Bond | Self::Lacp => BOND,
             Self::VlanOnBond => "bond0.5",
             Self::Wireguard => "wg0",
         }
@@ -50,7 +52,7 @@ impl Underlay {
     /// The device that has the router's.
     pub(crate) fn routers_link(self) -> &'static str {
         match self {
-            Self::Cable | Self::Bond => BRIDGE,
+            Self::Cable | Self::Bond | Self::Lacp => BRIDGE,
             Self::Vlan | Self::VlanOnBond => "br0.5",
             Self::Wireguard => "wg0",
         }
@@ -64,8 +66,16 @@ impl Underlay {
         }
     }
 
+    fn bond(self) -> Option<bond::Mode> {
+        match self {
+            Self::Bond | Self::VlanOnBond => Some(bond::Mode::ActiveBackup),
+            Self::Lacp => Some(bond::Mode::Lacp),
+            Self::Cable | Self::Vlan | Self::Wireguard => None,
+        }
+    }
+
     pub fn is_bond(self) -> bool {
-        matches!(self, Self::Bond | Self::VlanOnBond)
+        self.bond().is_some()
     }
 
     /// Whether a packet on the device begins with an Ethernet header.
@@ -79,15 +89,27 @@ impl Underlay {
 
     /// Makes the device of a node whose cables are laid, up.
     pub(crate) fn lay(self, place: &Place, number: u8) -> Result<()> {
-        if !self.is_bond() {
-            return self.lay_on(place, self.legs()[0], self.link(), number);
+        let mut below = self.legs()[0];
+        if let Some(mode) = self.bond() {
+            tie(place, BOND, mode, self.legs())?;
+            below = BOND;
         }
-        let create = bond::create_active_backup(BOND, LOOK_EVERY);
-        place.conn()?.execute(create)?;
-        for leg in self.legs() {
-            place.plug(leg, BOND)?;
+        self.lay_on(place, below, self.link(), number)
+    }
+
+    /// Plugs the router's ends of a node's cables into its bridge: together, where the node asks for that by LACP.
+    pub(crate) fn plug_in(self, router: &Place, node: &str, ports: &[String]) -> Result<()> {
+        if self != Self::Lacp {
+            return ports.iter().try_for_each(|port| router.plug(port, BRIDGE));
         }
-        self.lay_on(place, BOND, self.link(), number)
+        for port in ports {
+            router
+                .conn()?
+                .execute(link::set_down(router.index(port)?))?;
+        }
+        let lag = format!("lag-{node}");
+        tie(router, &lag, bond::Mode::Lacp, ports)?;
+        router.plug(&lag, BRIDGE)
     }
 
     /// Makes the router's on its bridge.
@@ -112,6 +134,15 @@ impl Underlay {
         }
         Ok(())
     }
+}
+
+/// Makes one of several links, which are down.
+fn tie(place: &Place, bond: &str, mode: bond::Mode, links: &[impl AsRef<str>]) -> Result<()> {
+    let create = bond::create(bond, mode, LOOK_EVERY);
+    place.conn()?.execute(create)?;
+    links
+        .iter()
+        .try_for_each(|link| place.plug(link.as_ref(), bond))
 }
 
 /// The router's end of a node's cable, of the first or of another.

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod, confinement,
     traffic::{
-        PATIENCE, any,
+        PATIENCE, any, bind,
         path::Path,
         readable,
         unbroken::{Pace, Traffic},
@@ -386,7 +386,7 @@ struct Echo {
 
 impl Echo {
     fn start(place: &Place, at: SocketAddr) -> Self {
-        let bind = || Ok((UdpSocket::bind(at)?, TcpListener::bind(at)?));
+        let bind = || Ok((bind::udp(at)?, bind::tcp(at)?));
         let (socket, listener) = place.run(bind).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();

@@ -4,13 +4,13 @@
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Place, Pod,
     node::{Node, SERVICES_FLAGS, pod_cidrs},
-    traffic::{PATIENCE, any, errors, icmp, readable},
+    traffic::{PATIENCE, any, bind, errors, icmp, readable},
     wait::wait_for,
 };
 use socket2::{Domain, Socket, Type};
 use std::{
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Shutdown, SocketAddr, TcpStream, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -153,7 +153,7 @@ struct Server {
 impl Server {
     fn start(place: &Place, address: IpAddr) -> Self {
         let at = SocketAddr::new(address, TARGET);
-        let sockets = place.run(|| Ok((TcpListener::bind(at)?, UdpSocket::bind(at)?)));
+        let sockets = place.run(|| Ok((bind::tcp(at)?, bind::udp(at)?)));
         let (listener, socket) = sockets.unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, also_stopped) = (stop.clone(), stop.clone());

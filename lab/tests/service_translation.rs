@@ -12,7 +12,7 @@ use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
     cni::config,
     node::SERVICES_FLAGS,
-    traffic::{PATIENCE, any, readable},
+    traffic::{PATIENCE, any, bind, readable},
     wait::wait_for,
 };
 use socket2::{Domain, Protocol, SockRef, Type};
@@ -80,9 +80,7 @@ fn publish(node: &Node, server: &Pod) {
 /// Answers a line with a line of as many bytes as it says, and a datagram with itself. For as long as the process lives.
 fn serve(place: &Place, own: IpAddr) {
     let at = SocketAddr::new(own, TARGET);
-    let (listener, socket) = place
-        .run(|| Ok((TcpListener::bind(at)?, UdpSocket::bind(at)?)))
-        .unwrap();
+    let (listener, socket) = place.run(|| Ok((bind::tcp(at)?, bind::udp(at)?))).unwrap();
     let answer = |stream: TcpStream| -> std::io::Result<()> {
         let mut lines = BufReader::new(stream.try_clone()?);
         let (mut line, mut stream) = (String::new(), stream);

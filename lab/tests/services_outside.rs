@@ -4,13 +4,13 @@
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
     node::SERVICES_FLAGS,
-    traffic::{PATIENCE, any, readable},
+    traffic::{PATIENCE, any, bind, readable},
     wait::wait_for,
 };
 use std::{
     collections::BTreeSet,
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Shutdown, SocketAddr, TcpStream, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -182,7 +182,7 @@ struct Server {
 impl Server {
     fn start(place: &Place, address: IpAddr) -> Self {
         let at = SocketAddr::new(address, TARGET);
-        let sockets = place.run(|| Ok((TcpListener::bind(at)?, UdpSocket::bind(at)?)));
+        let sockets = place.run(|| Ok((bind::tcp(at)?, bind::udp(at)?)));
         let (listener, socket) = sockets.unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, also_stopped) = (stop.clone(), stop.clone());

@@ -19,8 +19,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     setup::ensure(setup::TEST)?;
     let program = components::ensure_proxied()?;
     show(
+        // Of the workspace, as `cargo xtask test` builds it: of its package alone cargo would choose other features of what it
+        // uses, and compile that twice.
         cargo_with_ebpf()
-            .args(["test", "--package", "sinabro-agent", "--test", "kube_proxy"])
+            .args(["test", "--workspace", "--exclude", "sinabro-ebpf"])
+            .args(["--test", "kube_proxy"])
             .args(["--", "--nocapture"])
             .env("SINABRO_PROXIED", program)
             .env("SINABRO_PROXIED_CASES", options.cases.to_string()),

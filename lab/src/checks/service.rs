@@ -4,7 +4,7 @@ use super::{Family, Scene};
 use crate::{
     Lab, Place, Pod,
     node::SERVICES_FLAGS,
-    traffic::{any, connect, readable, uninterrupted},
+    traffic::{any, bind, connect, readable, uninterrupted},
     wait::wait_for,
 };
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
@@ -281,9 +281,9 @@ struct Server {
 impl Server {
     fn bind(place: &Place, at: SocketAddr) -> Result<Self> {
         place.run(|| {
-            let listener = TcpListener::bind(at)?;
+            let listener = bind::tcp(at)?;
             listener.set_nonblocking(true)?;
-            let socket = UdpSocket::bind(at)?;
+            let socket = bind::udp(at)?;
             socket.set_read_timeout(Some(LOOK))?;
             Ok(Self {
                 own: at.ip(),

@@ -3,7 +3,7 @@
 //!
 //! Each has a number, from which all of its bytes follow: what is missing, comes twice, is cut otherwise or is damaged is named.
 
-use super::{PATIENCE, any, errors, path::Path, readable};
+use super::{PATIENCE, any, bind, errors, path::Path, readable};
 use crate::place::Place;
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::{
@@ -146,7 +146,7 @@ pub struct End {
 impl End {
     pub fn open(place: &Place, address: SocketAddr, take: Take) -> Result<Self> {
         let socket = place
-            .run(|| Ok(UdpSocket::bind(address)?))
+            .run(|| bind::udp(address))
             .with_context(|| format!("{} cannot bind UDP {address}", place.name()))?;
         setsockopt(&socket, sockopt::RcvBufForce, &BUFFER).context("cannot make room")?;
         let gathers = take == Take::Gathered;

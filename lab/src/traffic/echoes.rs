@@ -1,7 +1,7 @@
 //! Requests and responses by UDP, each flow with one request on its way at a time.
 
 use super::{
-    PATIENCE, any,
+    PATIENCE, any, bind,
     seat::{Ends, Measured, thread_cpu, timed},
     uninterrupted,
 };
@@ -51,7 +51,7 @@ pub fn echoes_through(
     flows: usize,
     time: Duration,
 ) -> Result<Measured> {
-    let bind = || Ok(UdpSocket::bind((ends.address, port))?);
+    let bind = || bind::udp((ends.address, port));
     let server = ends.server.place.run(bind).context("cannot bind")?;
     exchanged(ends, &server, target, size, flows, time)
 }

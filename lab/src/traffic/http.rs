@@ -2,7 +2,7 @@
 //!
 //! Only what a load needs: GET, Content-Length, persistent connections.
 
-use super::{PATIENCE, accept, connect, path::Path};
+use super::{PATIENCE, accept, bind, connect, path::Path};
 use crate::place::Place;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use std::{
@@ -45,7 +45,7 @@ impl Load {
         let asked = path.target(path.listen()).ip();
         let name = format!("HTTP {} → {} {asked}", from.name(), to.name());
         let listener = to
-            .run(|| Ok(TcpListener::bind(path.listen())?))
+            .run(|| bind::tcp(path.listen()))
             .with_context(|| name.clone())?;
         let target = path.target(listener.local_addr()?);
         let [stop, close] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));

@@ -3,7 +3,7 @@
 //! The client says who it is; the server says it back, and as whom it knows the client. Then it closes, so
 //! that TIME-WAIT is on its side, and the client's port free at once ([`super::brief`]).
 
-use super::{accept, connect, uninterrupted};
+use super::{accept, bind, connect, uninterrupted};
 use crate::place::Place;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use std::{
@@ -31,7 +31,7 @@ pub struct Server {
 impl Server {
     pub fn start(place: &Place, address: SocketAddr, threads: usize) -> Result<Self> {
         let listener = place.run(|| {
-            let listener = TcpListener::bind(address)?;
+            let listener = bind::tcp(address)?;
             listener.set_nonblocking(true)?;
             Ok(listener)
         });

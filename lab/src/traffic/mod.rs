@@ -7,11 +7,13 @@
 //! ([`seat`]), a given port, and nothing but the system calls that an application would make.
 
 pub mod awake;
+pub mod bind;
 pub mod brief;
 pub mod bursts;
 pub mod capture;
 pub mod crowd;
 pub mod datagrams;
+pub mod device;
 pub mod echoes;
 pub mod errors;
 pub mod flood;
@@ -22,9 +24,11 @@ pub mod http;
 pub mod icmp;
 pub mod identity;
 pub mod load;
+pub mod machine_code;
 pub mod offload;
 pub mod one_way;
 pub mod order;
+pub mod own_packets;
 pub mod packet;
 pub mod path;
 pub mod questions;

@@ -1,7 +1,7 @@
 //! A way that traffic takes: from one place to an address of another, directly or through
 //! something that translates.
 
-use super::any;
+use super::{any, bind};
 use crate::place::Place;
 use anyhow::Result;
 use nix::sys::socket::{setsockopt, sockopt};
@@ -80,7 +80,7 @@ impl Path {
     /// A socket that sends datagrams by it, and the one that they are for.
     pub fn datagrams(&self) -> Result<(UdpSocket, UdpSocket)> {
         let to = self.to.run(|| {
-            let to = UdpSocket::bind(self.listen())?;
+            let to = bind::udp(self.listen())?;
             setsockopt(&to, sockopt::RcvBufForce, &BUFFER)?;
             Ok(to)
         })?;

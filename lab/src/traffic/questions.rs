@@ -4,7 +4,7 @@
 //! The client says who it is; the server says it back, and as whom it knows the client. A question without an answer is asked
 //! again by the same socket, which is kept then: an answer that is late must not come to another who has its port.
 
-use super::{PATIENCE, any, readable};
+use super::{PATIENCE, any, bind, readable};
 use crate::place::Place;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use nix::sys::socket::{setsockopt, sockopt};
@@ -36,7 +36,7 @@ pub struct Server {
 impl Server {
     pub fn start(place: &Place, address: SocketAddr) -> Result<Self> {
         let bind = || {
-            let socket = UdpSocket::bind(address)?;
+            let socket = bind::udp(address)?;
             setsockopt(&socket, sockopt::RcvBufForce, &BUFFER)?;
             socket.set_nonblocking(true)?;
             Ok(socket)

@@ -1,6 +1,6 @@
 //! An SCTP association (RFC 9260), where the kernel has it.
 
-use super::{PATIENCE, any};
+use super::{PATIENCE, any, bind};
 use crate::place::Place;
 use anyhow::{Context as _, Result, ensure};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
@@ -67,7 +67,9 @@ fn associate(
             for from in from {
                 streams.push(from.run(|| {
                     let stream = socket(address)?;
-                    stream.bind(&SockAddr::from(SocketAddr::new(any(address), from_port)))?;
+                    bind::freed(|| {
+                        stream.bind(&SockAddr::from(SocketAddr::new(any(address), from_port)))
+                    })?;
                     stream.connect_timeout(&SocketAddr::new(address, port).into(), PATIENCE)?;
                     Ok(stream)
                 })?);

@@ -2,7 +2,7 @@
 //!
 //! An end that wanders between CPUs changes the figures more than what is measured.
 
-use super::PATIENCE;
+use super::{PATIENCE, bind};
 use crate::place::Place;
 use anyhow::{Context as _, Result, anyhow};
 use nix::{
@@ -58,7 +58,7 @@ impl<'a> Ends<'a> {
     /// A listener whose connections give up after a silence of [`PATIENCE`].
     pub fn listen(&self, port: u16) -> Result<TcpListener> {
         let listen = || -> Result<_> {
-            let listener = TcpListener::bind((self.address, port))?;
+            let listener = bind::tcp((self.address, port))?;
             // Accepted sockets inherit it.
             socket2::SockRef::from(&listener).set_read_timeout(Some(PATIENCE))?;
             Ok(listener)

@@ -1,6 +1,6 @@
 //! One connection, bytes both ways, and what either end's TCP says of it.
 
-use super::{PATIENCE, accept, connect, path::Path, snmp, uninterrupted};
+use super::{PATIENCE, accept, bind, connect, path::Path, snmp, uninterrupted};
 use crate::{
     place::Place,
     wait::{self, wait_within},
@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use sinabro_netlink::sysctl;
 use std::{
     io::{Read as _, Write as _},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     os::fd::AsRawFd as _,
     thread,
     time::{Duration, Instant},
@@ -70,7 +70,7 @@ impl Stream {
                 tell_of_each_duplicate(place)?;
             }
             let excused = excused(&places)?;
-            let listener = path.to.run(|| Ok(TcpListener::bind(path.listen())?))?;
+            let listener = path.to.run(|| bind::tcp(path.listen()))?;
             let target = path.target(listener.local_addr()?);
             let client = path.from.run(|| Ok(connect(target)?))?;
             let (server, _) = accept(&listener, Instant::now() + PATIENCE)?;

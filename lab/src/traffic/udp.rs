@@ -1,6 +1,6 @@
 //! UDP echoes, also with packets that fill the MTU and may not be fragmented.
 
-use super::{any, readable};
+use super::{any, bind, readable};
 use crate::place::Place;
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::{
@@ -43,7 +43,7 @@ pub fn echo_through(
     sizes: &[usize],
 ) -> Result<()> {
     let server = to
-        .run(|| Ok(UdpSocket::bind(at)?))
+        .run(|| bind::udp(at))
         .with_context(|| format!("{} cannot bind UDP {at}", to.name()))?;
     for &size in sizes {
         let exchange = || {

@@ -1,7 +1,7 @@
 //! Datagrams of UDP-Lite (RFC 3828), whose checksum covers as much of them as their sender says, by sockets, where the kernel
 //! has it.
 
-use super::{PATIENCE, any, readable};
+use super::{PATIENCE, any, bind, readable};
 use crate::place::Place;
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
@@ -100,7 +100,7 @@ pub fn bound(at: SocketAddr, coverage: Coverage) -> Result<UdpSocket> {
             .context("cannot say how much is covered")?;
         }
     }
-    socket.bind(&at.into())?;
+    bind::freed(|| socket.bind(&at.into()))?;
     Ok(socket.into())
 }
 

@@ -8,7 +8,7 @@ use crate::{
 use sinabro_lab::{
     amount::amount,
     traffic::{
-        PATIENCE,
+        PATIENCE, bind,
         fragment::cut,
         icmp,
         packet::{Datagram, echo_reply, inject},
@@ -19,7 +19,7 @@ use sinabro_lab::{
 use sinabro_netlink::sysctl;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::{
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr},
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
@@ -186,10 +186,7 @@ fn the_nodes_own_arrive_with_the_node_in_any_order() {
             // So that the node lends its address, and one id is that of a pod's packet before.
             let Ends { pod, far } = Ends::new(&world, 1, family);
             let own = world.own()[family];
-            let socket = world
-                .node()
-                .place()
-                .run(|| Ok(UdpSocket::bind((own, 7000))?));
+            let socket = world.node().place().run(|| bind::udp((own, 7000)));
             let socket = socket.unwrap();
             for (seed, order) in ORDERS.iter().enumerate() {
                 let (id, what) = (next_id(), format!("{order:?}, {tracked}, {in_family}"));

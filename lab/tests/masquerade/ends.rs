@@ -6,7 +6,7 @@ use sinabro_common::names;
 use sinabro_lab::{
     Place,
     traffic::{
-        PATIENCE,
+        PATIENCE, bind,
         packet::{Datagram, Interface, SRC_PORT, inject},
         readable,
     },
@@ -123,7 +123,7 @@ fn bind(place: &Place, address: IpAddr) -> UdpSocket {
     /// Of datagrams that are read once all of them were sent.
     const BUFFER: usize = 8 << 20;
     let bound = place.run(|| {
-        let socket = UdpSocket::bind((address, SRC_PORT))?;
+        let socket = bind::udp((address, SRC_PORT))?;
         setsockopt(&socket, sockopt::RcvBufForce, &BUFFER)?;
         Ok(socket)
     });

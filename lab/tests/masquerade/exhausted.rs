@@ -4,9 +4,9 @@ use crate::{
     done::{answered, answered_by, client},
     kit::{FAMILIES, Way, World, far},
 };
-use sinabro_lab::wait::eventually;
+use sinabro_lab::{traffic::bind, wait::eventually};
 use std::{
-    net::{SocketAddr, UdpSocket},
+    net::SocketAddr,
     thread,
     time::{Duration, Instant},
 };
@@ -44,7 +44,7 @@ fn who_finds_no_port_has_the_agent_look_for_those_that_are_over() {
 fn finds_a_port(world: &World, family: usize, what: &str) {
     let server = world
         .beyond
-        .run(|| Ok(UdpSocket::bind(SocketAddr::new(far()[family], OTHER))?))
+        .run(|| bind::udp(SocketAddr::new(far()[family], OTHER)))
         .unwrap();
     for _ in 0..TRIES {
         let before = world.sweeps();
@@ -78,7 +78,7 @@ fn questions_to_a_resolver_that_have_their_answers_give_their_ports_to_others() 
             let world = World::by(way, 2, &[], &[RANGE]);
             world.node().kill_agent().unwrap();
             let to = SocketAddr::new(far()[family], DNS);
-            let server = world.beyond.run(|| Ok(UdpSocket::bind(to)?)).unwrap();
+            let server = world.beyond.run(|| bind::udp(to)).unwrap();
             let clients = [(); PORTS].map(|()| client(world.pod(1), &server));
             for client in &clients {
                 answered_by(client, &server);

@@ -8,7 +8,7 @@ use sinabro_lab::{
     Binaries, Lab, Lifetime, Place,
     node::SERVICES_FLAGS,
     traffic::{
-        icmp,
+        bind, icmp,
         path::Path,
         snmp,
         stream::Stream,
@@ -16,11 +16,7 @@ use sinabro_lab::{
         unbroken::{Pace, Traffic},
     },
 };
-use std::{
-    fs,
-    net::{SocketAddr, TcpListener},
-    time::Duration,
-};
+use std::{fs, net::SocketAddr, time::Duration};
 
 /// Packets that the node's stack has handed on.
 pub fn forwarded(world: &World) -> u64 {
@@ -125,7 +121,7 @@ const RULES: &str = "table inet theirs {
 }";
 
 fn refuses(from: &Place, to: &Place, target: SocketAddr) -> bool {
-    let _listener = to.run(|| Ok(TcpListener::bind(target)?)).unwrap();
+    let _listener = to.run(|| bind::tcp(target)).unwrap();
     tcp::connects(from, target).is_err()
 }
 

@@ -9,7 +9,7 @@ use crate::{
 use serde_json::json;
 use sinabro_lab::{
     Place, Pod, cni,
-    traffic::{PATIENCE, accept, readable},
+    traffic::{PATIENCE, accept, bind, readable},
     wait::wait_for,
 };
 use socket2::{Domain, Socket, Type};
@@ -179,7 +179,7 @@ impl Published<'_> {
         });
         let listener = listener.unwrap();
         let at = SocketAddr::new(Self::address(self.served, far), TARGET);
-        let server = self.served.place().run(|| Ok(TcpListener::bind(at)?));
+        let server = self.served.place().run(|| bind::tcp(at));
         let server = server.unwrap();
         let accepted = |listener| {
             let accepted = accept(listener, Instant::now() + PATIENCE);
@@ -220,7 +220,7 @@ impl Published<'_> {
 
     /// One socket of the far host speaks to the port, and is spoken to by pods from that port of theirs.
     fn datagrams(&self, far: SocketAddr, first: First, what: &str) {
-        let bind = |place: &Place, at| place.run(|| Ok(UdpSocket::bind(at)?)).unwrap();
+        let bind = |place: &Place, at| place.run(|| bind::udp(at)).unwrap();
         let remote = bind(&self.world.beyond, far);
         let at = SocketAddr::new(Self::address(self.served, far), TARGET);
         let server = bind(self.served.place(), at);
@@ -271,7 +271,7 @@ fn shared(at: SocketAddr) -> anyhow::Result<Socket> {
     let socket = Socket::new(Domain::for_address(at), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(true)?;
-    socket.bind(&at.into())?;
+    bind::freed(|| socket.bind(&at.into()))?;
     Ok(socket)
 }
 

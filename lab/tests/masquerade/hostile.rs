@@ -8,7 +8,7 @@ use sinabro_common::names;
 use sinabro_lab::{
     Place,
     traffic::{
-        PATIENCE, any, errors,
+        PATIENCE, any, bind, errors,
         fragment::cut,
         icmp,
         packet::{Datagram, inject, port_unreachable},
@@ -24,7 +24,7 @@ use std::{
 };
 
 fn bind(place: &Place, address: IpAddr, port: u16) -> UdpSocket {
-    place.run(|| Ok(UdpSocket::bind((address, port))?)).unwrap()
+    place.run(|| bind::udp((address, port))).unwrap()
 }
 
 #[track_caller]
@@ -204,7 +204,7 @@ fn lets_the_host_connect(world: &World) {
 fn connect_from(place: &Place, port: u16, to: SocketAddr) -> anyhow::Result<TcpStream> {
     place.run(|| {
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
-        socket.bind(&SocketAddr::new(any(to.ip()), port).into())?;
+        bind::freed(|| socket.bind(&SocketAddr::new(any(to.ip()), port).into()))?;
         socket.connect_timeout(&to.into(), PATIENCE)?;
         socket.set_read_timeout(Some(PATIENCE))?;
         Ok(TcpStream::from(socket))

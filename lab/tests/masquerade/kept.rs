@@ -7,7 +7,7 @@ use crate::{
 };
 use sinabro_lab::{
     Pod,
-    traffic::{any, crowd::Kind, readable},
+    traffic::{any, bind, crowd::Kind, readable},
 };
 use std::{
     collections::BTreeSet,
@@ -64,7 +64,7 @@ fn find(way: Way, family: usize, with_agent: bool) -> Found {
     let known: BTreeSet<_> = crowd.known().map(|known| known.port()).collect();
     assert_eq!(known, KEPT.collect(), "a port was not kept");
     let at = crowd.target();
-    let server = world.beyond.run(|| Ok(UdpSocket::bind(at)?)).unwrap();
+    let server = world.beyond.run(|| bind::udp(at)).unwrap();
     let drops = || world.dropped("nat_ports_exhausted");
     assert_eq!(drops(), 0, "a port was looked for");
     if !with_agent {
@@ -82,7 +82,7 @@ fn ask(pod: &Pod, server: &UdpSocket) -> Found {
     let client = |port| {
         let client = pod
             .place()
-            .run(|| Ok(UdpSocket::bind(SocketAddr::new(any(to.ip()), port))?));
+            .run(|| bind::udp(SocketAddr::new(any(to.ip()), port)));
         let client = client.unwrap();
         client.connect(to).unwrap();
         client.set_nonblocking(true).unwrap();

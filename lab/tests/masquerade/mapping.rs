@@ -5,7 +5,7 @@ use sinabro_common::api::{ConnectionReport, ConnectionsPage, Mapped, Request, Re
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Place,
     raise::Raise,
-    traffic::{PATIENCE, readable},
+    traffic::{PATIENCE, bind, readable},
     wait::eventually,
 };
 use std::{
@@ -55,7 +55,7 @@ fn remotes(world: &World, family: usize) -> Vec<UdpSocket> {
 }
 
 fn bind(place: &Place, address: IpAddr, port: u16) -> UdpSocket {
-    place.run(|| Ok(UdpSocket::bind((address, port))?)).unwrap()
+    place.run(|| bind::udp((address, port))).unwrap()
 }
 
 fn socket(world: &World, pod: usize, family: usize, port: u16) -> UdpSocket {

@@ -6,7 +6,7 @@ use sinabro_lab::{
     Node, Place, Pod,
     amount::amount,
     traffic::{
-        PATIENCE, accept, connect,
+        PATIENCE, accept, bind, connect,
         crowd::{Crowd, Kind},
         udp,
     },
@@ -127,7 +127,7 @@ impl Served {
     }
 
     fn listen(&self) -> TcpListener {
-        let listen = || Ok(TcpListener::bind(self.server)?);
+        let listen = || bind::tcp(self.server);
         self.pods()[1].place().run(listen).unwrap()
     }
 }
@@ -151,7 +151,7 @@ fn connect_from(place: &Place, port: u16, to: SocketAddr) -> std::io::Result<Tcp
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
         socket.set_reuse_address(true)?;
         let any = sinabro_lab::traffic::any(to.ip());
-        socket.bind(&SocketAddr::new(any, port).into())?;
+        bind::freed(|| socket.bind(&SocketAddr::new(any, port).into()))?;
         Ok(socket)
     });
     let socket = opened.unwrap();
@@ -201,15 +201,9 @@ fn a_port_asks_a_service_and_its_server_by_turns() {
     use std::net::UdpSocket;
     all(|served, how| {
         let [client, server] = served.pods();
-        let server = server
-            .place()
-            .run(|| Ok(UdpSocket::bind(served.server)?))
-            .unwrap();
+        let server = server.place().run(|| bind::udp(served.server)).unwrap();
         let any = sinabro_lab::traffic::any(served.server.ip());
-        let client = client
-            .place()
-            .run(|| Ok(UdpSocket::bind((any, PORT))?))
-            .unwrap();
+        let client = client.place().run(|| bind::udp((any, PORT))).unwrap();
         for round in 0..4 {
             for to in [served.service, served.server] {
                 let what = format!("{how}, round {round}, to {to}");

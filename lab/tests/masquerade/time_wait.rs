@@ -5,7 +5,7 @@ use crate::kit::{FAMILIES, World, far};
 use anyhow::Result;
 use sinabro_lab::{
     Pod,
-    traffic::{PATIENCE, accept, stream},
+    traffic::{PATIENCE, accept, bind, stream},
 };
 use socket2::{Domain, Socket, Type};
 use std::{
@@ -22,7 +22,7 @@ const PORTS: Range<u16> = 20_000..20_032;
 fn connect(pod: &Pod, from: (IpAddr, u16), to: SocketAddr) -> Result<TcpStream> {
     pod.place().run(|| {
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
-        socket.bind(&SocketAddr::from(from).into())?;
+        bind::freed(|| socket.bind(&SocketAddr::from(from).into()))?;
         socket.connect_timeout(&to.into(), PATIENCE)?;
         Ok(socket.into())
     })
@@ -48,7 +48,7 @@ fn closed_by_the_server(pod: &Pod, server: &TcpListener, family: usize) -> (u32,
 fn a_port_that_the_server_has_in_time_wait_is_not_another_pods() {
     for world in World::by_both_ways(2) {
         for (family, name) in FAMILIES.iter().enumerate() {
-            let server = || Ok(TcpListener::bind((far()[family], 80))?);
+            let server = || bind::tcp((far()[family], 80));
             let server = world.beyond.run(server).unwrap();
             let first = closed_by_the_server(world.pod(1), &server, family);
             assert_eq!(first, (0, PORTS.collect()), "{name}, ports are kept");

@@ -9,13 +9,13 @@ use crate::{
 use sinabro_lab::{
     Place,
     tools::{Said, Tool},
-    traffic::{PATIENCE, accept, readable},
+    traffic::{PATIENCE, accept, bind, readable},
     wait::eventually,
 };
 use socket2::Socket;
 use std::{
     io::{Read as _, Write as _},
-    net::{IpAddr, TcpListener, UdpSocket},
+    net::{IpAddr, TcpListener},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -243,10 +243,7 @@ fn names_are_looked_up_at_a_server_outside() {
     ]);
     for (world, what, _) in worlds() {
         for (family, far) in far().into_iter().enumerate() {
-            let server = world
-                .beyond
-                .run(|| Ok(UdpSocket::bind((far, 53))?))
-                .unwrap();
+            let server = world.beyond.run(|| bind::udp((far, 53))).unwrap();
             for (name, tool) in &tools {
                 let what = format!("{what}, {far}, {name}");
                 let arguments = match *name {

@@ -4,7 +4,8 @@ use super::{
     native::{NATIVE, say},
     *,
 };
-use std::net::{IpAddr, TcpListener};
+use sinabro_lab::traffic::bind;
+use std::net::IpAddr;
 
 /// Refuses what is for one port, and counts what it sees of another.
 const RULES: &str = "table inet theirs {
@@ -29,7 +30,7 @@ fn seen(node: &Node) -> u32 {
 
 fn connects(from: &Pod, to: &Pod, address: IpAddr, port: u16) -> bool {
     let target = SocketAddr::new(address, port);
-    let listener = to.place().run(|| Ok(TcpListener::bind(target)?)).unwrap();
+    let listener = to.place().run(|| bind::tcp(target)).unwrap();
     let connects = tcp::connects(from.place(), target).is_ok();
     drop(listener);
     connects

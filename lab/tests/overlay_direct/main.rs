@@ -41,7 +41,7 @@ use sinabro_lab::{
     amount::amount,
     confinement,
     traffic::{
-        icmp, offload,
+        device, icmp, offload,
         path::Path,
         snmp,
         stream::Stream,

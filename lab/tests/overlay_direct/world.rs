@@ -157,19 +157,8 @@ pub fn shown(node: &Node, command: &str) -> String {
 }
 
 fn counts(node: &Node) -> [u64; 2] {
-    let read = || Ok(fs::read_to_string("/proc/thread-self/net/dev")?);
-    let text = node.place().run(read).unwrap();
-    let line = text.lines().find_map(|line| {
-        let (name, counts) = line.split_once(':')?;
-        (name.trim() == names::VXLAN_LINK).then_some(counts)
-    });
-    let counts: Vec<u64> = line
-        .unwrap()
-        .split_whitespace()
-        .map(|count| count.parse().unwrap())
-        .collect();
-    // Behind eight columns of what was received, beginning with bytes, are those of what was sent.
-    [counts[1], counts[9]]
+    let counts = device::counts(node.place(), names::VXLAN_LINK).unwrap();
+    [counts.received.packets, counts.sent.packets]
 }
 
 pub fn exchange(world: &World) {

@@ -7,7 +7,7 @@ mod faults;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
     node::SERVICES_FLAGS,
-    traffic::{PATIENCE, any, readable, uninterrupted},
+    traffic::{PATIENCE, any, bind, readable, uninterrupted},
     wait::wait_for,
 };
 use socket2::{Domain, Socket, Type};
@@ -193,7 +193,7 @@ struct Server {
 impl Server {
     fn start(place: &Place, at: SocketAddr) -> Self {
         let address = at.ip();
-        let sockets = place.run(|| Ok((TcpListener::bind(at)?, UdpSocket::bind(at)?)));
+        let sockets = place.run(|| Ok((bind::tcp(at)?, bind::udp(at)?)));
         let (listener, socket) = sockets.unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, also_stopped) = (stop.clone(), stop.clone());
@@ -467,8 +467,8 @@ fn is_refused_from(node: &Node, bound: SocketAddr, to: SocketAddr) {
     let asked = node.place().run(|| {
         let domain = Domain::for_address(to);
         let stream = Socket::new(domain, Type::STREAM, None)?;
-        stream.bind(&bound.into())?;
-        let datagrams = UdpSocket::bind(bound)?;
+        bind::freed(|| stream.bind(&bound.into()))?;
+        let datagrams = bind::udp(bound)?;
         let connected = stream.connect_timeout(&to.into(), PATIENCE);
         Ok([connected, datagrams.send_to(b"x", to).map(drop)])
     });
@@ -501,7 +501,7 @@ fn a_node_port_is_at_the_nodes_addresses_and_at_loopback_for_the_node_alone() {
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
                 other => world.fail(&format!("a pod, {to}: {other:?}")),
             }
-            let _listener = pod.run(|| Ok(TcpListener::bind(to)?)).unwrap();
+            let _listener = pod.run(|| bind::tcp(to)).unwrap();
             let own = open(pod, to).unwrap();
             assert!(own.local_addr().unwrap().ip().is_loopback(), "{own:?}");
         }

@@ -14,7 +14,7 @@ use sinabro_lab::{
     },
     node::SERVICES_FLAGS,
     traffic::{
-        any, packet,
+        any, bind, packet,
         seat::{self, Seat},
     },
     wait::eventually,
@@ -216,7 +216,7 @@ impl Victim {
     fn new(scene: &Scene, pod: &Pod, source: IpAddr) -> Self {
         let ear = Ear::new(scene.node(2), scene.pod(2, 1), source.is_ipv4()).unwrap();
         let place = pod.place().clone();
-        let bind = || Ok(UdpSocket::bind((source, packet::SRC_PORT))?);
+        let bind = || bind::udp((source, packet::SRC_PORT));
         let socket = place.run(bind).unwrap();
         socket.connect(ear.at()).unwrap();
         Self {

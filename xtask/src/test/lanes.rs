@@ -34,12 +34,13 @@ const PAUSE: &str = "SINABRO_TEST_PAUSE";
 /// What measures for how long traffic stands still has the machine for itself, at the end:
 /// all tests of these programs,
 const ALONE: [&str; 5] = ["handover", "refused", "restart", "sinabro_lab", "upgrade"];
-/// and of these the ones whose names say so, as many at once as do not wait for a processor. Those of `overlay_direct` wait for
-/// agents to notice something for most of their time.
-const ALONE_IN_PART: [(&str, &str); 3] = [
-    ("layouts", "2"),
-    ("masquerade", "2"),
-    ("overlay_direct", "4"),
+/// and of these the ones whose names say so, as many at once as do not wait for a processor (those of `overlay_direct` wait for
+/// agents to notice something for most of their time). Of their other tests at least so many at once as the second number says:
+/// those of `masquerade` wait for connections to end.
+const ALONE_IN_PART: [(&str, usize, usize); 3] = [
+    ("layouts", 2, 1),
+    ("masquerade", 2, 6),
+    ("overlay_direct", 4, 3),
 ];
 const MEASURING: &str = "under_load";
 /// Those that are given the programs of an earlier state run there, too: these take minutes to build.
@@ -116,6 +117,16 @@ impl Call {
         call.arguments.extend(arguments.iter().map(OsString::from));
         call
     }
+
+    /// With so many of its tests at a time.
+    fn at_once(&self, tests: usize) -> Self {
+        self.with(&["--test-threads", &tests.to_string()])
+    }
+}
+
+/// As many tests as libtest runs at once.
+fn processors() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// cargo calls a test program by its target's name and a hash.
@@ -135,10 +146,12 @@ struct Order {
 fn in_order(calls: Vec<Call>) -> Order {
     let (mut waiting, mut working, mut alone) = (Vec::new(), Vec::new(), Vec::new());
     for call in calls {
-        let in_part = ALONE_IN_PART.iter().find(|(name, _)| *name == call.name());
-        if let Some((_, at_once)) = in_part {
-            alone.push(call.with(&[MEASURING, SINCE_RELEASE, "--test-threads", at_once]));
+        let in_part = ALONE_IN_PART.iter().find(|(name, ..)| *name == call.name());
+        if let Some((_, measuring, others)) = in_part {
+            let part = call.with(&[MEASURING, SINCE_RELEASE]);
+            alone.push(part.at_once(*measuring));
             let rest = call.with(&["--skip", MEASURING, "--skip", SINCE_RELEASE]);
+            let rest = rest.at_once(processors().max(*others));
             match call.name() == FLOODS {
                 true => working.push(rest),
                 false => waiting.push(rest),
@@ -386,10 +399,13 @@ mod tests {
         .map(call);
         let order = in_order(calls.into());
         let labels = |calls: &[Call]| -> Vec<_> { calls.iter().map(Call::label).collect() };
-        let others = "lab/masquerade --skip under_load --skip first_release";
+        let others = format!(
+            "lab/masquerade --skip under_load --skip first_release --test-threads {}",
+            processors().max(6)
+        );
         assert_eq!(
             labels(&order.working),
-            ["lab/a", "lab/agent", "lab/b", "lab/datapath", others]
+            ["lab/a", "lab/agent", "lab/b", "lab/datapath", &others]
         );
         assert_eq!(labels(&order.waiting), ["lab/peers", "lab/crash"]);
         assert_eq!(
@@ -439,7 +455,7 @@ mod tests {
         let root = workspace::root();
         let alone = ALONE
             .iter()
-            .chain(ALONE_IN_PART.iter().map(|(name, _)| name));
+            .chain(ALONE_IN_PART.iter().map(|(name, ..)| name));
         for name in alone.chain(&super::super::WAIT_OFTEN) {
             let dirs =
                 ["lab/tests", "agent/tests", "battery/tests"].map(|dir| root.join(dir).join(name));
@@ -448,7 +464,7 @@ mod tests {
             assert!(*name == "sinabro_lab" || dirs.iter().any(is), "{name}");
         }
         // Without any, what measures would run beside others, and nothing alone.
-        for (name, _) in ALONE_IN_PART {
+        for (name, ..) in ALONE_IN_PART {
             let path = root.join("lab/tests").join(name);
             let files: Vec<_> = match fs::read_dir(&path) {
                 Ok(entries) => entries.map(|entry| entry.unwrap().path()).collect(),

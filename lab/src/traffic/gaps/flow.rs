@@ -4,7 +4,7 @@ use super::{
     TICKS_PER_REQUEST, now,
     series::{Series, Stamp},
 };
-use crate::traffic::{PATIENCE, accept, connect, path::Path};
+use crate::traffic::{PATIENCE, accept, bind, connect, path::Path};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use nix::{
     errno::Errno,
@@ -15,7 +15,7 @@ use nix::{
 };
 use std::{
     io::{ErrorKind, IoSliceMut, Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpStream, UdpSocket},
     os::fd::{AsFd, AsRawFd as _, BorrowedFd},
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -112,7 +112,7 @@ impl Flow {
     }
 
     fn requests(path: &Path) -> Result<Sockets> {
-        let listener = path.to.run(|| Ok(TcpListener::bind(path.listen())?))?;
+        let listener = path.to.run(|| bind::tcp(path.listen()))?;
         let target: SocketAddr = path.target(listener.local_addr()?);
         let client = path.from.run(|| Ok(connect(target)?))?;
         let (server, _) = accept(&listener, Instant::now() + PATIENCE)?;

@@ -71,6 +71,12 @@ pub struct Options {
     #[arg(long)]
     ipv6_nodes: bool,
 
+    /// Nodes get packets as network cards give them, in memory that nobody else has: by the lab's
+    /// cables alone TCP's receivers get the sender's own, which the kernel copies before anybody
+    /// may take a tunnel's headers off (Linux 6.6)
+    #[arg(long)]
+    as_cards: bool,
+
     #[command(flatten)]
     congestion: Congestion,
 
@@ -99,6 +105,7 @@ impl Options {
         arguments.extend(["--rules".into(), self.rules.to_string()]);
         arguments.extend(self.short.then(|| "--short".into()));
         arguments.extend(self.ipv6_nodes.then(|| "--ipv6-nodes".into()));
+        arguments.extend(self.as_cards.then(|| "--as-cards".into()));
         if let Some(way) = self.only {
             arguments.extend(["--only".into(), way.name().into()]);
         }

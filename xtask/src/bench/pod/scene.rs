@@ -29,12 +29,14 @@ use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod, datapath,
     node::NodeEntry,
     traffic::{
+        own_packets,
         round_trips::round_trips,
         seat::{Ends, Seat},
         snmp,
     },
+    underlay,
 };
-use std::{fmt, net::IpAddr, time::Duration};
+use std::{fmt, net::IpAddr, os::fd::OwnedFd, time::Duration};
 
 pub const TRACKED: &str = "bare nodes, tracked";
 
@@ -111,6 +113,8 @@ fn files(lab: &Lab) -> &Node {
 }
 
 pub struct Scene {
+    /// What gives nodes packets of their own ([`own_packets`]).
+    _cards: Vec<OwnedFd>,
     // Dropped before the lab that they are in.
     _nginx: Vec<Nginx>,
     subjects: [Vec<Subject>; 3],
@@ -184,6 +188,14 @@ impl Scene {
             let earlier = earlier.map(|(commit, _)| (commit, 3));
             subjects.extend(local_mtu::subjects(&lab, earlier)?);
         }
+        let mut cards = Vec::new();
+        if options.as_cards {
+            let router = lab.router().place();
+            for node in lab.nodes() {
+                let port = underlay::port(node.namespace().name(), 0);
+                cards.push(own_packets::from(router, &port)?);
+            }
+        }
         let by_stack = if earlier.is_some() { 4 } else { 6 };
         for node in lab.nodes()[..by_stack].iter().chain(past_the_stack()) {
             rules::kube_proxy(node, options.rules)?;
@@ -197,6 +209,7 @@ impl Scene {
             of_ways[subject.way as usize].push(subject);
         }
         Ok(Self {
+            _cards: cards,
             subjects: of_ways,
             _nginx: nginx,
             lab,

@@ -14,11 +14,13 @@ use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_common::api::TcpAcceleration;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
-    traffic::seat::{Ends, Seat},
+    traffic::{
+        device,
+        seat::{Ends, Seat},
+    },
 };
 use sinabro_netlink::sysctl;
 use std::{
-    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::PathBuf,
 };
@@ -62,24 +64,9 @@ impl Subject {
         let Some(link) = self.link else {
             return Ok(None);
         };
-        let read = || Ok(fs::read_to_string("/proc/thread-self/net/dev")?);
-        let text = self.server.run(read)?;
-        let bytes = link_bytes(&text, link);
-        bytes
-            .map(Some)
-            .with_context(|| format!("{} has no {link}", self.server.name()))
+        let counts = device::counts(&self.server, link)?;
+        Ok(Some(counts.received.bytes + counts.sent.bytes))
     }
-}
-
-/// Received and sent bytes of a link in the text of /proc/net/dev.
-fn link_bytes(text: &str, link: &str) -> Option<u64> {
-    let fields = text
-        .lines()
-        .find_map(|line| line.trim_start().strip_prefix(link)?.strip_prefix(':'))?;
-    let mut fields = fields.split_ascii_whitespace();
-    let received: u64 = fields.next()?.parse().ok()?;
-    let sent: u64 = fields.nth(7)?.parse().ok()?;
-    Some(received + sent)
 }
 
 pub struct Scene {
@@ -243,22 +230,4 @@ fn pair(node: &Node, name: &str, wish: TcpAcceleration) -> Result<[Pod; 2]> {
         Ok(pod)
     };
     Ok([pod("client")?, pod("server")?])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn both_directions_of_a_link_are_counted() {
-        let text = "Inter-|   Receive                                                |  Transmit\n \
-            face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets\n\
-            \x20   lo: 5 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0\n\
-            \x20 eth0: 1000 9 0 0 0 0 0 0 230 4 0 0 0 0 0 0\n";
-        assert_eq!(link_bytes(text, "eth0"), Some(1230));
-        assert_eq!(link_bytes(text, "lo"), Some(10));
-        assert_eq!(link_bytes(text, "eth"), None);
-        let end = text.find("230").unwrap();
-        assert_eq!(link_bytes(&text[..end], "eth0"), None);
-    }
 }
