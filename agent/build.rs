@@ -2,7 +2,11 @@
 //!
 //! Where bpf-linker or rust-src is missing, the objects are left empty so that `cargo check` and
 //! editors work without them; an agent built so says so when it starts. `cargo xtask` installs
-//! both and sets SINABRO_EBPF=required, which makes their absence an error.
+//! both and sets SINABRO_EBPF=required, which makes their absence an error. SINABRO_EBPF=skip
+//! leaves the objects empty in any case: lints need none.
+//!
+//! Every profile and feature set of the agent gets the same objects, so one directory below
+//! cargo's target directory builds them once for all.
 
 use anyhow::{Context as _, bail};
 use aya_build::{Package, Toolchain};
@@ -10,7 +14,11 @@ use object::{
     build::elf::{Builder, SectionData},
     elf::SHT_STRTAB,
 };
-use std::{env, fs, path::Path, process::Command};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 #[path = "build/globals.rs"]
 mod globals;
@@ -24,49 +32,73 @@ fn main() -> anyhow::Result<()> {
     // aya-build names only the crate; its types come from here.
     println!("cargo:rerun-if-changed=../common/src");
 
+    let wish = env::var("SINABRO_EBPF").unwrap_or_default();
+    let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR")?);
     match missing_tool()? {
-        None => {
-            // SAFETY: a build script is single-threaded here.
-            unsafe {
-                env::set_var("RUSTC_BOOTSTRAP", "1");
-                // aya-build passes every line of the inner cargo on as a warning.
-                env::set_var("CARGO_TERM_QUIET", "true");
-            }
-            let next = env::var_os("CARGO_FEATURE_LAYOUT_NEXT").is_some();
-            aya_build::build_ebpf(
-                [Package {
-                    name: "sinabro-ebpf",
-                    root_dir: "../agent-ebpf",
-                    features: if next { &["layout-next"] } else { &[] },
-                    ..Package::default()
-                }],
-                Toolchain::Custom(
-                    &env::var("RUSTUP_TOOLCHAIN").unwrap_or_else(|_| "1.95.0".into()),
-                ),
-            )?;
-            let out = env::var("OUT_DIR").context("OUT_DIR")?;
-            OBJECTS.iter().try_for_each(|object| {
-                finish(&Path::new(&out).join(object))
-                    .with_context(|| format!("cannot finish the object {object}"))
-            })
+        _ if wish == "skip" => {
+            // Watched in this case alone: lints without it share what a build with it has made.
+            println!("cargo:rerun-if-env-changed=SINABRO_EBPF");
+            leave_empty(&out)
         }
-        Some(tool) if env::var("SINABRO_EBPF").is_ok_and(|v| v == "required") => {
+        None => build(&out),
+        Some(tool) if wish == "required" => {
             bail!("{tool} is missing: run `cargo xtask setup`")
         }
         Some(tool) => {
-            // A file that never is: looks for the tool again each time. So the variable need not
-            // be watched, and `cargo clippy` without it shares what a build with it has made.
+            // A file that never is: cargo runs this again each time, which looks for the tool.
             println!("cargo:rerun-if-changed=no-such-file");
             println!(
                 "cargo:warning=building without eBPF programs, {tool} is missing: run `cargo xtask setup`"
             );
-            let out = env::var("OUT_DIR").context("OUT_DIR")?;
-            for object in OBJECTS {
-                fs::write(Path::new(&out).join(object), b"")?;
-            }
-            Ok(())
+            leave_empty(&out)
         }
     }
+}
+
+/// Builds the objects in the shared directory, and finishes copies of them in `out`.
+fn build(out: &Path) -> anyhow::Result<()> {
+    let shared = shared_dir(out)?;
+    fs::create_dir_all(&shared).with_context(|| format!("cannot make {}", shared.display()))?;
+    let lock = fs::File::create(shared.join("lock"))?;
+    lock.lock().context("cannot lock the eBPF objects")?;
+    // SAFETY: a build script is single-threaded here.
+    unsafe {
+        env::set_var("RUSTC_BOOTSTRAP", "1");
+        // aya-build passes every line of the inner cargo on as a warning.
+        env::set_var("CARGO_TERM_QUIET", "true");
+        // aya-build builds below this directory.
+        env::set_var("OUT_DIR", &shared);
+    }
+    aya_build::build_ebpf(
+        [Package {
+            name: "sinabro-ebpf",
+            root_dir: "../agent-ebpf",
+            ..Package::default()
+        }],
+        Toolchain::Custom(&env::var("RUSTUP_TOOLCHAIN").unwrap_or_else(|_| "1.95.0".into())),
+    )?;
+    OBJECTS.iter().try_for_each(|object| {
+        let to = out.join(object);
+        fs::copy(shared.join(object), &to)?;
+        finish(&to).with_context(|| format!("cannot finish the object {object}"))
+    })
+}
+
+fn leave_empty(out: &Path) -> anyhow::Result<()> {
+    OBJECTS
+        .iter()
+        .try_for_each(|object| Ok(fs::write(out.join(object), b"")?))
+}
+
+/// `ebpf` in cargo's target directory. OUT_DIR is `[TARGET/]PROFILE/build/PACKAGE-HASH/out` there.
+fn shared_dir(out: &Path) -> anyhow::Result<PathBuf> {
+    let target = env::var_os("TARGET").context("TARGET")?;
+    let above_profile = out.ancestors().nth(4).context("OUT_DIR is too short")?;
+    let root = match above_profile.file_name() == Some(&target) {
+        true => above_profile.parent().context("OUT_DIR is too short")?,
+        false => above_profile,
+    };
+    Ok(root.join("ebpf"))
 }
 
 /// Takes the debug information out, which is nine tenths of an object: the linker has made BTF of
