@@ -22,6 +22,7 @@ use crate::{
     interrupt, report, residue, ui,
 };
 use anyhow::{Context as _, Result, ensure};
+use scenarios::Scenario;
 use serde::Serialize;
 use sinabro_lab::residue::{Snapshot, left_since};
 use std::{
@@ -47,6 +48,10 @@ pub struct Options {
     /// Shorter outages, for CI
     #[arg(long)]
     short: bool,
+
+    /// Leave out the scenarios that are played each night
+    #[arg(long)]
+    quick: bool,
 
     /// Run only scenarios whose name contains this text; may be given several times. The
     /// conformance tests run only if `conformance` is among them
@@ -82,8 +87,9 @@ impl Options {
     }
 
     /// The same of a scenario.
-    fn plays(&self, name: &str) -> bool {
-        self.tests == Tests::Conformance && self.wants(name)
+    fn plays(&self, scenario: &Scenario) -> bool {
+        let is_due = !(self.quick && scenario.nightly);
+        self.tests == Tests::Conformance && is_due && self.wants(scenario.name)
     }
 }
 
@@ -164,7 +170,12 @@ struct Row {
 pub fn run(options: &Options) -> Result<ExitCode> {
     if options.list {
         for scenario in scenarios::ALL {
-            println!("  {:<18} {}", scenario.name, scenario.shows);
+            let night = if scenario.nightly {
+                " (each night)"
+            } else {
+                ""
+            };
+            println!("  {:<18} {}{night}", scenario.name, scenario.shows);
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -179,9 +190,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         true => ALL.to_vec(),
         false => vec![options.variant],
     };
-    let is_played = |s: &scenarios::Scenario| {
-        options.plays(s.name) && variants.iter().any(|variant| s.is_for(*variant))
-    };
+    let is_played =
+        |s: &Scenario| options.plays(s) && variants.iter().any(|variant| s.is_for(*variant));
     for scenario in scenarios::ALL {
         // By its name alone it would be a run of nothing.
         ensure!(
@@ -282,7 +292,7 @@ fn play(options: &Options, cluster: &cluster::Options, report: &mut Report) -> R
     // What a run that was interrupted left on the cluster's disks.
     world.clean();
     for scenario in scenarios::ALL {
-        if !options.plays(scenario.name) || !scenario.is_for(world.cluster.variant()) {
+        if !options.plays(scenario) || !scenario.is_for(world.cluster.variant()) {
             continue;
         }
         let start = Instant::now();

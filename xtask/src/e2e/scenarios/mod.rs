@@ -23,6 +23,8 @@ pub struct Scenario {
     pub name: &'static str,
     /// For people, one line.
     pub shows: &'static str,
+    /// Played each night, and not on every change.
+    pub nightly: bool,
     /// What was seen, or what went wrong.
     pub run: fn(&mut World) -> Result<String>,
 }
@@ -32,8 +34,6 @@ impl Scenario {
     pub fn is_for(&self, variant: Variant) -> bool {
         let is_ours = variant.proxy == Proxy::None;
         match self.name {
-            // The released state translates no Services, and knows no setting about that.
-            UPGRADE => !is_ours,
             // A datagram may follow netfilter's memory of a pod that is gone until kube-proxy has it forgotten.
             ROLLED => is_ours,
             // What netfilter translates has to pass it both ways.
@@ -45,7 +45,6 @@ impl Scenario {
     /// What a cluster has to be like, for who asked for another.
     pub fn needs(&self) -> &'static str {
         match self.name {
-            UPGRADE => "it needs `--proxy nftables` or `--proxy iptables`",
             ROLLED | NATIVE => "it needs `--proxy none`",
             _ => "it is none of `--tests`",
         }
@@ -61,7 +60,19 @@ const fn scenario(
     shows: &'static str,
     run: fn(&mut World) -> Result<String>,
 ) -> Scenario {
-    Scenario { name, shows, run }
+    Scenario {
+        name,
+        shows,
+        nightly: false,
+        run,
+    }
+}
+
+const fn nightly(scenario: Scenario) -> Scenario {
+    Scenario {
+        nightly: true,
+        ..scenario
+    }
 }
 
 /// In the order they run: those that take nodes or the whole network away come last.
@@ -112,16 +123,16 @@ pub const ALL: &[Scenario] = &[
         "no request fails while a Deployment behind a Service is rolled out",
         services::rolled_out,
     ),
-    scenario(
+    nightly(scenario(
         "masquerade-config",
         "the ConfigMap of ip-masq-agent says who sees pods' own addresses, without a restart",
         masquerade::config_map,
-    ),
-    scenario(
+    )),
+    nightly(scenario(
         NATIVE,
         "nodes do without tunnels between them and have them again, by a setting and under load",
         routing::native,
-    ),
+    )),
     scenario(
         UPGRADE,
         "agents go back to the last released state, and forth, under load",
@@ -142,16 +153,16 @@ pub const ALL: &[Scenario] = &[
         "a runtime that asks for STATUS hears of agents that do not come back",
         agents::stay_away,
     ),
-    scenario(
+    nightly(scenario(
         "kubelet-restart",
         "kubelets are restarted under load",
         nodes::kubelet_restart,
-    ),
-    scenario(
+    )),
+    nightly(scenario(
         "hundred-pods",
         "100 pods start on one node at once",
         pods::hundred,
-    ),
+    )),
     scenario(
         "force-delete",
         "pods that are force-deleted leave nothing",
@@ -162,31 +173,31 @@ pub const ALL: &[Scenario] = &[
         "another network's configuration lies around",
         files::other_conflist,
     ),
-    scenario(
+    nightly(scenario(
         "disk-full",
         "the state directory's disk is full",
         files::disk_full,
-    ),
-    scenario(
+    )),
+    nightly(scenario(
         "api-away",
         "pods start and run while the API server is away",
         api::away,
-    ),
+    )),
     scenario(
         "service-alone",
         "Services go on without agents and without the API server",
         services::alone,
     ),
-    scenario(
+    nightly(scenario(
         "node-reboot",
         "a node loses power and comes back",
         nodes::reboot,
-    ),
-    scenario(
+    )),
+    nightly(scenario(
         "node-added",
         "a node joins and leaves",
         nodes::added_and_removed,
-    ),
+    )),
     scenario(
         "uninstall",
         "nothing is left after uninstalling, and it can be installed again",
