@@ -10,10 +10,12 @@
 //! list in a list, and "off" for the metrics address; anywhere else it is an error.
 
 mod connections;
+mod deprecated;
 mod layers;
 mod options;
 mod value;
 
+pub use deprecated::{DEPRECATED, Deprecated};
 pub use value::cidr;
 
 use crate::{
@@ -32,9 +34,9 @@ pub use options::Options;
 use sinabro_common::names;
 use std::{collections::BTreeSet, ffi::OsString, fmt, io, net::SocketAddr, path::PathBuf};
 use value::{
-    absolute_path, acceleration_mode, boolean, device, forwarding_mode, local_mtu, masquerade_ipv6,
-    memory, node_name, node_ports, number, on_or_off, overlay_mode, port_range, routing,
-    service_proxy, socket_address, udp_mapping,
+    absolute_path, acceleration_mode, boolean, data_path, device, local_mtu, masquerade_ipv6,
+    memory, node_name, node_ports, number, on_or_off, port_range, routing, service_proxy,
+    socket_address, udp_mapping,
 };
 
 /// Smallest MTU of a link that carries IPv6 (RFC 8200 §5).
@@ -62,9 +64,10 @@ pub struct Settings {
     pub mtu: Option<u32>,
     /// MTU of pods' links, for what stays on the node; none: that of all else.
     pub local_mtu: Option<u32>,
-    /// Whether packets between nodes may go past the kernel's routes and VXLAN device.
+    /// Of `dataPath`: the way of packets between nodes.
     pub overlay: OverlayMode,
     pub routing: Routing,
+    /// Of `dataPath`: the way of packets between pods and the outside.
     pub forwarding: ForwardingMode,
     pub vxlan_port: u16,
     pub vxlan_vni: u32,
@@ -113,6 +116,8 @@ pub struct Settings {
     /// A `tracing_subscriber::EnvFilter`.
     pub log_level: String,
     pub log_format: LogFormat,
+    /// What to write instead of settings that the next release refuses.
+    pub deprecated: Vec<String>,
 }
 
 /// The settings that say where on the node something of Sinabro is, and what it is prepared for.
@@ -237,7 +242,8 @@ impl Settings {
             None => host_name()?,
         };
         let service_proxy = layers.parse("serviceProxy", service_proxy)?;
-        Ok(Self {
+        let (overlay, forwarding) = layers.parse("dataPath", data_path)?;
+        let mut settings = Self {
             node_name,
             facts_from: layers.facts_from()?,
             socket: places.socket,
@@ -250,7 +256,7 @@ impl Settings {
             uplinks: places.uplinks,
             mtu: layers.optional("mtu", |text| number(text, MIN_MTU, MAX_MTU))?,
             local_mtu: layers.parse("localMTU", local_mtu)?,
-            overlay: layers.parse("overlay", overlay_mode)?,
+            overlay,
             routing: match layers.parse("routing", routing)? {
                 Routing::Auto if !places.peer_probe => {
                     return Err(
@@ -259,7 +265,7 @@ impl Settings {
                 }
                 routing => routing,
             },
-            forwarding: layers.parse("forwarding", forwarding_mode)?,
+            forwarding,
             vxlan_port: layers.parse("vxlanPort", |text| number(text, 1, u16::MAX))?,
             // RFC 7348 §5: 24 bits.
             vxlan_vni: layers.parse("vxlanVni", |text| number(text, 1, (1 << 24) - 1))?,
@@ -309,7 +315,10 @@ impl Settings {
                 _ => Err("expected text or json".into()),
             })?,
             state_dir: places.state_dir,
-        })
+            deprecated: Vec::new(),
+        };
+        deprecated::apply(layers, &mut settings)?;
+        Ok(settings)
     }
 }
 

@@ -79,7 +79,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let started = Instant::now();
     let settings = Arc::new(settings);
     let _lock = state_lock::lock(&settings.state_dir)?;
-    let standing = Arc::default();
+    let standing = troubles::Standing::default();
+    for text in &settings.deprecated {
+        troubles::stand(&standing, troubles::trouble("SettingDeprecated", text));
+    }
     let ports = match settings.masquerade {
         true => node::masquerade_ports(&settings),
         false => (0, 0),

@@ -166,7 +166,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(receiver) = (unsafe { ENDPOINTS.get(scratch.ip.dst) }) else {
         return PASS;
     };
-    // Without a way of its own to the sender (`overlay: kernel`) this node's stack is to see what comes, too.
+    // Without a way of its own to the sender (`dataPath: kernel`) this node's stack is to see what comes, too.
     if !CONFIG.get(0).is_some_and(takes)
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
         || deliver::is_too_large(&TcContext::new(skb), scratch, 0, receiver)

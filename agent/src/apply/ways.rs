@@ -39,7 +39,7 @@ impl Ways {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
     NotYet,
-    /// `overlay: kernel`.
+    /// `dataPath: kernel`.
     Setting,
     /// Those that run do not send past the stack.
     Programs,
@@ -78,7 +78,7 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NotYet => "not looked up yet",
-            Self::Setting => "the setting overlay is kernel",
+            Self::Setting => "the setting dataPath is kernel",
             Self::Programs => "the programs do not redirect, see mode programs of status",
             Self::EarlierPrograms => {
                 "programs of an earlier version run, see mode programs of status"

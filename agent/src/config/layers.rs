@@ -94,6 +94,12 @@ impl Layers {
             .transpose()
     }
 
+    /// Where a key was set, if it was.
+    pub fn given(&self, key: &str) -> Option<&Origin> {
+        let origin = self.origins.get(key);
+        origin.filter(|origin| **origin != Origin::Default)
+    }
+
     pub fn facts_from(&self) -> Result<FactsFrom, ConfigError> {
         let named = self.list("apiServers", api_server)?;
         let origin = |key| self.origins.get(key).cloned().unwrap_or(Origin::Default);

@@ -53,16 +53,16 @@ pub struct Options {
 
     /// Socket that the CNI plugin and sinabroctl talk to [default: agent.sock in the state
     /// directory].
-    #[arg(long, env = "SINABRO_SOCKET", value_name = "PATH")]
+    #[arg(long, env = "SINABRO_SOCKET", value_name = "PATH", hide = true)]
     socket: Option<String>,
 
     /// Directory of pinned maps and programs, on a bpffs.
-    #[arg(long, env = "SINABRO_BPF_DIR", value_name = "DIR", default_value = names::BPF_DIR)]
+    #[arg(long, env = "SINABRO_BPF_DIR", value_name = "DIR", default_value = names::BPF_DIR, hide = true)]
     bpf_dir: Option<String>,
 
     /// Directory that survives reboots, where the eBPF programs that ran last are kept: for when the
     /// kernel refuses the next ones.
-    #[arg(long, env = "SINABRO_PROGRAMS_DIR", value_name = "DIR", default_value = names::PROGRAMS_DIR)]
+    #[arg(long, env = "SINABRO_PROGRAMS_DIR", value_name = "DIR", default_value = names::PROGRAMS_DIR, hide = true)]
     programs_dir: Option<String>,
 
     /// The cgroup v2 directory of all pods, where the acceleration of TCP attaches, or one below which
@@ -113,15 +113,25 @@ pub struct Options {
     #[serde(rename = "localMTU")]
     local_mtu: Option<String>,
 
-    /// Which way packets between nodes go: past the kernel's routes and VXLAN device where that is
-    /// possible (auto), or by these alone (kernel). Nodes may differ.
+    /// Way of pods' packets between nodes and to the outside: auto (the eBPF fast path past
+    /// netfilter and the VXLAN device, wherever that is safe) or kernel (everything through the
+    /// kernel's network stack). Nodes may differ.
     #[arg(
         long,
-        env = "SINABRO_OVERLAY",
-        value_name = "WHICH",
+        env = "SINABRO_DATA_PATH",
+        value_name = "WAY",
         default_value = "auto"
     )]
+    data_path: Option<String>,
+
+    /// An old name of --data-path, of packets between nodes alone: auto or kernel.
+    #[arg(long, env = "SINABRO_OVERLAY", value_name = "WAY", hide = true)]
     overlay: Option<String>,
+
+    /// An old name of --data-path, of packets between pods and the outside alone: auto, direct
+    /// (also past the rules of firewalls) or kernel.
+    #[arg(long, env = "SINABRO_FORWARDING", value_name = "WAY", hide = true)]
+    forwarding: Option<String>,
 
     /// What packets between pods of two nodes are in on the wire: VXLAN (tunnel), or nothing between nodes of one link that
     /// both have another setting than this, if packets go past the stack there: always (native), which the network between the nodes must
@@ -133,17 +143,6 @@ pub struct Options {
         default_value = "tunnel"
     )]
     routing: Option<String>,
-
-    /// Which way packets go between pods and what is outside of the cluster, where Services are
-    /// translated here: past netfilter, its tracking of connections and the rules of firewalls, if nobody
-    /// has such rules for what is forwarded (auto); in any case (direct); or by the kernel's stack alone (kernel).
-    #[arg(
-        long,
-        env = "SINABRO_FORWARDING",
-        value_name = "WHICH",
-        default_value = "auto"
-    )]
-    forwarding: Option<String>,
 
     /// UDP port of the VXLAN device, the same on all nodes.
     #[arg(
@@ -331,7 +330,8 @@ pub struct Options {
         long,
         env = "SINABRO_SERVICE_ENDPOINTS",
         value_name = "NUMBER",
-        default_value = "auto"
+        default_value = "auto",
+        hide = true
     )]
     service_endpoints: Option<String>,
 
@@ -356,7 +356,8 @@ pub struct Options {
     #[arg(
         long,
         env = "SINABRO_CONNECTIONS_PER_POD_UNANSWERED",
-        value_name = "NUMBER"
+        value_name = "NUMBER",
+        hide = true
     )]
     connections_per_pod_unanswered: Option<String>,
 
@@ -402,7 +403,8 @@ pub struct Options {
         long,
         env = "SINABRO_CONNECTION_ICMP_TIMEOUT",
         value_name = "DURATION",
-        default_value = "30s"
+        default_value = "30s",
+        hide = true
     )]
     connection_icmp_timeout: Option<String>,
 
@@ -411,7 +413,8 @@ pub struct Options {
         long,
         env = "SINABRO_CONNECTION_GENERIC_TIMEOUT",
         value_name = "DURATION",
-        default_value = "10m"
+        default_value = "10m",
+        hide = true
     )]
     connection_generic_timeout: Option<String>,
 
@@ -434,7 +437,8 @@ pub struct Options {
         long,
         env = "SINABRO_TCP_ACCELERATION_LOOPBACK",
         value_name = "BOOL",
-        default_value = "false"
+        default_value = "false",
+        hide = true
     )]
     tcp_acceleration_loopback: Option<String>,
 
@@ -463,7 +467,8 @@ pub struct Options {
         long,
         env = "SINABRO_ATTACH",
         value_name = "MODE",
-        default_value = "auto"
+        default_value = "auto",
+        hide = true
     )]
     attach: Option<String>,
 
@@ -473,7 +478,8 @@ pub struct Options {
         long,
         env = "SINABRO_REQUIRE_PROGRAMS",
         value_name = "BOOL",
-        default_value = "true"
+        default_value = "true",
+        hide = true
     )]
     require_programs: Option<String>,
 
@@ -502,7 +508,8 @@ pub struct Options {
         long,
         env = "SINABRO_PEER_PROBE",
         value_name = "BOOL",
-        default_value = "true"
+        default_value = "true",
+        hide = true
     )]
     peer_probe: Option<String>,
 

@@ -166,11 +166,13 @@ pub fn udp_mapping(text: &str) -> Result<UdpMapping, String> {
         .ok_or_else(|| "expected address-and-port-dependent or endpoint-independent".into())
 }
 
-pub fn overlay_mode(text: &str) -> Result<OverlayMode, String> {
-    OverlayMode::EVERY
-        .into_iter()
-        .find(|mode| mode.to_string() == text)
-        .ok_or_else(|| "expected auto or kernel".into())
+/// Of packets between nodes, and of those between pods and the outside.
+pub fn data_path(text: &str) -> Result<(OverlayMode, ForwardingMode), String> {
+    match text {
+        "auto" => Ok((OverlayMode::Auto, ForwardingMode::Auto)),
+        "kernel" => Ok((OverlayMode::Kernel, ForwardingMode::Kernel)),
+        _ => Err("expected auto or kernel".into()),
+    }
 }
 
 pub fn routing(text: &str) -> Result<Routing, String> {
@@ -178,13 +180,6 @@ pub fn routing(text: &str) -> Result<Routing, String> {
         .into_iter()
         .find(|routing| routing.to_string() == text)
         .ok_or_else(|| "expected tunnel, native or auto".into())
-}
-
-pub fn forwarding_mode(text: &str) -> Result<ForwardingMode, String> {
-    ForwardingMode::EVERY
-        .into_iter()
-        .find(|mode| mode.to_string() == text)
-        .ok_or_else(|| "expected auto, direct or kernel".into())
 }
 
 pub fn acceleration_mode(text: &str) -> Result<Mode, String> {

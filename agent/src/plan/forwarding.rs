@@ -8,24 +8,10 @@ pub enum ForwardingMode {
     /// Past netfilter, where nobody has rules there for what is forwarded.
     #[default]
     Auto,
-    /// Past netfilter, whatever rules there are.
+    /// Past netfilter, whatever rules there are: of the old setting `forwarding` alone.
     Direct,
     /// By the kernel's stack alone.
     Kernel,
-}
-
-impl ForwardingMode {
-    pub const EVERY: [Self; 3] = [Self::Auto, Self::Direct, Self::Kernel];
-}
-
-impl fmt::Display for ForwardingMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Direct => "direct",
-            Self::Kernel => "kernel",
-        })
-    }
 }
 
 /// What came of it.
@@ -45,7 +31,7 @@ impl Forwarding {
         obstacle: impl FnOnce(bool) -> Option<String>,
     ) -> Self {
         let why = match mode {
-            ForwardingMode::Kernel => Some("forwarding: kernel".to_owned()),
+            ForwardingMode::Kernel => Some("dataPath: kernel".to_owned()),
             _ if !may_translate => Some("serviceProxy: off".to_owned()),
             ForwardingMode::Auto => obstacle(true),
             ForwardingMode::Direct => obstacle(false),
@@ -73,7 +59,7 @@ mod tests {
         let choose = |mode| Forwarding::choose(mode, true, rules).to_string();
         assert_eq!(choose(ForwardingMode::Auto), "kernel: rules");
         assert_eq!(choose(ForwardingMode::Direct), "direct");
-        assert_eq!(choose(ForwardingMode::Kernel), "kernel: forwarding: kernel");
+        assert_eq!(choose(ForwardingMode::Kernel), "kernel: dataPath: kernel");
         let ipsec = |_: bool| Some("IPsec".to_owned());
         let chosen = Forwarding::choose(ForwardingMode::Direct, true, ipsec);
         assert_eq!(chosen.to_string(), "kernel: IPsec");
@@ -82,9 +68,10 @@ mod tests {
     #[test]
     fn the_kernel_is_asked_for_nothing_where_it_does_not_matter() {
         let asked = |_: bool| -> Option<String> { unreachable!("asked") };
-        for mode in ForwardingMode::EVERY {
+        use ForwardingMode::{Auto, Direct, Kernel};
+        for mode in [Auto, Direct, Kernel] {
             let chosen = Forwarding::choose(mode, false, asked);
-            assert_ne!(chosen, Forwarding::Direct, "{mode}");
+            assert_ne!(chosen, Forwarding::Direct, "{mode:?}");
         }
     }
 }

@@ -42,19 +42,6 @@ pub enum OverlayMode {
     Kernel,
 }
 
-impl OverlayMode {
-    pub const EVERY: [Self; 2] = [Self::Auto, Self::Kernel];
-}
-
-impl fmt::Display for OverlayMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Kernel => "kernel",
-        })
-    }
-}
-
 /// What packets between pods of two nodes are in on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Routing {

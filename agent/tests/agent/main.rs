@@ -6,6 +6,7 @@
 mod acceleration;
 mod connections;
 mod connections_room;
+mod deprecated;
 mod drops;
 mod local_mtu;
 mod node;

@@ -126,6 +126,7 @@ fn clients_outside_have_no_gap_when_ways_change_under_load() {
     };
     let few = by_the_stack("nothing happened", &|| {});
     let all = by_the_stack("the node is told to leave it to the stack", &|| {
+        // The new name would have it send in tunnels, too.
         restart(&[NATIVE, "--forwarding=kernel"]);
     });
     assert!(all > 4 * few, "{few} and {all}");

@@ -65,7 +65,7 @@ fn rules_are_passed_over(prepare: impl Fn(&Lab), flags: &[&str]) {
             node.wait_ready().unwrap();
         };
         restart(&[flags, &[KERNEL]].concat());
-        assert_eq!(why(node), "the setting overlay is kernel");
+        assert_eq!(why(node), "the setting dataPath is kernel");
         assert_eq!(is_met(), [true; 4], "{}", node.name());
         assert!(seen(node) > 0, "{}", node.name());
         restart(flags);

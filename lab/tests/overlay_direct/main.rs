@@ -64,7 +64,7 @@ const FLAGS: [&str; 2] = [
     "--services-file=/run/lab/services.yaml",
 ];
 /// All packets by the stack and the VXLAN device.
-const KERNEL: &str = "--overlay=kernel";
+const KERNEL: &str = "--data-path=kernel";
 const AUTO: &str = "--routing=auto";
 const ASKS: &str = "--peer-probe=true";
 const ASKS_NOBODY: &str = "--peer-probe=false";

@@ -198,13 +198,13 @@ fn one_that_does_not_say_so_is_sent_tunnels_and_sends_them() {
     }
 }
 
-/// A node with `overlay: kernel` has its stack see what comes.
+/// A node with `dataPath: kernel` has its stack see what comes.
 #[test]
 fn what_a_stack_is_to_see_comes_out_of_its_device() {
     let world = world(|_| {}, [&[NATIVE], &[NATIVE, KERNEL]]);
     let [n1, n2] = [1, 2].map(|number| world.lab.node(number));
     eventually("it is known", || goes_native(n1));
-    assert_eq!(why(n2), "the setting overlay is kernel");
+    assert_eq!(why(n2), "the setting dataPath is kernel");
     let [one, two] = world.counts_of(|| exchange(&world));
     assert!(
         one.native.sent > 0 && one.direct.received > 0 && one.kernel == NOTHING,

@@ -30,7 +30,7 @@ fn nodes_of_both_kinds_reach_each_other() {
     });
     assert!(goes_direct(world.lab.node(1)));
     assert!(is_both_ways(one.direct) && one.kernel == NOTHING, "{one:?}");
-    assert_eq!(why(world.lab.node(2)), "the setting overlay is kernel");
+    assert_eq!(why(world.lab.node(2)), "the setting dataPath is kernel");
     assert!(is_both_ways(two.kernel) && two.direct == NOTHING, "{two:?}");
 }
 

@@ -70,7 +70,7 @@ fn pods_have_the_mtu_of_what_they_are_in() {
     assert_eq!(mtus(&native), (1500, 1450));
     for (more, expected) in [
         // All is in tunnels all the same.
-        ("--overlay=kernel", 1450),
+        ("--data-path=kernel", 1450),
         // Set by hand, both.
         ("--mtu=1400", 1400),
     ] {

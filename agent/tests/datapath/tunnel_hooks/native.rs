@@ -110,7 +110,7 @@ fn what_is_not_delivered_past_the_stack_comes_out_of_the_device() {
                 world.given_to_the_device(&on_the_wire(&packet), what);
             }
             let packet = packet::udp((far(dst), 1), (dst, 2), b"hello");
-            // A node with `overlay: kernel`, or one where others translate.
+            // A node with `dataPath: kernel`, or one where others translate.
             world.datapath.set_next_hops(&BTreeMap::new()).unwrap();
             world.given_to_the_device(&on_the_wire(&packet), "no way back");
             world.go(world.underlay[1], NATIVE);

@@ -326,7 +326,9 @@ fn start(node: &Node, is_direct: bool, with_room: bool) -> Result<()> {
     } else if with_room {
         flags.push("--connections=1200000");
     }
-    if is_direct && help.contains("--forwarding ") {
+    let knows = |flag: &str| help.contains(flag);
+    // The second is its name in earlier commits.
+    if is_direct && (knows("--data-path ") || knows("--forwarding ")) {
         node.write_services("{kind: List, items: []}\n")?;
         flags.extend(SERVICES_FLAGS);
     }
