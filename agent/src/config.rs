@@ -141,6 +141,7 @@ pub struct Places {
     pub facts_from: Option<FactsFrom>,
     /// Whether the node is to allow what the probe of peers takes.
     pub peer_probe: bool,
+    pub tcp_acceleration: Mode,
 }
 
 /// Where facts about the cluster come from.
@@ -284,7 +285,7 @@ impl Settings {
             service_endpoints: layers.parse("serviceEndpoints", service_endpoints)?,
             connections: layers.parse("connections", connections::capacity)?,
             connection_limits: connections::limits(layers)?,
-            tcp_acceleration: layers.parse("tcpAcceleration", acceleration_mode)?,
+            tcp_acceleration: places.tcp_acceleration,
             tcp_acceleration_loopback: layers.parse("tcpAccelerationLoopback", boolean)?,
             tcp_acceleration_pod_memory: layers.optional("tcpAccelerationPodMemory", memory)?,
             tcp_acceleration_node_memory: layers.optional("tcpAccelerationNodeMemory", memory)?,
@@ -366,6 +367,7 @@ impl Places {
             },
             facts_from: layers.facts_from().ok(),
             peer_probe: layers.parse("peerProbe", boolean)?,
+            tcp_acceleration: layers.parse("tcpAcceleration", acceleration_mode)?,
             state_dir,
         })
     }

@@ -1,7 +1,7 @@
 //! What a node's kernel has to allow before its pods can have a network: packets are forwarded,
 //! router advertisements are taken all the same, and there is a bpffs for pins.
 //!
-//! And what it does to TCP between pods when that is accelerated has to be known.
+//! And whether it can accelerate TCP between pods has to be known.
 //!
 //! This is all that takes more than the agent's three capabilities. `sinabroctl prepare` does it
 //! as root and ends; the agent then finds everything as it should be, and writes nothing, so
@@ -9,7 +9,7 @@
 //! Preparing again changes nothing.
 
 use crate::{
-    acceleration::self_test,
+    acceleration::{choice::Mode, self_test},
     chain::Chain,
     config::Places,
     install::{InstallError, plugin},
@@ -68,27 +68,32 @@ impl Prepared {
     }
 }
 
-/// Leaves the agent a report of what the TCP acceleration changes on this kernel. That it cannot
-/// be had is no reason to serve no pods.
+/// Leaves the agent a report of whether this kernel can accelerate TCP. That it cannot be had is no
+/// reason to serve no pods.
 pub fn self_test(places: &Places) -> Prepared {
-    let cgroup = places.cgroup_dir.as_deref();
-    let obtained = self_test::obtain(&places.state_dir, &places.bpf_dir, cgroup);
     let mut prepared = Prepared::default();
-    if obtained.kept {
+    if places.tcp_acceleration == Mode::Off {
         return prepared;
     }
-    let problem = obtained.problem;
+    let cgroup = places.cgroup_dir.as_deref();
+    let found = self_test::prepare(&places.state_dir, &places.bpf_dir, cgroup);
+    if found.kept {
+        return prepared;
+    }
+    let problem = found.problem;
     prepared
         .warnings
         .extend(problem.map(|error| Chain(&error).to_string()));
-    let report = obtained.report;
-    let text = match report.rows.is_empty() {
-        true => format!("no tcp acceleration: {}", report.reason),
-        false => format!("tested the tcp acceleration: {}", report.reason),
-    };
-    match report.verdict {
-        Verdict::Refused => prepared.warnings.push(text),
-        Verdict::AllPass | Verdict::SomeFail => prepared.changes.push(text),
+    let reason = found.report.reason;
+    match found.report.verdict {
+        Verdict::Refused => {
+            let text = format!("no tcp acceleration: {reason}");
+            prepared.warnings.push(text);
+        }
+        Verdict::Accelerate => {
+            let text = format!("tested the tcp acceleration: {reason}");
+            prepared.changes.push(text);
+        }
     }
     prepared
 }

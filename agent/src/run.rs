@@ -1,8 +1,8 @@
 //! Start order, supervision, stop.
 //!
 //! Start: state directory → its lock → kernel settings → source of facts → lock of the pins →
-//! self-test of the TCP acceleration → data path → records → queued deletes → garbage → facts,
-//! node, overlay → socket → installation → telemetry → announcements. So the plugin finds a socket
+//! data path → records → queued deletes → garbage → facts, node, overlay → socket → installation →
+//! telemetry → announcements. So the plugin finds a socket
 //! only when every pod of before is live again, and is answered "not ready" until the node knows its
 //! ranges; the configuration is there, and the cluster hears that the node is ready, only then.
 //!
@@ -137,9 +137,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         ..Settings::clone(&settings)
     });
 
-    troubles::programs::find(&datapath)
-        .into_iter()
-        .for_each(|trouble| troubles::stand(&standing, trouble));
+    if let Some(trouble) = troubles::programs::classifiers(datapath.choice()) {
+        troubles::stand(&standing, trouble);
+    }
 
     let (stop, stopping) = watch::channel(false);
     let (facts, facts_from) = (source.updates.clone(), source.from);
@@ -327,6 +327,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         },
         rules: troubles::Rules::default(),
         standing: standing.clone(),
+        datapath: datapath.clone(),
+        self_test: self_test.clone(),
     });
     tasks.spawn(ends("the look-out for troubles", task));
     let leaving = datapath.clone();

@@ -31,8 +31,18 @@ mod waiting;
 
 pub use between::Between;
 pub use compare::{Outcome, compare, table};
-pub use sinabro_common::api::Class;
 pub use stage::{Connect, Failed, Listener, SocketOption};
+
+/// What it takes away from an application if a row differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Bytes come in another order, or not as they were sent.
+    Order,
+    /// A sender is not held back.
+    BackPressure,
+    /// A call behaves otherwise.
+    Behaviour,
+}
 
 /// Something to see.
 #[derive(Debug)]
@@ -42,7 +52,7 @@ pub struct Row {
     /// What it means for an application if this row differs.
     pub meaning: &'static str,
     pub class: Class,
-    /// Part of the self-test: done within a second, and without starting processes.
+    /// Done within a second, and without starting processes.
     pub quick: bool,
     pub run: fn(&dyn Connect) -> Result<String, Failed>,
 }

@@ -14,7 +14,6 @@
 //! - [`congestion`]: what TCP of all networks goes by;
 //! - [`program`]: other programs, in a pod and on a CPU;
 //! - [`tools`]: those that people try a network with;
-//! - [`self_test`]: what is found once for all nodes of a run of tests;
 //! - [`confinement`]: programs that may do no more than in an unprivileged container;
 //! - [`datapath`]: the maps of a node's data path;
 //! - [`kernel`]: what the running kernel lacks;
@@ -47,7 +46,6 @@ pub mod pod;
 pub mod program;
 pub mod raise;
 pub mod residue;
-pub mod self_test;
 pub mod tools;
 pub mod traffic;
 pub mod underlay;

@@ -6,7 +6,6 @@ use crate::{
     lab::Binaries,
     namespace::Namespace,
     place::Place,
-    self_test,
     wait::wait_for,
 };
 use anyhow::{Context as _, Result, bail, ensure};
@@ -24,10 +23,7 @@ use std::{
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Output},
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -101,8 +97,6 @@ pub fn pod_cidrs(number: u8) -> Vec<IpNet> {
 
 pub struct Node {
     agent: Mutex<Option<Agent>>,
-    /// Whether an agent was started here already.
-    lived: AtomicBool,
     entry: Mutex<NodeEntry>,
     binaries: Mutex<Binaries>,
     cgroup: Mutex<Option<Cgroup>>,
@@ -116,7 +110,6 @@ impl Node {
         fs::create_dir(&files).with_context(|| format!("cannot make {}", files.display()))?;
         Ok(Self {
             agent: Mutex::new(None),
-            lived: AtomicBool::new(false),
             entry: Mutex::new(entry),
             binaries: Mutex::new(binaries),
             cgroup: Mutex::new(None),
@@ -276,11 +269,6 @@ impl Node {
         if agent.is_some() {
             bail!("the agent of {} is running", self.name());
         }
-        // One that is hindered is there for what it does by itself.
-        let usual = way.capabilities.is_none() && way.fail_point.or(way.refused).is_none();
-        if !self.lived.swap(true, Ordering::Relaxed) && usual {
-            self_test::give(&self.binaries().agent(), &self.state(""))?;
-        }
         *agent = Some(Agent::start(self, way)?);
         Ok(())
     }
@@ -289,9 +277,7 @@ impl Node {
     pub fn wait_ready(&self) -> Result<StatusReport> {
         let mut agent = locked(&self.agent);
         let agent = agent.as_mut().context("no agent was started")?;
-        let status = agent.wait_ready(self)?;
-        self_test::keep(&self.binaries().agent(), &self.state(""))?;
-        Ok(status)
+        agent.wait_ready(self)
     }
 
     /// What the agent says of itself.

@@ -6,7 +6,7 @@ use nix::{
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 use sinabro_common::{
-    api::{StatusReport, Verdict},
+    api::{StatusReport, TcpAcceleration, Verdict},
     names,
 };
 use sinabro_lab::{
@@ -117,7 +117,7 @@ fn an_agent_that_may_not_set_what_is_wrong_names_it_and_the_remedy() {
 }
 
 #[test]
-fn what_acceleration_changes_is_tested_where_that_is_allowed() {
+fn acceleration_is_tested_once_where_that_is_allowed() {
     let lab = Lab::new(Binaries::find().unwrap(), 1, Lifetime::Process).unwrap();
     let node = lab.node(1);
     let report = || {
@@ -131,7 +131,7 @@ fn what_acceleration_changes_is_tested_where_that_is_allowed() {
     // Three capabilities do not suffice to make a namespace.
     start(node, &[]);
     let found = report().unwrap();
-    assert_eq!((found.verdict, found.rows.len()), (Verdict::Refused, 0));
+    assert_eq!((found.verdict, found.tried), (Verdict::Refused, false));
     assert!(found.reason.contains("sinabroctl prepare"), "{found:?}");
     node.kill_agent().unwrap();
     prepare(node);
@@ -143,12 +143,33 @@ fn what_acceleration_changes_is_tested_where_that_is_allowed() {
     start(node, &["--tcp-acceleration=off"]);
     assert_eq!(report(), None);
     node.kill_agent().unwrap();
-    // One that may do everything needs nobody.
+    // Where nothing is to be accelerated nothing is tested.
     fs::remove_file(&kept).unwrap();
+    fs::write(node.state("off.yaml"), "tcpAcceleration: off").unwrap();
+    let off = format!("{}/off.yaml", names::STATE_DIR);
+    let output = node.ctl(&["prepare", "--config", &off]).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(!kept.exists());
+    // One that may do everything tests when the first pod asks.
     node.start_agent().unwrap();
     node.wait_ready().unwrap();
-    assert_eq!(report().unwrap().verdict, found.verdict);
+    let silent = node.add_pod("silent").unwrap();
+    assert_eq!((report(), kept.exists()), (None, false));
+    let asking = node.add_pod_wishing("asking", TcpAcceleration::Enabled);
+    assert_eq!(report().unwrap(), found);
     assert!(kept.exists());
+    let tests = |node: &Node| node.log().matches("tried the tcp acceleration").count();
+    assert_eq!(tests(node), 1);
+    // Nor is it run again, for these pods or others.
+    node.kill_agent().unwrap();
+    node.start_agent().unwrap();
+    node.wait_ready().unwrap();
+    assert_eq!(report().unwrap(), found);
+    let other = node.add_pod_wishing("other", TcpAcceleration::Enabled);
+    assert_eq!(tests(node), 1);
+    for pod in [silent, asking.unwrap(), other.unwrap()] {
+        node.delete_pod(&pod).unwrap();
+    }
 }
 
 #[test]

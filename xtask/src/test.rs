@@ -9,11 +9,11 @@ use crate::{
     build,
     earlier::Earlier,
     residue, root, setup, ui,
-    workspace::{Rustc, cargo_with_ebpf, run as show, target},
+    workspace::{Rustc, cargo_with_ebpf, run as show},
 };
 use anyhow::{Context as _, Result, bail};
 use lanes::Call;
-use sinabro_lab::{residue::left, self_test, tools};
+use sinabro_lab::{residue::left, tools};
 use std::{
     env,
     ffi::{OsStr, OsString},
@@ -75,15 +75,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         build::debug()?;
     }
 
-    let self_tests = tempfile::tempdir_in(target());
-    let self_tests = self_tests.context("cannot make a directory below target")?;
     let own = env::current_exe().context("cannot find this program")?;
     // A list, as a path may have spaces.
     let runner = format!("target.{}.runner=[{own:?}]", Rustc::find()?.host);
     let cargo = || {
         let mut command = cargo_with_ebpf();
         command.args(["--config", &runner, "test"]).env(RUNNER, "1");
-        command.env(self_test::VARIABLE, self_tests.path());
         if needs_earlier {
             command.env(EARLIER_PROGRAMS, earlier.programs());
         }

@@ -2,17 +2,16 @@
 //!
 //! Three have a say: the node's setting, the kernel as the self-test found it, and the pod's wish.
 
+use super::self_test::SelfTest;
 use crate::{datapath::PodAcceleration, endpoint::EndpointRecord};
 use serde::{Deserialize, Serialize};
 use sinabro_common::api::{TcpAcceleration, Verdict};
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 /// The node's setting `tcpAcceleration`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Every pod that does not wish otherwise, where applications cannot tell; else as `OptIn`.
-    Auto,
     /// None, whatever it wishes.
     Off,
     /// Those that wish it.
@@ -22,11 +21,10 @@ pub enum Mode {
 }
 
 impl Mode {
-    pub const EVERY: [Self; 4] = [Self::Auto, Self::Off, Self::OptIn, Self::All];
+    pub const EVERY: [Self; 3] = [Self::Off, Self::OptIn, Self::All];
 
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Auto => "auto",
             Self::Off => "off",
             Self::OptIn => "opt-in",
             Self::All => "all",
@@ -40,30 +38,32 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Whether the connections of a pod with this wish are accelerated.
-pub fn accelerate(mode: Mode, verdict: Verdict, wish: Option<TcpAcceleration>) -> bool {
-    let wished = wish == Some(TcpAcceleration::Enabled);
-    match (mode, verdict) {
-        (Mode::Off, _) | (_, Verdict::Refused) => false,
-        (Mode::All, _) => true,
-        (Mode::Auto, Verdict::AllPass) => wish != Some(TcpAcceleration::Disabled),
-        (Mode::Auto, Verdict::SomeFail) | (Mode::OptIn, _) => wished,
+impl Mode {
+    /// Whether the connections of a pod with this wish are to be accelerated, if the kernel can.
+    pub fn asks(self, wish: Option<TcpAcceleration>) -> bool {
+        match self {
+            Self::Off => false,
+            Self::OptIn => wish == Some(TcpAcceleration::Enabled),
+            Self::All => true,
+        }
     }
 }
 
 /// What all pods of the node have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Policy {
     pub mode: Mode,
-    pub verdict: Verdict,
+    /// Run for the first pod that asks.
+    pub self_test: Arc<SelfTest>,
     /// Connections inside a pod, too, if the pod's others are accelerated.
     pub loopback: bool,
 }
 
 impl Policy {
-    /// Whether the pod is accelerated, as far as it was said.
+    /// Whether a pod with this wish is accelerated. Only one that asks may have to wait for the
+    /// self-test.
     pub fn wants(&self, wish: Option<TcpAcceleration>) -> bool {
-        accelerate(self.mode, self.verdict, wish)
+        self.mode.asks(wish) && self.self_test.verdict() == Verdict::Accelerate
     }
 
     /// What is accelerated of a pod. Nothing without the cookie, by which its sockets are known
@@ -82,32 +82,65 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::acceleration::self_test;
+    use sinabro_common::api::SelfTestReport;
+
+    fn known(verdict: Verdict) -> Arc<SelfTest> {
+        Arc::new(SelfTest::known(SelfTestReport {
+            verdict,
+            ..SelfTestReport::default()
+        }))
+    }
 
     #[test]
     fn the_whole_table() {
-        use Mode::{All, Auto, Off, OptIn};
+        use Mode::{All, Off, OptIn};
         use TcpAcceleration::{Disabled, Enabled};
-        use Verdict::{AllPass, Refused, SomeFail};
+        use Verdict::{Accelerate, Refused};
         let table = [
-            //                    none   enabled disabled
-            (Auto, AllPass, [true, true, false]),
-            (Auto, SomeFail, [false, true, false]),
-            (Auto, Refused, [false, false, false]),
-            (Off, AllPass, [false, false, false]),
-            (Off, SomeFail, [false, false, false]),
+            //                        none   enabled disabled
+            (Off, Accelerate, [false, false, false]),
             (Off, Refused, [false, false, false]),
-            (OptIn, AllPass, [false, true, false]),
-            (OptIn, SomeFail, [false, true, false]),
+            (OptIn, Accelerate, [false, true, false]),
             (OptIn, Refused, [false, false, false]),
-            (All, AllPass, [true, true, true]),
-            (All, SomeFail, [true, true, true]),
+            (All, Accelerate, [true, true, true]),
             (All, Refused, [false, false, false]),
         ];
         for (mode, verdict, expected) in table {
+            let policy = Policy {
+                mode,
+                self_test: known(verdict),
+                loopback: false,
+            };
             let wishes = [None, Some(Enabled), Some(Disabled)];
-            let found = wishes.map(|wish| accelerate(mode, verdict, wish));
+            let found = wishes.map(|wish| policy.wants(wish));
             assert_eq!(found, expected, "{mode:?} {verdict:?}");
         }
+    }
+
+    #[test]
+    fn only_a_pod_that_asks_has_the_self_test_run() {
+        use TcpAcceleration::{Disabled, Enabled};
+        let policy = |mode| Policy {
+            mode,
+            self_test: Arc::new(SelfTest::untried(|| self_test::refused("of a test".into()))),
+            loopback: false,
+        };
+        for (mode, wish, runs) in [
+            (Mode::Off, Some(Enabled), false),
+            (Mode::OptIn, None, false),
+            (Mode::OptIn, Some(Disabled), false),
+            (Mode::OptIn, Some(Enabled), true),
+            (Mode::All, None, true),
+        ] {
+            let policy = policy(mode);
+            assert!(!policy.wants(wish));
+            assert_eq!(policy.self_test.found().is_some(), runs, "{mode} {wish:?}");
+        }
+        // Nor one whose sockets no program knows.
+        let policy = policy(Mode::All);
+        assert_eq!(policy.of(&record(None)), None);
+        assert!(policy.self_test.found().is_none());
     }
 
     fn record(netns_cookie: Option<u64>) -> EndpointRecord {
@@ -131,7 +164,7 @@ mod tests {
     fn a_pod_is_accelerated_with_its_loopback_only_if_that_is_set() {
         let policy = |loopback| Policy {
             mode: Mode::OptIn,
-            verdict: Verdict::SomeFail,
+            self_test: known(Verdict::Accelerate),
             loopback,
         };
         for loopback in [false, true] {
@@ -153,7 +186,7 @@ mod tests {
     fn a_pod_whose_namespace_is_not_known_is_not() {
         let policy = Policy {
             mode: Mode::All,
-            verdict: Verdict::AllPass,
+            self_test: known(Verdict::Accelerate),
             loopback: true,
         };
         assert_eq!(policy.of(&record(None)), None);

@@ -1,7 +1,6 @@
 //! TCP acceleration as this node has it.
 //!
-//! - [`self_test`]: whether applications see the same on accelerated connections of this kernel as
-//!   on plain ones;
+//! - [`self_test`]: whether this kernel's accelerated connections keep order and back-pressure;
 //! - [`choice`]: which pods' connections are accelerated.
 
 pub mod choice;

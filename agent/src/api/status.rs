@@ -2,6 +2,7 @@
 
 use super::{acceleration, connections, paths, services};
 use crate::{
+    acceleration::{choice::Mode, self_test::SelfTest},
     announce::Announcer,
     apply::OverlayStatus,
     chain::Chain,
@@ -50,8 +51,8 @@ pub struct Core {
     pub proxy: watch::Receiver<String>,
     /// For how many connections, and why so many.
     pub room: Room,
-    /// What acceleration changes for applications; none if it is turned off.
-    pub self_test: Option<SelfTestReport>,
+    /// Whether this kernel can accelerate TCP.
+    pub self_test: Arc<SelfTest>,
     pub facts: watch::Receiver<Snapshot>,
     /// What the facts' source is.
     pub facts_from: String,
@@ -200,7 +201,7 @@ impl Core {
             conditions,
             troubles: self.troubles.borrow().clone(),
             modes: self.modes(),
-            tcp_self_test: self.self_test.clone(),
+            tcp_self_test: self.self_test_report(),
             uplink: uplinks.unwrap_or_default().join(","),
             mtu: state.map_or(0, |s| s.mtu),
             local_mtu: state.and_then(|s| self.link_mtu(s)),
@@ -219,6 +220,14 @@ impl Core {
             source: self.source_report(),
             uptime_seconds: self.started.elapsed().as_secs(),
             adds: Some(self.adds()),
+        }
+    }
+
+    /// None if nothing is to be accelerated, or no pod has asked for it yet.
+    fn self_test_report(&self) -> Option<SelfTestReport> {
+        match self.settings.tcp_acceleration {
+            Mode::Off => None,
+            Mode::OptIn | Mode::All => self.self_test.found().cloned(),
         }
     }
 

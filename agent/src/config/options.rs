@@ -419,15 +419,13 @@ pub struct Options {
     connection_generic_timeout: Option<String>,
 
     /// Which pods' TCP connections with other pods of this node bypass the network stack, from
-    /// socket to socket: auto (where the agent's test at start finds no difference that an
-    /// application could see, all but those that wish it disabled; else as opt-in), opt-in (those
-    /// that wish it enabled), all (whatever they wish) or off. A pod wishes by its annotation
-    /// sinabro.io/tcp-acceleration: enabled or disabled.
+    /// socket to socket: opt-in (those of pods with the annotation sinabro.io/tcp-acceleration:
+    /// enabled), all or off.
     #[arg(
         long,
         env = "SINABRO_TCP_ACCELERATION",
         value_name = "MODE",
-        default_value = "auto"
+        default_value = "opt-in"
     )]
     tcp_acceleration: Option<String>,
 

@@ -96,7 +96,7 @@ fn defaults_need_only_the_nodes_file() {
     );
     assert_eq!(settings.connection_limits, ConnectionLimits::default());
     assert!(settings.tcp_acceleration_pod_memory.is_none());
-    assert_eq!(settings.tcp_acceleration, Mode::Auto);
+    assert_eq!(settings.tcp_acceleration, Mode::OptIn);
     assert_eq!(settings.attach, AttachMode::Auto);
     assert_eq!(
         settings.metrics_address,
@@ -504,6 +504,8 @@ fn every_mode_of_acceleration_is_a_word_and_off_may_come_as_a_boolean() {
         assert_eq!(mode(expected.as_str()), expected);
     }
     assert_eq!(mode("false"), Mode::Off);
+    // Of versions before.
+    assert_eq!(mode("auto"), Mode::OptIn);
 }
 
 #[test]

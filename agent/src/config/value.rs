@@ -183,12 +183,20 @@ pub fn routing(text: &str) -> Result<Routing, String> {
 }
 
 pub fn acceleration_mode(text: &str) -> Result<Mode, String> {
-    // YAML 1.1, which Helm reads, takes a bare `off` for the boolean.
-    let text = if text == "false" { "off" } else { text };
+    let text = match text {
+        // YAML 1.1, which Helm reads, takes a bare `off` for the boolean.
+        "false" => "off",
+        // deprecated value
+        "auto" => {
+            tracing::warn!("tcpAcceleration: auto means opt-in now, say so instead");
+            "opt-in"
+        }
+        text => text,
+    };
     Mode::EVERY
         .into_iter()
         .find(|mode| mode.as_str() == text)
-        .ok_or_else(|| "expected auto, off, opt-in or all".into())
+        .ok_or_else(|| "expected off, opt-in or all".into())
 }
 
 pub fn service_proxy(text: &str) -> Result<ServiceProxy, String> {

@@ -57,7 +57,7 @@ Examples:
   sinabroctl drops                      what was dropped and why; with --follow as it happens
   sinabroctl metrics                    the same counters, how full the NAT table is
   sinabroctl acceleration               which pods' TCP goes from socket to socket, and how much
-  sinabroctl acceleration --kernel      what that changes for applications on this kernel
+  sinabroctl acceleration --kernel      whether this kernel keeps order and back-pressure by that
   sinabroctl prepare                    as root, before an agent that runs without privileges
   sinabroctl verify                     as root: does this kernel take every eBPF program?
   sinabroctl uninstall                  as root, once the agent is gone: takes everything away
@@ -145,13 +145,10 @@ enum Action {
     /// through TCP and why, what it costs the kernel, and which servers' connections are left
     /// alone.
     Acceleration {
-        /// Instead, which TCP calls behave otherwise on accelerated connections of this kernel, and
-        /// what that means for applications.
+        /// Instead, whether accelerated connections of this kernel keep order and back-pressure, as
+        /// the self-test found.
         #[arg(short, long)]
         kernel: bool,
-        /// With --kernel: also the calls that behave the same.
-        #[arg(short, long, requires = "kernel")]
-        verbose: bool,
     },
     /// Do nothing until asked to end.
     ///
@@ -253,8 +250,8 @@ pub fn main() -> ExitCode {
         Action::Connections(verb) => connections::run(common, verb),
         Action::Services { name } => services::show(common, name.as_deref()).map_err(Failure::from),
         Action::Drops(flags) => drops::run(common, flags),
-        Action::Acceleration { kernel, verbose } => match kernel {
-            true => acceleration::kernel(common, *verbose),
+        Action::Acceleration { kernel } => match kernel {
+            true => acceleration::kernel(common),
             false => acceleration::show(common),
         }
         .map_err(Failure::from),

@@ -4,13 +4,13 @@ use super::{service_room::service_room, sweeps::sweep};
 use crate::{
     acceleration::{
         choice::{Mode, Policy},
-        self_test::{self, Obtained},
+        self_test::SelfTest,
     },
     chain::Chain,
     config::{self, Settings},
     connections::Room,
     datapath::{self, Datapath, DatapathConfig, QueueLimits, Translation},
-    endpoint::{Endpoints, Programs},
+    endpoint::{Endpoints, Programs, record::Records},
     ipam::Allocator,
     memory,
 };
@@ -25,17 +25,12 @@ pub(super) struct Restored {
     pub(super) datapath: Arc<Datapath>,
     pub(super) endpoints: Arc<Endpoints>,
     pub(super) room: Room,
-    /// None if nothing is to be accelerated.
-    pub(super) self_test: Option<SelfTestReport>,
+    pub(super) self_test: Arc<SelfTest>,
 }
 
 /// Brings back what an earlier agent left, and clears away what is no pod's any more.
 pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
-    let wanted = settings.tcp_acceleration != Mode::Off;
-    let self_test = wanted.then(|| self_test(settings));
-    let verdict = self_test
-        .as_ref()
-        .map_or(Verdict::Refused, |report| report.verdict);
+    let self_test = Arc::new(self_test(settings)?);
     let before = Datapath::translated_before(&settings.bpf_dir);
     let wish = settings.service_proxy;
     // What is translated goes on, whoever has what begins from now on.
@@ -45,7 +40,8 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
     let datapath = Datapath::load(&DatapathConfig {
         bpf_dir: settings.bpf_dir.clone(),
         cgroup: settings.cgroup_dir.clone(),
-        acceleration: verdict != Verdict::Refused,
+        acceleration: settings.tcp_acceleration != Mode::Off
+            && (self_test.found()).is_none_or(|found| found.verdict == Verdict::Accelerate),
         service_sockets: has_services || Datapath::has_service_sockets(&settings.bpf_dir),
         attach: match settings.attach {
             config::AttachMode::Auto => datapath::AttachMode::Auto,
@@ -72,7 +68,7 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
         datapath: datapath.clone(),
         acceleration: Policy {
             mode: settings.tcp_acceleration,
-            verdict,
+            self_test: self_test.clone(),
             loopback: settings.tcp_acceleration_loopback,
         },
     });
@@ -115,23 +111,21 @@ fn queue_limits(settings: &Settings) -> QueueLimits {
     }
 }
 
-/// What acceleration changes for applications on this kernel.
-fn self_test(settings: &Settings) -> SelfTestReport {
-    let (state_dir, bpf_dir) = (&settings.state_dir, &settings.bpf_dir);
+/// Whether this kernel can accelerate TCP, as far as it is known. Pods of before that ask for it have
+/// the test run now: no program gets their connections that was not tried.
+fn self_test(settings: &Settings) -> anyhow::Result<SelfTest> {
+    let mode = settings.tcp_acceleration;
+    if mode == Mode::Off {
+        return Ok(SelfTest::known(SelfTestReport::default()));
+    }
     let cgroup = settings.cgroup_dir.as_deref();
-    let Obtained {
-        report, problem, ..
-    } = self_test::obtain(state_dir, bpf_dir, cgroup);
-    if let Some(error) = problem {
-        tracing::warn!("{}", Chain(&error));
+    let self_test = SelfTest::of_node(&settings.state_dir, &settings.bpf_dir, cgroup);
+    let records = Records::open(&settings.state_dir).and_then(|records| records.load());
+    let (records, _) = records.context("cannot read the endpoint records")?;
+    if records.iter().any(|record| mode.asks(record.acceleration)) {
+        self_test.verdict();
     }
-    match report.verdict {
-        Verdict::Refused => tracing::warn!("no tcp acceleration: {}", report.reason),
-        Verdict::AllPass | Verdict::SomeFail => {
-            tracing::info!("self-test of the tcp acceleration: {}", report.reason);
-        }
-    }
-    report
+    Ok(self_test)
 }
 
 pub(super) fn log_collected(endpoints: &Endpoints) {

@@ -17,6 +17,8 @@ pub mod peers;
 pub mod programs;
 
 use crate::{
+    acceleration::self_test::SelfTest,
+    datapath::Datapath,
     endpoint::Endpoints,
     node::NodeStatus,
     probe::Probe,
@@ -63,6 +65,8 @@ pub struct Sources {
     pub rules: Rules,
     /// What other parts of the agent say.
     pub standing: Standing,
+    pub datapath: Arc<Datapath>,
+    pub self_test: Arc<SelfTest>,
 }
 
 /// Troubles that last until they are taken back.
@@ -114,6 +118,7 @@ impl Sources {
         let masquerade = self.masquerade.borrow();
         let problem = masquerade.as_ref().and_then(|said| said.problem.clone());
         found.extend(problem.map(|text| trouble("MasqueradeFileInvalid", text)));
+        found.extend(programs::acceleration(&self.datapath, &self.self_test));
         found.extend(addresses::nearly_full(&self.endpoints));
         found.extend(peers::find(&self.probe, self.asked));
         found

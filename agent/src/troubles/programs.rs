@@ -1,28 +1,30 @@
 //! eBPF programs that the kernel refused, and what runs in their place.
 
 use super::trouble;
-use crate::datapath::{Choice, Datapath, Level};
-use sinabro_common::api::Trouble;
+use crate::{
+    acceleration::self_test::SelfTest,
+    datapath::{Choice, Datapath, Level},
+};
+use sinabro_common::api::{Trouble, Verdict};
 
-/// What is wrong with the programs that this agent has loaded, or could not.
-pub fn find(datapath: &Datapath) -> Vec<Trouble> {
-    let refused = datapath.acceleration_refused();
-    let acceleration = refused.map(|why| {
-        trouble(
-            "AccelerationRefused",
-            format!(
-                "TCP is not accelerated on this node, although the self-test found that it can be: {why}; pods' connections go through the kernel's TCP"
-            ),
-        )
-    });
-    classifiers(datapath.choice())
-        .into_iter()
-        .chain(acceleration)
-        .collect()
+/// What is wrong with the programs of the acceleration. A kernel that cannot accelerate is no
+/// trouble.
+pub fn acceleration(datapath: &Datapath, self_test: &SelfTest) -> Option<Trouble> {
+    let found = self_test.found()?;
+    if found.verdict != Verdict::Accelerate {
+        return None;
+    }
+    let why = datapath.acceleration_refused()?;
+    Some(trouble(
+        "AccelerationRefused",
+        format!(
+            "TCP is not accelerated on this node, although the self-test found that it can be: {why}; pods' connections go through the kernel's TCP"
+        ),
+    ))
 }
 
 /// Of the programs of interfaces, if they are not this version's.
-fn classifiers(choice: &Choice) -> Option<Trouble> {
+pub fn classifiers(choice: &Choice) -> Option<Trouble> {
     let why = choice.why();
     let next = "send what `sinabroctl debug` writes to Sinabro's developers, and go back to the version before or to the kernel before";
     Some(match choice.level {

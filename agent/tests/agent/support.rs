@@ -13,13 +13,13 @@ use sinabro_common::{
     names,
 };
 pub use sinabro_lab::wait::eventually;
-use sinabro_lab::{Lifetime, Namespace, Place, self_test};
+use sinabro_lab::{Lifetime, Namespace, Place};
 use sinabro_netlink::{Conn, link};
 use std::{
     fs,
     io::Read,
     os::unix::net::UnixStream,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -34,8 +34,6 @@ const NODES: &str = "/run/nodes.yaml";
 
 pub struct Node {
     agent: Option<Child>,
-    /// Whether an agent was started here already.
-    lived: bool,
     // After the agent, which lives in it.
     namespace: Namespace,
     /// Network of all pods here: the agent never looks inside.
@@ -49,7 +47,6 @@ impl Node {
             .expect("namespaces need root: run `cargo xtask test`");
         let node = Self {
             agent: None,
-            lived: false,
             namespace,
             pods: Place::fresh("pods").unwrap(),
         };
@@ -136,10 +133,6 @@ impl Node {
     /// The same of an agent that something else was done to before.
     pub fn start_command(&mut self, mut command: Command) {
         assert!(self.agent.is_none());
-        if !self.lived {
-            self_test::give(Path::new(AGENT), &self.state("")).unwrap();
-        }
-        self.lived = true;
         let mut child = command.spawn().unwrap();
         eventually("the socket answers", || {
             if let Some(status) = child.try_wait().unwrap() {
@@ -148,7 +141,6 @@ impl Node {
             self.status().is_some()
         });
         self.agent = Some(child);
-        self_test::keep(Path::new(AGENT), &self.state("")).unwrap();
     }
 
     /// Status, if somebody answers.

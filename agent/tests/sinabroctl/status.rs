@@ -29,20 +29,12 @@ fn status_says_what_is_wrong_and_ends_with_1() {
 }
 
 fn self_test() -> SelfTestReport {
-    let row = |id: &str, passed| RowReport {
-        id: id.into(),
-        title: format!("{id}(2)"),
-        class: Class::Behaviour,
-        passed,
-        plain: "5".into(),
-        accelerated: if passed { "5" } else { "EAGAIN" }.into(),
-        meaning: format!("programs that {id} hang"),
-    };
     SelfTestReport {
-        verdict: Verdict::SomeFail,
-        reason: "1 of 2 rows differ".into(),
+        verdict: Verdict::Accelerate,
+        tried: true,
+        reason: "order and back-pressure hold".into(),
         kernel: "6.18.0".into(),
-        rows: vec![row("splice", false), row("sendfile", true)],
+        ..SelfTestReport::default()
     }
 }
 
@@ -151,33 +143,41 @@ fn conditions_that_hold_are_shown_on_request() {
 }
 
 #[test]
-fn what_acceleration_changes_for_applications_is_asked_for() {
-    let report = StatusReport {
-        tcp_self_test: Some(self_test()),
-        ..status(true)
+fn whether_the_kernel_can_accelerate_is_asked_for() {
+    let own = |found: Option<SelfTestReport>, args: &[&str]| {
+        let report = StatusReport {
+            tcp_self_test: found,
+            ..status(true)
+        };
+        let response = Response::Status(Box::new(report));
+        text(&ask(Request::Status, response, args).stdout).to_owned()
     };
-    let own = |args: &[&str]| {
-        let response = Response::Status(Box::new(report.clone()));
-        ask(Request::Status, response, args)
-    };
-    let output = own(&["status"]);
-    assert!(!text(&output.stdout).contains("splice"), "{output:?}");
-    let json = own(&["acceleration", "--kernel", "-o", "json"]);
-    let printed: SelfTestReport = serde_json::from_slice(&json.stdout).unwrap();
+    let json = own(
+        Some(self_test()),
+        &["acceleration", "--kernel", "-o", "json"],
+    );
+    let printed: SelfTestReport = serde_json::from_str(&json).unwrap();
     assert_eq!(printed, self_test());
-    let short = ["acceleration", "--kernel"];
-    let long = ["acceleration", "--kernel", "--verbose"];
-    for args in [&short[..], &long] {
-        let output = own(args);
-        let text = text(&output.stdout);
-        let told = "for pods that ask for it: 1 of 2 rows differ";
-        assert!(text.contains(told), "{text}");
-        assert!(text.contains("splice(2)"), "{text}");
-        assert!(text.contains("programs that splice hang"), "{text}");
-        assert_eq!(text.contains("sendfile(2)"), args.len() == 3, "{text}");
-        // No difference has no meaning.
-        assert!(!text.contains("programs that sendfile hang"), "{text}");
+    let refused = SelfTestReport {
+        verdict: Verdict::Refused,
+        reason: "on this kernel bytes arrive in another order than sent".into(),
+        ..self_test()
+    };
+    for (found, told) in [
+        (Some(self_test()), "possible: order and back-pressure hold"),
+        (
+            Some(refused),
+            "refused: on this kernel bytes arrive in another order than sent",
+        ),
+    ] {
+        assert_eq!(
+            own(found.clone(), &["acceleration", "--kernel"]),
+            format!("{told}\n")
+        );
+        assert!(own(found, &["status"]).contains(told));
     }
+    let none = own(None, &["acceleration", "--kernel"]);
+    assert!(none.contains("no pod has asked"), "{none}");
 }
 
 #[test]

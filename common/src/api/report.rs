@@ -21,7 +21,7 @@ pub struct StatusReport {
     pub troubles: Vec<Trouble>,
     /// What the kernel allowed, for example `attach: tcx`.
     pub modes: BTreeMap<String, String>,
-    /// What the TCP acceleration changes for applications on this kernel; none if it is off.
+    /// Whether this kernel can accelerate TCP; none if that is off or no pod has asked for it yet.
     #[serde(default)]
     pub tcp_self_test: Option<SelfTestReport>,
     pub uplink: String,

@@ -15,7 +15,7 @@ const DETAIL: usize = 1500;
 
 /// Of each hook and of each way of attaching something, where the whole takes too long: every test
 /// loads all programs, which is seconds of a verifier under emulation. Of accelerated connections the
-/// self-test's rows are seen by the other steps.
+/// step `lab` sees every row.
 const SOME: [&str; 22] = [
     "every_truncation_is_malformed",
     "other_sources_are_dropped",

@@ -86,22 +86,20 @@ pub fn round_trips(node: &Node, client: &Pod, server: &Pod) -> Result<RoundTrips
 
 /// Why nothing is accelerated on this node, if so and for a good reason: the kernel lacks what it
 /// takes, or the self-test saw order or back-pressure fail. That it could not be loaded or tried on
-/// a kernel that has everything is none.
+/// a kernel that has everything is none. A pod must have asked before.
 fn refused(node: &Node) -> Result<Option<String>> {
     let Response::Status(status) = node.ask(Request::Status)? else {
         bail!("unexpected answer about the agent's status");
     };
     let mode = status.modes.get("tcpAcceleration");
     let mode = mode.context("the agent says nothing of acceleration")?;
-    if mode.starts_with("on") {
-        return Ok(None);
-    }
     let refused = status
         .tcp_self_test
         .filter(|report| report.verdict == Verdict::Refused);
-    let seen = refused
-        .as_ref()
-        .is_some_and(|report| !report.rows.is_empty());
+    if mode.starts_with("on") && refused.is_none() {
+        return Ok(None);
+    }
+    let seen = refused.as_ref().is_some_and(|report| report.tried);
     let reason = refused.map_or_else(|| mode.clone(), |report| report.reason);
     let numbered = node.netlink()?.netns_cookie()?.is_some();
     let described = Path::new("/sys/kernel/btf/vmlinux").exists();

@@ -1,4 +1,4 @@
-//! The report in the state directory, where `sinabroctl prepare` leaves it for the agent.
+//! The report in the state directory, where `sinabroctl prepare` or an agent leaves it for the next.
 //!
 //! It counts for the boot, the kernel and the programs that it was made with.
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sinabro_common::{api::SelfTestReport, names};
 use std::{fs, io, path::Path};
 
-/// Some 20 KB are usual.
+/// Versions before wrote some 20 KB.
 const MAX_LEN: u64 = 1 << 20;
 
 /// What a report counts for.

@@ -1,14 +1,16 @@
-//! Whether applications see the same on accelerated connections of this kernel as on plain ones.
+//! Whether this kernel's accelerated connections keep order and back-pressure.
 //!
-//! The quick rows of [`sinabro_battery`], seen on loopback connections of two network namespaces made
-//! for it, of which one is accelerated: by the programs that the node runs, with maps of their
-//! own. It changes nothing on the node, and takes two or three seconds, once for each boot,
-//! kernel and build ([`file`]).
+//! [`check`] is done on loopback connections of a network namespace made for it, accelerated by the
+//! programs that the node runs, with maps of their own. It changes nothing on the node and takes
+//! well under a second, once for each boot, kernel and build ([`file`]).
 //!
-//! It needs root, or at least CAP_SYS_ADMIN for the namespaces, besides what loading programs
-//! takes: `sinabroctl prepare` runs it, and the agent where it may.
+//! It needs root, or at least CAP_SYS_ADMIN for the namespace, besides what loading programs
+//! takes. An agent that may does it when the first pod asks for acceleration; for others
+//! `sinabroctl prepare` does.
 
+mod check;
 pub mod file;
+mod loopback;
 
 use crate::{
     chain::Chain,
@@ -16,20 +18,17 @@ use crate::{
     memory,
     state_file::FileError,
 };
-use sinabro_battery::{self as battery, Between, Class, Outcome, Row};
+use check::Fault;
+use loopback::Loopback;
 use sinabro_common::{
     abi::acceleration::{AccelerationCounters, Skip},
-    api::{RowReport, SelfTestReport, Verdict},
+    api::{SelfTestReport, Verdict},
     names,
 };
 use sinabro_netlink::{Conn, NetNs, link};
-use std::{io, net::Ipv4Addr, path::Path, time::Duration};
+use std::{path::Path, sync::OnceLock, time::Instant};
 
-/// Rows looked at at the same time: most of the time they wait.
-const AT_ONCE: usize = 16;
-/// How patient who looks again at what did not happen within a second.
-const MORE_PATIENCE: Duration = Duration::from_millis(1500);
-/// Far less than the rows send.
+/// Far less than the check sends.
 const LEAST_REDIRECTED: u64 = 1 << 20;
 
 const NOT_RUN: &str =
@@ -43,8 +42,8 @@ pub enum SelfTestError {
     Namespace(#[from] sinabro_netlink::Error),
     #[error("this kernel does not number network namespaces, Linux 5.14 does")]
     Cookie,
-    #[error("cannot start its threads")]
-    Thread(#[source] io::Error),
+    #[error(transparent)]
+    Fault(Fault),
     #[error(
         "its connections were not accelerated ({enrolled} sockets enrolled, {redirected} bytes, not \
          enrolled: {skipped}), attach to the cgroup that this process is in"
@@ -59,39 +58,35 @@ pub enum SelfTestError {
 /// Runs it: the report of what was found.
 ///
 /// # Errors
-/// If it could not be run.
+/// If it could not be run to its end.
 pub fn run(bpf_dir: &Path, cgroup: Option<&Path>) -> Result<SelfTestReport, SelfTestError> {
-    let outcomes = observe(bpf_dir, cgroup);
+    let result = on_accelerated(bpf_dir, cgroup);
     memory::release();
-    Ok(judge(&outcomes?))
+    let (verdict, reason) = match result {
+        Ok(()) => (
+            Verdict::Accelerate,
+            "order and back-pressure hold".to_owned(),
+        ),
+        Err(SelfTestError::Fault(fault)) if fault.is_found() => {
+            (Verdict::Refused, format!("on this kernel {fault}"))
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(SelfTestReport {
+        tried: true,
+        ..report(verdict, reason)
+    })
 }
 
-fn observe(bpf_dir: &Path, cgroup: Option<&Path>) -> Result<Vec<Outcome>, SelfTestError> {
-    let ((plain, _), (fast, cookie)) = (scratch()?, scratch()?);
+fn on_accelerated(bpf_dir: &Path, cgroup: Option<&Path>) -> Result<(), SelfTestError> {
+    let (netns, cookie) = scratch()?;
     let cookie = cookie.ok_or(SelfTestError::Cookie)?;
     let apart = Apart::load(&bpf_dir.join(names::BPF_SELF_TEST_DIR), cgroup)
         .map_err(SelfTestError::Load)?;
     apart
         .accelerate_loopback(cookie)
         .map_err(SelfTestError::Load)?;
-    let between =
-        |netns: &NetNs| Between::new(netns.clone(), netns.clone(), Ipv4Addr::LOCALHOST.into());
-    let (plain, fast) = (between(&plain), between(&fast));
-    let rows: Vec<_> = battery::rows().filter(|row| row.quick).collect();
-    let compare = |rows: &[&'static Row], plain: &Between, fast: &Between| {
-        battery::compare(rows, plain, fast, AT_ONCE).map_err(SelfTestError::Thread)
-    };
-    let mut outcomes = compare(&rows, &plain, &fast)?;
-    // A node that has just started may be too busy for a second.
-    let late: Vec<_> = outcomes.iter().filter(|outcome| outcome.late()).collect();
-    let late: Vec<_> = late.iter().map(|outcome| outcome.row).collect();
-    let (plain, fast) = (plain.patient(MORE_PATIENCE), fast.patient(MORE_PATIENCE));
-    for again in compare(&late, &plain, &fast)? {
-        let is_it = |outcome: &&mut Outcome| std::ptr::eq(outcome.row, again.row);
-        if let Some(outcome) = outcomes.iter_mut().find(is_it) {
-            *outcome = again;
-        }
-    }
+    check::check(&Loopback(&netns)).map_err(SelfTestError::Fault)?;
     let counted = apart.counters().map_err(SelfTestError::Load)?;
     if counted.redirected_bytes < LEAST_REDIRECTED {
         return Err(SelfTestError::NotAccelerated {
@@ -100,7 +95,7 @@ fn observe(bpf_dir: &Path, cgroup: Option<&Path>) -> Result<Vec<Outcome>, SelfTe
             skipped: skipped(&counted),
         });
     }
-    Ok(outcomes)
+    Ok(())
 }
 
 /// Why connections were not enrolled, and how many.
@@ -125,57 +120,24 @@ fn scratch() -> Result<(NetNs, Option<u64>), SelfTestError> {
     Ok((netns, conn.netns_cookie()?))
 }
 
-/// What the outcomes mean for this node.
-fn judge(outcomes: &[Outcome]) -> SelfTestReport {
-    let differ: Vec<_> = outcomes
-        .iter()
-        .filter(|outcome| !outcome.passed())
-        .collect();
-    let grave = differ
-        .iter()
-        .find(|outcome| outcome.row.class != Class::Behaviour);
-    let (verdict, reason) = match (grave, differ.len()) {
-        (Some(outcome), _) => (
-            Verdict::Refused,
-            format!("on this kernel {}", outcome.row.meaning),
-        ),
-        (None, 0) => (
-            Verdict::AllPass,
-            "applications see no difference".to_owned(),
-        ),
-        (None, some) => (
-            Verdict::SomeFail,
-            format!("{some} of {} rows differ", outcomes.len()),
-        ),
-    };
+fn report(verdict: Verdict, reason: String) -> SelfTestReport {
     SelfTestReport {
         verdict,
         reason,
         kernel: file::kernel(),
-        rows: outcomes.iter().map(report).collect(),
-    }
-}
-
-fn report(outcome: &Outcome) -> RowReport {
-    let row = outcome.row;
-    RowReport {
-        id: row.id.into(),
-        title: row.title.into(),
-        class: row.class,
-        passed: outcome.passed(),
-        plain: outcome.plain.clone(),
-        accelerated: outcome.accelerated.clone(),
-        meaning: row.meaning.into(),
+        ..SelfTestReport::default()
     }
 }
 
 /// The report of a test that could not be run.
 pub fn refused(reason: String) -> SelfTestReport {
-    SelfTestReport {
-        verdict: Verdict::Refused,
-        reason,
-        kernel: file::kernel(),
-        rows: Vec::new(),
+    report(Verdict::Refused, reason)
+}
+
+fn failed(error: &SelfTestError) -> SelfTestReport {
+    match error.is_permission() {
+        true => refused(NOT_RUN.into()),
+        false => refused(format!("the self-test could not be run: {}", Chain(error))),
     }
 }
 
@@ -186,9 +148,85 @@ impl SelfTestError {
     }
 }
 
-/// The report for now.
+/// What an agent knows of it.
+pub struct SelfTest {
+    found: OnceLock<SelfTestReport>,
+    run: Box<dyn Fn() -> SelfTestReport + Send + Sync>,
+}
+
+impl SelfTest {
+    /// That has been run.
+    pub fn known(report: SelfTestReport) -> Self {
+        Self {
+            found: OnceLock::from(report),
+            run: Box::new(|| refused(NOT_RUN.into())),
+        }
+    }
+
+    /// That is run when its verdict is asked for.
+    pub fn untried(run: impl Fn() -> SelfTestReport + Send + Sync + 'static) -> Self {
+        Self {
+            found: OnceLock::new(),
+            run: Box::new(run),
+        }
+    }
+
+    /// As the report that is kept says, or to be run, if this process may.
+    pub fn of_node(state_dir: &Path, bpf_dir: &Path, cgroup: Option<&Path>) -> Self {
+        if let Some(report) = file::load(state_dir) {
+            tell(&report);
+            return Self::known(report);
+        }
+        if let Err(error) = scratch()
+            && error.is_permission()
+        {
+            let report = failed(&error);
+            tell(&report);
+            return Self::known(report);
+        }
+        let (state_dir, bpf_dir) = (state_dir.to_owned(), bpf_dir.to_owned());
+        let cgroup = cgroup.map(Path::to_owned);
+        Self::untried(move || {
+            let began = Instant::now();
+            let report = match run(&bpf_dir, cgroup.as_deref()) {
+                Ok(report) => {
+                    if let Err(error) = file::save(&state_dir, &report) {
+                        tracing::warn!("{}", Chain(&error));
+                    }
+                    report
+                }
+                // The next agent may fare better.
+                Err(error) => failed(&error),
+            };
+            tracing::info!(took = ?began.elapsed(), "tried the tcp acceleration");
+            tell(&report);
+            report
+        })
+    }
+
+    /// What is known so far.
+    pub fn found(&self) -> Option<&SelfTestReport> {
+        self.found.get()
+    }
+
+    /// The verdict. The first to ask has the test run, and others that ask meanwhile wait for that.
+    pub fn verdict(&self) -> Verdict {
+        self.found.get_or_init(&self.run).verdict
+    }
+}
+
+fn tell(report: &SelfTestReport) {
+    match report.verdict {
+        Verdict::Refused => tracing::warn!("no tcp acceleration: {}", report.reason),
+        Verdict::Accelerate => {
+            tracing::info!("self-test of the tcp acceleration: {}", report.reason);
+        }
+    }
+}
+
+/// What `sinabroctl prepare` has found.
 #[derive(Debug)]
-pub struct Obtained {
+pub struct Prepared {
     pub report: SelfTestReport,
     /// Whether it was there already, and the test had not to be run.
     pub kept: bool,
@@ -196,57 +234,85 @@ pub struct Obtained {
     pub problem: Option<FileError>,
 }
 
-/// The report that is kept, or what running the test finds, which is kept then unless that fails.
-/// That nothing may be accelerated is worth another look where that is allowed.
-pub fn obtain(state_dir: &Path, bpf_dir: &Path, cgroup: Option<&Path>) -> Obtained {
-    let obtained = |report, kept| Obtained {
+/// The report that is kept, or what running the test finds, which is kept then. That nothing may be
+/// accelerated is worth another look.
+pub fn prepare(state_dir: &Path, bpf_dir: &Path, cgroup: Option<&Path>) -> Prepared {
+    let prepared = |report, kept| Prepared {
         report,
         kept,
         problem: None,
     };
     let before = match file::load(state_dir) {
-        Some(report) if report.verdict != Verdict::Refused => return obtained(report, true),
+        Some(report) if report.verdict == Verdict::Accelerate => return prepared(report, true),
         before => before,
     };
     let report = match run(bpf_dir, cgroup) {
         Ok(report) => report,
         Err(error) if error.is_permission() => {
-            return obtained(before.unwrap_or_else(|| refused(NOT_RUN.into())), false);
+            return prepared(before.unwrap_or_else(|| failed(&error)), false);
         }
-        Err(error) => refused(format!("the self-test could not be run: {}", Chain(&error))),
+        Err(error) => failed(&error),
     };
     let problem = file::save(state_dir, &report).err();
-    Obtained {
+    Prepared {
         problem,
-        ..obtained(report, false)
+        ..prepared(report, false)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::{
+        sync::{
+            Arc, Barrier,
+            atomic::{AtomicUsize, Ordering},
+        },
+        thread,
+    };
 
-    /// An outcome of some row of that class.
-    fn outcome(class: Class, passed: bool) -> Outcome {
-        let row = battery::rows().find(|row| row.class == class).unwrap();
-        Outcome {
-            row,
-            plain: "seen".into(),
-            accelerated: if passed { "seen" } else { "seen otherwise" }.into(),
+    #[test]
+    fn it_is_run_once_and_by_the_first_that_asks() {
+        let runs = Arc::new(AtomicUsize::new(0));
+        let counted = runs.clone();
+        let self_test = SelfTest::untried(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            report(Verdict::Accelerate, String::new())
+        });
+        assert!(self_test.found().is_none());
+        let together = Barrier::new(8);
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    together.wait();
+                    assert_eq!(self_test.verdict(), Verdict::Accelerate);
+                });
+            }
+        });
+        assert_eq!(runs.load(Ordering::Relaxed), 1);
+        assert!(self_test.found().is_some());
+    }
+
+    #[test]
+    fn what_is_kept_is_not_run_again() {
+        let dir = tempfile::tempdir().unwrap();
+        for verdict in [Verdict::Accelerate, Verdict::Refused] {
+            file::save(dir.path(), &report(verdict, "of a test".into())).unwrap();
+            // No data path can be there.
+            let self_test = SelfTest::of_node(dir.path(), dir.path(), None);
+            assert_eq!(self_test.found().map(|found| found.verdict), Some(verdict));
+            assert_eq!(self_test.verdict(), verdict);
         }
     }
 
     #[test]
-    fn the_gravest_difference_decides() {
-        use Class::{BackPressure, Behaviour, Order};
-        let verdict = |failing: &[Class]| {
-            let outcomes = [Behaviour, Order, BackPressure]
-                .map(|class| outcome(class, !failing.contains(&class)));
-            judge(&outcomes).verdict
-        };
-        assert_eq!(verdict(&[]), Verdict::AllPass);
-        assert_eq!(verdict(&[Behaviour]), Verdict::SomeFail);
-        assert_eq!(verdict(&[Order]), Verdict::Refused);
-        assert_eq!(verdict(&[Behaviour, BackPressure]), Verdict::Refused);
+    fn what_could_not_be_run_accelerates_nothing_and_is_not_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(names::SELF_TEST_FILE), "garbage").unwrap();
+        let self_test = SelfTest::of_node(dir.path(), dir.path(), None);
+        assert_eq!(self_test.verdict(), Verdict::Refused);
+        let found = self_test.found().unwrap();
+        assert!(!found.tried && !found.reason.is_empty(), "{found:?}");
+        assert_eq!(file::load(dir.path()), None);
     }
 }

@@ -114,7 +114,7 @@ fn a_socket_that_gets_zerocopy_later_goes_through_tcp() {
         let data = pattern(1, 30_000);
         send_zerocopy(&client, &data);
         assert_eq!(read_exact(&mut server, data.len()), data);
-        // tcp_bpf_sendmsg copies, and says nothing: the self-test's row.
+        // tcp_bpf_sendmsg copies, and says nothing: a row of the battery.
         println!("completion: {}", completion_arrives(&client));
         ask(&mut client, &mut server);
         drop((client, server));

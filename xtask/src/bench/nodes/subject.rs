@@ -167,7 +167,7 @@ fn wait_connected(node: &Node) -> Result<()> {
 fn start(node: &Node, kubeconfig: &str, nodes: usize) -> Result<Start> {
     let received = process::received(node.namespace())?;
     let begun = Instant::now();
-    // Its self-test of the kernel's TCP takes a second and knows nothing of nodes.
+    // TCP between pods has nothing to do with nodes.
     node.start_agent_of_cluster(kubeconfig, &["--tcp-acceleration", "off"])?;
     api_server::wait_ready(node, begun)?;
     let seconds = begun.elapsed().as_secs_f64();

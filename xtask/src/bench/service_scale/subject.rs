@@ -112,7 +112,7 @@ pub fn measure(
 fn start(node: &Node, kubeconfig: &str, size: Size) -> Result<Start> {
     let received = process::received(node.namespace())?;
     let begun = Instant::now();
-    // Its self-test of the kernel's TCP takes a second and knows nothing of Services.
+    // TCP between pods has nothing to do with Services.
     let flags = ["--tcp-acceleration=off", "--service-proxy=on"];
     node.start_agent_of_cluster(kubeconfig, &flags)?;
     api_server::wait_ready(node, begun)?;
