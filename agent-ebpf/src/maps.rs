@@ -13,7 +13,7 @@ use sinabro_common::abi::{
     config::{MAX_NON_MASQUERADE, MAX_NON_MASQUERADE_BEFORE, NodeConfig},
     connection::{
         ALIASES_EACH, Alias, Connection, ConnectionKey, Finished, Fragment, FragmentKey,
-        HOST_PORT_WORDS, Limits, MAX_CONNECTIONS, MAX_CROWDED, MAX_FINISHED, MAX_FRAGMENTS,
+        HOST_PORT_WORDS, Limits, MAX_CONNECTIONS, MAX_FINISHED, MAX_FRAGMENTS, MAX_PORT_BITMAPS,
         OTHER_SHARES, PORT_TABLES, Share, TakenPorts, Tuple,
     },
     counters::{
@@ -135,10 +135,10 @@ pub static UPLINKS: HashMap<u32, Uplink> = HashMap::pinned(MAX_UPLINKS, BPF_F_NO
 pub static HOST_PORTS: Array<u64> = Array::pinned(HOST_PORT_WORDS, 0);
 
 #[map]
-pub static CROWDED: LruHashMap<Tuple, TakenPorts> = LruHashMap::pinned(MAX_CROWDED, 0);
+pub static PORT_BITMAPS: LruHashMap<Tuple, TakenPorts> = LruHashMap::pinned(MAX_PORT_BITMAPS, 0);
 
 #[map]
-pub static UNUSABLE_PORTS: Array<TakenPorts> = Array::pinned(PORT_TABLES, 0);
+pub static RESERVED_PORTS: Array<TakenPorts> = Array::pinned(PORT_TABLES, 0);
 
 #[map]
 pub static FRONTENDS: HashMap<FrontendKey, Frontend> =

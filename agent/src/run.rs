@@ -386,9 +386,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     match spawn_blocking(move || leaving.leave()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
-            tracing::warn!("nothing is left for an earlier version: {}", Chain(&error))
+            tracing::warn!("packets still go past the stack: {}", Chain(&error))
         }
-        Err(error) => tracing::warn!("nothing is left for an earlier version: {error}"),
+        Err(error) => tracing::warn!("packets still go past the stack: {error}"),
     }
     outcome
 }

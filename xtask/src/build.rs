@@ -117,34 +117,10 @@ pub fn collect(target: &Path, arch: Arch, dir: &Path) -> Result<()> {
 
 /// Programs as a debug build makes them, for tests; in `target/debug`.
 pub fn debug() -> Result<()> {
-    debug_with(&PROGRAMS.map(|(_, package)| ["--package", package]).concat())
-}
-
-/// The same of a version that lays maps out in another way, for tests of upgrades; in a directory of
-/// their own. Cargo has one place for both, so the programs under test have to be built after these.
-pub fn next() -> Result<PathBuf> {
-    // Of the workspace, as its tests are: of two packages alone cargo would choose other features of what
-    // they use, and compile that twice.
-    debug_with(&[
-        "--workspace",
-        "--exclude",
-        "sinabro-ebpf",
-        "--features",
-        "sinabro-agent/layout-next",
-    ])?;
-    let dir = target().join("next");
-    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    for (name, _) in PROGRAMS {
-        install(&target().join("debug").join(name), &dir.join(name))?;
-    }
-    Ok(dir)
-}
-
-fn debug_with(arguments: &[&str]) -> Result<()> {
     let mut command = cargo_with_ebpf();
-    command.arg("build").args(arguments);
-    for (name, _) in PROGRAMS {
-        command.args(["--bin", name]);
+    command.arg("build");
+    for (name, package) in PROGRAMS {
+        command.args(["--package", package, "--bin", name]);
     }
     show(&mut command).context("cannot build the programs under test")
 }

@@ -64,9 +64,6 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     let earlier = Earlier::released()?;
     let needs_earlier = runs(&NEED_EARLIER, &options.arguments);
-    // Before the tests are built: cargo has one place for these programs and those under test.
-    let next = runs(&["layouts"], &options.arguments).then(build::next);
-    let next = next.transpose()?;
     let mut arguments = options.arguments.iter();
     let of_packages =
         arguments.any(|argument| argument == "-p" || argument.starts_with("--package"));
@@ -89,9 +86,6 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         }
         if let Some(dir) = setup::tools() {
             command.env(tools::VARIABLE, dir);
-        }
-        if let Some(dir) = &next {
-            command.env("SINABRO_NEXT_DIR", dir);
         }
         if !of_packages {
             // Makes the programs, too: their packages have tests that start them. A build of them alone

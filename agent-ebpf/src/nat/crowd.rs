@@ -1,12 +1,12 @@
 //! Remote ends towards which few ports are left: which ones are taken is noted, so that a free one is found without
-//! luck (`CROWDED`).
+//! luck (`PORT_BITMAPS`).
 //!
 //! All of it is a hint. A bit that is lost, as two processors write to one word, costs a try; a bit that stays although its
 //! port is free again costs that port until the agent's next sweep.
 
 use super::mapping;
 use crate::{
-    maps::{ALIASES, CROWDED, UNUSABLE_PORTS},
+    maps::{ALIASES, PORT_BITMAPS, RESERVED_PORTS},
     scratch::Scratch,
 };
 use aya_ebpf::bindings::BPF_NOEXIST;
@@ -42,7 +42,7 @@ pub fn choose(scratch: &mut Scratch, random: u16, attempt: u32) -> u16 {
     if attempt == RANDOM_ATTEMPTS {
         begin(scratch);
     }
-    let Some(ports) = CROWDED.get_ptr(&scratch.crowd_key) else {
+    let Some(ports) = PORT_BITMAPS.get_ptr(&scratch.crowd_key) else {
         return random;
     };
     let place = free(ports, port_pick::place(random));
@@ -57,8 +57,8 @@ pub fn choose(scratch: &mut Scratch, random: u16, attempt: u32) -> u16 {
 /// Notes from now on which ports are taken.
 #[inline(always)]
 fn begin(scratch: &Scratch) {
-    if let Some(unusable) = UNUSABLE_PORTS.get(port_table(scratch.crowd_key.proto)) {
-        let _ = CROWDED.insert(&scratch.crowd_key, unusable, BPF_NOEXIST.into());
+    if let Some(reserved) = RESERVED_PORTS.get(port_table(scratch.crowd_key.proto)) {
+        let _ = PORT_BITMAPS.insert(&scratch.crowd_key, reserved, BPF_NOEXIST.into());
     }
 }
 
@@ -82,7 +82,7 @@ fn free(ports: *const TakenPorts, from: u16) -> u32 {
 /// soon free is not noted.
 #[inline(never)]
 pub fn note(scratch: &mut Scratch) -> u32 {
-    let Some(ports) = CROWDED.get_ptr_mut(&scratch.crowd_key) else {
+    let Some(ports) = PORT_BITMAPS.get_ptr_mut(&scratch.crowd_key) else {
         return 0;
     };
     let begins = mapping::begins(scratch);

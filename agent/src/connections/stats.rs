@@ -9,7 +9,7 @@ use crate::endpoint::PodNames;
 use sinabro_common::{
     abi::{
         Addr,
-        connection::{ALL_SHARES, HOST_SHARE, Limits, NOBODY_SHARE, OUTSIDE_SHARE, Share},
+        connection::{ALL_SHARES, HOST_SHARE, Limits, OUTSIDE_SHARE, Share},
     },
     api::{
         ConnectionStats, Mapped, PacketEnd, PodConnections, RemoteConnections, StateClass,
@@ -135,14 +135,12 @@ fn of_pods(
     };
     let mut rows: Vec<_> = pods.links().map(|(payer, pod)| of(payer, pod)).collect();
     rows.sort_by(|a, b| (b.connections, &a.pod).cmp(&(a.connections, &b.pod)));
-    for (payer, name) in [(HOST_SHARE, "(host)"), (NOBODY_SHARE, "(carried over)")] {
-        if counts.contains_key(&payer) {
-            rows.push(PodConnections {
-                limit: 0,
-                unanswered_limit: 0,
-                ..of(payer, name)
-            });
-        }
+    if counts.contains_key(&HOST_SHARE) {
+        rows.push(PodConnections {
+            limit: 0,
+            unanswered_limit: 0,
+            ..of(HOST_SHARE, "(host)")
+        });
     }
     if counts.contains_key(&OUTSIDE_SHARE) {
         rows.push(of(OUTSIDE_SHARE, "(outside)"));

@@ -15,7 +15,8 @@
 use super::{
     DatapathConfig, DatapathError,
     files::{ObjectFiles, spoil},
-    last_good, maps,
+    last_good,
+    maps::{self, migrations::Known},
     object::{self, Extent, Objects},
 };
 use crate::chain::Chain;
@@ -111,8 +112,8 @@ impl Candidate {
     }
 
     /// Loads it; an error if the kernel refuses any program of it.
-    fn load(&self, config: &DatapathConfig) -> Result<Objects, DatapathError> {
-        object::load(config, &self.files, self.extent)
+    fn load(&self, config: &DatapathConfig, known: &Known) -> Result<Objects, DatapathError> {
+        object::load(config, known, &self.files, self.extent)
     }
 }
 
@@ -120,7 +121,7 @@ impl Candidate {
 ///
 /// # Errors
 /// What no other programs would cure, such as a directory that is not on a bpffs.
-pub fn choose(config: &DatapathConfig) -> Result<(Objects, Choice), DatapathError> {
+pub fn choose(config: &DatapathConfig, known: &Known) -> Result<(Objects, Choice), DatapathError> {
     let current = ObjectFiles::current()?;
     let ran = has_run(&config.bpf_dir);
     let mut refused = Vec::new();
@@ -148,7 +149,7 @@ pub fn choose(config: &DatapathConfig) -> Result<(Objects, Choice), DatapathErro
         candidates.push(of(Level::Reduced, Extent::Reduced));
     }
     for candidate in candidates {
-        match candidate.load(config) {
+        match candidate.load(config, known) {
             Ok(objects) => return chosen(&candidate, objects, refused),
             Err(error) if is_refusal(&error) => {
                 let (level, version) = (candidate.level.name(), &candidate.files.version);
@@ -159,11 +160,7 @@ pub fn choose(config: &DatapathConfig) -> Result<(Objects, Choice), DatapathErro
         }
     }
     let none = of(Level::None, Extent::Maps);
-    chosen(
-        &none,
-        object::load(config, &none.files, none.extent)?,
-        refused,
-    )
+    chosen(&none, none.load(config, known)?, refused)
 }
 
 /// The programs that ran last, if they are others than these and of use.

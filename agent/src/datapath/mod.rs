@@ -57,7 +57,7 @@ pub use maps::{
     Prefix as ClientPrefix, QueueLimits, QueueUsage, Services, Translation, Tunnels, Way,
     net_of_prefix, prefixes as client_prefixes,
 };
-use maps::{Maps, shape};
+use maps::{Maps, migrations::Known};
 use service_sockets::ServiceSockets;
 use sinabro_common::{
     abi::{
@@ -245,14 +245,19 @@ impl Datapath {
     /// Where a pinned map did not fit and was replaced by one without its content, links are left alone
     /// until [`Self::attach_pod`] and [`Self::set_uplinks`] come by, after the records are there.
     pub fn load(config: &DatapathConfig) -> Result<Self, DatapathError> {
-        let (mut objects, choice) = level::choose(config)?;
+        Self::load_knowing(config, Known::by(config))
+    }
+
+    fn load_knowing(config: &DatapathConfig, known: Known) -> Result<Self, DatapathError> {
+        let (mut objects, choice) = level::choose(config, &known)?;
+        let (expected, generation) = (known.maps.clone(), known.generation());
         let (mut transition, fits) = match choice.level {
             Level::None => {
                 objects.leave_misfits()?;
                 (None, false)
             }
             _ => {
-                let (begun, fits) = Transition::begin(&mut objects, config)?;
+                let (begun, fits) = Transition::begin(&mut objects, config, known)?;
                 (Some(begun), fits)
             }
         };
@@ -271,11 +276,12 @@ impl Datapath {
             lifetimes: config.connection_limits.lifetimes,
         })?;
         if choice.level != Level::None {
-            let expected = shape::expected(config);
             maps.layouts.note(&config.bpf_dir, &expected)?;
             if !choice.ran {
-                maps.config.runs(shape::generation())?;
+                maps.config.runs(generation)?;
             }
+            // It may be a new map, and programs may use it before anything is set.
+            maps.set_reserved_ports()?;
         }
         let mut logs = vec![log::reader(&mut objects.uplink)?];
         let mut drop_events = Vec::new();
@@ -529,36 +535,18 @@ impl Datapath {
     /// have one keep it.
     pub fn set_host_ports(&self, of: PortsOf, ports: PortSet) -> Result<(), DatapathError> {
         self.maps.host_ports.set(of, ports)?;
-        self.set_unusable_ports()
+        self.maps.set_reserved_ports()
     }
 
-    fn set_unusable_ports(&self) -> Result<(), DatapathError> {
-        let Maps {
-            config,
-            host_ports,
-            crowded,
-            ..
-        } = &self.maps;
-        crowded.set_unusable(&config.get()?, host_ports)
-    }
-
-    /// To be called before this process ends: an agent of the version before may be the next, and does
-    /// not know this version's maps ([`transition::leave`]).
+    /// To be called before this process ends: until the next one, what goes past the stack goes by it.
     ///
     /// # Errors
-    /// If nothing can be left to it.
+    /// If that cannot be written.
     pub fn leave(&self) -> Result<(), DatapathError> {
-        // Nobody follows the routes any more; and one of the version before has uplinks that do not know of it.
+        // Nothing follows the routes any more,
         self.maps.next_hops.set(&BTreeMap::new())?;
-        // Nor others' rules.
-        self.set_forwarding(false)?;
-        // Until it is done, what was before is still there.
-        match &*lock(&self.transition) {
-            None if self.choice.level != Level::None => {
-                transition::leave(&self.config, &self.maps.layouts)
-            }
-            _ => Ok(()),
-        }
+        // nor others' rules.
+        self.set_forwarding(false)
     }
 
     /// Sets this node's settings. Flows masqueraded as another address than the new one end at the next
@@ -568,7 +556,7 @@ impl Datapath {
             return Ok(());
         }
         self.maps.config.set(config)?;
-        self.set_unusable_ports()
+        self.maps.set_reserved_ports()
     }
 
     /// Whether programs run, or ran and go on. By their settings the next agent knows it, so without programs none are written.
@@ -816,7 +804,7 @@ impl Datapath {
         let sources = self.maps.uplinks.sources()?;
         let rules = sweep::Rules {
             now_ns,
-            crowded: &self.maps.crowded,
+            port_bitmaps: &self.maps.port_bitmaps,
             limits: self.maps.connections.limits()?,
             sources: (!sources.is_empty()).then_some(&sources),
             endpoints: self

@@ -14,6 +14,7 @@ use super::{
         self,
         fields::Moves,
         layouts::Recorded,
+        migrations::Known,
         shape::{self, Expected, Shape},
     },
     probe,
@@ -110,6 +111,7 @@ pub struct Misfit {
 /// Loads and verifies the programs. What is pinned stays: see [`super::transition`].
 pub fn load(
     config: &DatapathConfig,
+    known: &Known,
     files: &ObjectFiles,
     extent: Extent,
 ) -> Result<Objects, DatapathError> {
@@ -118,9 +120,9 @@ pub fn load(
 
     let directory = &config.bpf_dir;
     let recorded = Recorded::read(directory);
-    let (ran, was_carrying) = running(directory);
+    let (ran, was_carrying) = running(directory, known);
     let mut successors = Vec::new();
-    for map in shape::expected(config) {
+    for map in known.maps.iter().copied() {
         // Those of a later generation are of programs that did not come to run, or gave way to earlier ones.
         let path = map.path(directory);
         let (pin, instead_of) = if map.number > ran {
@@ -162,7 +164,7 @@ pub fn load(
     ] {
         loader.map_max_entries(name, entries);
     }
-    for map in shape::expected(config).iter().filter(|map| map.number > 1) {
+    for map in known.maps.iter().filter(|map| map.number > 1) {
         let pin = map.path(directory);
         make_parent(&pin)?;
         loader.map_pin_path(map.shape.name, pin);
@@ -227,9 +229,9 @@ impl Objects {
 
 /// The layout generation of the programs that run, this version's where none did (there is nothing to take over then), and
 /// whether whoever put them there was killed before everything was carried over.
-fn running(directory: &Path) -> (u32, bool) {
+fn running(directory: &Path, known: &Known) -> (u32, bool) {
     if !level::has_run(directory) {
-        return (shape::generation(), false);
+        return (known.generation(), false);
     }
     match maps::config::pinned(directory) {
         Some(Ok(config)) => {

@@ -8,7 +8,6 @@ use std::{
     path::Path,
 };
 
-const MAP_CREATE: libc::c_int = 0;
 const MAP_LOOKUP_ELEM: libc::c_int = 1;
 const MAP_UPDATE_ELEM: libc::c_int = 2;
 const MAP_DELETE_ELEM: libc::c_int = 3;
@@ -97,25 +96,6 @@ impl RawMap {
             sys::Kind::Map => Self::new(fd),
             other => Err(io::Error::other(format!("it is not a map but {other:?}"))),
         }
-    }
-
-    /// Makes an empty map; `info.id` says nothing.
-    pub fn create(info: &MapInfo) -> io::Result<Self> {
-        let mut attr = [
-            info.map_type,
-            info.key_size,
-            info.value_size,
-            info.max_entries,
-            info.map_flags,
-        ];
-        // SAFETY: the beginning of the command's structure, without pointers; the descriptor is new.
-        let fd = unsafe { sys::bpf(MAP_CREATE, &mut attr).map(|fd| sys::own(fd)) };
-        Self::new(fd?)
-    }
-
-    /// The same map by a descriptor of its own.
-    pub fn again(&self) -> io::Result<Self> {
-        Self::new(self.fd.try_clone()?)
     }
 
     pub fn info(&self) -> &MapInfo {
@@ -402,6 +382,29 @@ fn sum<V: aya::Pod + Default + AddAssign>(values: &[u8]) -> V {
         sum += unsafe { value.as_ptr().cast::<V>().read_unaligned() };
     }
     sum
+}
+
+#[cfg(test)]
+impl RawMap {
+    /// Makes an empty map; `info.id` says nothing.
+    pub fn create(info: &MapInfo) -> io::Result<Self> {
+        const MAP_CREATE: libc::c_int = 0;
+        let mut attr = [
+            info.map_type,
+            info.key_size,
+            info.value_size,
+            info.max_entries,
+            info.map_flags,
+        ];
+        // SAFETY: the beginning of the command's structure, without pointers; the descriptor is new.
+        let fd = unsafe { sys::bpf(MAP_CREATE, &mut attr).map(|fd| sys::own(fd)) };
+        Self::new(fd?)
+    }
+
+    /// The same map by a descriptor of its own.
+    pub fn again(&self) -> io::Result<Self> {
+        Self::new(self.fd.try_clone()?)
+    }
 }
 
 #[cfg(test)]

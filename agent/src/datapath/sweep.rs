@@ -9,7 +9,7 @@ mod scarcity;
 
 use super::{
     DatapathError,
-    maps::{Connections, Crowded, Endpoints, Owner},
+    maps::{Connections, Endpoints, Owner, PortBitmaps},
 };
 use scarcity::Scarcity;
 use sinabro_common::{
@@ -17,7 +17,7 @@ use sinabro_common::{
         Addr,
         connection::{
             ALL_SHARES, Connection, ConnectionKey, FLAG_APART, FLAG_INBOUND, FLAG_MAPPING,
-            FLAG_MASQUERADED, FLAG_SERVICE, FLAG_STACK, HOST_SHARE, Limits, MAX_CROWDED,
+            FLAG_MASQUERADED, FLAG_SERVICE, FLAG_STACK, HOST_SHARE, Limits, MAX_PORT_BITMAPS,
             OUTSIDE_SHARE, PORT_TABLES, Share, Tuple, port_table,
         },
     },
@@ -35,7 +35,7 @@ use std::{
 pub struct Rules<'a> {
     pub now_ns: u64,
     /// Remote ends towards which few ports are left.
-    pub crowded: &'a Crowded,
+    pub port_bitmaps: &'a PortBitmaps,
     pub limits: Limits,
     /// The uplinks' addresses; connections translated to another are over. None: not known.
     pub sources: Option<&'a HashSet<Addr>>,
@@ -133,7 +133,7 @@ pub fn sweep(
             counts.add(&key, &connection);
         }
     }
-    let ends = rules.crowded.ends()?;
+    let ends = rules.port_bitmaps.ends()?;
     if memory.sweeps.is_multiple_of(ALIASES_EVERY) || !ends.is_empty() {
         removed += sweep_aliases(connections, rules, ends, memory)?;
     }
@@ -246,13 +246,13 @@ impl Crowds {
         rules: &Rules<'_>,
         before: Vec<Tuple>,
     ) -> Result<(), DatapathError> {
-        let crowded = rules.crowded;
+        let bitmaps = rules.port_bitmaps;
         let tables: Result<Vec<_>, _> = (0..PORT_TABLES)
-            .map(|table| crowded.unusable(table))
+            .map(|table| bitmaps.reserved(table))
             .collect();
         let tables = tables?;
-        let unusable = |end: &Tuple| &tables[port_table(end.proto) as usize];
-        let half = |end: &Tuple| ((1 << 16) - unusable(end).count()) / 2;
+        let reserved = |end: &Tuple| &tables[port_table(end.proto) as usize];
+        let half = |end: &Tuple| ((1 << 16) - reserved(end).count()) / 2;
         let mut ends = HashMap::<Tuple, Vec<u16>>::new();
         connections.for_each_alias(|key, alias| {
             let end = key.crowd();
@@ -266,16 +266,16 @@ impl Crowds {
         let mut ends: Vec<_> = ends.into_iter().collect();
         ends.retain(|(end, ports)| ports.len() > half(end) as usize);
         ends.sort_unstable_by_key(|(_, ports)| Reverse(ports.len()));
-        ends.truncate(MAX_CROWDED as usize / 2);
+        ends.truncate(MAX_PORT_BITMAPS as usize / 2);
         for end in before {
             if !ends.iter().any(|(crowded, _)| *crowded == end) {
-                crowded.remove(&end)?;
+                bitmaps.remove(&end)?;
             }
         }
         for (end, taken) in ends {
-            let mut ports = *unusable(&end);
+            let mut ports = *reserved(&end);
             taken.into_iter().for_each(|port| ports.take(port));
-            crowded.set(&end, &ports)?;
+            bitmaps.set(&end, &ports)?;
         }
         Ok(())
     }

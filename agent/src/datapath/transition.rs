@@ -10,8 +10,7 @@
 //! are used, and removes the others.
 //!
 //! An agent of an earlier generation knows no function for later maps. It takes the fields that it knows
-//! by name, where they are written down (`LAYOUT_FIELDS`); an agent of the first release, which reads
-//! nothing of that, finds what one that ended in order left in its own places ([`leave`]).
+//! by name, where they are written down (`LAYOUT_FIELDS`).
 
 use super::{
     DatapathConfig, DatapathError,
@@ -22,27 +21,21 @@ use super::{
         self, Layouts,
         fields::Moves,
         layouts::Recorded,
-        migrations::{self, same},
+        migrations::{self, Known, same},
         shape::{self, Expected},
     },
     object::{self, Before, Objects, Successor},
     raw_map::RawMap,
-    sys,
 };
-use crate::chain::Chain;
 use sinabro_common::{abi::layout::Place, fail_point::fail_point};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, fs, path::Path};
 
 /// Passes before programs are swapped, at most: where so much changes, more would not help.
 const PASSES: usize = 8;
 
 pub struct Transition {
     carries: Vec<Carry>,
-    maps: Vec<Expected>,
+    known: Known,
 }
 
 impl Transition {
@@ -51,10 +44,10 @@ impl Transition {
     pub fn begin(
         objects: &mut Objects,
         config: &DatapathConfig,
+        known: Known,
     ) -> Result<(Self, bool), DatapathError> {
         let directory = &config.bpf_dir;
         let recorded = Recorded::read(directory);
-        let maps = shape::expected(config);
         let mut carries = Vec::new();
         let mut whole = true;
         for successor in objects.successors.drain(..) {
@@ -72,7 +65,9 @@ impl Transition {
             let (name, path) = (map.shape.name, map.path(directory));
             let beside = beside.and_then(|beside| carry(name, beside, &pin, Box::new(same)));
             match instead_of {
-                Before::Earlier => carries.extend(from_earlier(directory, &map, &recorded)),
+                Before::Earlier => {
+                    carries.extend(from_earlier(directory, &known, &map, &recorded));
+                }
                 Before::Later(later, moves) => {
                     carries.extend(from_later(name, &later, moves, &pin));
                     replace(&pin, &path)?;
@@ -103,12 +98,12 @@ impl Transition {
             whole &= is_copied || carries.len() > before;
             carries.extend(beside);
         }
-        // Left by one that was killed before it had carried everything. What one that ended in order left for an agent
-        // of before is a copy, and older than what it was made of: connections that are over by now are in it.
-        if objects.ran == shape::generation() && objects.was_carrying {
+        // Left by one that was killed before it had carried everything.
+        if objects.ran == known.generation() && objects.was_carrying {
             let carried: BTreeSet<_> = carries.iter().map(|carry: &Carry| carry.name).collect();
-            for map in maps.iter().filter(|map| !carried.contains(map.shape.name)) {
-                carries.extend(from_earlier(directory, map, &recorded));
+            let others = known.maps.iter();
+            for map in others.filter(|map| !carried.contains(map.shape.name)) {
+                carries.extend(from_earlier(directory, &known, map, &recorded));
                 if let Some((later, moves)) = object::later_left(directory, map, &recorded) {
                     let (name, path) = (map.shape.name, map.path(directory));
                     carries.extend(from_later(name, &later, moves, &path));
@@ -116,7 +111,7 @@ impl Transition {
             }
         }
         let begun = carries.len();
-        let mut transition = Self { carries, maps };
+        let mut transition = Self { carries, known };
         transition.settle();
         whole &= transition.carries.len() == begun;
         Ok((transition, whole))
@@ -141,7 +136,7 @@ impl Transition {
         let put = put();
         fail_point("swapped");
         if let Ok(true) = put {
-            config.runs(shape::generation())?;
+            config.runs(self.known.generation())?;
         }
         fail_point("swapped-noted");
         self.carry();
@@ -191,7 +186,8 @@ impl Transition {
                 "carried over to a map of this version"
             );
         }
-        let places: BTreeSet<_> = self.maps.iter().map(|map| map.path(directory)).collect();
+        let maps = &self.known.maps;
+        let places: BTreeSet<_> = maps.iter().map(|map| map.path(directory)).collect();
         let remove = |place: Place<'_>, path: &Path| {
             if places.contains(path) || path.is_dir() {
                 return Ok(());
@@ -199,14 +195,10 @@ impl Transition {
             object::remove_pin(path)?;
             layouts.forget(place)
         };
-        for map in earlier_maps(&self.maps).iter().chain(&self.maps) {
-            let place = Place {
-                number: 1,
-                ..map.place()
-            };
-            remove(place, &directory.join(place.name))?;
-        }
-        for name in migrations::RETIRED {
+        let earlier = maps.iter().flat_map(|map| self.known.earlier(map));
+        let names = maps.iter().copied().chain(earlier.map(|(map, _)| map));
+        let names = names.map(|map| map.shape.name);
+        for name in names.chain(migrations::RETIRED) {
             remove(Place { name, number: 1 }, &directory.join(name))?;
         }
         for name in list(directory)? {
@@ -237,21 +229,21 @@ fn replace(pin: &Path, path: &Path) -> Result<(), DatapathError> {
 }
 
 /// Carries from the earlier maps of one, as far as they are there and what they are thought to be.
-fn from_earlier(directory: &Path, map: &Expected, recorded: &Recorded) -> Vec<Carry> {
-    let of_map = migrations::ALL
-        .iter()
-        .filter(|migration| migration.map == map.shape.name);
-    of_map
-        .filter_map(|migration| {
-            let earlier = (migration.earlier)(*map);
-            let misfit = object::misfit(directory, &earlier, recorded);
-            if misfit.is_some_and(|misfit| !misfit.is_other_size) {
-                return None;
-            }
-            let (from, to) = (earlier.path(directory), map.path(directory));
-            carry_pinned(map.shape.name, &from, &to, Box::new(migration.up))
-        })
-        .collect()
+fn from_earlier(
+    directory: &Path,
+    known: &Known,
+    map: &Expected,
+    recorded: &Recorded,
+) -> Vec<Carry> {
+    let carry = |(earlier, up): (Expected, migrations::Convert)| {
+        let misfit = object::misfit(directory, &earlier, recorded);
+        if misfit.is_some_and(|misfit| !misfit.is_other_size) {
+            return None;
+        }
+        let (from, to) = (earlier.path(directory), map.path(directory));
+        carry_pinned(map.shape.name, &from, &to, Box::new(up))
+    };
+    known.earlier(map).filter_map(carry).collect()
 }
 
 /// Carries from a map of a later layout, by the names of its fields.
@@ -290,64 +282,6 @@ fn copy(name: &str, from: &Path, to: &Path) -> bool {
     })
 }
 
-fn earlier_maps(maps: &[Expected]) -> Vec<Expected> {
-    let earlier = |migration: &migrations::Migration| {
-        let present = maps.iter().find(|map| map.shape.name == migration.map);
-        present.map(|map| (migration.earlier)(*map))
-    };
-    migrations::ALL.iter().filter_map(earlier).collect()
-}
-
-/// Leaves what is in the maps in the places and the layouts that the version before has, which may be
-/// the next to come: it uses what it finds there. Where the present version comes again, it removes that.
-pub fn leave(config: &DatapathConfig, layouts: &Layouts) -> Result<(), DatapathError> {
-    let directory = &config.bpf_dir;
-    let maps = shape::expected(config);
-    // Several of this version's may be one of the version before.
-    let mut left: BTreeMap<PathBuf, (Expected, RawMap)> = BTreeMap::new();
-    for migration in migrations::ALL {
-        let Some(map) = maps.iter().find(|map| map.shape.name == migration.map) else {
-            continue;
-        };
-        let earlier = (migration.earlier)(*map);
-        let path = earlier.path(directory);
-        let fill = |copy: Option<&RawMap>| -> std::io::Result<RawMap> {
-            let present = RawMap::open(&map.path(directory))?;
-            let copy = match copy {
-                Some(begun) => begun.again()?,
-                None => RawMap::create(&earlier.shape.info())?,
-            };
-            let filled = copy.again()?;
-            Carry::new(map.shape.name, present, copy, Box::new(migration.down)).pass()?;
-            Ok(filled)
-        };
-        match fill(left.get(&path).map(|(_, begun)| begun)) {
-            Ok(filled) => {
-                left.insert(path, (earlier, filled));
-            }
-            Err(error) => {
-                let map = map.shape.name;
-                tracing::warn!(
-                    map,
-                    "an earlier version would find it empty: {}",
-                    Chain(&error)
-                );
-            }
-        }
-    }
-    for (path, (earlier, filled)) in left {
-        object::remove_pin(&path)?;
-        object::make_parent(&path)?;
-        sys::obj_pin(filled.fd(), &path).map_err(|source| DatapathError::File {
-            what: "pinning map",
-            path,
-            source,
-        })?;
-        layouts.note(directory, &[earlier])?;
-    }
-    Ok(())
-}
-
 /// Makes passes, each of which says how much it found, until hardly anything changes meanwhile, or about as much as before: no flood
 /// ends by being waited for.
 fn until_settled(mut pass: impl FnMut() -> u64) {
@@ -362,93 +296,4 @@ fn until_settled(mut pass: impl FnMut() -> u64) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{super::sys::MapInfo, *};
-    use crate::datapath::raw_map::Put;
-    use aya::maps::{Map, MapData};
-    use sinabro_common::abi::config::{FLAG_CARRYING, NodeConfig};
-
-    fn map(map_type: u32, value_size: u32) -> RawMap {
-        RawMap::create(&MapInfo {
-            map_type,
-            id: 0,
-            key_size: 4,
-            value_size,
-            max_entries: 1,
-            map_flags: 0,
-        })
-        .unwrap()
-    }
-
-    #[test]
-    fn passes_are_made_while_each_finds_much_less() {
-        // What each finds; what programs write during one is found by the next.
-        for (found, passes) in [
-            (&[0][..], 1),
-            (&[100, 0], 2),
-            (&[100, 30, 10, 3, 1, 0], 6),
-            // A flood, from before and since.
-            (&[130_000, 20_000, 19_000, 18_000], 3),
-            (&[100, 100], 2),
-            (
-                &[
-                    1 << 20,
-                    1 << 18,
-                    1 << 16,
-                    1 << 14,
-                    1 << 12,
-                    1 << 10,
-                    1 << 8,
-                    1 << 6,
-                    1 << 4,
-                ],
-                PASSES,
-            ),
-        ] {
-            let mut made = 0;
-            until_settled(|| {
-                made += 1;
-                found[made - 1]
-            });
-            assert_eq!(made, passes, "{found:?}");
-        }
-    }
-
-    #[test]
-    fn what_is_written_while_programs_are_swapped_arrives() {
-        let array = map(2, size_of::<NodeConfig>() as u32);
-        let array = MapData::from_fd(array.fd().try_clone_to_owned().unwrap()).unwrap();
-        let config = maps::Config::new(Map::Array(array)).unwrap();
-        let (from, to) = (map(1, 1), map(1, 1));
-        let carry = Carry::new(
-            "TABLE",
-            from.again().unwrap(),
-            to.again().unwrap(),
-            Box::new(same),
-        );
-        let mut transition = Transition {
-            carries: vec![carry],
-            maps: Vec::new(),
-        };
-        let flags = || config.get().unwrap().flags & FLAG_CARRYING;
-        let swap = || {
-            assert_eq!(
-                flags(),
-                FLAG_CARRYING,
-                "programs wait for what is on its way"
-            );
-            from.put(&[1; 4], &[7], Put::Any).unwrap();
-            Ok(true)
-        };
-        transition.swap(&config, swap).unwrap();
-        assert_eq!(to.get(&[1; 4]).unwrap(), Some(vec![7]));
-        assert_eq!(flags(), 0);
-        assert_eq!(config.get().unwrap().flags >> 24, shape::generation());
-
-        // What fails leaves nobody waiting, and does not say that others run.
-        config.runs(9).unwrap();
-        let failed = || Err(DatapathError::NotBuilt);
-        assert!(transition.swap(&config, failed).is_err());
-        assert_eq!((flags(), config.get().unwrap().generation()), (0, 9));
-    }
-}
+mod tests;

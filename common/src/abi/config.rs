@@ -55,7 +55,7 @@ pub const FLAG_FORWARD: u32 = 1 << 10;
 pub const FLAG_INGRESS_MTU: u32 = 1 << 11;
 
 /// The highest byte of the flags: the layout generation ([`super::layout::Place`]) of the programs that
-/// run, zero if an agent set them that knows of none, whose maps are those of the first.
+/// run; zero until any do, as good as the first, whose maps are in no generation's directory.
 const GENERATION_SHIFT: u32 = 24;
 
 /// Entries of `NON_MASQUERADE`: pod ranges of all nodes and what the user listed.

@@ -13,10 +13,10 @@
 //! - map `LIMITS`, array of one: 0 → [`Limits`].
 //! - map `HOST_PORTS`, array of [`HOST_PORT_WORDS`] u64: ports that no connection gets, a bit each
 //!   ([`host_port_word`]).
-//! - map `CROWDED`, LRU hash: [`Tuple::crowd`] of an alias's key → [`TakenPorts`]: which ports are known to be taken
+//! - map `PORT_BITMAPS`, LRU hash: [`Tuple::crowd`] of an alias's key → [`TakenPorts`]: which ports are known to be taken
 //!   towards a remote end where few are left. A hint: the claim of the alias decides.
-//! - map `UNUSABLE_PORTS`, array of [`PORT_TABLES`]: [`port_table`] → [`TakenPorts`] with which an entry of
-//!   `CROWDED` begins: ports that no connection gets.
+//! - map `RESERVED_PORTS`, array of [`PORT_TABLES`]: [`port_table`] → [`TakenPorts`] with which an entry of
+//!   `PORT_BITMAPS` begins: ports that no connection gets.
 //!
 //! A mapping (RFC 4787 §4.1) is a record of the same table: a pod's UDP port has one port outside towards all remote
 //! ends. Its key is between the pod's end and one that no packet has ([`Tuple::mapping`]); its alias keeps the port from
@@ -109,7 +109,6 @@ pub const FLAG_SERVICE: u16 = 1 << 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// `bpf_ktime_get_ns` of the last packet in either direction, at most a second old.
-    #[cfg(not(feature = "layout-next"))]
     pub last_seen_ns: u64,
     /// The same of the first.
     pub began_ns: u64,
@@ -138,10 +137,7 @@ pub struct Connection {
     pub verdicts: [u8; 2],
     /// Zero.
     pub pad: [u8; 6],
-    #[cfg(feature = "layout-next")]
-    pub last_seen_ns: u64,
 }
-#[cfg(not(feature = "layout-next"))]
 map_type!(
     Connection,
     88,
@@ -162,30 +158,6 @@ map_type!(
         seen_ticks,
         verdicts,
         pad
-    ]
-);
-
-#[cfg(feature = "layout-next")]
-map_type!(
-    Connection,
-    88,
-    3,
-    [
-        began_ns,
-        nat,
-        frontend,
-        nat_port,
-        frontend_port,
-        states,
-        flags,
-        payer,
-        endpoint,
-        endpoint_generation,
-        policy_epochs,
-        seen_ticks,
-        verdicts,
-        pad,
-        last_seen_ns
     ]
 );
 
@@ -295,8 +267,6 @@ map_type!(Finished, 56, 2, [key, ended_ns, from_ns]);
 
 /// Key in `SHARES`: the host's own connections that had to get another port, which nobody is charged for.
 pub const HOST_SHARE: u32 = 0;
-/// In no map: connections that were carried over from the first generation, which charged nobody.
-pub const NOBODY_SHARE: u32 = u32::MAX - 2;
 /// Key in `SHARES`: connections of clients outside of the cluster with Services, which came in by an uplink.
 pub const OUTSIDE_SHARE: u32 = u32::MAX - 1;
 /// Key in `SHARES`: all connections.
@@ -340,8 +310,8 @@ pub const fn host_port_word(proto: u8, port: u16) -> Option<(u32, u64)> {
     Some((table * 1024 + port as u32 / 64, 1 << (port % 64)))
 }
 
-/// Entries of `CROWDED`.
-pub const MAX_CROWDED: u32 = 64;
+/// Entries of `PORT_BITMAPS`.
+pub const MAX_PORT_BITMAPS: u32 = 64;
 
 /// A bit for each port that is taken (or id of echo messages), at its [`port_pick::place`].
 #[repr(C)]
@@ -374,10 +344,10 @@ impl TakenPorts {
     }
 }
 
-/// Entries of `UNUSABLE_PORTS`.
+/// Entries of `RESERVED_PORTS`.
 pub const PORT_TABLES: u32 = 4;
 
-/// Index of a protocol in `UNUSABLE_PORTS`; the last one is of those without ports.
+/// Index of a protocol in `RESERVED_PORTS`; the last one is of those without ports.
 #[inline(always)]
 pub const fn port_table(proto: u8) -> u32 {
     match host_port_word(proto, 0) {

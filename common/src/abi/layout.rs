@@ -94,7 +94,7 @@ pub struct MapRecord {
 }
 map_type!(MapRecord, 16, 1, [layout, id, pad]);
 
-/// Where a map is pinned: by its name if it is laid out as the first version had it, else in a
+/// Where a map is pinned: by its name if it is of the first generation, else in a
 /// directory of the generation that changed it, `v<N>/`. A version that changes layouts is a
 /// generation, one more than the last; what it does not change stays where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,14 +1,13 @@
-//! An agent that lays a map out in another way takes the place of one that does not, and gives way to it
-//! again, under load: masqueraded connections keep their ports, no path stands still, and nothing is left.
-//!
-//! `cargo xtask test` builds such an agent (feature `layout-next`), as well as an earlier state from git's
-//! history, and says where they are.
+//! An agent with a table of connections of another size takes the place of one, and gives way to it again, under
+//! load: both tables are there beside each other, and programs are swapped. Connections keep their ports, no path
+//! stands still, and nothing is left. A table of another layout is carried by the same steps
+//! (`datapath/transition/tests` in the agent).
 #![allow(clippy::unwrap_used)]
 
 mod stack;
 
 use sinabro_common::{
-    api::{Request, Response},
+    api::{MetricsReport, Request, Response},
     fail_point, names,
 };
 use sinabro_lab::{
@@ -23,8 +22,8 @@ use sinabro_lab::{
 };
 use stack::Kept;
 use std::{
-    env,
-    io::{Read as _, Write as _},
+    env, fs,
+    io::{self, Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::unix::process::ExitStatusExt as _,
     path::PathBuf,
@@ -48,8 +47,24 @@ fn from(variable: &str) -> Binaries {
     .unwrap()
 }
 
-fn next() -> Binaries {
-    from("SINABRO_NEXT_DIR")
+/// Connections that there is room for, as the agent is told; less than by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Size {
+    Small,
+    Large,
+}
+
+impl Size {
+    fn connections(self) -> u64 {
+        match self {
+            Self::Small => 60_000,
+            Self::Large => 90_000,
+        }
+    }
+
+    fn flag(self) -> String {
+        format!("--connections={}", self.connections())
+    }
 }
 
 /// IPv4's, IPv6's.
@@ -161,42 +176,52 @@ fn pins(node: &Node) -> PathBuf {
     node.namespace().path(names::BPF_DIR)
 }
 
-/// Exactly one table is there, in the place of the version that runs.
-fn only_of(node: &Node, generation: u32) {
-    let pins = pins(node);
-    for other in [2, 3] {
-        let table = pins.join(format!("v{other}/CONNECTIONS"));
-        assert_eq!(table.exists(), other == generation, "{}", node.log());
-        assert!(!table.with_file_name("CONNECTIONS_next").exists());
+fn metrics(node: &Node) -> MetricsReport {
+    match node.ask(Request::Metrics).unwrap() {
+        Response::Metrics(metrics) => *metrics,
+        other => panic!("no metrics: {other:?}"),
     }
-    assert_eq!(pins.join("v3").exists(), generation == 3);
-    assert!(!pins.join("NAT").exists());
 }
 
-fn start(node: &Node, binaries: &Binaries, flags: &[&str]) {
-    node.set_binaries(binaries.clone());
-    node.start_agent_with(flags).unwrap();
+/// Exactly one table is there, of the size that the agent was told.
+fn only_of(node: &Node, size: Size) {
+    let pins = pins(node);
+    let list = |dir: &PathBuf| -> Vec<String> {
+        let entries = fs::read_dir(dir).unwrap();
+        let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string();
+        entries.map(|entry| name(entry).unwrap()).collect()
+    };
+    let all = [list(&pins), list(&pins.join("v2"))].concat();
+    let next = all.iter().find(|name| name.ends_with("_next"));
+    assert_eq!(next, None, "{}", node.log());
+    let of_generations = all.iter().filter(|name| name.starts_with('v'));
+    assert_eq!(of_generations.collect::<Vec<_>>(), ["v2"]);
+    assert!(!pins.join("NAT").exists());
+    assert_eq!(metrics(node).nat_capacity, size.connections());
+}
+
+/// Starts an agent of a size, with more flags.
+fn start(node: &Node, size: Size, flags: &[&str]) {
+    node.start_agent_with(&[&[size.flag().as_str()], flags].concat())
+        .unwrap();
     node.wait_ready().unwrap();
 }
 
-fn scene(binaries: &Binaries, flags: &[&str]) -> Scene {
+fn scene(binaries: &Binaries, size: Size, flags: &[&str]) -> Scene {
     let lab = Lab::new(binaries.clone(), 2, Lifetime::Process).unwrap();
-    for node in lab.nodes() {
-        node.start_agent_with(flags).unwrap();
-        node.wait_ready().unwrap();
-    }
+    lab.nodes().iter().for_each(|node| start(node, size, flags));
     Scene::new(lab).unwrap()
 }
 
 /// Programs by links where the kernel has them (Linux 6.6), swapped as soon as they are loaded.
 #[test]
-fn flows_outlive_another_layout_and_the_way_back_under_load() {
+fn flows_outlive_another_table_and_the_way_back_under_load() {
     there_and_back("auto");
 }
 
 /// Programs by filters, each of which is replaced when its interface comes by.
 #[test]
-fn flows_outlive_another_layout_by_filters_under_load() {
+fn flows_outlive_another_table_by_filters_under_load() {
     there_and_back("clsact");
 }
 
@@ -228,8 +253,7 @@ fn there_and_back(mode: &str) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let attach = format!("--attach={mode}");
     let flags = [attach.as_str()];
-    let (now, next) = (Binaries::find().unwrap(), next());
-    let scene = scene(&now, &flags);
+    let scene = scene(&Binaries::find().unwrap(), Size::Small, &flags);
     let node = scene.node(1);
     let mut held = HeldPair::open(&scene);
     let pace = Pace {
@@ -261,12 +285,12 @@ fn there_and_back(mode: &str) {
     }
     let traffic = Traffic::start(&paths, pace).unwrap();
     traffic.watch(BEFORE);
-    for (step, binaries, generation, killed) in [
-        ("upgraded", &next, 3, false),
-        ("taken back", &now, 2, false),
-        ("upgraded again", &next, 3, true),
-        ("started again", &next, 3, false),
-        ("taken back after a kill", &now, 2, true),
+    for (step, size, killed) in [
+        ("given more room", Size::Large, false),
+        ("given less room", Size::Small, false),
+        ("given more room again", Size::Large, true),
+        ("started again", Size::Large, false),
+        ("given less room after a kill", Size::Small, true),
     ] {
         traffic.event(&format!("n1 was {step}")).unwrap();
         match killed {
@@ -274,11 +298,11 @@ fn there_and_back(mode: &str) {
             false => node.stop_agent().unwrap(),
         }
         held.goes_on(&format!("without an agent, before it was {step}"));
-        start(node, binaries, &flags);
+        start(node, size, &flags);
         held.goes_on(step);
         // Begun by its programs.
         HeldPair::open(&scene).goes_on(step);
-        only_of(node, generation);
+        only_of(node, size);
         traffic.must_flow(step).unwrap();
     }
     println!(
@@ -292,29 +316,28 @@ fn there_and_back(mode: &str) {
     assert_eq!(broken.collect::<Vec<_>>(), Vec::<&str>::new());
 }
 
-/// Killed between any two steps: whoever comes next goes on, of either version.
+/// Killed between any two steps: the next one goes on, of either size.
 #[test]
-fn killed_between_two_steps_flows_go_on_with_either_version() {
+fn killed_between_two_steps_flows_go_on_with_either_size() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let (now, next) = (Binaries::find().unwrap(), next());
-    let scene = scene(&now, &[]);
+    use Size::{Large, Small};
+    let scene = scene(&Binaries::find().unwrap(), Small, &[]);
     let node = scene.node(1);
     let mut held = HeldPair::open(&scene);
-    // Who dies and who follows; what follows runs when the next one comes.
+    // Which dies and which follows; what follows runs when the next one comes.
     let rounds = [
-        ((&next, 3), (&now, 2)),
-        ((&next, 3), (&next, 3)),
-        ((&now, 2), (&next, 3)),
-        ((&now, 2), (&now, 2)),
+        (Large, Small),
+        (Large, Large),
+        (Small, Large),
+        (Small, Small),
     ];
     let service = stack::service(&scene);
     let mut kept = Kept::open(&scene, service);
     for point in fail_point::CARRYING {
-        for ((dies, towards), (follows, left)) in rounds {
-            let round = format!("killed at {point} towards {towards}, then {left}");
+        for (dies, follows) in rounds {
+            let round = format!("killed at {point} towards {dies:?}, then {follows:?}");
             node.stop_agent().unwrap();
-            node.set_binaries(dies.clone());
-            node.start_agent_failing_at(point, &[]).unwrap();
+            node.start_agent_failing_at(point, &[&dies.flag()]).unwrap();
             let end = node.agent_end().unwrap();
             assert_eq!(end.signal(), Some(9), "{round}: {end}\n{}", node.log());
             let without = format!("{round}: without an agent");
@@ -327,39 +350,9 @@ fn killed_between_two_steps_flows_go_on_with_either_version() {
             held.goes_on(&round);
             kept.goes_on(&round);
             late.goes_on(&round);
-            only_of(node, left);
+            only_of(node, follows);
         }
     }
-}
-
-/// The first release keeps no records: it finds what an agent that ends in order leaves to it. It masquerades IPv4 alone.
-#[test]
-fn the_first_release_finds_its_own() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let (first, now) = (from("SINABRO_EARLIER_DIR"), Binaries::find().unwrap());
-    let scene = scene(&first, &[]);
-    let node = scene.node(1);
-    let [address, _] = outside(&scene);
-    let mut held = Held::open(&scene, address);
-    for step in ["once", "twice"] {
-        node.stop_agent().unwrap();
-        start(node, &now, &[]);
-        held.goes_on(&format!("upgraded {step}"));
-        only_of(node, 2);
-        node.stop_agent().unwrap();
-        start(node, &first, &[]);
-        held.goes_on(&format!("taken back {step}"));
-    }
-    // Killed, it leaves nothing, and what the first release makes then is what counts.
-    node.stop_agent().unwrap();
-    start(node, &now, &[]);
-    node.kill_agent().unwrap();
-    start(node, &first, &[]);
-    let mut late = Held::open(&scene, address);
-    node.stop_agent().unwrap();
-    start(node, &now, &[]);
-    late.goes_on("upgraded after the first release ran");
-    only_of(node, 2);
 }
 
 /// Many flows that nobody answers, as many as one pod may have.
@@ -367,8 +360,7 @@ fn the_first_release_finds_its_own() {
 fn a_large_table_is_carried_whole() {
     const FLOWS: u16 = 10_000;
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let (now, next) = (Binaries::find().unwrap(), next());
-    let scene = scene(&now, &[]);
+    let scene = scene(&Binaries::find().unwrap(), Size::Small, &[]);
     let node = scene.node(1);
     let mut held = HeldPair::open(&scene);
     let sent = scene.pod(1, 2).place().run(|| {
@@ -382,16 +374,15 @@ fn a_large_table_is_carried_whole() {
         Ok(())
     });
     sent.unwrap();
-    for (binaries, generation) in [(&next, 3), (&now, 2)] {
+    for size in [Size::Large, Size::Small] {
         node.stop_agent().unwrap();
-        start(node, binaries, &[]);
+        start(node, size, &[]);
         held.goes_on("with a large table");
-        only_of(node, generation);
-        let Response::Metrics(metrics) = node.ask(Request::Metrics).unwrap() else {
-            panic!("no metrics");
-        };
+        only_of(node, size);
+        let metrics = metrics(node);
         let log = node.log();
-        let said = log.lines().rfind(|line| line.contains("carried over"));
+        let mut said = log.lines().filter(|line| line.contains("carried over to"));
+        let said = said.rfind(|line| line.contains("CONNECTIONS"));
         let said = said.unwrap();
         println!("{} flows: {said}", metrics.nat_flows);
         assert!(
@@ -399,7 +390,7 @@ fn a_large_table_is_carried_whole() {
             "{said}"
         );
         // Half a minute without an answer ends them.
-        if generation == 3 {
+        if size == Size::Large {
             assert!(metrics.nat_flows >= FLOWS.into(), "{}", metrics.nat_flows);
         }
     }

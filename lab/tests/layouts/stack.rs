@@ -1,6 +1,6 @@
 //! Connections between two pods of a node that the node's stack translates, as it does for kube-proxy, and that keep to it.
 
-use super::{ALONE, from, next, only_of, say, scene};
+use super::{ALONE, Size, from, only_of, say, scene};
 use sinabro_lab::{
     Binaries,
     checks::Scene,
@@ -108,24 +108,24 @@ impl Kept {
 
 /// Pods' programs give way to others one pod after the other, while some still note what they see in the table of before.
 #[test]
-fn what_keeps_to_the_stack_does_so_since_the_first_release_and_while_programs_of_two_layouts_run() {
+fn what_keeps_to_the_stack_does_so_since_release_and_while_programs_of_two_tables_run() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let (now, next) = (Binaries::find().unwrap(), next());
-    let scene = scene(&from("SINABRO_EARLIER_DIR"), &[]);
+    let now = Binaries::find().unwrap();
+    let scene = scene(&from("SINABRO_EARLIER_DIR"), Size::Small, &[]);
     let node = scene.node(1);
     let service = service(&scene);
     let mut all = vec![
         Kept::open(&scene, service),
         Kept::open(&scene, server(&scene)),
     ];
-    for (binaries, generation) in [(&now, 2), (&next, 3), (&now, 2)] {
+    for size in [Size::Large, Size::Small, Size::Large] {
         node.stop_agent().unwrap();
-        node.set_binaries(binaries.clone());
-        node.start_agent_held_at("loaded,pods-swapped", &[])
+        node.set_binaries(now.clone());
+        node.start_agent_held_at("loaded,pods-swapped", &[&size.flag()])
             .unwrap();
         for point in ["no pod has other programs", "the pods have other programs"] {
             node.wait_held().unwrap();
-            let when = format!("towards {generation}, {point}");
+            let when = format!("towards {size:?}, {point}");
             all.iter_mut().for_each(|kept| kept.goes_on(&when));
             for to in [service, server(&scene)] {
                 all.push(Kept::open(&scene, to));
@@ -134,8 +134,8 @@ fn what_keeps_to_the_stack_does_so_since_the_first_release_and_while_programs_of
             node.let_agent_go_on().unwrap();
         }
         node.wait_ready().unwrap();
-        let when = format!("{generation} runs");
+        let when = format!("{size:?} runs");
         all.iter_mut().for_each(|kept| kept.goes_on(&when));
-        only_of(node, generation);
+        only_of(node, size);
     }
 }

@@ -6,7 +6,6 @@ mod acceleration;
 pub mod config;
 pub mod connections;
 mod counters;
-mod crowded;
 mod drop_events;
 mod drops;
 mod endpoints;
@@ -23,6 +22,7 @@ mod nodes;
 mod peers;
 mod per_cpu;
 mod places;
+mod port_bitmaps;
 mod prefix;
 mod queues;
 mod services;
@@ -34,7 +34,6 @@ pub use acceleration::{Acceleration, PodAcceleration};
 pub use config::{Config, NonMasquerade, Translation};
 pub use connections::{Connections, Owner};
 pub use counters::Counters;
-pub use crowded::Crowded;
 pub use drop_events::DropEvents;
 pub use drops::Drops;
 pub use endpoints::{Endpoints, PodLinks};
@@ -47,6 +46,7 @@ pub use netns::NetNs;
 pub use next_hops::{NextHops, Way};
 pub use nodes::{Nodes, Tunnels};
 pub use peers::{PeerPackets, Peers};
+pub use port_bitmaps::PortBitmaps;
 pub use prefix::{Prefix, net as net_of_prefix, prefixes};
 pub use queues::{QueueLimits, QueueUsage};
 pub use services::Services;
@@ -79,7 +79,7 @@ pub struct Maps {
     pub peers: Peers,
     pub uplinks: Uplinks,
     pub host_ports: HostPorts,
-    pub crowded: Crowded,
+    pub port_bitmaps: PortBitmaps,
     pub services: Services,
     pub layouts: Layouts,
     pub flows: FlowEpoch,
@@ -116,7 +116,10 @@ impl Maps {
             peers: Peers::new(|name| take(ebpf, name))?,
             uplinks: Uplinks::new(take(ebpf, "UPLINKS")?)?,
             host_ports: HostPorts::new(take(ebpf, "HOST_PORTS")?)?,
-            crowded: Crowded::new(take(ebpf, "CROWDED")?, take(ebpf, "UNUSABLE_PORTS")?)?,
+            port_bitmaps: PortBitmaps::new(
+                take(ebpf, "PORT_BITMAPS")?,
+                take(ebpf, "RESERVED_PORTS")?,
+            )?,
             services: Services::new(|name| take(ebpf, name))?,
             layouts: Layouts::new(take(ebpf, "LAYOUTS")?, take(ebpf, "LAYOUT_FIELDS")?)?,
             nodes: Nodes::new(
@@ -127,6 +130,12 @@ impl Maps {
             )?,
             flows,
         })
+    }
+
+    /// Has searches for a port leave out what no connection gets by the settings.
+    pub fn set_reserved_ports(&self) -> Result<(), DatapathError> {
+        let config = self.config.get()?;
+        self.port_bitmaps.set_reserved(&config, &self.host_ports)
     }
 }
 

@@ -13,7 +13,7 @@ use sinabro_common::abi::{
     config::{MAX_NON_MASQUERADE, MAX_NON_MASQUERADE_BEFORE, NodeConfig},
     connection::{
         Alias, Connection, ConnectionKey as Ends, Finished, Fragment, FragmentKey, HOST_PORT_WORDS,
-        Limits, MAX_CROWDED, MAX_FINISHED, MAX_FRAGMENTS, OTHER_SHARES, PORT_TABLES, Share,
+        Limits, MAX_FINISHED, MAX_FRAGMENTS, MAX_PORT_BITMAPS, OTHER_SHARES, PORT_TABLES, Share,
         TakenPorts, Tuple,
     },
     counters::{
@@ -190,12 +190,6 @@ pub fn generation_of(name: &str) -> Option<u32> {
     (generation_directory(number) == name).then_some(number)
 }
 
-/// The layout generation of this version: that of the map that changed last.
-pub fn generation() -> u32 {
-    let all = expected(&DatapathConfig::default());
-    all.iter().map(|map| map.number).max().unwrap_or(1)
-}
-
 fn map<K: Layout, V: Layout>(
     name: &'static str,
     map_type: u32,
@@ -283,8 +277,8 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         ),
         map::<u32, Uplink>("UPLINKS", HASH, MAX_UPLINKS, NO_PREALLOC),
         map::<u32, u64>("HOST_PORTS", ARRAY, HOST_PORT_WORDS, 0),
-        map::<Tuple, TakenPorts>("CROWDED", LRU_HASH, MAX_CROWDED, 0),
-        map::<u32, TakenPorts>("UNUSABLE_PORTS", ARRAY, PORT_TABLES, 0),
+        map::<Tuple, TakenPorts>("PORT_BITMAPS", LRU_HASH, MAX_PORT_BITMAPS, 0),
+        map::<u32, TakenPorts>("RESERVED_PORTS", ARRAY, PORT_TABLES, 0),
         map::<FrontendKey, Frontend>("FRONTENDS", HASH, services.frontends, NO_PREALLOC),
         map::<u32, Set>("SETS", ARRAY, services.sets, MMAPABLE),
         map::<u32, Slot>("SLOTS", ARRAY, services.slots, MMAPABLE),
@@ -341,10 +335,8 @@ mod tests {
     }
 
     /// What each map's layout was under each number, for as long as there may be one on a node.
-    #[cfg(not(feature = "layout-next"))]
     const WRITTEN_DOWN: &str = include_str!("layouts.txt");
 
-    #[cfg(not(feature = "layout-next"))]
     #[test]
     fn a_layout_that_changed_has_another_number() {
         let mut missing = Vec::new();

@@ -1,6 +1,7 @@
 //! What outlives the agent, and what does not fit the next one.
 
 mod kept;
+mod layouts;
 mod misfits;
 mod overlay;
 mod services;
@@ -52,8 +53,8 @@ const MAPS: [&str; 26] = [
     "OVERLAY",
     "v2/UPLINKS",
     "HOST_PORTS",
-    "v2/CROWDED",
-    "v2/UNUSABLE_PORTS",
+    "v2/PORT_BITMAPS",
+    "v2/RESERVED_PORTS",
     "LAYOUTS",
     "LAYOUT_FIELDS",
 ];
@@ -64,7 +65,13 @@ fn pin(name: &str) -> PathBuf {
 
 /// Kernel ids of every map.
 fn maps() -> BTreeMap<&'static str, u32> {
-    MAPS.into_iter()
+    maps_but(&[])
+}
+
+/// The same of those that are there anyway.
+fn maps_but(others: &[&str]) -> BTreeMap<&'static str, u32> {
+    let those = MAPS.into_iter().filter(|name| !others.contains(name));
+    those
         .map(|name| (name, MapInfo::from_pin(pin(name)).unwrap().id()))
         .collect()
 }

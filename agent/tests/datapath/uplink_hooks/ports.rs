@@ -99,8 +99,8 @@ fn a_search_begins_with_what_no_connection_gets() {
         w.datapath
             .set_host_ports(PortsOf::Node, host.clone())
             .unwrap();
-        let data = MapData::from_pin(format!("{}/v2/UNUSABLE_PORTS", names::BPF_DIR)).unwrap();
-        let unusable: Array<MapData, TakenPorts> = Map::Array(data).try_into().unwrap();
+        let data = MapData::from_pin(format!("{}/v2/RESERVED_PORTS", names::BPF_DIR)).unwrap();
+        let reserved: Array<MapData, TakenPorts> = Map::Array(data).try_into().unwrap();
         for (min, max) in [(0, 65535), (1024, 65535), (1025, 61_000), (33, 33)] {
             with_ports(&w, min, max);
             for proto in [TCP, UDP, SCTP, ICMP] {
@@ -108,7 +108,7 @@ fn a_search_begins_with_what_no_connection_gets() {
                 (0..=u16::MAX)
                     .filter(|port| !(min..=max).contains(port) || host.contains(proto, *port))
                     .for_each(|port| expected.take(port));
-                let found = unusable.get(&port_table(proto), 0).unwrap();
+                let found = reserved.get(&port_table(proto), 0).unwrap();
                 assert!(found == expected, "{proto}, {min} to {max}");
             }
         }

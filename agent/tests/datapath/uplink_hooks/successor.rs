@@ -1,14 +1,12 @@
 //! What the next agent makes of connections that it finds.
 
 use super::*;
-use std::path::Path;
 
 impl World {
     /// Its agent is done with whatever was before it, and pods keep their ports.
-    fn settle(&self, flags: u32) {
+    fn settle(&self) {
         let mut config = kit::node_config();
         (config.nat_port_min, config.nat_port_max) = (1024, 65535);
-        config.flags |= flags;
         self.datapath.set_uplinks(&[]).unwrap();
         self.datapath.set_node_config(config).unwrap();
         set_source(self.a.ifindex, NODE_IP, NODE_IP6.parse().unwrap());
@@ -25,35 +23,8 @@ impl World {
             a,
             b,
         };
-        next.settle(0);
+        next.settle();
         next
-    }
-}
-
-/// An agent that ends in order leaves a copy for the version before. Programs go on meanwhile: what is over when the next
-/// agent comes stays over, unless that takes the place of one that was killed while it carried connections over.
-#[test]
-fn what_was_left_for_an_earlier_version_does_not_come_back() {
-    for was_killed in [false, true] {
-        world(|w| {
-            w.settle(if was_killed { FLAG_CARRYING } else { 0 });
-            w.sent(&make(TCP, (w.a.v4, 2000), (FAR, 80)));
-            w.datapath.leave().unwrap();
-            let left = Path::new(names::BPF_DIR).join("NAT");
-            assert!(left.exists());
-            assert_eq!(w.sweep_at(100_000), 1, "the connection is over");
-
-            let w = w.next();
-            assert!(!left.exists());
-            assert_eq!(table().len(), usize::from(was_killed));
-            check_table();
-            // What comes from there is nobody's to pay for, and ends with its pod all the same.
-            w.datapath
-                .detach_pod(w.a.ifindex, &w.a.link, &w.a.addresses())
-                .unwrap();
-            w.sweep_at(0);
-            assert!(table().is_empty() && aliases().is_empty());
-        });
     }
 }
 
@@ -61,7 +32,7 @@ fn what_was_left_for_an_earlier_version_does_not_come_back() {
 #[test]
 fn a_record_without_its_alias_has_its_way_back_with_the_next_agent() {
     world(|w| {
-        w.settle(0);
+        w.settle();
         let own = make(TCP, (w.a.v4, 2000), (FAR, 80));
         let seen = w.sent(&own);
         let answer = reply_to(&seen);

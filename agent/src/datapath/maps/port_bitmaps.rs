@@ -1,4 +1,4 @@
-//! `CROWDED` and `UNUSABLE_PORTS`.
+//! `PORT_BITMAPS` and `RESERVED_PORTS`.
 
 use super::{HostPorts, error, lock, removed};
 use crate::datapath::DatapathError;
@@ -9,25 +9,25 @@ use sinabro_common::abi::{
 };
 use std::sync::Mutex;
 
-const CROWDED: &str = "CROWDED";
-const UNUSABLE: &str = "UNUSABLE_PORTS";
+const BITMAPS: &str = "PORT_BITMAPS";
+const RESERVED: &str = "RESERVED_PORTS";
 
-pub struct Crowded {
+pub struct PortBitmaps {
     ends: Mutex<HashMap<MapData, Tuple, TakenPorts>>,
-    unusable: Mutex<Array<MapData, TakenPorts>>,
+    reserved: Mutex<Array<MapData, TakenPorts>>,
 }
 
-impl Crowded {
-    pub fn new(ends: Map, unusable: Map) -> Result<Self, DatapathError> {
+impl PortBitmaps {
+    pub fn new(ends: Map, reserved: Map) -> Result<Self, DatapathError> {
         Ok(Self {
-            ends: Mutex::new(ends.try_into().map_err(error(CROWDED, "opening"))?),
-            unusable: Mutex::new(unusable.try_into().map_err(error(UNUSABLE, "opening"))?),
+            ends: Mutex::new(ends.try_into().map_err(error(BITMAPS, "opening"))?),
+            reserved: Mutex::new(reserved.try_into().map_err(error(RESERVED, "opening"))?),
         })
     }
 
     /// Makes the ports that no connection gets what these say.
-    pub fn set_unusable(&self, config: &NodeConfig, host: &HostPorts) -> Result<(), DatapathError> {
-        let mut map = lock(&self.unusable);
+    pub fn set_reserved(&self, config: &NodeConfig, host: &HostPorts) -> Result<(), DatapathError> {
+        let mut map = lock(&self.reserved);
         let mut outside = TakenPorts::NONE;
         (0..config.nat_port_min).for_each(|port| outside.take(port));
         (config.nat_port_max..=u16::MAX)
@@ -42,30 +42,30 @@ impl Crowded {
                 }
             }
             map.set(table, ports, 0)
-                .map_err(error(UNUSABLE, "writing to"))?;
+                .map_err(error(RESERVED, "writing to"))?;
         }
         Ok(())
     }
 
     /// What an end's ports begin with, by `port_table`.
-    pub fn unusable(&self, table: u32) -> Result<TakenPorts, DatapathError> {
-        lock(&self.unusable)
+    pub fn reserved(&self, table: u32) -> Result<TakenPorts, DatapathError> {
+        lock(&self.reserved)
             .get(&table, 0)
-            .map_err(error(UNUSABLE, "reading from"))
+            .map_err(error(RESERVED, "reading from"))
     }
 
     pub fn ends(&self) -> Result<Vec<Tuple>, DatapathError> {
         let all: Result<_, MapError> = lock(&self.ends).keys().collect();
-        all.map_err(error(CROWDED, "reading from"))
+        all.map_err(error(BITMAPS, "reading from"))
     }
 
     pub fn set(&self, end: &Tuple, ports: &TakenPorts) -> Result<(), DatapathError> {
         lock(&self.ends)
             .insert(end, ports, 0)
-            .map_err(error(CROWDED, "writing to"))
+            .map_err(error(BITMAPS, "writing to"))
     }
 
     pub fn remove(&self, end: &Tuple) -> Result<(), DatapathError> {
-        removed(lock(&self.ends).remove(end)).map_err(error(CROWDED, "removing from"))
+        removed(lock(&self.ends).remove(end)).map_err(error(BITMAPS, "removing from"))
     }
 }
