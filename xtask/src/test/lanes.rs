@@ -44,7 +44,7 @@ const ALONE_IN_PART: [(&str, usize, usize); 3] = [
 ];
 const MEASURING: &str = "under_load";
 /// Those that are given the programs of an earlier state run there, too: these take minutes to build.
-const SINCE_RELEASE: &str = "first_release";
+const SINCE_RELEASE: &str = "since_release";
 
 /// Floods, and has the kernel drop packets of others that count what is lost. So the part of it that runs beside others is the last
 /// but for what waits.
@@ -400,7 +400,7 @@ mod tests {
         let order = in_order(calls.into());
         let labels = |calls: &[Call]| -> Vec<_> { calls.iter().map(Call::label).collect() };
         let others = format!(
-            "lab/masquerade --skip under_load --skip first_release --test-threads {}",
+            "lab/masquerade --skip under_load --skip since_release --test-threads {}",
             processors().max(6)
         );
         assert_eq!(
@@ -413,7 +413,7 @@ mod tests {
             [
                 "lab/upgrade",
                 "lab/restart",
-                "lab/masquerade under_load first_release --test-threads 2"
+                "lab/masquerade under_load since_release --test-threads 2"
             ]
         );
         let know = |calls: &[Call]| -> Vec<usize> {
