@@ -9,6 +9,7 @@ use crate::{
     troubles::Standing,
     watch::nodes::Taint,
 };
+use sinabro_lab::traffic::close::close;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
@@ -102,7 +103,7 @@ async fn a_services_port_says_whether_there_are_endpoints_here() {
     let free = || std::net::TcpListener::bind((own, 0)).unwrap();
     let (one, taken) = (free(), free());
     let port = one.local_addr().unwrap().port();
-    drop(one);
+    close(one).unwrap();
     let name = |name: &str| ServiceName::new("lab", name);
     let checks = |services: &[(&str, u16, usize)]| HealthChecks {
         addresses: BTreeSet::from([own.into()]),

@@ -3,6 +3,7 @@
 use crate::kit::{Agent, ctl, text};
 use proptest::prelude::*;
 use sinabro_common::api::{frame, *};
+use sinabro_lab::traffic::close::close;
 use std::{
     io::{Read, Write},
     os::unix::net::UnixListener,
@@ -14,7 +15,7 @@ fn no_agent_is_exit_code_3_with_the_socket_and_a_next_step() {
     let dir = tempfile::tempdir().unwrap();
     let absent = dir.path().join("absent.sock");
     let stale = dir.path().join("stale.sock");
-    drop(UnixListener::bind(&stale).unwrap());
+    close(UnixListener::bind(&stale).unwrap()).unwrap();
     for (socket, hint) in [(absent, "is the agent running"), (stale, "has stopped")] {
         let output = ctl(&socket, &["status"]);
         assert_eq!(output.status.code(), Some(3));

@@ -11,6 +11,7 @@ pub mod bind;
 pub mod brief;
 pub mod bursts;
 pub mod capture;
+pub mod close;
 pub mod crowd;
 pub mod datagrams;
 pub mod device;

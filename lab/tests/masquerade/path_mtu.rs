@@ -4,7 +4,7 @@
 use crate::kit::{FAMILIES, World, far, narrow, routers};
 use sinabro_lab::{
     Pod,
-    traffic::{PATIENCE, any, errors, path::Path, readable, stream::Stream, udp},
+    traffic::{PATIENCE, any, close::close, errors, path::Path, readable, stream::Stream, udp},
     wait::eventually,
 };
 use std::{
@@ -124,7 +124,7 @@ fn the_far_host_hears_that_a_pods_port_is_closed() {
         for (family, far) in far().into_iter().enumerate() {
             let [client, server] = pair(&world, world.pod(1), far);
             errors::keep(&server, far.is_ipv4()).unwrap();
-            drop(client);
+            close(client).unwrap();
             server.send(b"too late").unwrap();
             let heard = errors::error(&server, Instant::now() + PATIENCE);
             let heard = heard.unwrap_or_else(|error| panic!("{}: {error}", FAMILIES[family]));

@@ -7,6 +7,7 @@ use super::{
 use crate::kit::{self, Pod};
 use sinabro_agent::datapath::{self, PodAcceleration};
 use sinabro_common::{abi::acceleration::Reason, names};
+use sinabro_lab::traffic::close::close;
 use sinabro_netlink::{Conn, link};
 use std::{
     collections::HashSet,
@@ -136,7 +137,7 @@ fn a_new_pod_with_an_old_ones_address_gets_nothing_of_it() {
             let next = Pod::live(w.datapath(), 5);
             let old_client = std::mem::replace(&mut w.a, next);
             says(&mut second, b"old");
-            drop(new);
+            close(new).unwrap();
             let third = bound(&w.a, at_client, 5556);
             third.connect(&address.into()).unwrap();
             let mut third = with_timeout(third.into());

@@ -13,6 +13,7 @@ use sinabro_common::{
     algo::queue,
     names,
 };
+use sinabro_lab::traffic::close::close;
 use sinabro_netlink::sysctl;
 use socket2::SockRef;
 use std::{
@@ -258,7 +259,7 @@ fn messages_are_charged_for_as_long_as_their_reader_keeps_them() {
             let sent = send(&client, 3000);
             assert_eq!(sent, 3000, "{how}: {:?}", w.all_counters());
             match how {
-                "closed" => drop(client),
+                "closed" => close(client).unwrap(),
                 "reset" => reset(client),
                 _ => shut_down(client),
             }
@@ -379,7 +380,8 @@ fn accounts_are_the_same_after_a_restart_and_empty_after_a_time_without_programs
         });
         // Nobody sees these end.
         w.start(false);
-        drop((client, server));
+        close(client).unwrap();
+        close(server).unwrap();
         w.start(true);
         kit::eventually("the sweep", || {
             sweep(&w);

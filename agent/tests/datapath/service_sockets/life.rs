@@ -11,6 +11,7 @@ use aya::{
 };
 use sinabro_agent::datapath::{Datapath, DatapathConfig, remove};
 use sinabro_common::{abi::service::ServiceSocket, names};
+use sinabro_lab::traffic::close::close;
 use socket2::{Domain, Type};
 use std::{collections::BTreeMap, fs, mem::MaybeUninit, net::SocketAddr, path::Path, thread};
 
@@ -110,12 +111,12 @@ fn what_a_socket_was_connected_to_is_forgotten_when_it_goes() {
                 };
                 assert_eq!(of.endpoint, server.into(), "{whose}");
                 assert_eq!(peer(&other), at(vip, 80), "{whose}");
-                drop(other);
+                close(other).unwrap();
                 assert!(streams().is_empty(), "{whose}: {:?}", streams());
 
                 let client = socket(&place, domain, Type::STREAM, None);
                 client.connect(&at(vip, 9).into()).unwrap_err();
-                drop(client);
+                close(client).unwrap();
                 assert!(streams().is_empty(), "{whose}: {:?}", streams());
             }
         }

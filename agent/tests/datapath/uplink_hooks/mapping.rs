@@ -10,6 +10,7 @@ use sinabro_common::{
     },
     algo::lifetime::Stage,
 };
+use sinabro_lab::traffic::close::close;
 use std::{net::UdpSocket, sync::Barrier};
 
 /// Three remote ends, and another port of one of them, by family.
@@ -199,7 +200,7 @@ fn a_socket_of_the_host_keeps_its_port() {
         assert_eq!(w.host_out(&own), (PASS, World::frame(&own)));
         let own = make(UDP, (NODE_IP, 62031), first);
         assert_ne!(see(&w.host_out(&own).1).ports.0, 62031);
-        drop(socket);
+        close(socket).unwrap();
         assert_eq!(port_of(&w, (w.a.v4, 62031), third), 62031);
         check_table();
     });
