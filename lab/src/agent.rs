@@ -4,6 +4,7 @@ use crate::{
     confinement::confine,
     namespace::ended,
     node::{LOG_FILE, NODES_FILE, Node, PROGRAMS},
+    residue::run,
     wait::wait_for,
 };
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -73,6 +74,7 @@ impl Agent {
                     .map(|cgroup| format!("--cgroup-dir={}", cgroup.path().display())),
             )
             .args(way.flags)
+            .envs(run::inherited())
             .envs(way.fail_point.map(|name| (VARIABLE, name)))
             .envs(way.holds.map(|points| (HOLDS, points)))
             .envs(way.refused.map(|programs| (REFUSED, programs)))

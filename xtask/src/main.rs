@@ -28,6 +28,7 @@ mod vm;
 mod workspace;
 
 use clap::{Parser, Subcommand};
+use sinabro_lab::residue::run;
 use std::process::ExitCode;
 
 /// Builds, shows, tests and measures Sinabro.
@@ -82,7 +83,7 @@ fn main() -> ExitCode {
     if let Some(code) = fuzz::rustc_wrapper().or_else(test::runner) {
         return code;
     }
-    let result = match Cli::parse().command {
+    let result = run::begin().and_then(|()| match Cli::parse().command {
         Command::Setup(options) => setup::run(&options),
         Command::Build(options) => build::run(&options),
         Command::Demo(options) => demo::run(&options),
@@ -97,7 +98,7 @@ fn main() -> ExitCode {
         Command::E2e(options) => e2e::run(&options),
         Command::Vm(options) => vm::run(&options),
         Command::Residue(options) => residue::run(&options),
-    };
+    });
     result.unwrap_or_else(|error| {
         ui::error(&format!("{error:#}"));
         ExitCode::FAILURE

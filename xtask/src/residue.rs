@@ -2,7 +2,7 @@
 
 use crate::{root, workspace::output};
 use anyhow::{Context as _, Result};
-use sinabro_lab::residue::{Kind, Snapshot};
+use sinabro_lab::residue::{Kind, Snapshot, run};
 use std::process::{Command, ExitCode};
 
 #[derive(clap::Args)]
@@ -36,9 +36,15 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if !root::is_root() {
         root::become_root("looking into all namespaces and pins", &["residue"])?;
     }
-    let left = Snapshot::take()?.ours();
+    let all = Snapshot::take()?;
+    let left = all.ours();
     for item in &left {
-        println!("  {item}");
+        let of_run = |mark| match run::is_alive(mark) {
+            true => format!(", of run {mark}"),
+            false => format!(", of run {mark}, which has ended"),
+        };
+        let runs: String = all.runs(item).into_iter().map(of_run).collect();
+        println!("  {item}{runs}");
     }
     if left.is_empty() {
         println!("  nothing of Sinabro's here: {}", kinds());

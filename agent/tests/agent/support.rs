@@ -13,7 +13,7 @@ use sinabro_common::{
     names,
 };
 pub use sinabro_lab::wait::eventually;
-use sinabro_lab::{Lifetime, Namespace, Place};
+use sinabro_lab::{Lifetime, Namespace, Place, residue::run};
 use sinabro_netlink::{Conn, link};
 use std::{
     fs,
@@ -100,6 +100,7 @@ impl Node {
         let mut command = Command::new(AGENT);
         command
             .env_clear()
+            .envs(run::inherited())
             .env("RUST_BACKTRACE", "1")
             // The machine's /var is nobody's to write to.
             .env("SINABRO_PROGRAMS_DIR", "/run/programs")

@@ -2,6 +2,8 @@
 //! filter, a process's descriptor; and the links and maps of those programs. A map without a program
 //! is held by a pin or by a process, which are looked for themselves.
 
+use super::{entries, walk};
+use crate::traffic::machine_code;
 use anyhow::{Context as _, Result};
 use aya::{
     maps::loaded_maps,
@@ -9,18 +11,22 @@ use aya::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
+    ffi::CString,
+    fs::{self, File},
     os::fd::AsRawFd as _,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// What all programs' names begin with.
 const PROGRAMS: [&str; 3] = ["pod_", "uplink_", "overlay_"];
+
+/// `NAME (ID)`, as processes are named, and the ids of the programs that it is of.
+pub type Object = (String, Vec<u32>);
+
 pub struct Objects {
-    /// `NAME (ID)`, as processes are named.
-    pub programs: Vec<String>,
-    pub links: Vec<String>,
-    pub maps: Vec<String>,
+    pub programs: Vec<Object>,
+    pub links: Vec<Object>,
+    pub maps: Vec<Object>,
 }
 
 /// What is loaded now. Needs CAP_SYS_ADMIN (bpf(2), BPF_PROG_GET_NEXT_ID); without it there is
@@ -29,34 +35,84 @@ pub fn objects() -> Option<Objects> {
     if !nix::unistd::geteuid().is_root() {
         return None;
     }
-    let (mut programs, mut used) = (BTreeMap::new(), BTreeSet::new());
+    let (mut programs, mut used) = (BTreeMap::new(), BTreeMap::<u32, Vec<u32>>::new());
     // One may end between its being listed and its being looked at.
     for info in loaded_programs().filter_map(Result::ok) {
         if let Some(name) = program(&info) {
             programs.insert(info.id(), name);
-            used.extend(info.map_ids().ok().flatten().unwrap_or_default());
+            for map in info.map_ids().ok().flatten().unwrap_or_default() {
+                used.entry(map).or_default().push(info.id());
+            }
         }
     }
     let links = loaded_links().filter_map(Result::ok).filter_map(|link| {
         let name = programs.get(&link.program_id())?;
-        Some(format!("{name} ({})", link.id()))
+        Some((format!("{name} ({})", link.id()), vec![link.program_id()]))
     });
     let links = links.collect();
     let maps = loaded_maps().filter_map(Result::ok).filter_map(|map| {
         let name = map.name_as_str().unwrap_or_default();
-        used.contains(&map.id())
-            .then(|| format!("{name} ({})", map.id()))
+        let of = used.get(&map.id())?;
+        Some((format!("{name} ({})", map.id()), of.clone()))
     });
     let maps = maps.collect();
     let programs = programs
         .iter()
-        .map(|(id, name)| format!("{name} ({id})"))
+        .map(|(id, name)| (format!("{name} ({id})"), vec![*id]))
         .collect();
     Some(Objects {
         programs,
         links,
         maps,
     })
+}
+
+/// Programs that one of these processes has a descriptor of, or sees a pin of that is not seen from here, with what
+/// is said of the processes.
+pub fn held(processes: &BTreeMap<u32, String>) -> BTreeMap<u32, BTreeSet<String>> {
+    let mut held = BTreeMap::<u32, BTreeSet<String>>::new();
+    let mut seen: BTreeSet<_> = fs::read_link("/proc/self/ns/mnt").into_iter().collect();
+    for (pid, said) in processes {
+        let of = Path::new("/proc").join(pid.to_string());
+        let mut programs = Vec::new();
+        for fd in entries(&of.join("fd")) {
+            let is_bpf = |kind: PathBuf| kind.to_string_lossy().contains("bpf");
+            if fs::read_link(&fd).is_ok_and(is_bpf) {
+                let name = fd.file_name().unwrap_or_default();
+                programs.extend(program_of(&of.join("fdinfo").join(name)));
+            }
+        }
+        if fs::read_link(of.join("ns/mnt")).is_ok_and(|namespace| seen.insert(namespace)) {
+            walk(&of.join("root/sys/fs/bpf"), u32::MAX, &mut |pin| {
+                programs.extend(pinned(pin));
+            });
+        }
+        for program in programs {
+            held.entry(program).or_default().insert(said.clone());
+        }
+    }
+    held
+}
+
+/// The program that a descriptor is of, or of the link that it is of.
+fn program_of(fdinfo: &Path) -> Option<u32> {
+    let text = fs::read_to_string(fdinfo).ok()?;
+    let id = text
+        .lines()
+        .find_map(|line| line.strip_prefix("prog_id:"))?;
+    id.trim().parse().ok()
+}
+
+fn pinned(pin: &Path) -> Option<u32> {
+    /// linux/bpf.h.
+    const OBJ_GET: libc::c_int = 7;
+    let path = CString::new(pin.as_os_str().as_encoded_bytes()).ok()?;
+    // struct bpf_attr: the path, and no descriptors and flags.
+    let fd = machine_code::bpf(OBJ_GET, &mut [path.as_ptr() as u64, 0]).ok()?;
+    program_of(Path::new(&format!(
+        "/proc/thread-self/fdinfo/{}",
+        fd.as_raw_fd()
+    )))
 }
 
 /// Those that a link of this network namespace carries by tcx, both ways.
@@ -145,7 +201,6 @@ fn program(info: &ProgramInfo) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{fs, path::Path};
 
     /// The words after `marker` in the sources of the data path.
     fn declared(dir: &Path, marker: &str, found: &mut Vec<String>) {

@@ -5,8 +5,12 @@
 //! names; [`Snapshot::since`] what has come since an earlier one. Other software goes on with
 //! its own links, mounts and processes meanwhile, so of those only our names count, and those of
 //! programs that our tests and clusters start.
+//!
+//! Several runs may go on beside each other on a machine. A thing that bears a [mark](run) is blamed on the run of
+//! that mark alone, also once that has ended. One without a mark is blamed on every run in which it came.
 
 pub mod bpf;
+pub mod run;
 
 use crate::wait::wait_within;
 use anyhow::{Context as _, Result};
@@ -160,6 +164,8 @@ pub struct Snapshot {
     items: BTreeSet<Item>,
     /// Processes that somebody else started and still looks after.
     attended: BTreeSet<Item>,
+    /// Marks of runs; several may hold one thing.
+    runs: BTreeSet<(Item, String)>,
 }
 
 impl Snapshot {
@@ -172,6 +178,12 @@ impl Snapshot {
     pub fn take_for(own: u32) -> Result<Self> {
         let mut items = BTreeSet::new();
         let mut attended = BTreeSet::new();
+        let mut runs = BTreeSet::new();
+        let processes: Vec<_> = entries(Path::new("/proc"))
+            .filter_map(|dir| process(&dir))
+            .collect();
+        let parents = processes.iter().map(|(pid, parent, _)| (*pid, *parent));
+        let marks = run::of_processes(&parents.collect());
         let mut add = |kind, name: String| {
             items.insert(Item { kind, name });
         };
@@ -197,8 +209,16 @@ impl Snapshot {
                 (Kind::BpfLink, objects.links),
                 (Kind::Map, objects.maps),
             ];
-            for (kind, names) in kinds {
-                names.into_iter().for_each(|name| add(kind, name));
+            let held = bpf::held(&marks);
+            for (kind, objects) in kinds {
+                for (name, programs) in objects {
+                    let of = programs.iter().filter_map(|program| held.get(program));
+                    for mark in of.flatten() {
+                        let name = name.clone();
+                        runs.insert((Item { kind, name }, mark.clone()));
+                    }
+                    add(kind, name);
+                }
             }
         }
         for dir in ["/run/netns", "/var/run/netns"] {
@@ -208,7 +228,15 @@ impl Snapshot {
             match filesystem.as_str() {
                 "bpf" => walk(&path, u32::MAX, &mut |pin| add(Kind::Pin, text(pin))),
                 // The lab's and the agent's are near the root; a deep walk would be slow.
-                "cgroup" | "cgroup2" => walk(&path, 2, &mut |group| add(Kind::Cgroup, text(group))),
+                "cgroup" | "cgroup2" => walk(&path, 2, &mut |group| {
+                    let (kind, name) = (Kind::Cgroup, text(group));
+                    let item = Item { kind, name };
+                    if item.is_ours() {
+                        let of = run::of_cgroup(group, &marks);
+                        runs.extend(of.into_iter().map(|mark| (item.clone(), mark)));
+                    }
+                    add(kind, item.name);
+                }),
                 _ => {}
             }
             add(Kind::Mount, text(&path));
@@ -216,18 +244,27 @@ impl Snapshot {
         for dir in ["/run", "/tmp"] {
             entries(Path::new(dir)).for_each(|path| add(Kind::File, text(&path)));
         }
-        for dir in entries(Path::new("/proc")) {
-            if let Some((name, parent)) = process(&dir) {
-                if parent != 1 && parent != own {
-                    attended.insert(Item {
-                        kind: Kind::Process,
-                        name: name.clone(),
-                    });
-                }
-                add(Kind::Process, name);
+        for (pid, parent, name) in processes {
+            let kind = Kind::Process;
+            let item = Item { kind, name };
+            if let Some(mark) = marks.get(&pid) {
+                runs.insert((item.clone(), mark.clone()));
+            } else if parent != 1 && parent != own {
+                attended.insert(item.clone());
             }
+            add(kind, item.name);
         }
-        Ok(Self { items, attended })
+        Ok(Self {
+            items,
+            attended,
+            runs,
+        })
+    }
+
+    /// The marks of the runs that a thing is of.
+    pub fn runs(&self, item: &Item) -> Vec<&str> {
+        let of_item = self.runs.iter().filter(|(of, _)| of == item);
+        of_item.map(|(_, mark)| mark.as_str()).collect()
     }
 
     /// What bears one of our names.
@@ -239,12 +276,21 @@ impl Snapshot {
             .collect()
     }
 
-    /// What is here, was not there before, and is likely ours.
+    /// What is here, was not there before, is likely ours, and of no other run.
     pub fn since(&self, before: &Self) -> Vec<Item> {
+        self.of_run(run::own().as_deref(), before)
+    }
+
+    fn of_run(&self, own: Option<&str>, before: &Self) -> Vec<Item> {
+        let is_others = |item: &Item| {
+            let runs = self.runs(item);
+            !runs.is_empty() && !runs.iter().any(|mark| Some(*mark) == own)
+        };
         self.items
             .difference(&before.items)
             .filter(|item| !self.attended.contains(item))
             .filter(|item| item.is_ours() || item.is_suspect())
+            .filter(|item| !is_others(item))
             .cloned()
             .collect()
     }
@@ -257,15 +303,19 @@ pub fn left_since(before: &Snapshot) -> Result<Vec<Item>> {
 
 /// The same with another way to look.
 pub fn left(before: &Snapshot, look: impl Fn() -> Result<Snapshot>) -> Result<Vec<Item>> {
-    let mut left = Vec::new();
+    let mut left: Option<Vec<Item>> = None;
     let settled = wait_within(SETTLE, "the kernel to clean up", || {
-        left = look()?.since(before);
-        Ok(left.is_empty().then_some(()))
+        let mut now = look()?.since(before);
+        // What is left stays; what other runs make and take away meanwhile does not.
+        now.retain(|item| left.as_ref().is_none_or(|left| left.contains(item)));
+        let is_over = now.is_empty();
+        left = Some(now);
+        Ok(is_over.then_some(()))
     });
-    match settled {
+    match left {
         // That something is left is an answer.
-        Err(error) if left.is_empty() => Err(error),
-        _ => Ok(left),
+        Some(left) => Ok(left),
+        None => settled.map(|()| Vec::new()),
     }
 }
 
@@ -321,8 +371,8 @@ fn mounts() -> Result<Vec<(PathBuf, String)>> {
         .collect())
 }
 
-/// `NAME (PID)` of a process that still runs, and its parent (proc_pid_stat(5)).
-fn process(dir: &Path) -> Option<(String, u32)> {
+/// The ids of a process that still runs and of its parent, and `NAME (PID)` (proc_pid_stat(5)).
+fn process(dir: &Path) -> Option<(u32, u32, String)> {
     let pid: u32 = dir.file_name()?.to_str()?.parse().ok()?;
     let stat = fs::read_to_string(dir.join("stat")).ok()?;
     // A name may contain anything, brackets too.
@@ -333,7 +383,7 @@ fn process(dir: &Path) -> Option<(String, u32)> {
         return None;
     }
     let parent = rest.next()?.parse().ok()?;
-    Some((format!("{} ({pid})", &stat[start + 1..end]), parent))
+    Some((pid, parent, format!("{} ({pid})", &stat[start + 1..end])))
 }
 
 #[cfg(test)]
@@ -383,9 +433,10 @@ mod tests {
                 item(Kind::Process, "sinabro-agent (12)"),
             ]),
             attended: BTreeSet::from([item(Kind::Process, "sinabro-agent (12)")]),
+            ..Snapshot::default()
         };
         assert_eq!(
-            new.since(&old),
+            new.of_run(None, &old),
             [
                 item(Kind::Link, "snb0123456789ab"),
                 item(Kind::Namespace, "/run/netns/x")

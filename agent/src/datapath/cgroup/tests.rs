@@ -4,6 +4,7 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 use proptest::prelude::*;
+use sinabro_lab::residue::run;
 use std::{process, thread};
 
 #[test]
@@ -47,7 +48,7 @@ struct Group(PathBuf);
 
 impl Group {
     fn new(name: &str) -> Self {
-        let name = format!("sinabro-test-{name}-{}", process::id());
+        let name = format!("sinabro-test{}-{name}-{}", run::in_name(), process::id());
         let path = find(None).unwrap().join(name);
         fs::create_dir(&path).unwrap();
         Self(path)

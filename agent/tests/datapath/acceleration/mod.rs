@@ -22,6 +22,7 @@ use sinabro_common::{
     abi::acceleration::{AccelerationCounters, ConnectionKey, Enrolled, ServerKey, Traffic},
     names,
 };
+use sinabro_lab::residue::run;
 use socket2::{Domain, Socket, Type};
 use std::{
     collections::HashSet,
@@ -57,7 +58,8 @@ impl Cgroup {
             .unwrap();
         let parent = Path::new(mount).join(own);
         let name = format!(
-            "sinabro-test-{}-{}",
+            "sinabro-test{}-{}-{}",
+            run::in_name(),
             std::process::id(),
             NUMBER.fetch_add(1, Ordering::Relaxed)
         );
