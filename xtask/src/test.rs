@@ -1,8 +1,10 @@
 //! `cargo xtask test`: every test of the workspace, then a look at what they left behind.
 //!
 //! With arguments cargo runs what they choose, and what it says is seen at once. Without, it builds,
-//! and [`lanes`] runs the programs.
+//! and [`lanes`] runs the programs, each test as its path says ([`lane`]).
 
+mod call;
+mod lane;
 mod lanes;
 
 use crate::{
@@ -12,7 +14,8 @@ use crate::{
     workspace::{Rustc, cargo_with_ebpf, run as show},
 };
 use anyhow::{Context as _, Result, bail};
-use lanes::Call;
+use call::Call;
+use lanes::Took;
 use sinabro_lab::{residue::left, tools};
 use std::{
     env,
@@ -25,29 +28,19 @@ use std::{
 const RUNNER: &str = "SINABRO_TEST_RUNNER";
 /// Names a directory where the runner writes down what it is called for, and does not run it.
 const CALLS: &str = "SINABRO_TEST_CALLS";
+/// Tells libtest how many tests run at once.
+const THREADS: &str = "RUST_TEST_THREADS";
 
-/// Tells tests where the programs of an earlier state are.
-const EARLIER_PROGRAMS: &str = "SINABRO_EARLIER_DIR";
-
-/// Tests of the lab some of which need the programs of an earlier state.
-const NEED_EARLIER: [&str; 3] = ["upgrade", "layouts", "masquerade"];
-
-/// Test programs that wait for agents nearly all of their time, for example for a peer to count as
-/// silent: run as many of their tests at once as there are.
-const MOSTLY_WAIT: [&str; 2] = ["peers", "troubles"];
-
-/// Others that wait for half of their time and more, and whose traffic may stand still meanwhile: they run beside those that
-/// take processors, too.
-const WAIT_OFTEN: [&str; 5] = [
-    "crash",
-    "fail_points",
-    "flaws",
-    "masquerade_settings",
-    "node_sockets",
-];
+/// Tells tests where the programs of the released state are.
+const RELEASED_PROGRAMS: &str = "SINABRO_EARLIER_DIR";
 
 #[derive(clap::Args)]
 pub struct Options {
+    /// Run the tests of each night: those with `nightly` in their paths, which a run of every change
+    /// leaves out. What arguments choose runs with and without this
+    #[arg(long)]
+    nightly: bool,
+
     /// Arguments for `cargo test`, for example `--package sinabro-lab --test crash`
     #[arg(
         trailing_var_arg = true,
@@ -62,8 +55,6 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if !root::is_root() {
         root::require_sudo("a part of the tests")?;
     }
-    let earlier = Earlier::released()?;
-    let needs_earlier = runs(&NEED_EARLIER, &options.arguments);
     let mut arguments = options.arguments.iter();
     let of_packages =
         arguments.any(|argument| argument == "-p" || argument.starts_with("--package"));
@@ -78,9 +69,6 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let cargo = || {
         let mut command = cargo_with_ebpf();
         command.args(["--config", &runner, "test"]).env(RUNNER, "1");
-        if needs_earlier {
-            command.env(EARLIER_PROGRAMS, earlier.programs());
-        }
         if let Some(dir) = setup::reference_plugins() {
             command.env("SINABRO_REFERENCE_PLUGINS", dir);
         }
@@ -97,13 +85,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     };
     let before = residue::look()?;
     let passed = match options.arguments.is_empty() {
-        true => whole(cargo(), cargo(), &earlier),
-        false => {
-            if needs_earlier {
-                ensure(&earlier);
-            }
-            show(&mut cargo()).context("tests failed")
-        }
+        true => whole(cargo(), cargo(), options.nightly),
+        false => show(&mut cargo()).context("tests failed"),
     };
 
     let left = left(&before, residue::look)?;
@@ -120,8 +103,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// Has cargo build the tests, run those in documentation, and say which programs it would run.
-fn whole(mut build: Command, mut cargo: Command, earlier: &Earlier) -> Result<()> {
-    show(build.arg("--no-run")).context("cannot build the tests")?;
+fn whole(mut build: Command, mut cargo: Command, nightly: bool) -> Result<()> {
+    let build = || show(build.arg("--no-run")).context("cannot build the tests");
+    let (time, built) = Took::measured("build of the tests", build);
+    built?;
     let calls = tempfile::tempdir().context("cannot make a directory for cargo's calls")?;
     cargo.env(CALLS, calls.path()).stdin(Stdio::null());
     // Where it says of each program that it runs it.
@@ -132,13 +117,21 @@ fn whole(mut build: Command, mut cargo: Command, earlier: &Earlier) -> Result<()
         bail!("tests failed: cargo ended with {}", listed.status);
     }
     let calls = Call::read(calls.path()).context("cannot read which programs cargo would run")?;
-    lanes::run(calls, &NEED_EARLIER, &|| ensure(earlier), &start).context("tests failed")
+    let released = Earlier::released()?;
+    // Most of them do not use it, and the lanes take it from these.
+    let with_released = |mut call: Call| {
+        let variable = (RELEASED_PROGRAMS.into(), released.programs().into());
+        call.environment.push(variable);
+        call
+    };
+    let calls = calls.into_iter().map(with_released).collect();
+    lanes::run(calls, nightly, vec![time], &|| ensure(&released), &start).context("tests failed")
 }
 
-/// Builds the earlier programs. Without git's history there are none, and only the tests that need
+/// Builds the released programs. Without git's history there are none, and only the tests that need
 /// them fail.
-fn ensure(earlier: &Earlier) {
-    if let Err(error) = earlier.ensure() {
+fn ensure(released: &Earlier) {
+    if let Err(error) = released.ensure() {
         ui::error(&format!("no upgrade can be tested: {error:#}"));
     }
 }
@@ -148,131 +141,57 @@ pub fn runner() -> Option<ExitCode> {
     env::var_os(RUNNER)?;
     let mut arguments = env::args_os().skip(1);
     let program = PathBuf::from(arguments.next()?);
-    // Tests in documentation are somewhere else, and gone when cargo has ended.
-    let is_built = program.parent().and_then(Path::file_name) == Some(OsStr::new("deps"));
-    if let Some(calls) = env::var_os(CALLS).filter(|_| is_built) {
-        let written = Call::of(&program, arguments).and_then(|call| call.write(Path::new(&calls)));
-        return Some(match written {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                ui::error(&format!(
-                    "cannot write down {}: {error:#}",
-                    program.display()
-                ));
-                ExitCode::FAILURE
-            }
-        });
-    }
-    Some(match start(&program, &[]).args(arguments).status() {
-        Ok(status) => match status.code() {
-            Some(code) => ExitCode::from(u8::try_from(code).unwrap_or(101)),
-            None => {
-                ui::error(&format!("{}: {status}", program.display()));
-                ExitCode::from(101)
-            }
-        },
-        Err(error) => {
-            ui::error(&format!("cannot start {}: {error}", program.display()));
-            ExitCode::FAILURE
-        }
-    })
+    let status = run_for_cargo(&program, arguments).unwrap_or_else(|error| {
+        ui::error(&format!("{}: {error:#}", program.display()));
+        ExitCode::FAILURE
+    });
+    Some(status)
 }
 
-/// What starts a test program, as root and with as many of its tests at once as suits it.
-fn start(program: &Path, environment: &[(OsString, OsString)]) -> Command {
+fn run_for_cargo(program: &Path, arguments: impl Iterator<Item = OsString>) -> Result<ExitCode> {
+    let mut call = Call::of(program, arguments)?;
+    // Tests in documentation are somewhere else, and gone when cargo has ended.
+    let is_built = program.parent().and_then(Path::file_name) == Some(OsStr::new("deps"));
+    if is_built {
+        if let Some(calls) = env::var_os(CALLS) {
+            call.write(Path::new(&calls))
+                .context("cannot write down the call")?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        // With arguments of libtest's that have it list them, too, there are none to run.
+        let tests = call.tests().unwrap_or_default();
+        call.threads = lane::at_once(tests.iter().map(String::as_str));
+        if tests.iter().any(|test| lane::needs_released(test)) {
+            let released = Earlier::released()?;
+            ensure(&released);
+            let variable = (RELEASED_PROGRAMS.into(), released.programs().into());
+            call.environment.push(variable);
+        }
+    }
+    let status = start(&call).status().context("cannot start it")?;
+    match status.code() {
+        Some(code) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(101))),
+        None => bail!("{status}"),
+    }
+}
+
+/// What starts a test program, as root and with as many of its tests at once as suits them.
+fn start(call: &Call) -> Command {
     let mut command = match root::is_root() {
-        true => Command::new(program),
+        true => Command::new(&call.program),
         false => {
             let mut sudo = Command::new("sudo");
-            sudo.arg("--preserve-env").arg(program);
+            sudo.arg("--preserve-env").arg(&call.program);
             sudo
         }
     };
+    command.args(&call.arguments).current_dir(&call.dir);
     // Tests start programs that cargo has built, this one among them.
-    let pairs = environment.iter().map(|(name, value)| (name, value));
+    let pairs = call.environment.iter().map(|(name, value)| (name, value));
     command.envs(pairs).env_remove(RUNNER).env_remove(CALLS);
-    if mostly_waits(program) && env::var_os("RUST_TEST_THREADS").is_none() {
-        command.env("RUST_TEST_THREADS", "8");
+    let threads = call.threads.filter(|_| env::var_os(THREADS).is_none());
+    if let Some(threads) = threads {
+        command.env(THREADS, threads.to_string());
     }
     command
-}
-
-fn mostly_waits(program: &Path) -> bool {
-    lanes::target(program).is_some_and(|name| MOSTLY_WAIT.contains(&name))
-}
-
-fn waits(program: &Path) -> bool {
-    let often = lanes::target(program).is_some_and(|name| WAIT_OFTEN.contains(&name));
-    often || mostly_waits(program)
-}
-
-/// Whether the tests that cargo is asked for may be these of the lab, which need programs of another
-/// state.
-fn runs(tests: &[&str], arguments: &[String]) -> bool {
-    let mut arguments = arguments.iter().map(String::as_str).peekable();
-    // Of several packages, and of several targets, one is enough.
-    let (mut package, mut target) = (None, None);
-    while let Some(argument) = arguments.next() {
-        let (name, value) = match argument.split_once('=') {
-            Some((name, value)) => (name, Some(value)),
-            None => (argument, arguments.peek().copied()),
-        };
-        match name {
-            "-p" | "--package" => {
-                package = Some(value == Some("sinabro-lab") || package == Some(true));
-            }
-            "--test" => {
-                let is = value.is_some_and(|value| tests.contains(&value));
-                target = Some(is || target == Some(true));
-            }
-            "--lib" | "--bins" | "--bin" | "--doc" => target = target.or(Some(false)),
-            _ => {}
-        }
-    }
-    package.unwrap_or(true) && target.unwrap_or(true)
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn more_tests_at_once_are_for_programs_that_wait() {
-        let waits = |path| super::mostly_waits(std::path::Path::new(path));
-        assert!(waits("target/debug/deps/peers-1c0ffee"));
-        assert!(!waits("target/debug/deps/streams-1c0ffee"));
-        assert!(!waits("target/debug/deps/peers"));
-        let tests = crate::workspace::root().join("lab/tests");
-        for name in super::MOSTLY_WAIT {
-            let file = tests.join(name).with_extension("rs");
-            assert!(file.is_file(), "there is no {}", file.display());
-        }
-    }
-
-    #[test]
-    fn only_tests_of_upgrades_have_an_earlier_state_built() {
-        let upgrades = |text: &str| {
-            let words = text.split_whitespace().map(str::to_owned);
-            super::runs(&["upgrade"], &words.collect::<Vec<_>>())
-        };
-        for text in [
-            "",
-            "--release",
-            "-p sinabro-lab",
-            "--package=sinabro-lab",
-            "-p sinabro-lab -p xtask",
-            "--test upgrade",
-            "--test upgrade --test=overlay",
-            "--test overlay --test upgrade --lib",
-        ] {
-            assert!(upgrades(text), "{text}");
-        }
-        for text in [
-            "-p sinabro-cni",
-            "--package=xtask upgrade",
-            "-p sinabro-lab --test overlay",
-            "--test=crash",
-            "-p sinabro-lab --lib",
-        ] {
-            assert!(!upgrades(text), "{text}");
-        }
-    }
 }

@@ -5,19 +5,19 @@
 //! call, with the environment that cargo has made for it, and the programs are started from here. What a
 //! program says is kept until it ends, so that what is printed is of one program at a time.
 
+use super::{
+    call::Call,
+    lane::{self, Lane},
+};
 use crate::{ui, workspace};
 use anyhow::{Context as _, Result, bail};
 use nix::{
     sys::signal::{Signal, killpg},
     unistd::Pid,
 };
-use serde::{Deserialize, Serialize};
 use std::{
-    env,
-    ffi::{OsStr, OsString},
-    fs,
+    env, fs,
     io::{self, Read as _, Seek as _, Write as _},
-    path::{Path, PathBuf},
     process::{Command, ExitStatus},
     sync::{
         Mutex, PoisonError,
@@ -31,149 +31,48 @@ use std::{
 /// priority, they hold locks of the kernel's now and then while others wait.
 const PAUSE: &str = "SINABRO_TEST_PAUSE";
 
-/// What measures for how long traffic stands still has the machine for itself, at the end:
-/// all tests of these programs,
-const ALONE: [&str; 5] = ["handover", "refused", "restart", "sinabro_lab", "upgrade"];
-/// and of these the ones whose names say so, as many at once as do not wait for a processor (those of `overlay_direct` wait for
-/// agents to notice something for most of their time). Of their other tests at least so many at once as the second number says:
-/// those of `masquerade` wait for connections to end.
-const ALONE_IN_PART: [(&str, usize, usize); 3] = [
-    ("layouts", 2, 1),
-    ("masquerade", 2, 6),
-    ("overlay_direct", 4, 3),
-];
-const MEASURING: &str = "under_load";
-/// Those that are given the programs of an earlier state run there, too: these take minutes to build.
-const SINCE_RELEASE: &str = "since_release";
-
-/// Floods, and has the kernel drop packets of others that count what is lost. So the part of it that runs beside others is the last
-/// but for what waits.
-const FLOODS: &str = "masquerade";
-
 /// How many of the slowest programs are named at the end.
 const SLOWEST: usize = 10;
 
 /// How many of the lines in which a program tells of its failures are printed again at the end.
 const FAILURE_LINES: usize = 120;
 
-/// Makes the command that starts a program in an environment.
-type Start<'a> = &'a (dyn Fn(&Path, &[(OsString, OsString)]) -> Command + Sync);
-
-/// A program as cargo would have started it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Call {
-    program: PathBuf,
-    arguments: Vec<OsString>,
-    dir: PathBuf,
-    environment: Vec<(OsString, OsString)>,
-}
-
-impl Call {
-    /// What cargo asks this process for.
-    pub fn of(program: &Path, arguments: impl Iterator<Item = OsString>) -> Result<Self> {
-        Ok(Self {
-            program: program.to_path_buf(),
-            arguments: arguments.collect(),
-            dir: env::current_dir()?,
-            environment: env::vars_os().collect(),
-        })
-    }
-
-    /// Writes it behind those that are in a directory.
-    pub fn write(&self, dir: &Path) -> Result<()> {
-        let number = fs::read_dir(dir)?.count();
-        let text = serde_json::to_vec(self)?;
-        Ok(fs::write(dir.join(format!("{number:04}")), text)?)
-    }
-
-    /// All that are in a directory, in the order in which they were written.
-    pub fn read(dir: &Path) -> Result<Vec<Self>> {
-        let entries = fs::read_dir(dir)?.map(|entry| Ok(entry?.path()));
-        let mut paths = entries.collect::<io::Result<Vec<_>>>()?;
-        paths.sort();
-        let read = |path: &PathBuf| Ok(serde_json::from_slice(&fs::read(path)?)?);
-        paths.iter().map(read).collect()
-    }
-
-    /// The target's, as cargo knows it.
-    pub fn name(&self) -> &str {
-        target(&self.program).unwrap_or_default()
-    }
-
-    /// As `lab/overlay`, as two packages may have targets of one name; and which of its tests, if not all.
-    fn label(&self) -> String {
-        let package = self.dir.file_name().unwrap_or_default();
-        let mut label = format!("{}/{}", package.to_string_lossy(), self.name());
-        for argument in &self.arguments {
-            label.push(' ');
-            label.push_str(&argument.to_string_lossy());
-        }
-        label
-    }
-
-    /// With more arguments.
-    fn with(&self, arguments: &[&str]) -> Self {
-        let mut call = self.clone();
-        call.arguments.extend(arguments.iter().map(OsString::from));
-        call
-    }
-
-    /// With so many of its tests at a time.
-    fn at_once(&self, tests: usize) -> Self {
-        self.with(&["--test-threads", &tests.to_string()])
-    }
-}
-
-/// As many tests as libtest runs at once.
-fn processors() -> usize {
-    thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// cargo calls a test program by its target's name and a hash.
-pub fn target(program: &Path) -> Option<&str> {
-    let name = program.file_name().and_then(OsStr::to_str)?;
-    Some(name.rsplit_once('-')?.0)
-}
+/// Makes the command that starts a program.
+type Start<'a> = &'a (dyn Fn(&Call) -> Command + Sync);
 
 /// All, by how they are run: the first two beside each other, and within each one after the other.
 struct Order {
     waiting: Vec<Call>,
     working: Vec<Call>,
     alone: Vec<Call>,
+    /// Whether any needs the programs of the released state.
+    needs_released: bool,
 }
 
-/// Programs in the order in which they begin.
-fn in_order(calls: Vec<Call>) -> Order {
-    let (mut waiting, mut working, mut alone) = (Vec::new(), Vec::new(), Vec::new());
-    for call in calls {
-        let in_part = ALONE_IN_PART.iter().find(|(name, ..)| *name == call.name());
-        if let Some((_, measuring, others)) = in_part {
-            let part = call.with(&[MEASURING, SINCE_RELEASE]);
-            alone.push(part.at_once(*measuring));
-            let rest = call.with(&["--skip", MEASURING, "--skip", SINCE_RELEASE]);
-            let rest = rest.at_once(processors().max(*others));
-            match call.name() == FLOODS {
-                true => working.push(rest),
-                false => waiting.push(rest),
-            }
-        } else if ALONE.contains(&call.name()) {
-            alone.push(call);
-        } else if super::waits(&call.program) {
-            waiting.push(call);
-        } else {
-            working.push(call);
-        }
-    }
-    working.sort_by_key(|call| call.name() == FLOODS);
+/// Programs in the order in which they begin, each with its tests.
+fn in_order(calls: &[(Call, Vec<String>)], nightly: bool) -> Order {
+    let of = |lane| -> Vec<Call> {
+        let parts = calls
+            .iter()
+            .filter_map(|(call, tests)| call.part(lane, tests));
+        parts.collect()
+    };
+    let [mut waiting, mut working, alone] = match nightly {
+        true => [Vec::new(), Vec::new(), of(Lane::Nightly)],
+        false => [Lane::Waiting, Lane::Working, Lane::Alone].map(of),
+    };
     // A test that needs them and has not the name fails on every machine, and not only where they are not built yet.
     for call in waiting.iter_mut().chain(&mut working) {
         call.environment
-            .retain(|(name, _)| name != super::EARLIER_PROGRAMS);
+            .retain(|(name, _)| name != super::RELEASED_PROGRAMS);
     }
+    let mut tests = calls.iter().flat_map(|(_, tests)| tests);
     Order {
         waiting,
         working,
         alone,
+        needs_released: tests
+            .any(|test| lane::needs_released(test) && (Lane::of(test) == Lane::Nightly) == nightly),
     }
 }
 
@@ -185,20 +84,23 @@ struct Outcome {
     failures: String,
 }
 
-/// Runs all. What those that are named in `late` need is made by `prepare` when others need the machine less: they
-/// are among those that run alone.
+/// Runs all, or those of each night alone. The programs of the released state are made by `prepare`
+/// when others need the machine less: tests that need them are among those that run alone.
+///
+/// `took` says what came before.
 pub fn run(
     calls: Vec<Call>,
-    late: &[&str],
+    nightly: bool,
+    mut took: Vec<Took>,
     prepare: &(dyn Fn() + Sync),
     command: Start<'_>,
 ) -> Result<()> {
     let started = Instant::now();
-    let Order {
-        waiting,
-        working,
-        alone,
-    } = in_order(calls);
+    let listed = calls.into_iter().map(|call| {
+        let tests = call.tests()?;
+        Ok((call, tests))
+    });
+    let order = in_order(&listed.collect::<Result<Vec<_>>>()?, nightly);
     let outcomes = Mutex::new(Vec::new());
     let failure = Mutex::new(Ok(()));
     let stop = AtomicBool::new(false);
@@ -216,18 +118,20 @@ pub fn run(
             }
         }
     };
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            lane(&waiting);
+    let prepared = thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            lane(&order.waiting);
             // Not with the others standing still: it may wait for one of them.
-            if alone.iter().any(|call| late.contains(&call.name())) {
-                prepare();
-            }
+            let needed = order.needs_released;
+            needed.then(|| Took::measured("build of the released state", prepare).0)
         });
-        lane(&working);
+        lane(&order.working);
+        waiting.join()
     });
+    let prepared = prepared.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    took.extend(prepared);
     let paused = Paused::groups(&env::var(PAUSE).unwrap_or_default())?;
-    lane(&alone);
+    lane(&order.alone);
     drop(paused);
     failure
         .into_inner()
@@ -235,7 +139,22 @@ pub fn run(
     let outcomes = outcomes
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
-    report(outcomes, started.elapsed())
+    report(outcomes, took, started.elapsed())
+}
+
+/// For how long something took the run that is no test program.
+pub struct Took {
+    what: &'static str,
+    time: Duration,
+}
+
+impl Took {
+    pub fn measured<R>(what: &'static str, run: impl FnOnce() -> R) -> (Self, R) {
+        let started = Instant::now();
+        let result = run();
+        let time = started.elapsed();
+        (Self { what, time }, result)
+    }
 }
 
 /// Process groups that stand still.
@@ -272,10 +191,8 @@ fn start(call: &Call, command: Start<'_>) -> Result<Outcome> {
     println!("    Starting {label}");
     let mut said = tempfile::tempfile().context("cannot make a file for what a test says")?;
     let started = Instant::now();
-    let mut command = command(&call.program, &call.environment);
+    let mut command = command(call);
     command
-        .args(&call.arguments)
-        .current_dir(&call.dir)
         .stdin(std::process::Stdio::null())
         .stdout(said.try_clone()?)
         .stderr(said.try_clone()?);
@@ -327,19 +244,26 @@ fn is_of_a_backtrace(line: &str) -> bool {
     text.len() < line.len() && (is_frame || text.starts_with("at "))
 }
 
-/// The slowest, and, last of all, what has failed and how: often only the end of a long run's output is kept.
-fn report(mut outcomes: Vec<Outcome>, took: Duration) -> Result<()> {
+/// What took longest, and, last of all, what has failed and how: often only the end of a long run's output is kept.
+fn report(mut outcomes: Vec<Outcome>, took: Vec<Took>, all: Duration) -> Result<()> {
     outcomes.sort_by_key(|outcome| std::cmp::Reverse(outcome.took));
     let programs = outcomes.len();
     println!(
-        "{programs} test programs in {:.0} s; the slowest:",
-        took.as_secs_f64()
+        "{programs} test programs in {:.0} s; what took longest:",
+        all.as_secs_f64()
     );
-    let mut rows = vec![vec!["program".to_string(), "seconds".into()]];
-    for outcome in outcomes.iter().take(SLOWEST) {
-        let seconds = format!("{:.0}", outcome.took.as_secs_f64());
-        rows.push(vec![outcome.label.clone(), seconds]);
-    }
+    let seconds = |time: Duration| format!("{:.0}", time.as_secs_f64());
+    let mut rows = vec![vec!["what".to_string(), "seconds".into()]];
+    let builds = took.iter().map(|build| (build.what, build.time));
+    let tests = outcomes
+        .iter()
+        .take(SLOWEST)
+        .map(|outcome| (outcome.label.as_str(), outcome.took));
+    rows.extend(
+        builds
+            .chain(tests)
+            .map(|(what, time)| vec![what.into(), seconds(time)]),
+    );
     ui::table(&rows);
     outcomes.retain(|outcome| !outcome.status.success());
     for Outcome {
@@ -372,58 +296,52 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::{fs::symlink, process::CommandExt as _};
+    use std::{
+        os::unix::{fs::symlink, process::CommandExt as _},
+        path::Path,
+    };
 
-    fn call(name: &str) -> Call {
-        Call {
-            program: format!("target/debug/deps/{name}-1c0ffee").into(),
-            arguments: Vec::new(),
-            dir: "/tree/lab".into(),
-            environment: vec![(super::super::EARLIER_PROGRAMS.into(), "/earlier".into())],
-        }
+    fn call(program: &Path, dir: &Path) -> Call {
+        let mut call = Call::of(program, std::iter::empty()).unwrap();
+        call.dir = dir.to_path_buf();
+        call.environment = vec![
+            ("A".into(), "a b".into()),
+            (super::super::RELEASED_PROGRAMS.into(), "/released".into()),
+        ];
+        call
     }
 
     #[test]
-    fn what_waits_is_beside_the_others_and_what_measures_gaps_is_alone() {
+    fn each_test_is_in_one_lane() {
+        let of = |name: &str, tests: &[&str]| {
+            let tests = tests.iter().map(|test| format!("{name}::{test}"));
+            let program = format!("target/debug/deps/{name}-1c0ffee");
+            let call = call(program.as_ref(), "/tree/lab".as_ref());
+            (call, tests.collect::<Vec<_>>())
+        };
         let calls = [
-            "peers",
-            "a",
-            "upgrade",
-            "agent",
-            "b",
-            "restart",
-            "masquerade",
-            "crash",
-            "datapath",
-        ]
-        .map(call);
-        let order = in_order(calls.into());
+            of("waiting", &["a::b", "a::c_under_load", "a::nightly_d"]),
+            of("nodes", &["a::b"]),
+            of("alone", &["a::since_release"]),
+            of("empty", &[]),
+        ];
         let labels = |calls: &[Call]| -> Vec<_> { calls.iter().map(Call::label).collect() };
-        let others = format!(
-            "lab/masquerade --skip under_load --skip since_release --test-threads {}",
-            processors().max(6)
-        );
-        assert_eq!(
-            labels(&order.working),
-            ["lab/a", "lab/agent", "lab/b", "lab/datapath", &others]
-        );
-        assert_eq!(labels(&order.waiting), ["lab/peers", "lab/crash"]);
-        assert_eq!(
-            labels(&order.alone),
-            [
-                "lab/upgrade",
-                "lab/restart",
-                "lab/masquerade under_load since_release --test-threads 2"
-            ]
-        );
         let know = |calls: &[Call]| -> Vec<usize> {
             calls.iter().map(|call| call.environment.len()).collect()
         };
-        assert_eq!(know(&order.alone), [1; 3]);
-        assert_eq!(
-            (know(&order.working), know(&order.waiting)),
-            (vec![0; 5], vec![0; 2])
-        );
+        let order = in_order(&calls, false);
+        assert_eq!(labels(&order.waiting), ["lab/waiting waiting"]);
+        assert_eq!(order.waiting[0].arguments, ["--exact", "a::b"]);
+        assert_eq!(labels(&order.working), ["lab/nodes"]);
+        assert!(order.working[0].arguments.is_empty());
+        assert_eq!(labels(&order.alone), ["lab/waiting alone", "lab/alone"]);
+        let known = [&order.waiting, &order.working, &order.alone].map(|calls| know(calls));
+        assert_eq!(known, [vec![1], vec![1], vec![2, 2]]);
+        assert!(order.needs_released);
+        let order = in_order(&calls, true);
+        assert!(order.waiting.is_empty() && order.working.is_empty());
+        assert_eq!(labels(&order.alone), ["lab/waiting nightly"]);
+        assert!(!order.needs_released);
     }
 
     #[test]
@@ -451,55 +369,6 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_are_named_are_there() {
-        let root = workspace::root();
-        let alone = ALONE
-            .iter()
-            .chain(ALONE_IN_PART.iter().map(|(name, ..)| name));
-        for name in alone.chain(&super::super::WAIT_OFTEN) {
-            let dirs =
-                ["lab/tests", "agent/tests", "battery/tests"].map(|dir| root.join(dir).join(name));
-            let is = |dir: &PathBuf| dir.is_dir() || dir.with_extension("rs").is_file();
-            // sinabro_lab: the package's own tests.
-            assert!(*name == "sinabro_lab" || dirs.iter().any(is), "{name}");
-        }
-        // Without any, what measures would run beside others, and nothing alone.
-        for (name, ..) in ALONE_IN_PART {
-            let path = root.join("lab/tests").join(name);
-            let files: Vec<_> = match fs::read_dir(&path) {
-                Ok(entries) => entries.map(|entry| entry.unwrap().path()).collect(),
-                Err(_) => vec![path.with_extension("rs")],
-            };
-            let measures = |file: &PathBuf| {
-                let text = fs::read_to_string(file).unwrap();
-                let mut lines = text.lines();
-                lines.any(|line| line.starts_with("fn ") && line.contains(MEASURING))
-            };
-            assert!(files.iter().any(measures), "{name}");
-        }
-    }
-
-    #[test]
-    fn a_call_is_read_as_it_was_written() {
-        let dir = tempfile::tempdir().unwrap();
-        for number in 0..12 {
-            let arguments = [number.to_string().into()].into_iter();
-            let call = Call::of(Path::new("deps/x-1"), arguments).unwrap();
-            call.write(dir.path()).unwrap();
-        }
-        let calls = Call::read(dir.path()).unwrap();
-        let numbers: Vec<_> = calls.iter().map(|call| call.arguments[0].clone()).collect();
-        assert_eq!(
-            numbers,
-            (0..12)
-                .map(|n| n.to_string().into())
-                .collect::<Vec<OsString>>()
-        );
-        assert_eq!(calls[3].dir, env::current_dir().unwrap());
-        assert!(calls[3].environment.iter().any(|(name, _)| name == "PATH"));
-    }
-
-    #[test]
     fn of_a_failed_program_what_it_tells_of_its_failures_is_kept() {
         let of = |text: &str| {
             let mut said = tempfile::tempfile().unwrap();
@@ -524,37 +393,43 @@ mod tests {
     #[test]
     fn programs_run_where_cargo_would_have_and_a_failure_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["sh-0", "upgrade-0"] {
-            symlink("/bin/sh", dir.path().join(name)).unwrap();
-        }
-        let made = |name: &str, script: &str, program: &str| Call {
-            program: dir.path().join(program),
-            arguments: ["-c", script].map(OsString::from).into(),
-            dir: dir.path().join(name),
-            environment: vec![("A".into(), "a b".into())],
-        };
-        let sh = |program: &Path, environment: &[(OsString, OsString)]| {
-            let mut command = Command::new(program);
-            command.envs(environment.iter().map(|(name, value)| (name, value)));
-            command
+        let made = |name: &str, test: &str, script: &str| {
+            let program = dir.path().join(format!("{name}-0"));
+            symlink("/bin/sh", &program).unwrap();
+            let dir = dir.path().join(format!("in_{name}"));
+            fs::create_dir(&dir).unwrap();
+            let mut call = call(&program, &dir);
+            let listed = format!("case $0 in --list) echo '{test}: test'; exit ;; esac");
+            call.arguments = vec!["-c".into(), format!("{listed}\n{script}").into()];
+            call
         };
         let prepared = AtomicBool::new(false);
         let prepare = || prepared.store(true, Ordering::Relaxed);
-        for name in ["one", "two"] {
-            fs::create_dir(dir.path().join(name)).unwrap();
-        }
+        let start = |call: &Call| {
+            let mut command = Command::new(&call.program);
+            command.args(&call.arguments).current_dir(&call.dir);
+            command.envs(call.environment.iter().map(|(name, value)| (name, value)));
+            command
+        };
+        let run = |calls: &[&Call], nightly| {
+            let calls = calls.iter().map(|call| (*call).clone()).collect();
+            run(calls, nightly, Vec::new(), &prepare, &start)
+        };
         let good = made(
             "one",
-            "test \"$A\" = 'a b' && test \"${PWD##*/}\" = one && touch done",
-            "sh-0",
+            "a",
+            "test \"$A\" = 'a b' && test \"${PWD##*/}\" = in_one && touch done",
         );
-        run(vec![good.clone()], &["upgrade"], &prepare, &sh).unwrap();
-        assert!(dir.path().join("one/done").exists());
+        let bad = made("two", "b_since_release", "exit 3");
+        let nightly = made("three", "nightly::c", "touch done");
+        run(&[&good, &nightly], false).unwrap();
+        assert!(good.dir.join("done").exists());
+        assert!(!nightly.dir.join("done").exists());
         assert!(!prepared.load(Ordering::Relaxed));
-        let bad = made("two", "exit 3", "upgrade-0");
-        let error = run(vec![good, bad], &["upgrade"], &prepare, &sh);
-        let error = error.unwrap_err().to_string();
-        assert_eq!(error, "1 of 2 test programs failed: two/upgrade -c exit 3");
+        let error = run(&[&good, &bad], false).unwrap_err().to_string();
+        assert_eq!(error, "1 of 2 test programs failed: in_two/two");
         assert!(prepared.load(Ordering::Relaxed));
+        run(&[&bad, &nightly], true).unwrap();
+        assert!(nightly.dir.join("done").exists());
     }
 }

@@ -264,4 +264,4 @@ fn now() -> Result<Stamp> {
 }
 
 #[cfg(test)]
-mod tests;
+mod alone;

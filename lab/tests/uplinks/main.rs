@@ -1,9 +1,0 @@
-//! Ways out of a node other than the overlay's device: what leaves by each has an address that answers
-//! find, in both families.
-#![allow(clippy::unwrap_used)]
-
-mod kit;
-mod ports;
-mod sums;
-mod tun;
-mod ways;
