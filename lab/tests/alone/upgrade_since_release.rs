@@ -4,10 +4,7 @@
 //!
 //! `cargo xtask test` builds the earlier state from git's history and says where it is.
 
-use sinabro_common::{
-    api::{EndpointReport, LeaseReport, Owner, Request, Response, TcpAcceleration},
-    names,
-};
+use sinabro_common::api::{EndpointReport, LeaseReport, Owner, Request, Response, TcpAcceleration};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Pod,
     checks::{Scene, acceleration::round_trips},
