@@ -186,11 +186,8 @@ pub fn acceleration_mode(text: &str) -> Result<Mode, String> {
     let text = match text {
         // YAML 1.1, which Helm reads, takes a bare `off` for the boolean.
         "false" => "off",
-        // deprecated value
-        "auto" => {
-            tracing::warn!("tcpAcceleration: auto means opt-in now, say so instead");
-            "opt-in"
-        }
+        // deprecated value: the default of versions before
+        "auto" => "opt-in",
         text => text,
     };
     Mode::EVERY

@@ -9,12 +9,12 @@ use sinabro_common::{
     names,
 };
 use sinabro_lab::{
-    Binaries, Lab, Lifetime, Node,
+    Binaries, Lab, Lifetime, Node, Pod,
     confinement::{self, CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON},
     traffic::{PATIENCE, icmp},
 };
 use sinabro_netlink::sysctl;
-use std::fs;
+use std::{fs, thread};
 
 fn start(node: &Node, flags: &[&str]) {
     node.start_confined_agent(flags, &confinement::AGENT)
@@ -154,21 +154,54 @@ fn acceleration_is_tested_once_where_that_is_allowed() {
     node.wait_ready().unwrap();
     let silent = node.add_pod("silent").unwrap();
     assert_eq!((report(), kept.exists()), (None, false));
-    let asking = node.add_pod_wishing("asking", TcpAcceleration::Enabled);
-    assert_eq!(report().unwrap(), found);
+    let add = |id| node.add_pod_wishing(id, TcpAcceleration::Enabled).unwrap();
+    let [one, other] = thread::scope(|scope| {
+        let adds = ["one", "other"].map(|id| scope.spawn(move || add(id)));
+        adds.map(|add| add.join().unwrap())
+    });
+    let accelerated = |pod: &Pod| node.endpoint(pod).unwrap().unwrap().acceleration.is_some();
+    let are = || [&one, &other, &silent].map(accelerated);
+    assert_eq!(
+        (report().unwrap(), are()),
+        (found.clone(), [true, true, false])
+    );
     assert!(kept.exists());
-    let tests = |node: &Node| node.log().matches("tried the tcp acceleration").count();
-    assert_eq!(tests(node), 1);
-    // Nor is it run again, for these pods or others.
+    let tests = || node.log().matches("tried the tcp acceleration").count();
+    assert_eq!(tests(), 1);
+    // Nor is it run again, for these pods or another.
     node.kill_agent().unwrap();
     node.start_agent().unwrap();
     node.wait_ready().unwrap();
-    assert_eq!(report().unwrap(), found);
-    let other = node.add_pod_wishing("other", TcpAcceleration::Enabled);
-    assert_eq!(tests(node), 1);
-    for pod in [silent, asking.unwrap(), other.unwrap()] {
-        node.delete_pod(&pod).unwrap();
-    }
+    assert_eq!(
+        (report().unwrap(), are()),
+        (found.clone(), [true, true, false])
+    );
+    let third = add("third");
+    assert!(accelerated(&third) && tests() == 1, "{}", node.log());
+    // Where it failed no pod is accelerated, whatever it asks for.
+    node.kill_agent().unwrap();
+    let text = fs::read_to_string(&kept).unwrap();
+    fs::write(&kept, text.replace("someFail", "refused")).unwrap();
+    node.start_agent().unwrap();
+    node.wait_ready().unwrap();
+    let refused = report().unwrap();
+    assert_eq!(
+        (refused.verdict, &refused.reason),
+        (Verdict::Refused, &found.reason)
+    );
+    let fourth = add("fourth");
+    assert_eq!((are(), accelerated(&fourth)), ([false; 3], false));
+    // What was found of other programs says nothing, and pods of before have these tried at once.
+    node.kill_agent().unwrap();
+    fs::write(
+        &kept,
+        text.replace("fingerprint\": \"", "fingerprint\": \"0"),
+    )
+    .unwrap();
+    node.start_agent().unwrap();
+    node.wait_ready().unwrap();
+    assert_eq!((report().unwrap(), are()), (found, [true, true, false]));
+    assert_eq!(tests(), 2);
 }
 
 #[test]
