@@ -12,7 +12,7 @@ use std::{
 /// How long bytes may be on their way without any arriving.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a sender without room waits for room at most, where nothing says that none will come.
-const MOMENT: Duration = Duration::from_millis(100);
+const MOMENT: Duration = Duration::from_millis(25);
 /// Bytes that may wait for a reader: as much as the kernel gives by itself, and more than a socket
 /// with buffers of 16 KiB ever holds.
 const MOST_WAITING: u64 = 8 << 20;
@@ -196,31 +196,36 @@ impl<'a, E: End> Way<'a, E> {
         Ok(false)
     }
 
-    /// Receives up to a place of the stream, or the end.
+    /// Receives up to a place of the stream.
     fn receive(&mut self, up_to: u64) -> Result<(), Fault> {
         let mut buffer = vec![0; if self.slow { 40_000 } else { 1 << 16 }];
-        let mut last = Instant::now();
         while self.received < up_to {
             let most = buffer.len().min((up_to - self.received) as usize);
-            match self.to.receive(&mut buffer[..most]) {
-                Ok(0) => return Err(self.late()),
-                Ok(len) => {
-                    self.check(&buffer[..len])?;
-                    last = Instant::now();
-                    if self.slow {
-                        thread::sleep(Duration::from_micros(300));
-                    }
-                }
+            match self.next(&mut buffer[..most])? {
+                0 => return Err(self.late()),
+                len => self.check(&buffer[..len])?,
+            }
+            if self.slow {
+                thread::sleep(Duration::from_micros(300));
+            }
+        }
+        Ok(())
+    }
+
+    /// The next bytes; none at the end.
+    fn next(&self, into: &mut [u8]) -> Result<usize, Fault> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match self.to.receive(into) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if last.elapsed() > PATIENCE {
+                    if Instant::now() > until {
                         return Err(self.late());
                     }
                     self.to.wait(false).map_err(failed("poll"))?;
                 }
-                Err(error) => return Err(failed("receive")(error)),
+                other => return other.map_err(failed("receive")),
             }
         }
-        Ok(())
     }
 
     fn check(&mut self, data: &[u8]) -> Result<(), Fault> {
@@ -241,24 +246,12 @@ impl<'a, E: End> Way<'a, E> {
     fn end(&mut self) -> Result<(), Fault> {
         self.from.finish().map_err(failed("shutdown"))?;
         self.receive(self.sent)?;
-        let until = Instant::now() + PATIENCE;
-        loop {
-            match self.to.receive(&mut [0; 16]) {
-                Ok(0) => return Ok(()),
-                Ok(_) => {
-                    return Err(Fault::Order {
-                        what: self.what,
-                        place: self.received,
-                    });
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if Instant::now() > until {
-                        return Err(self.late());
-                    }
-                    self.to.wait(false).map_err(failed("poll"))?;
-                }
-                Err(error) => return Err(failed("receive")(error)),
-            }
+        match self.next(&mut [0; 16])? {
+            0 => Ok(()),
+            _ => Err(Fault::Order {
+                what: self.what,
+                place: self.received,
+            }),
         }
     }
 
