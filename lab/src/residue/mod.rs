@@ -431,16 +431,19 @@ mod tests {
                 item(Kind::Link, "snb0123456789ab"),
                 item(Kind::Namespace, "/run/netns/x"),
                 item(Kind::Process, "sinabro-agent (12)"),
+                item(Kind::Process, "sinabro-agent (13)"),
             ]),
             attended: BTreeSet::from([item(Kind::Process, "sinabro-agent (12)")]),
-            ..Snapshot::default()
+            runs: BTreeSet::from([(item(Kind::Process, "sinabro-agent (13)"), "1-1".into())]),
         };
-        assert_eq!(
-            new.of_run(None, &old),
-            [
-                item(Kind::Link, "snb0123456789ab"),
-                item(Kind::Namespace, "/run/netns/x")
-            ]
-        );
+        // What has no mark may be of any run.
+        let all = [
+            item(Kind::Link, "snb0123456789ab"),
+            item(Kind::Namespace, "/run/netns/x"),
+            item(Kind::Process, "sinabro-agent (13)"),
+        ];
+        assert_eq!(new.of_run(Some("1-1"), &old), all);
+        assert_eq!(new.of_run(Some("2-2"), &old), all[..2]);
+        assert_eq!(new.of_run(None, &old), all[..2]);
     }
 }
