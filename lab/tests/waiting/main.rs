@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod crash;
+mod masquerade;
 mod masquerade_settings;
 mod node_sockets;
 mod overlay_direct;

@@ -1,7 +1,0 @@
-//! The overlay on the real kernel: machines with networks of their own, real traffic.
-#![allow(clippy::unwrap_used)]
-
-mod net;
-mod nodes;
-mod obstacles;
-mod repair;
