@@ -3,7 +3,7 @@
 use super::{
     across::{self, CLUSTER_AT},
     again::{PORT, hand_on},
-    native::{NATIVE, settled},
+    native::{NATIVE, settled, shared},
     proxy::{VPN, make_vpn},
     *,
 };
@@ -81,7 +81,7 @@ const WAYS: [[&[&str]; 2]; 5] = [
 #[test]
 fn bursts_arrive_by_every_way() {
     for flags in WAYS {
-        let world = settled(flags);
+        let world = shared(flags);
         for take in Take::BOTH {
             let mut most = 0;
             let counts = world.counts_of(|| most = exchanges(&world, take));
@@ -119,7 +119,7 @@ fn bursts_arrive_over_a_wire() {
 /// (IP_PMTUDISC_PROBE). What single ones have shown many of one call may rely on.
 #[test]
 fn bursts_are_as_large_without_a_tunnel_as_what_was_probed() {
-    let world = settled([&[NATIVE], &[NATIVE]]);
+    let world = shared([&[NATIVE], &[NATIVE]]);
     let [one, two] = &world.pods;
     for address in two.addresses() {
         let ends = [one, two].map(|pod| {

@@ -5,6 +5,7 @@ use sinabro_lab::traffic::{
     packet,
     tally::{Kind, Tally},
 };
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub const NATIVE: &str = "--routing=native";
 
@@ -47,6 +48,30 @@ pub fn settled(flags: [&[&str]; 2]) -> World {
         know_each_other(&world);
     }
     world
+}
+
+/// Of two nodes.
+pub type Flags = [&'static [&'static str]; 2];
+
+/// Nodes that are [`settled`], for tests that change nothing there and leave nothing on its way: all with the same flags have
+/// them in turn, to the end of this process.
+pub fn shared(flags: Flags) -> MutexGuard<'static, World> {
+    static ALL: Mutex<Vec<(Flags, &OnceLock<Mutex<World>>)>> = Mutex::new(Vec::new());
+    let mut all = ALL.lock().unwrap();
+    let known = all.iter().find(|(of, _)| *of == flags);
+    let world = match known {
+        Some(&(_, world)) => world,
+        None => {
+            let world: &OnceLock<_> = Box::leak(Box::default());
+            all.push((flags, world));
+            world
+        }
+    };
+    // Others are made meanwhile.
+    drop(all);
+    let world = world.get_or_init(|| Mutex::new(settled(flags)));
+    // A failed test is that one's failure.
+    world.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub fn goes_native(node: &Node) -> bool {

@@ -2,7 +2,7 @@
 //! errors, and a next hop that does not answer. What comes of it by the kernel's way is what has to come of it by the others.
 
 use super::{
-    native::{NATIVE, settled},
+    native::{Flags, NATIVE, settled, shared},
     *,
 };
 use nix::errno::Errno;
@@ -13,7 +13,9 @@ use sinabro_lab::traffic::{
     trace::{Mode, trace},
 };
 use std::{
+    fmt::Debug,
     net::{TcpListener, UdpSocket},
+    ops::Deref,
     os::fd::AsRawFd as _,
     thread,
     time::Instant,
@@ -25,16 +27,24 @@ const ETH: usize = 14;
 const PATIENT: Duration = Duration::from_secs(15);
 
 /// The same of every way, as the kernel's has it.
-fn alike<T: PartialEq + std::fmt::Debug>(look: impl Fn(&World, &str) -> T) {
+fn alike<W: Deref<Target = World>, T: PartialEq + Debug>(
+    world: impl Fn(Flags) -> W,
+    look: impl Fn(&World, &str) -> T,
+) {
     let mut expected = None;
     for flags in WAYS {
-        let world = settled([flags; 2]);
+        let world = world([flags; 2]);
         let seen = look(&world, &format!("{flags:?}"));
         match &expected {
             None => expected = Some(seen),
             Some(expected) => assert_eq!(&seen, expected, "{flags:?}"),
         }
     }
+}
+
+/// For what changes something there.
+fn own(flags: Flags) -> Box<World> {
+    Box::new(settled(flags))
 }
 
 /// An option of a socket's of any length.
@@ -103,7 +113,7 @@ fn options_arrive_with_what_was_written_on_the_way() {
         (1, libc::IPPROTO_IPV6, libc::IPV6_HOPOPTS, padding.clone()),
         (1, libc::IPPROTO_IPV6, libc::IPV6_DSTOPTS, padding),
     ];
-    alike(|world, what| {
+    alike(shared, |world, what| {
         let mut seen = Vec::new();
         for (family, level, option, bytes) in &all {
             let sockets = pair(world, *family);
@@ -132,7 +142,7 @@ fn options_arrive_with_what_was_written_on_the_way() {
 /// Whose hops end at the first node or at the second, and what comes of one more.
 #[test]
 fn every_hop_between_two_pods_is_named() {
-    alike(|world, what| {
+    alike(shared, |world, what| {
         let [one, two] = &world.pods;
         let mut seen = Vec::new();
         for address in two.addresses() {
@@ -149,7 +159,7 @@ fn every_hop_between_two_pods_is_named() {
 #[test]
 fn a_closed_port_of_another_nodes_pod_is_heard_of() {
     for flags in WAYS {
-        let world = settled([flags; 2]);
+        let world = shared([flags; 2]);
         let [one, two] = &world.pods;
         for (from, to) in [(one, two), (two, one)] {
             for address in to.addresses() {
@@ -197,7 +207,7 @@ fn forget(node: &Node) {
 /// second each). Then a connection that it began meanwhile, and all that it sends, arrive.
 #[test]
 fn a_next_hop_that_does_not_answer_is_waited_for() {
-    alike(|world, what| {
+    alike(own, |world, what| {
         let [one, two] = &world.pods;
         let n1 = world.lab.node(1);
         exchange(world);

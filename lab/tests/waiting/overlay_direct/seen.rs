@@ -162,7 +162,7 @@ fn is_seen(world: &World) {
 
 #[test]
 fn the_uplink_shows_vxlan_of_what_goes_past_the_stack() {
-    is_seen(&World::new([&[], &[]]));
+    is_seen(&native::shared([&[], &[]]));
 }
 
 #[test]

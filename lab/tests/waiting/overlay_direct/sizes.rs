@@ -37,7 +37,7 @@ pub fn every_pair(mtus: &[u32], outside: usize, prepare: impl Fn(&Lab)) {
 /// the stack.
 #[test]
 fn datagrams_that_are_cut_last_of_all_arrive() {
-    let world = World::new([&[], &[]]);
+    let world = native::shared([&[], &[]]);
     let [one, two] = &world.pods;
     for address in two.addresses() {
         let [sender, receiver] = world.counts_of(|| {
@@ -80,7 +80,7 @@ pub fn large(world: &World, size: usize) {
 
 #[test]
 fn what_only_a_router_can_do_is_left_to_the_stack() {
-    let world = World::new([&[], &[]]);
+    let world = native::shared([&[], &[]]);
     let [one, two] = &world.pods;
     for address in two.addresses() {
         let counts = world.counts_of(|| {
