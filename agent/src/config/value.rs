@@ -186,7 +186,7 @@ pub fn acceleration_mode(text: &str) -> Result<Mode, String> {
     let text = match text {
         // YAML 1.1, which Helm reads, takes a bare `off` for the boolean.
         "false" => "off",
-        // deprecated value: the default of versions before
+        // See `deprecated`.
         "auto" => "opt-in",
         text => text,
     };
