@@ -247,6 +247,14 @@ fn node() -> Namespace {
     Namespace::new("node", Lifetime::Process).unwrap()
 }
 
+fn inside(node: &Namespace, run: &(dyn Fn() + Sync)) {
+    let whole = || {
+        run();
+        Ok(())
+    };
+    node.run(whole).unwrap();
+}
+
 /// What was carried to a map, what was lost and what was garbage.
 fn counts(datapath: &Datapath) -> (u64, u64, u64) {
     let transition = lock(&datapath.transition);
@@ -333,7 +341,7 @@ const SIZED: &str = "SINABRO_TEST_SIZE";
 #[test]
 fn killed_between_two_steps_all_of_it_arrives_with_either_version() {
     let node = node();
-    let run = |run: &(dyn Fn() + Sync)| node.run(|| Ok(run())).unwrap();
+    let run = |run: &(dyn Fn() + Sync)| inside(&node, run);
     let config = config(None);
     let mut all: Entries = (0..100).map(entry).collect();
     run(&|| {
@@ -371,7 +379,7 @@ fn killed_between_two_steps_all_of_it_arrives_with_either_version() {
 #[test]
 fn killed_between_two_steps_a_table_of_another_size_has_what_was_in_the_one_before() {
     let node = node();
-    let run = |run: &(dyn Fn() + Sync)| node.run(|| Ok(run())).unwrap();
+    let run = |run: &(dyn Fn() + Sync)| inside(&node, run);
     let [small, large] = [1000, 2000].map(|size| config(Some(size)));
     let mut all: Entries = (0..100).map(entry).collect();
     run(&|| {
