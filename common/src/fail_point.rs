@@ -3,7 +3,7 @@
 //! A debug build ends by SIGKILL at the point that SINABRO_FAIL_POINT names, and waits at those that SINABRO_HOLD_POINTS
 //! names. Builds without
 //! debug assertions, as all that are shipped, contain none of this: neither the question nor its
-//! name. `agent/tests/fail_points.rs` goes through all of them.
+//! name. `agent/tests/waiting/fail_points.rs` goes through all of them.
 
 /// All points, in the order of a pod's life.
 pub const ALL: &[&str] = &[

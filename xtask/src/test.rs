@@ -195,3 +195,28 @@ fn start(call: &Call) -> Command {
     }
     command
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: super::Options,
+    }
+
+    #[test]
+    fn tests_of_each_night_are_asked_for_before_cargos_arguments() {
+        for (text, nightly, arguments) in [
+            ("test", false, &[][..]),
+            ("test --nightly", true, &[]),
+            ("test --test alone a", false, &["--test", "alone", "a"]),
+            ("test --nightly -p b", true, &["-p", "b"]),
+        ] {
+            let options = Command::parse_from(text.split(' ')).options;
+            assert_eq!(options.nightly, nightly, "{text}");
+            assert_eq!(options.arguments, arguments, "{text}");
+        }
+    }
+}

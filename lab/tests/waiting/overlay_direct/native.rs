@@ -56,13 +56,14 @@ pub type Flags = [&'static [&'static str]; 2];
 /// Nodes that are [`settled`], for tests that change nothing there and leave nothing on its way: all with the same flags have
 /// them in turn, to the end of this process.
 pub fn shared(flags: Flags) -> MutexGuard<'static, World> {
-    static ALL: Mutex<Vec<(Flags, &OnceLock<Mutex<World>>)>> = Mutex::new(Vec::new());
+    type Shared = &'static OnceLock<Mutex<World>>;
+    static ALL: Mutex<Vec<(Flags, Shared)>> = Mutex::new(Vec::new());
     let mut all = ALL.lock().unwrap();
     let known = all.iter().find(|(of, _)| *of == flags);
     let world = match known {
         Some(&(_, world)) => world,
         None => {
-            let world: &OnceLock<_> = Box::leak(Box::default());
+            let world: Shared = Box::leak(Box::default());
             all.push((flags, world));
             world
         }
