@@ -124,7 +124,8 @@ fn a_pod_leaves_room_for_others_and_keeps_what_it_has() {
         for key in answered {
             let (low, high) = (key.sent_by(false), key.sent_by(true));
             let sent = if low.dst == FAR.into() { low } else { high };
-            if sent.proto == UDP {
+            // The floods' own: what came from outside is answered at another port.
+            if sent.proto == UDP && sent.dst_port == 53_u16.to_be_bytes() {
                 let port = u16::from_be_bytes(sent.src_port);
                 let seen = w.sent(&make(UDP, (IpAddr::from(sent.src), port), (FAR, 53)));
                 w.received(&reply_to(&seen));
