@@ -161,14 +161,7 @@ impl Earlier {
                 command.env("PATH", path);
             }
         }
-        // What is compared with the present state is built as users get it, also where CI builds that faster.
-        for name in [
-            "RUSTUP_TOOLCHAIN",
-            "CARGO",
-            "CARGO_BUILD_TARGET_DIR",
-            "CARGO_PROFILE_SHIP_LTO",
-            "CARGO_PROFILE_SHIP_CODEGEN_UNITS",
-        ] {
+        for name in ["RUSTUP_TOOLCHAIN", "CARGO", "CARGO_BUILD_TARGET_DIR"] {
             command.env_remove(name);
         }
         Ok(command)
