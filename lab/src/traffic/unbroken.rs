@@ -94,12 +94,7 @@ impl Traffic {
     /// Ends everything in order; an error if a single request or byte was lost, or if a path
     /// stood still for longer than [`super::gaps::ALLOWED`] more than before.
     pub fn finish(self) -> Result<String> {
-        self.finish_but(|_| 0)
-    }
-
-    /// The same, but for as many requests of each load, by its name, as `excused` says.
-    pub fn finish_but(self, excused: impl Fn(&str) -> usize) -> Result<String> {
-        let (told, watched) = self.end(excused)?;
+        let (told, watched) = self.finish_disturbed()?;
         let gaps = watched.must_hold().map_err(|error| {
             let lines = watched.table().join("\n  ");
             error.context(format!("traffic was disturbed\n  {lines}"))
@@ -110,13 +105,9 @@ impl Traffic {
     /// The same where packets may be lost for moments: no request and no byte of a stream may be, and how long each path stood
     /// still is not judged.
     pub fn finish_disturbed(self) -> Result<(String, Watched)> {
-        self.end(|_| 0)
-    }
-
-    fn end(self, excused: impl Fn(&str) -> usize) -> Result<(String, Watched)> {
         self.must_flow("at the end")?;
         let watched = self.meter.finish()?;
-        let (streams, mut requests, mut lost) = (self.streams.len(), 0, 0);
+        let (streams, mut requests) = (self.streams.len(), 0);
         for stream in self.streams {
             stream.finish()?;
         }
@@ -124,16 +115,15 @@ impl Traffic {
             let name = load.name().to_string();
             let report = load.finish()?;
             ensure!(
-                report.failures.len() <= excused(&name),
+                report.failures.is_empty(),
                 "{name}: {} of {} requests failed: {}",
                 report.failures.len(),
                 report.requests,
                 report.failures[0]
             );
             requests += report.requests;
-            lost += report.failures.len();
         }
-        let told = format!("{lost} of {requests} requests lost, {streams} streams whole");
+        let told = format!("0 of {requests} requests lost, {streams} streams whole");
         Ok((told, watched))
     }
 }
