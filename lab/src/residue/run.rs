@@ -117,6 +117,7 @@ mod tests {
     use crate::{
         Lifetime, Namespace,
         traffic::machine_code::{self, Code, Op},
+        wait::wait_for,
     };
     use nix::{
         sys::signal::{Signal, kill},
@@ -124,6 +125,7 @@ mod tests {
     };
     use std::{
         ffi::CStr,
+        io::{Read as _, Write as _},
         os::fd::{AsRawFd as _, OwnedFd},
         process::Stdio,
     };
@@ -149,6 +151,14 @@ mod tests {
             command.args(["-c", "\"$0\" 600 >&- 2>&- & echo $!"]);
             let output = command.arg(&agent).env(VARIABLE, mark).output().unwrap();
             let pid = String::from_utf8(output.stdout).unwrap();
+            // Until it executes the program it is another shell, and for a moment then has no environment.
+            let of = Path::new("/proc").join(pid.trim());
+            wait_for("a program to run", || {
+                let runs = fs::read_to_string(of.join("comm"))?.trim() == "sinabro-agent";
+                let known = !fs::read(of.join("environ"))?.is_empty();
+                Ok((runs && known).then_some(()))
+            })
+            .unwrap();
             let name = format!("sinabro-agent ({})", pid.trim());
             (
                 pid.trim().parse::<i32>().unwrap(),
@@ -196,10 +206,23 @@ mod tests {
             kind: Kind::Program,
             name: format!("pod_left ({id})"),
         };
-        let mut command = Command::new("sleep");
-        command.arg("600").env(VARIABLE, RUNS[0]).stdin(fd);
-        let mut holder = command.spawn().unwrap();
-        command.stdin(Stdio::null());
+        let mut command = Command::new("cat");
+        command.env(VARIABLE, RUNS[0]).stderr(fd);
+        let mut holder = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        command.stderr(Stdio::null());
+        // It has its environment once it runs, which is later than the return of what starts it.
+        holder.stdin.as_ref().unwrap().write_all(b"x").unwrap();
+        let mut said = [0];
+        holder
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_exact(&mut said)
+            .unwrap();
         let left = [program];
         let seen = RUNS.map(|own| blamed(own, &left, &before).len());
         holder.kill().unwrap();

@@ -4,11 +4,11 @@ use super::{ALONE, Size, from, only_of, say, scene};
 use sinabro_lab::{
     Binaries,
     checks::Scene,
-    traffic::{PATIENCE, accept, connect, readable},
+    traffic::{PATIENCE, accept, bind, connect, readable},
 };
 use socket2::{Domain, Socket, Type};
 use std::{
-    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpStream, UdpSocket},
     sync::PoisonError,
     time::Instant,
 };
@@ -62,7 +62,7 @@ impl Kept {
         let bound = scene
             .pod(1, 2)
             .place()
-            .run(|| Ok((TcpListener::bind(server)?, shared(server)?)));
+            .run(|| Ok((bind::tcp(server)?, shared(server)?)));
         let (listener, answers) = bound.unwrap();
         let opened = from.run(|| {
             let asks = UdpSocket::bind(("0.0.0.0", 0))?;

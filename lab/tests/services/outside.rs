@@ -373,7 +373,7 @@ fn a_connection_from_outside_outlives_its_nodes_agent() {
 /// Which endpoint answers a datagram from this port.
 fn who_answers(place: &Place, port: u16, to: SocketAddr) -> io::Result<IpAddr> {
     let from = SocketAddr::new(any(to.ip()), port);
-    let socket = place.run(|| Ok(UdpSocket::bind(from)?)).unwrap();
+    let socket = place.run(|| bind::udp(from)).unwrap();
     socket.connect(to)?;
     socket.send(b"hello")?;
     if !readable(&socket, Instant::now() + PATIENCE).map_err(io::Error::other)? {

@@ -118,7 +118,7 @@ impl Proxy {
     /// With the rules that lead there.
     fn start(place: &Place, family: usize) -> Self {
         let at = SocketAddr::new(any(vip(family).ip()), PROXY_PORT);
-        let bind = || {
+        let listen = || {
             let socket = socket2::Socket::new(Domain::for_address(at), Type::STREAM, None)?;
             if at.is_ipv6() {
                 socket.set_only_v6(true)?;
@@ -128,7 +128,7 @@ impl Proxy {
             socket.listen(8)?;
             Ok(socket.into())
         };
-        Self(place.run(bind).unwrap())
+        Self(place.run(|| bind::freed(listen)).unwrap())
     }
 
     /// Passes one connection on, which is for a line and its answer; says where it was going.

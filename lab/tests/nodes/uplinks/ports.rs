@@ -3,7 +3,7 @@
 use super::kit::{lab, start};
 use sinabro_lab::{
     Place, Pod,
-    traffic::{PATIENCE, any, readable},
+    traffic::{PATIENCE, any, bind, readable},
 };
 use std::{
     net::{IpAddr, UdpSocket},
@@ -15,7 +15,7 @@ fn seen(pod: &Pod, outside: &Place, address: IpAddr, port: u16) -> u16 {
     let server = outside.run(|| Ok(UdpSocket::bind((address, 0))?)).unwrap();
     let target = server.local_addr().unwrap();
     let own = (any(address), port);
-    let client = pod.place().run(|| Ok(UdpSocket::bind(own)?)).unwrap();
+    let client = pod.place().run(|| bind::udp(own)).unwrap();
     client.send_to(b"question", target).unwrap();
     assert!(readable(&server, Instant::now() + PATIENCE).unwrap());
     let (_, from) = server.recv_from(&mut [0; 16]).unwrap();
