@@ -6,7 +6,7 @@
 
 use crate::{
     congestion,
-    holder::{self, Holder, Lifetime},
+    holder::{self, Lifetime},
     place::{Place, on_thread},
 };
 use anyhow::{Context as _, Result, anyhow};
@@ -52,23 +52,31 @@ impl Namespace {
         let worker = thread::Builder::new()
             .name(format!("{name}-worker"))
             .spawn(move || {
-                let result = holder::fork(lifetime).and_then(|holder| {
+                let result = holder::start(lifetime).and_then(|holder| {
                     enter(&holder.net, &holder.mnt)?;
                     Ok(holder)
                 });
-                let pid = result.as_ref().map(|holder| holder.pid).ok();
+                let (held, result) = match result {
+                    Ok(holder) => (
+                        Some((holder.pid, holder.stack)),
+                        Ok((holder.pid, holder.net, holder.mnt)),
+                    ),
+                    Err(error) => (None, Err(error)),
+                };
                 let _ = ready.send(result);
                 for job in queue {
                     job();
                 }
-                if let (Some(pid), Lifetime::Process) = (pid, lifetime) {
+                if let (Some((pid, stack)), Lifetime::Process) = (held, lifetime) {
                     let _ = kill(pid, Signal::SIGKILL);
-                    let _ = waitpid(pid, None);
+                    if waitpid(pid, None).is_ok() {
+                        stack.free();
+                    }
                     holder::forget(pid.as_raw());
                 }
             })
             .context("cannot start a thread")?;
-        let Holder { pid, net, mnt } = started
+        let (pid, net, mnt) = started
             .recv()
             .context("the worker thread ended")?
             .with_context(|| format!("cannot make the namespaces of {name}"))?;

@@ -14,6 +14,7 @@ use sinabro_common::{
     abi::{
         Addr,
         config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_STAMPED, FLAG_TUNNELS, NodeConfig},
+        connection::MAX_CONNECTIONS,
         drop::DropReason,
         endpoint::{Endpoint, NO_HOST_PORTS, PodLink},
         uplink::Uplink,
@@ -71,8 +72,12 @@ pub fn on_one_processor(test: impl FnOnce()) {
     sched_setaffinity(thread, &before).unwrap();
 }
 
+/// With a smaller table of connections than usual: each test makes one, walks it and has it taken apart.
 pub fn config() -> DatapathConfig {
-    DatapathConfig::default()
+    DatapathConfig {
+        connections: Some(MAX_CONNECTIONS / 8),
+        ..DatapathConfig::default()
+    }
 }
 
 pub fn load() -> Datapath {

@@ -4,9 +4,10 @@ use crate::{
     kit,
     packet::{ICMP, TCP, UDP, see},
     run::{DROP, PASS},
-    uplink_hooks::{FAR, NODE_IP, World, check_table, make, table, world},
+    uplink_hooks::{FAR, NODE_IP, World, check_table, make, table, world, world_with},
 };
 use proptest::{prelude::*, test_runner::TestRunner};
+use sinabro_agent::datapath::DatapathConfig;
 use std::{
     collections::{HashMap, HashSet},
     net::{IpAddr, Ipv4Addr},
@@ -88,7 +89,7 @@ fn no_two_flows_ever_share_a_translation() {
 
 #[test]
 fn two_processors_agree_on_every_flow() {
-    world(|w| {
+    world_with(&DatapathConfig::default(), |w| {
         const FLOWS: u16 = 3000;
         let barrier = Barrier::new(2);
         let run = || -> Vec<(i32, u16)> {

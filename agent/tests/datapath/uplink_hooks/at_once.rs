@@ -91,7 +91,7 @@ fn who_loses_a_port_of_a_closed_connection_leaves_it_as_it_was() {
 #[test]
 fn of_two_pods_that_want_the_port_of_a_closed_connection_one_has_it() {
     const ROUNDS: u16 = 4000;
-    world(|w| {
+    world_with(&DatapathConfig::default(), |w| {
         scarce(&w);
         let ends = || (1000..1000 + ROUNDS).map(|port| (FAR, port));
         for to in ends() {

@@ -342,7 +342,7 @@ fn without_room_for_its_mapping_a_connection_leaves_nothing_behind() {
 
 #[test]
 fn every_port_becomes_a_mappings_and_then_connections_get_others() {
-    mapped(|w| {
+    world_with(&DatapathConfig::default(), |w| {
         with_ports(&w, true, 61000, 61999);
         // Each to a remote end of its own, which has every port left.
         let to = |n: u16| (FAR, 10_000 + n);
