@@ -44,8 +44,9 @@ impl Lane {
     fn at_once(self) -> usize {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         match self {
-            // A meter's threads need a processor as soon as they have something to do.
-            Self::Alone | Self::Nightly => processors.min(2),
+            // Half of the time they wait. A meter's threads run ahead of all others, but an agent that wants a
+            // processor may have to wait for one.
+            Self::Alone | Self::Nightly => processors + 1,
             Self::Working => 2 * processors,
             Self::Waiting => 4 * processors,
         }

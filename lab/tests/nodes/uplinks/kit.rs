@@ -13,7 +13,7 @@ use std::{
     process::Command,
 };
 
-const BYTES: usize = 8 << 20;
+pub const BYTES: usize = 8 << 20;
 const WRITE: usize = 64 << 10;
 
 pub fn lab() -> Lab {
