@@ -8,7 +8,7 @@
 //! Our DEL answers before the kernel has taken the link apart, ptp's after. So the time until
 //! all links are gone is a row of its own, and nothing is timed before the kernel has settled.
 
-use super::{Output, Programs, Report, Row, as_root, row, stats, verdict};
+use super::{Output, Programs, Report, Row, as_root, both, row, slower, stats};
 use crate::{interrupt, setup, ui};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
@@ -113,14 +113,7 @@ fn measure(options: &Options) -> Result<ExitCode> {
     for number in 0..=options.rounds {
         step.now(format!("round {number} of {}", options.rounds));
         let one = |subject: &Subject| round(lab.node(subject.node), subject, number, options.pods);
-        // Who goes first changes from round to round.
-        let pair = if number % 2 == 0 {
-            let first = one(&ours)?;
-            [first, one(&theirs)?]
-        } else {
-            let first = one(&theirs)?;
-            [one(&ours)?, first]
-        };
+        let pair = both(number, |subject| one([&ours, &theirs][subject]))?;
         if number > 0 {
             rounds.push(pair);
         }
@@ -129,16 +122,9 @@ fn measure(options: &Options) -> Result<ExitCode> {
 
     let rows = rows(&rounds, &ours.name, &theirs.name, options.pods);
     row::print(&rows, ["case", ""], 2);
-    options.output.report("cni", &Report::of(rows.clone())?)?;
-    Ok(match earlier {
-        Some((commit, _)) => verdict(
-            commit,
-            rows.iter()
-                .filter(|row| row.spread[0] > 1.0)
-                .map(|row| (&*row.case, &*row.metric, row.ratio)),
-        ),
-        None => ExitCode::SUCCESS,
-    })
+    let report = Report::of(rows)?;
+    options.output.report("cni", &report)?;
+    Ok(options.programs.verdict(slower(&report.rows)))
 }
 
 pub(super) fn sinabro(name: &str, node: usize, binaries: &Binaries) -> Subject {

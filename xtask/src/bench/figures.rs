@@ -233,7 +233,7 @@ pub fn print(rows: &[Row], group: impl Display) {
                 Some(row) => [
                     number(row.against_value),
                     format!("{:.2}", row.ratio),
-                    format!("{:.2}–{:.2}", row.spread[0], row.spread[1]),
+                    row.spread_text(),
                 ],
                 None => [const { String::new() }; 3],
             });

@@ -1,13 +1,12 @@
 //! `cargo xtask bench`: comparisons, interleaved on this machine, as ratios.
 
-mod aim;
 mod api_server;
 mod cgroup;
 mod cni;
+mod common;
 mod congestion;
 mod figures;
 mod http;
-mod limit;
 mod memory;
 mod nat;
 mod nodes;
@@ -30,17 +29,22 @@ use output::{Output, Report};
 use row::Row;
 
 use crate::{
-    build,
+    build, cluster,
     earlier::Earlier,
     root, setup,
     workspace::{self, dist},
 };
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use clap::Subcommand;
-use sinabro_lab::Node;
+use sinabro_lab::{
+    Node, Place,
+    traffic::seat::{Ends, Seat},
+};
 use std::{
+    io::{Seek as _, Write as _},
+    net::IpAddr,
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
 
@@ -99,7 +103,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// What is measured: the present programs and, if wanted, an earlier commit's.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct Programs {
     /// Compare with the programs of an earlier commit, which are built once: exit code 1 if the
     /// present ones are slower in every round
@@ -115,6 +119,14 @@ pub struct Programs {
 }
 
 impl Programs {
+    /// The present ones alone, where they are if they are there already.
+    fn alone(programs: Option<PathBuf>) -> Self {
+        Self {
+            programs,
+            ..Self::default()
+        }
+    }
+
     /// Builds what is not there yet.
     fn ensure(&mut self, needs: &[setup::Need]) -> Result<()> {
         if self.programs.is_some() {
@@ -155,36 +167,85 @@ impl Programs {
     fn earlier(&self) -> Option<(&str, &Path)> {
         Some((self.against.as_deref()?, self.earlier.as_deref()?))
     }
+
+    /// Says which figures are slower than the earlier commit's, if there is one; the exit code.
+    fn verdict<'a>(&self, slower: impl Iterator<Item = &'a Row>) -> ExitCode {
+        let Some((commit, _)) = self.earlier() else {
+            return ExitCode::SUCCESS;
+        };
+        let mut code = ExitCode::SUCCESS;
+        for row in slower {
+            let (case, metric, ratio) = (&row.case, &row.metric, row.ratio);
+            println!("  slower than {commit} in every round: {case}, {metric}, {ratio:.2}");
+            code = ExitCode::FAILURE;
+        }
+        if code == ExitCode::SUCCESS {
+            println!("  nothing is slower than {commit} in every round");
+        }
+        code
+    }
 }
 
-/// Says which figures are worse than the earlier commit's in every single round, which noise is
-/// not; the exit code.
-fn verdict<'a>(commit: &str, slower: impl Iterator<Item = (&'a str, &'a str, f64)>) -> ExitCode {
-    let mut code = ExitCode::SUCCESS;
-    for (case, metric, ratio) in slower {
-        println!("  slower than {commit} in every round: {case}, {metric}, {ratio:.2}");
-        code = ExitCode::FAILURE;
-    }
-    if code == ExitCode::SUCCESS {
-        println!("  nothing is slower than {commit} in every round");
-    }
-    code
+/// What is worse than an earlier commit's in every single round, which noise is not.
+fn slower(rows: &[Row]) -> impl Iterator<Item = &Row> {
+    rows.iter().filter(|row| match row.more_is_better() {
+        true => row.spread[1] < 1.0,
+        false => row.spread[0] > 1.0,
+    })
 }
 
 /// By how much a median is worse before it counts.
 const NOTABLE: f64 = 0.03;
 
-/// What is worse than an earlier commit's in every round, and notably so: of so many rows, a few are
-/// worse in each of five rounds by chance. What other work of the machine is in, and a tail of a fraction
-/// of a second, is noise alone.
-fn slower(rows: &[Row]) -> impl Iterator<Item = (&str, &str, f64)> {
+/// The same, and notably so: of so many rows, a few are worse in each of five rounds by chance. What
+/// other work of the machine is in, and a tail of a fraction of a second, is noise alone.
+fn notably_slower(rows: &[Row]) -> impl Iterator<Item = &Row> {
     let counts = |row: &&Row| !["machine CPU", "p90", "p99", "p99.9"].contains(&&*row.metric);
-    let worse = |row: &&Row| match row.more_is_better() {
-        true => row.spread[1] < 1.0 && row.ratio < 1.0 - NOTABLE,
-        false => row.spread[0] > 1.0 && row.ratio > 1.0 + NOTABLE,
+    let notable = |row: &&Row| match row.more_is_better() {
+        true => row.ratio < 1.0 - NOTABLE,
+        false => row.ratio > 1.0 + NOTABLE,
     };
-    let rows = rows.iter().filter(counts).filter(worse);
-    rows.map(|row| (&*row.case, &*row.metric, row.ratio))
+    slower(rows).filter(counts).filter(notable)
+}
+
+/// A round of two subjects, by number; each goes first as often as the other.
+fn both<T>(round: u32, mut measure: impl FnMut(usize) -> Result<T>) -> Result<[T; 2]> {
+    if round.is_multiple_of(2) {
+        return Ok([measure(0)?, measure(1)?]);
+    }
+    let second = measure(1)?;
+    Ok([measure(0)?, second])
+}
+
+/// A client and a server, each on its CPU, and the server's address.
+fn ends<'a>(cpus: [usize; 2], [client, server]: [&'a Place; 2], address: IpAddr) -> Ends<'a> {
+    let seat = |place, cpu| Seat { place, cpu };
+    Ends {
+        client: seat(client, cpus[0]),
+        server: seat(server, cpus[1]),
+        address,
+    }
+}
+
+/// Runs a program on a node, which reads this text.
+fn feed(node: &Node, program: &str, arguments: &[&str], text: &str) -> Result<()> {
+    // A file: nobody needs to feed it while the program runs.
+    let mut input = tempfile::tempfile()?;
+    input.write_all(text.as_bytes())?;
+    input.rewind()?;
+    // In the node's mount namespace, too: the lock of iptables is a file.
+    node.namespace().run(|| {
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(input).stdout(Stdio::null());
+        let output = command.output();
+        let output = output.with_context(|| format!("cannot run {program}"))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        // It may say the same of each line.
+        let said: Vec<&str> = said.lines().take(5).collect();
+        let (name, said) = (node.name(), said.join("\n"));
+        ensure!(output.status.success(), "{program} on {name}: {said}");
+        Ok(())
+    })
 }
 
 /// What a node's agent says of its settings: an earlier commit's may know fewer.
@@ -197,6 +258,19 @@ fn as_root(arguments: &[String]) -> Result<()> {
     if !root::is_root() {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         root::become_root("making network namespaces", &arguments)?;
+    }
+    Ok(())
+}
+
+/// The same for what needs Kubernetes' programs, which are built before.
+fn as_root_with_kubernetes(arguments: &[String]) -> Result<()> {
+    cluster::components::ensure_kubernetes()?;
+    if !root::is_root() {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        // Root's home is another.
+        let cache = cluster::layout::cache()?.display().to_string();
+        let environment = [(cluster::layout::CACHE, cache)];
+        root::become_root_with("making network namespaces", &arguments, &environment)?;
     }
     Ok(())
 }
@@ -227,11 +301,21 @@ fn remaining(started: Instant, round: u32, rounds: u32) -> String {
 mod tests {
     use super::*;
 
+    /// Options as a command line gives them.
+    pub fn parsed<T: clap::Args>(arguments: &[impl AsRef<str>]) -> T {
+        let command = T::augment_args(clap::Command::new("bench").no_binary_name(true));
+        let arguments = arguments
+            .iter()
+            .map(|argument| argument.as_ref().to_owned());
+        let matches = command.try_get_matches_from(arguments).unwrap();
+        T::from_arg_matches(&matches).unwrap()
+    }
+
     #[test]
     fn slower_is_slower_in_every_round_and_notably() {
         let found = |metric, unit, ratios: [f64; 5]| {
             let row = Row::new("c", metric, unit, ("a", &ratios), ("b", &[1.0; 5]));
-            slower(&[row.unwrap()]).count() == 1
+            notably_slower(&[row.unwrap()]).count() == 1
         };
         let worse = [0.8, 0.9, 0.95, 0.9, 0.85];
         assert!(found("requests", "1/s", worse));

@@ -13,7 +13,7 @@
 
 mod runtime;
 
-use super::{Output, Report, Row, cni::settle, row, stats};
+use super::{Output, Report, Row, both, cni::settle, row, stats};
 use crate::{
     cluster::{self, Cluster},
     e2e::pods::{PAUSE, manifest},
@@ -118,14 +118,7 @@ fn measure(cluster: &Cluster, options: &Options) -> Result<Vec<Row>> {
         // The first round warms caches up and does not count.
         for number in 0..=options.rounds {
             step.now(format!("{pods} pods, round {number} of {}", options.rounds));
-            // Each goes first as often as the other.
-            let pair = if number % 2 == 0 {
-                let first = bench.round(SINABRO, pods)?;
-                [first, bench.round(BRIDGE, pods)?]
-            } else {
-                let first = bench.round(BRIDGE, pods)?;
-                [bench.round(SINABRO, pods)?, first]
-            };
+            let pair = both(number, |subject| bench.round(subject, pods))?;
             if number > 0 {
                 rounds.push(pair);
             }

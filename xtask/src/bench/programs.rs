@@ -13,8 +13,8 @@
 mod counted;
 mod paths;
 
-use super::{Output, Programs, Report, Row, row, verdict};
-use crate::{interrupt, root, setup, ui};
+use super::{Output, Programs, Report, Row, as_root, both, row, slower};
+use crate::{interrupt, setup, ui};
 use anyhow::Result;
 use counted::{Counted, Counter};
 use paths::{Path, Scene};
@@ -46,16 +46,13 @@ const RUNS: u64 = 100;
 pub fn run(options: &Options) -> Result<ExitCode> {
     let mut options = options.clone();
     options.programs.ensure(setup::BENCH)?;
-    if !root::is_root() {
-        let rounds = options.rounds.to_string();
-        let given = ["bench", "programs", "--rounds", &rounds];
-        let mut arguments = given.map(String::from).to_vec();
-        arguments.extend(options.past_the_stack.then(|| "--past-the-stack".into()));
-        arguments.extend(options.programs.arguments()?);
-        arguments.extend(options.output.arguments()?);
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        root::become_root("making network namespaces", &arguments)?;
-    }
+    let rounds = options.rounds.to_string();
+    let given = ["bench", "programs", "--rounds", &rounds];
+    let mut arguments = given.map(String::from).to_vec();
+    arguments.extend(options.past_the_stack.then(|| "--past-the-stack".into()));
+    arguments.extend(options.programs.arguments()?);
+    arguments.extend(options.output.arguments()?);
+    as_root(&arguments)?;
     measure(&options)
 }
 
@@ -94,17 +91,13 @@ fn measure(options: &Options) -> Result<ExitCode> {
         }
         for (number, path) in paths.iter().enumerate() {
             step.now(format!("round {round} of {}: {path}", options.rounds));
-            let mut pair = [None, None];
-            let first = round as usize % 2;
-            for subject in [first, 1 - first] {
+            let [ours, theirs] = both(round, |subject| {
                 let scene = &scenes[subject];
                 let before = counter.read(scene.maps())?;
                 scene.send(path, TIME)?;
-                pair[subject] = Some(counter.read(scene.maps())?.since(&before));
-            }
-            if let [Some(ours), Some(theirs)] = pair
-                && round > 0
-            {
+                Ok(counter.read(scene.maps())?.since(&before))
+            })?;
+            if round > 0 {
                 note(&mut figures, number, &ours, &theirs);
             }
         }
@@ -114,17 +107,9 @@ fn measure(options: &Options) -> Result<ExitCode> {
 
     let rows = rows(&figures, &paths, options.rounds, names);
     row::print(&rows, ["path", "program"], 0);
-    let report = Report::of(rows.clone())?;
+    let report = Report::of(rows)?;
     options.output.report("programs", &report)?;
-    Ok(match earlier {
-        Some((commit, _)) => verdict(
-            commit,
-            rows.iter()
-                .filter(|row| row.spread[0] > 1.0)
-                .map(|row| (&*row.case, &*row.metric, row.ratio)),
-        ),
-        None => ExitCode::SUCCESS,
-    })
+    Ok(options.programs.verdict(slower(&report.rows)))
 }
 
 fn note(figures: &mut Figures, path: usize, ours: &Counted, theirs: &Counted) {

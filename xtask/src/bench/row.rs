@@ -52,6 +52,12 @@ impl Row {
         })
     }
 
+    /// From the smallest ratio of a round to the largest.
+    pub fn spread_text(&self) -> String {
+        let [least, most] = self.spread;
+        format!("{least:.2}–{most:.2}")
+    }
+
     /// Whether more of this is better: more in a time is, more time or bytes for a thing are not.
     pub fn more_is_better(&self) -> bool {
         self.unit.ends_with("/s")
@@ -90,7 +96,7 @@ pub fn print(rows: &[Row], columns: [&str; 2], decimals: usize) {
             format!("{:.decimals$}", row.value),
             format!("{:.decimals$}", row.against_value),
             format!("{:.2}", row.ratio),
-            format!("{:.2}–{:.2}", row.spread[0], row.spread[1]),
+            row.spread_text(),
         ]);
     }
     ui::table(&table);

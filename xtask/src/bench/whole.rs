@@ -152,11 +152,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         fs::create_dir_all(directory)
             .with_context(|| format!("cannot make {}", directory.display()))?;
     }
-    let mut programs = Programs {
-        against: None,
-        earlier: None,
-        programs: options.programs.clone(),
-    };
+    let mut programs = Programs::alone(options.programs.clone());
     let benches = options.benches();
     let needs = benches.iter().flat_map(|bench| bench.needs());
     programs.ensure(&needs.copied().collect::<Vec<_>>())?;
@@ -199,16 +195,11 @@ fn measure(
         let _ = fs::remove_file(&json);
         let started = Instant::now();
         let ended = one(*bench, options.short, programs, &json);
-        let report = fs::read(&json).map_err(anyhow::Error::from);
-        let report = report.and_then(|text| Ok(serde_json::from_slice::<Report>(&text)?));
-        // A bench that misses its aims has figures all the same.
-        let missed = ended.is_err() && report.is_ok();
-        let (rows, curves, failure) = match (ended, report) {
-            (_, Ok(report)) => (report.rows, report.curves, None),
-            (Err(failure), Err(_)) => (Vec::new(), Vec::new(), Some(failure)),
-            (Ok(()), Err(unread)) => (Vec::new(), Vec::new(), Some(unread)),
+        let report = ended.and_then(|()| Ok(serde_json::from_slice::<Report>(&fs::read(&json)?)?));
+        let (rows, curves, failure) = match report {
+            Ok(report) => (report.rows, report.curves, None),
+            Err(failure) => (Vec::new(), Vec::new(), Some(format!("{failure:#}"))),
         };
-        let failure = failure.map(|failure| format!("{failure:#}"));
         if let Some(failure) = &failure {
             ui::error(&format!("bench {}: {failure}", bench.name()));
         }
@@ -219,7 +210,6 @@ fn measure(
             command: command.trim_end().into(),
             seconds: started.elapsed().as_secs(),
             failure,
-            missed,
         };
         whole.add(ran, &rows, &curves);
         // What comes later may take long, or fail.

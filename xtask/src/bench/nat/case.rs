@@ -194,13 +194,12 @@ pub fn print_growth(rows: &[Row]) {
     let heading = ["beside others, to none", "", "", "ratio", "over rounds"];
     let mut table = vec![heading.map(String::from).to_vec()];
     for row in rows {
-        let [least, most] = row.spread;
         table.push(vec![
             row.case.clone(),
             row.metric.clone(),
             row.subject.clone(),
             format!("{:.2}", row.ratio),
-            format!("{least:.2}–{most:.2}"),
+            row.spread_text(),
         ]);
     }
     println!();

@@ -4,15 +4,14 @@
 //! TCP connections of the pod's own address to as many remote addresses, of the range that is there for
 //! benchmarks (RFC 2544 §C.2.2, RFC 5180 §8).
 
+use crate::bench::feed;
 use anyhow::{Context as _, Result, ensure};
 use sinabro_common::abi::{Addr, connection::Tuple};
 use sinabro_lab::{Node, datapath::Planted};
 use sinabro_netlink::sysctl;
 use std::{
     fmt::Write as _,
-    io::{Seek as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    process::Command,
     sync::{Mutex, PoisonError},
 };
 
@@ -83,7 +82,12 @@ impl<'a> Filled<'a> {
             Table::Netfilter => {
                 flush(node)?;
                 if flows > 0 {
-                    load(node, &lines(pod, seen, flows))?;
+                    feed(
+                        node,
+                        "conntrack",
+                        &["--load-file", "-"],
+                        &lines(pod, seen, flows),
+                    )?;
                 }
                 None
             }
@@ -170,26 +174,6 @@ fn lines(pod: IpAddr, seen: IpAddr, flows: u32) -> String {
         );
     }
     text
-}
-
-fn load(node: &Node, lines: &str) -> Result<()> {
-    // Without a name, so that nothing is left of it whatever happens.
-    let mut input = tempfile::tempfile()?;
-    input.write_all(lines.as_bytes())?;
-    input.rewind()?;
-    node.place().run(|| {
-        let mut command = Command::new("conntrack");
-        command.args(["--load-file", "-"]).stdin(input);
-        let output = command.output().context("cannot run conntrack")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.lines().next().unwrap_or_default();
-        ensure!(
-            output.status.success(),
-            "conntrack on {}: {said}",
-            node.name()
-        );
-        Ok(())
-    })
 }
 
 #[cfg(test)]

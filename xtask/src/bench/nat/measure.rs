@@ -1,7 +1,6 @@
 //! How it is measured, and how long.
 
 use super::{
-    aims::ENTRIES_METRIC,
     case::{Case, Kind, PACKET_CPU, Part},
     flows,
     scene::{Scene, Subject},
@@ -80,7 +79,7 @@ impl Bench {
                 let machine = busy()?.saturating_sub(before);
                 let mut figures = rates("requests", "1/s", &measured, machine);
                 figures.extend(counted.then(|| Figure {
-                    metric: ENTRIES_METRIC,
+                    metric: "nf_conntrack",
                     unit: "entries",
                     value: entries as f64 / measured.count.max(1) as f64,
                 }));

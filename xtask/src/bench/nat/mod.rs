@@ -10,7 +10,6 @@
 //! A third part puts other connections into the tables first: what a packet costs must not grow with
 //! their number ([`flows`]).
 
-mod aims;
 mod case;
 mod flows;
 mod measure;
@@ -18,16 +17,14 @@ mod scene;
 mod translators;
 
 use super::{
-    Output, Programs,
-    aim::{self, Aim, WithAims},
     as_root,
     cgroup::Tree,
-    congestion::Congestion,
+    common::Common,
     figures::{self, Figures},
+    notably_slower,
     output::Report,
     processor, remaining,
     row::Row,
-    slower, verdict,
 };
 use crate::{setup, ui};
 use anyhow::{Context as _, Result, ensure};
@@ -41,24 +38,12 @@ use std::{process::ExitCode, time::Instant};
 #[derive(Clone, clap::Args)]
 pub struct Options {
     #[command(flatten)]
-    programs: Programs,
-
-    /// Rounds, each of all subjects; at least 5
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(5..))]
-    rounds: u32,
-
-    /// Shorter measurements and fewer cases
-    #[arg(long)]
-    short: bool,
+    common: Common,
 
     /// Only the nodes without further rules, only those with kube-proxy's, or only the cases with other
     /// connections in the tables
     #[arg(long, value_enum)]
     only: Option<Part>,
-
-    /// Only cases whose name has this in it
-    #[arg(long, value_name = "TEXT")]
-    case: Option<String>,
 
     /// IPv6 instead of IPv4
     #[arg(long)]
@@ -68,64 +53,45 @@ pub struct Options {
     #[arg(long, value_name = "SERVICES", default_value_t = 100,
           value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rules: u32,
-
-    #[command(flatten)]
-    congestion: Congestion,
-
-    #[command(flatten)]
-    output: Output,
 }
 
 impl Options {
     fn cases(&self, part: Part) -> impl Iterator<Item = Case> {
-        let wanted = |case: &Case| {
-            let text = self.case.as_ref();
-            text.is_none_or(|text| case.to_string().contains(text))
-        };
         let is_wanted = self.only.is_none_or(|only| only == part);
-        let cases = case::cases(part, self.short).filter(wanted);
-        cases.filter(move |_| is_wanted)
+        let cases = case::cases(part, self.common.short).filter(move |_| is_wanted);
+        cases.filter(|case| self.common.is_wanted(case))
     }
 
     /// The same options for the same program under sudo.
     fn arguments(&self) -> Result<Vec<String>> {
-        let mut arguments: Vec<String> = ["bench", "nat"].map(String::from).into();
-        arguments.extend(self.programs.arguments()?);
-        arguments.extend(["--rounds".into(), self.rounds.to_string()]);
+        let mut arguments = self.common.arguments("nat")?;
         arguments.extend(["--rules".into(), self.rules.to_string()]);
-        for (flag, given) in [("--short", self.short), ("--ipv6", self.ipv6)] {
-            arguments.extend(given.then(|| flag.into()));
-        }
+        arguments.extend(self.ipv6.then(|| "--ipv6".into()));
         if let Some(part) = self.only {
             arguments.extend(["--only".into(), part.name().into()]);
         }
-        if let Some(text) = &self.case {
-            // One argument, whatever it begins with.
-            arguments.push(format!("--case={text}"));
-        }
-        arguments.push(self.congestion.argument());
-        arguments.extend(self.output.arguments()?);
         Ok(arguments)
     }
 }
 
 pub fn run(options: &Options) -> Result<ExitCode> {
     let mut options = options.clone();
-    options.programs.ensure(setup::BENCH_NAT)?;
+    options.common.programs.ensure(setup::BENCH_NAT)?;
     as_root(&options.arguments()?)?;
     measure(&options)
 }
 
 fn measure(options: &Options) -> Result<ExitCode> {
+    let common = &options.common;
     let any = Part::ALL
         .iter()
         .any(|part| options.cases(*part).next().is_some());
     ensure!(
         any,
         "no case has `{}` in its name",
-        options.case.as_deref().unwrap_or_default()
+        common.case.as_deref().unwrap_or_default()
     );
-    options.congestion.choose()?;
+    common.congestion.choose()?;
     let cgroups = Tree::new(Limit::put_back)?;
     let cpus = two_cpus()?;
     let step = ui::step("making nodes and pods of all subjects");
@@ -137,14 +103,14 @@ fn measure(options: &Options) -> Result<ExitCode> {
     processor::background()?;
     scene.verify()?;
 
-    let bench = Bench::new(options.short);
+    let bench = Bench::new(common.short);
     let mut figures = Figures::default();
     let mut step = ui::step("measuring");
     let started = Instant::now();
+    let rounds = common.rounds;
     // The first round warms caches up, and does not count.
-    for round in 0..=options.rounds {
-        let left = remaining(started, round, options.rounds);
-        let rounds = options.rounds;
+    for round in 0..=rounds {
+        let left = remaining(started, round, rounds);
         let mut now = |case: &Case| step.now(format!("round {round} of {rounds}{left}: {case}"));
         for part in [Part::Plain, Part::KubeProxy] {
             let subjects = scene.subjects(part);
@@ -198,26 +164,12 @@ fn measure(options: &Options) -> Result<ExitCode> {
         rows.extend(of_part);
     }
     let names = scene.subjects(Part::Flows).into_iter().map(|s| &*s.name);
-    let growth = case::growth(&figures, names, options.short);
+    let growth = case::growth(&figures, names, common.short);
     case::print_growth(&growth);
     rows.extend(growth);
-    let aims: Vec<Aim> = match options.programs.earlier() {
-        Some(_) => Vec::new(),
-        None => aims::aims(&rows),
-    };
-    aim::print(&aims);
-    let met = aims.iter().all(|aim| aim.met);
-    let report = WithAims {
-        report: Report::of(rows)?,
-        aims,
-    };
-    let rows = &report.report.rows;
-    options.output.write("nat", &report, rows, &[])?;
-    Ok(match options.programs.earlier() {
-        Some((commit, _)) => verdict(commit, slower(rows)),
-        None if met => ExitCode::SUCCESS,
-        None => ExitCode::FAILURE,
-    })
+    let report = Report::of(rows)?;
+    common.output.report("nat", &report)?;
+    Ok(common.programs.verdict(notably_slower(&report.rows)))
 }
 
 fn introduction(scene: &Scene, options: &Options) -> Result<String> {
@@ -228,7 +180,7 @@ fn introduction(scene: &Scene, options: &Options) -> Result<String> {
             text += &format!("  {part}: {}\n", names.join(", "));
         }
     }
-    if options.programs.earlier().is_none() {
+    if options.common.programs.earlier().is_none() {
         text += &format!("  {}\n", translators::versions()?);
     }
     let [client, server] = scene.cpus();
@@ -239,31 +191,20 @@ fn introduction(scene: &Scene, options: &Options) -> Result<String> {
              CPU is what the threads of both ends did per request, packet or gigabyte, in the kernel\n  \
              too; \"machine CPU\" is all that the machine did meanwhile",
             if options.ipv6 { "IPv6" } else { "IPv4" },
-            options.congestion,
-            options.rounds
+            options.common.congestion,
+            options.common.rounds
         ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[derive(clap::Parser)]
-    struct Cli {
-        #[command(flatten)]
-        options: Options,
-    }
-
-    fn options(arguments: &[&str]) -> Options {
-        use clap::Parser as _;
-        let arguments = ["nat"].iter().chain(arguments);
-        Cli::try_parse_from(arguments).unwrap().options
-    }
+    use crate::bench::tests::parsed;
 
     #[test]
     fn cases_are_chosen_by_part_and_name_also_under_sudo() {
         let given = ["--only", "flows", "--case", "UDP", "--ipv6", "--short"];
-        let chosen = options(&given);
+        let chosen: Options = parsed(&given);
         let names: Vec<String> = Part::ALL
             .into_iter()
             .flat_map(|part| chosen.cases(part))
@@ -272,17 +213,15 @@ mod tests {
         assert!(!names.is_empty());
         assert!(names.iter().all(|name| name.contains("UDP")), "{names:?}");
         assert!(names.iter().all(|name| name.contains("other")), "{names:?}");
-        let again = chosen.arguments().unwrap();
-        let again: Vec<&str> = again[2..].iter().map(String::as_str).collect();
-        let again = options(&again);
-        assert_eq!(again.case, chosen.case);
+        let again: Options = parsed(&chosen.arguments().unwrap()[2..]);
+        assert_eq!(again.common.case, chosen.common.case);
         assert_eq!(again.only, Some(Part::Flows));
-        assert!(again.ipv6 && again.short);
+        assert!(again.ipv6 && again.common.short);
     }
 
     #[test]
     fn a_name_that_no_case_has_is_an_error() {
-        let error = measure(&options(&["--case", "stream 2 KB"])).unwrap_err();
+        let error = measure(&parsed(&["--case", "stream 2 KB"])).unwrap_err();
         assert!(error.to_string().contains("stream 2 KB"), "{error}");
     }
 }

@@ -23,6 +23,7 @@ use super::{
 use crate::bench::{
     agent_help,
     cgroup::Cgroups,
+    ends,
     figures::OURS,
     http::Nginx,
     pod::{others, rules},
@@ -71,8 +72,8 @@ pub struct Scene {
 
 impl Scene {
     pub fn make(cpus: [usize; 2], options: &Options, cgroups: Cgroups) -> Result<Self> {
-        let present = Binaries::at(options.programs.present())?;
-        let earlier = options.programs.earlier();
+        let present = Binaries::at(options.common.programs.present())?;
+        let earlier = options.common.programs.earlier();
         let pairs = if earlier.is_some() { 2 } else { 5 };
         let lab = Lab::new(present, 2 * pairs, Lifetime::Process)?;
         let outside = Place::fresh("outside")?;
@@ -215,18 +216,9 @@ impl Scene {
     }
 
     pub fn ends<'a>(&'a self, subject: &'a Subject) -> Result<Ends<'a>> {
-        let [client, server] = self.cpus;
-        Ok(Ends {
-            client: Seat {
-                place: &subject.client,
-                cpu: client,
-            },
-            server: Seat {
-                place: &self.outside,
-                cpu: server,
-            },
-            address: family(&addresses_outside()?, self.ipv6)?,
-        })
+        let places = [&subject.client, &self.outside];
+        let address = family(&addresses_outside()?, self.ipv6)?;
+        Ok(ends(self.cpus, places, address))
     }
 
     /// Puts other connections into a subject's table.

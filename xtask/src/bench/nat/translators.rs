@@ -2,14 +2,14 @@
 //!
 //! Their pods are attached by the reference plugin `ptp`: a veth pair and a route, as ours are.
 
-use crate::{bench::pod::rules, workspace::output};
-use anyhow::{Context as _, Result, ensure};
+use crate::{
+    bench::{feed, pod::rules},
+    workspace::output,
+};
+use anyhow::Result;
 use ipnet::IpNet;
 use sinabro_lab::Node;
-use std::{
-    io::{Seek as _, Write as _},
-    process::{Command, Stdio},
-};
+use std::process::Command;
 
 pub const IPTABLES: &str = "iptables";
 pub const NFTABLES: &str = "nftables";
@@ -44,21 +44,5 @@ pub fn nftables(node: &Node, range: IpNet) -> Result<()> {
          type nat hook postrouting priority srcnat;\n    \
          {header} saddr {range} {header} daddr != {range} masquerade fully-random\n  }}\n}}\n"
     );
-    // A file: nobody needs to feed it while the program runs.
-    let mut input = tempfile::tempfile()?;
-    input.write_all(rules.as_bytes())?;
-    input.rewind()?;
-    node.place().run(|| {
-        let mut command = Command::new("nft");
-        command.args(["-f", "-"]).stdin(input).stdout(Stdio::null());
-        let output = command.output().context("cannot run nft")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(
-            output.status.success(),
-            "nft on {}: {}",
-            node.name(),
-            said.trim()
-        );
-        Ok(())
-    })
+    feed(node, "nft", &["-f", "-"], &rules)
 }

@@ -1,11 +1,11 @@
-//! What was measured, as rows and as aims.
+//! What was measured, as rows.
 
 use super::{
     storm::Storm,
     subject::{Measured, Start},
 };
 use crate::{
-    bench::{limit::Limit, number, stats},
+    bench::{number, stats},
     report::Machine,
     ui,
 };
@@ -13,9 +13,6 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 const MB: f64 = 1e6;
-/// Megabytes that the agent may have at rest, and seconds of a processor that it may take in a minute.
-const MEMORY: f64 = 128.0;
-const REST: f64 = 3.0;
 
 /// A figure for one size and one subject: the median over the rounds.
 #[derive(Clone, Debug, Serialize)]
@@ -38,7 +35,6 @@ pub struct Report {
     pub rounds: u32,
     pub rows: Vec<Row>,
     pub storms: Vec<Storm>,
-    pub aims: Vec<Limit>,
 }
 
 /// Name and unit of each figure of a measurement, in the order of [`values`].
@@ -218,45 +214,5 @@ impl Figures {
             ]);
         }
         ui::table(&table);
-    }
-
-    /// What must hold for the largest size, however busy the machine is.
-    pub fn aims(&self) -> Vec<Limit> {
-        let Some(size) = self.sizes().last().copied() else {
-            return Vec::new();
-        };
-        let figure = |name: &str| {
-            let metric = METRICS.iter().position(|(metric, _)| *metric == name);
-            metric.map_or(f64::NAN, |metric| stats::median(&self.of(size, 0, metric)))
-        };
-        let mut aims = vec![
-            Limit::new(
-                format!("MB of memory at rest, {size} nodes"),
-                figure("at rest: memory"),
-                MEMORY,
-            ),
-            Limit::new(
-                format!("CPU seconds per minute at rest, {size} nodes"),
-                figure("at rest: CPU"),
-                REST,
-            ),
-        ];
-        // Heartbeats that meet one another read their Node again: not as many as there are lists.
-        let from_cache = self
-            .storms
-            .iter()
-            .filter(|s| s.nodes == size && s.from_cache);
-        aims.extend(from_cache.map(|storm| {
-            let reads = ["get", "list"].map(|op| storm.etcd_requests.get(op).copied());
-            Limit::new(
-                format!("reads of etcd for {} lists, {}", storm.lists, storm.way),
-                reads
-                    .into_iter()
-                    .flatten()
-                    .fold(0.0, |sum, reads| sum + reads),
-                storm.lists as f64 / 2.0,
-            )
-        }));
-        aims
     }
 }

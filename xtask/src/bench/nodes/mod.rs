@@ -14,11 +14,11 @@ mod storm;
 mod subject;
 
 use super::{
-    Programs,
+    Output, Programs,
     api_server::{self, ApiServer},
-    limit,
+    as_root_with_kubernetes,
 };
-use crate::{cluster, interrupt, report, root, setup, ui};
+use crate::{cluster, interrupt, report, setup, ui};
 use anyhow::{Result, ensure};
 use figures::{Figures, Report};
 use heartbeats::Heartbeats;
@@ -46,10 +46,6 @@ pub struct Options {
     /// Write the figures to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-
-    /// Where Kubernetes' programs are, for the process that sudo starts.
-    #[arg(long, hide = true, value_name = "DIR")]
-    cache: Option<PathBuf>,
 }
 
 impl Options {
@@ -97,10 +93,7 @@ impl Options {
         arguments.extend(["--nodes".into(), sizes.join(",")]);
         arguments.extend(["--rounds".into(), self.rounds().to_string()]);
         arguments.extend(self.short.then(|| "--short".into()));
-        if let Some(path) = &self.json {
-            let path = std::path::absolute(path)?.display().to_string();
-            arguments.extend(["--json".into(), path]);
-        }
+        arguments.extend(Output::json(&self.json).arguments()?);
         Ok(arguments)
     }
 }
@@ -115,15 +108,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         object::MOST - options.effort().changes
     );
     options.programs.ensure(setup::BUILD)?;
-    cluster::components::ensure_kubernetes()?;
-    if !root::is_root() {
-        let arguments = options.arguments()?;
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        // Root's home is another.
-        let cache = cluster::layout::cache()?.display().to_string();
-        let environment = [(cluster::layout::CACHE, cache)];
-        root::become_root_with("making network namespaces", &arguments, &environment)?;
-    }
+    as_root_with_kubernetes(&options.arguments()?)?;
     measure(&options)
 }
 
@@ -150,8 +135,6 @@ fn measure(options: &Options) -> Result<ExitCode> {
     // What was measured before something failed is shown all the same.
     figures.print();
     measured?;
-    let aims = figures.aims();
-    let met = limit::print(&aims);
     if let Some(path) = &options.json {
         let report = Report {
             machine: report::Machine::look()?,
@@ -160,14 +143,10 @@ fn measure(options: &Options) -> Result<ExitCode> {
             rounds: options.rounds(),
             rows: figures.rows(),
             storms: figures.storms,
-            aims,
         };
         report::write(path, &report)?;
     }
-    Ok(match met {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    })
+    Ok(ExitCode::SUCCESS)
 }
 
 fn in_all_sizes(

@@ -1,10 +1,6 @@
 //! The values of a group of cases: a card for each case, a bar for each subject.
 
-use super::{
-    colour, in_order,
-    matrix::{judgement, spread},
-    number, percent, ratio, split,
-};
+use super::{colour, in_order, matrix::judgement, number, percent, ratio, split};
 use crate::bench::row::Row;
 use maud::{Markup, html};
 
@@ -65,7 +61,7 @@ fn metric_of_case(rows: &[&Row], subjects: &[&str]) -> Markup {
                 (picture(bar, longest, subjects))
                 span.value { (number(bar.value)) }
                 @match bar.compared {
-                    Some(row) => span.cell.(judgement(row)) title={ (spread(row)) " over the rounds" } { (ratio(row.ratio)) },
+                    Some(row) => span.cell.(judgement(row)) title={ (row.spread_text()) " over the rounds" } { (ratio(row.ratio)) },
                     None => span {},
                 }
             }

@@ -68,15 +68,9 @@ fn cell(row: &Row) -> Markup {
     html! {
         td.cell.(judgement(row)) {
             (ratio(row.ratio))
-            span.spread { (spread(row)) }
+            span.spread { (row.spread_text()) }
         }
     }
-}
-
-/// From the smallest ratio of a round to the largest.
-pub fn spread(row: &Row) -> String {
-    let [least, most] = row.spread;
-    format!("{least:.2}–{most:.2}")
 }
 
 /// Noise is now on this side and now on that.

@@ -165,9 +165,6 @@ impl<'a> Section<'a> {
                 @if let Some(failure) = &ran.failure {
                     p.failure { "No figures: " (failure) }
                 }
-                @if ran.missed {
-                    p.note { "The figures miss an aim of this bench; its own output says which." }
-                }
                 @for group in groups {
                     @let rows = self.rows.iter().filter(|row| split(&row.case).0 == group);
                     @let rows: Vec<&Row> = rows.copied().collect();

@@ -126,7 +126,7 @@ const BY_LINK_TOO: &[(&str, Kind)] = &[
 pub struct Case {
     pub way: Way,
     pub ipv6: bool,
-    pub name: &'static str,
+    name: &'static str,
     pub kind: Kind,
 }
 

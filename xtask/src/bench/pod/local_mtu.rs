@@ -3,12 +3,12 @@
 //!
 //! All are plain: nothing is accelerated.
 
-use super::scene::{Subject, Way};
+use super::scene::{End, Subject, Way, end};
 use crate::bench::figures::OURS;
 use anyhow::{Result, ensure};
 use sinabro_common::api::{LocalMtuWish, TcpAcceleration};
 use sinabro_lab::{
-    Lab, Node, Place, Pod,
+    Lab, Node, Pod,
     traffic::{
         datagrams::{datagrams, headers},
         seat::Ends,
@@ -17,12 +17,12 @@ use sinabro_lab::{
     },
 };
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{Ipv4Addr, Ipv6Addr},
     time::Duration,
 };
 
-pub const OFF: &str = "local-mtu off";
-pub const LOOPBACK: &str = "loopback";
+const OFF: &str = "local-mtu off";
+const LOOPBACK: &str = "loopback";
 
 /// Bytes of a new connection's segments, at least, where the link's MTU is all that counts: they are no
 /// more than half of the window, which is 64 KB at first.
@@ -56,13 +56,6 @@ pub fn subjects(lab: &Lab, earlier: Option<(&str, usize)>) -> Result<Vec<Subject
         make(OFF, off.each_ref().map(end), Some(false)),
         make(LOOPBACK, [itself, itself], Some(true)),
     ])
-}
-
-/// Where it is, and its addresses, IPv4 first.
-type End<'a> = (&'a Place, [IpAddr; 2]);
-
-fn end(pod: &Pod) -> End<'_> {
-    (pod.place(), pod.addresses())
 }
 
 /// Two pods of a node.

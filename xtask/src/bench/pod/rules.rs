@@ -1,13 +1,10 @@
 //! The netfilter rules that nodes have: kube-proxy's, and flannel's masquerade.
 
-use anyhow::{Context as _, Result, ensure};
+use crate::bench::feed;
+use anyhow::Result;
 use ipnet::IpNet;
 use sinabro_lab::Node;
-use std::{
-    fmt::Write as _,
-    io::{Seek as _, Write as _},
-    process::{Command, Stdio},
-};
+use std::fmt::Write as _;
 
 /// Pods of the whole cluster, of each family.
 const CLUSTER: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
@@ -133,26 +130,7 @@ pub fn restore(node: &Node, ipv6: bool, rules: &str) -> Result<()> {
     } else {
         "iptables-restore"
     };
-    // A file: nobody needs to feed it while the program runs.
-    let mut input = tempfile::tempfile()?;
-    input.write_all(rules.as_bytes())?;
-    input.rewind()?;
-    // In the node's mount namespace, too: the lock of iptables is a file.
-    node.namespace().run(|| {
-        let mut command = Command::new(program);
-        command.arg("--noflush").stdin(input).stdout(Stdio::null());
-        let output = command
-            .output()
-            .with_context(|| format!("cannot run {program}"))?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(
-            output.status.success(),
-            "{program} on {}: {}",
-            node.name(),
-            said.trim()
-        );
-        Ok(())
-    })
+    feed(node, program, &["--noflush"], rules)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use super::{
     pair::Pair,
     rules,
 };
-use crate::bench::{cgroup::Cgroups, figures::OURS, http::Nginx};
+use crate::bench::{cgroup::Cgroups, ends, figures::OURS, http::Nginx};
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use sinabro_lab::{
@@ -37,8 +37,6 @@ use sinabro_lab::{
     underlay,
 };
 use std::{fmt, net::IpAddr, os::fd::OwnedFd, time::Duration};
-
-pub const TRACKED: &str = "bare nodes, tracked";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Way {
@@ -85,7 +83,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    pub fn new(name: &str, way: Way, [client, server]: [(&Place, [IpAddr; 2]); 2]) -> Self {
+    pub fn new(name: &str, way: Way, [client, server]: [End<'_>; 2]) -> Self {
         Self {
             name: name.into(),
             way,
@@ -126,8 +124,8 @@ pub struct Scene {
 impl Scene {
     pub fn make(cpus: [usize; 2], options: &Options, cgroups: Cgroups) -> Result<Self> {
         let wanted = |way| options.is_wanted(way) && options.cases(way).next().is_some();
-        let present = Binaries::at(options.programs.present())?;
-        let earlier = options.programs.earlier();
+        let present = Binaries::at(options.common.programs.present())?;
+        let earlier = options.common.programs.earlier();
         let pairs = match wanted(Way::Across) {
             true => Pair::all(earlier.map(|(commit, _)| commit)),
             false => Vec::new(),
@@ -238,18 +236,8 @@ impl Scene {
     }
 
     pub fn ends<'a>(&self, subject: &'a Subject, ipv6: bool) -> Ends<'a> {
-        let [client, server] = self.cpus;
-        Ends {
-            client: Seat {
-                place: &subject.client,
-                cpu: client,
-            },
-            server: Seat {
-                place: &subject.server,
-                cpu: server,
-            },
-            address: subject.addresses[usize::from(ipv6)],
-        }
+        let places = [&subject.client, &subject.server];
+        ends(self.cpus, places, subject.addresses[usize::from(ipv6)])
     }
 
     /// Sees to it that packets go the way that a subject stands for: an error if they do not.
@@ -289,7 +277,10 @@ impl Scene {
     }
 }
 
-fn end(pod: &Pod) -> (&Place, [IpAddr; 2]) {
+/// Where it is, and its addresses, IPv4 first.
+pub type End<'a> = (&'a Place, [IpAddr; 2]);
+
+pub fn end(pod: &Pod) -> End<'_> {
     (pod.place(), pod.addresses())
 }
 
@@ -324,7 +315,7 @@ fn sinabro(name: &str, lab: &Lab, number: usize) -> Result<Vec<Subject>> {
 }
 
 fn theirs(lab: &Lab) -> Result<Vec<Subject>> {
-    fn end(pod: &Attached) -> (&Place, [IpAddr; 2]) {
+    fn end(pod: &Attached) -> End<'_> {
         (&pod.place, pod.addresses)
     }
     datapath::deliver_by_stack(lab.node(3))?;
@@ -358,7 +349,7 @@ fn theirs(lab: &Lab) -> Result<Vec<Subject>> {
     for number in [11, 12] {
         rules::tracking(lab.node(number))?;
     }
-    let tracked = bare(TRACKED, lab, [11, 12])?;
+    let tracked = bare("bare nodes, tracked", lab, [11, 12])?;
     let veth = others::cable()?;
     let veth = Subject::new(
         "bare veth (limit)",

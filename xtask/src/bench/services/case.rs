@@ -14,11 +14,9 @@ use sinabro_lab::traffic::{brief::brief_through, echoes::echoes_through, seat::M
 use std::{fmt, net::SocketAddr, ops::AddAssign, time::Duration};
 
 /// By the address of the pod itself, on the same node.
-pub const DIRECT: &str = "pod's address";
-pub const CONNECTS: &str = "connections";
-pub const EXCHANGES: &str = "requests";
-/// In the names of cases.
-pub const FROM_OUTSIDE: &str = "node port from outside";
+const DIRECT: &str = "pod's address";
+const CONNECTS: &str = "connections";
+const EXCHANGES: &str = "requests";
 /// Threads at each end of short connections.
 const THREADS: usize = 4;
 /// Bytes of a request, and of a response.
@@ -69,7 +67,7 @@ impl Case {
         };
         match self.way.is_from_outside() {
             false => format!("{kind}, {way}"),
-            true => format!("{kind}, {FROM_OUTSIDE}, {way}"),
+            true => format!("{kind}, node port from outside, {way}"),
         }
     }
 }

@@ -6,17 +6,14 @@ use super::{
     objects::{Services, TARGET},
 };
 use crate::{
-    bench::{cgroup::Cgroups, figures::OURS, published},
+    bench::{cgroup::Cgroups, ends, figures::OURS, published},
     ui::Step,
 };
 use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Pod,
     node::SERVICES_FILE,
-    traffic::{
-        self, PATIENCE,
-        seat::{Ends, Seat},
-    },
+    traffic::{self, PATIENCE, seat::Ends},
 };
 use socket2::{Domain, Socket, Type};
 use std::{
@@ -250,18 +247,7 @@ impl Scene {
             true => self.lab.outside().place(),
         };
         let server = [&site.near, &self.far][way.pod()];
-        let [client, cpu] = self.cpus;
-        Ends {
-            client: Seat {
-                place: from,
-                cpu: client,
-            },
-            server: Seat {
-                place: server.place(),
-                cpu,
-            },
-            address: server.v4(),
-        }
+        ends(self.cpus, [from, server.place()], server.v4())
     }
 }
 

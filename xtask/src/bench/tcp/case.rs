@@ -2,6 +2,7 @@
 
 use super::subject::{Scene, Subject};
 use crate::bench::{
+    figures::Figure,
     http::{
         self,
         nginx::{self, BODIES},
@@ -129,13 +130,6 @@ pub fn cases(only: Option<Part>, short: bool) -> Vec<Case> {
     }
     cases.retain(|case| !short || case.is_in_short_run());
     cases
-}
-
-/// One value of one case.
-pub struct Figure {
-    pub metric: &'static str,
-    pub unit: &'static str,
-    pub value: f64,
 }
 
 pub struct Bench<'a> {

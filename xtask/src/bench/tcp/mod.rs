@@ -19,9 +19,7 @@ mod case;
 mod figures;
 mod subject;
 
-use super::{
-    Output, Programs, aim, as_root, congestion::Congestion, processor, remaining, verdict,
-};
+use super::{Output, Programs, as_root, congestion::Congestion, processor, remaining};
 use crate::{interrupt, report, setup, ui};
 use anyhow::{Context as _, Result};
 use case::{Bench, Part};
@@ -131,42 +129,25 @@ fn measure(options: &Options) -> Result<ExitCode> {
     step.clear();
     scene.verify(&bench)?;
 
-    let rows = figures.rows();
-    figures::print(&rows, scene.names());
+    figures.print(scene.names());
     let earlier = options.programs.earlier();
-    let aims = match options.control || earlier.is_some() {
-        true => Vec::new(),
-        false => figures::aims(&rows),
-    };
     if !options.control && earlier.is_none() {
-        figures::print_not_accelerated(&rows, rounds);
+        figures.print_not_accelerated(rounds);
     }
-    aim::print(&aims);
-    let met = aims.iter().all(|aim| aim.met);
-    if options.output.is_wanted() {
-        let report = Report {
-            machine: report::Machine::look()?,
-            client_cpu: cpus[0],
-            server_cpu: cpus[1],
-            rounds,
-            background,
-            ipv6: options.ipv6,
-            control: options.control,
-            against: earlier.map(|(commit, _)| commit.to_owned()),
-            rows: figures.compared(scene.names()),
-            aims,
-        };
-        options.output.write("tcp", &report, &report.rows, &[])?;
-    }
-    if let Some((commit, _)) = earlier {
-        let slower = rows.iter().filter(|row| row.is_worse_in_every_round());
-        let slower = slower.map(|row| (&*row.case, row.metric, row.ratio));
-        return Ok(verdict(commit, slower));
-    }
-    Ok(match met {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    })
+    let report = Report {
+        machine: report::Machine::look()?,
+        client_cpu: cpus[0],
+        server_cpu: cpus[1],
+        rounds,
+        background,
+        ipv6: options.ipv6,
+        control: options.control,
+        against: earlier.map(|(commit, _)| commit.to_owned()),
+        rows: figures.rows(scene.names()),
+    };
+    options.output.write("tcp", &report, &report.rows, &[])?;
+    let slower = figures::slower_than_plain(&report.rows, scene.names());
+    Ok(options.programs.verdict(slower))
 }
 
 fn introduction(scene: &Scene, options: &Options) -> String {

@@ -9,7 +9,10 @@ use super::{
     Options,
     case::{Bench, REQUEST},
 };
-use crate::{bench::http::Nginx, workspace::which};
+use crate::{
+    bench::{ends, http::Nginx},
+    workspace::which,
+};
 use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_common::api::TcpAcceleration;
 use sinabro_lab::{
@@ -45,18 +48,7 @@ pub struct Subject {
 
 impl Subject {
     pub fn ends(&self) -> Ends<'_> {
-        let [client, server] = self.cpus;
-        Ends {
-            client: Seat {
-                place: &self.client,
-                cpu: client,
-            },
-            server: Seat {
-                place: &self.server,
-                cpu: server,
-            },
-            address: self.address,
-        }
+        ends(self.cpus, [&self.client, &self.server], self.address)
     }
 
     /// Bytes that crossed the server's link so far, both ways.
