@@ -314,6 +314,11 @@ fn congestion_is_told_outside_and_inside() {
                 (3, 3, Some(3)),
                 (0xb8, 3, None),
                 (0xba, 3, Some(0xbb)),
+                // Whatever a router has made of the rest.
+                (0, 0xbb, None),
+                (2, 0xb8, Some(2)),
+                (2, 0xbb, Some(3)),
+                (0xba, 0x2f, Some(0xbb)),
             ] {
                 let packet = packet::udp((far(src), 1), (src, 2), b"hello");
                 let mut frame = world.comes(&packet);

@@ -76,8 +76,15 @@ fn what_is_deleted_by_hand_comes_back() {
     });
     net.crosses((1, 1), (2, 2));
 
-    // Not deleted but spoilt: wrong MAC, wrong tunnel end, wrong MTU.
+    // Not deleted but spoilt: an entry that the kernel may forget, wrong MAC, wrong tunnel end, wrong MTU.
     let gateway = neighbours(machine)[0].address;
+    let mut ip = Command::new("ip");
+    let stale = format!("neigh change {gateway} dev {VXLAN_LINK} nud stale");
+    machine.place.put(ip.args(stale.split(' ')));
+    assert!(ip.status().unwrap().success(), "ip {stale}");
+    until("the neighbour is permanent", || {
+        neighbours(machine).len() == 2
+    });
     conn.execute(Neigh::new(device, gateway, [2, 9, 9, 9, 9, 9]).replace())
         .unwrap();
     let wrong = Fdb {
