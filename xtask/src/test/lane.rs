@@ -44,9 +44,9 @@ impl Lane {
     fn at_once(self) -> usize {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         match self {
-            // Half of the time they wait. A meter's threads run ahead of all others, but an agent that wants a
-            // processor may have to wait for one.
-            Self::Alone | Self::Nightly => processors + 1,
+            // A meter's threads need a processor as soon as they have something to do. With three at once beside
+            // another program agents waited a minute for one: some have streams as fast as they go.
+            Self::Alone | Self::Nightly => processors.min(2),
             Self::Working => 2 * processors,
             Self::Waiting => 4 * processors,
         }
