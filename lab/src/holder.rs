@@ -89,58 +89,40 @@ pub fn end_all() {
     }
 }
 
-/// A holder and its namespaces, which live as long as these files are open.
+/// The process, which goes on if this is dropped.
 pub struct Holder {
     pub pid: Pid,
-    pub net: NetNs,
-    pub mnt: OwnedFd,
-    pub stack: Stack,
+    /// What it runs on, which has to stay until it has been waited for. Aligned as a function's frame has to be.
+    stack: ManuallyDrop<Box<[u128]>>,
 }
 
-/// What a holder runs on; to be kept until that has been waited for. Dropped before, it stays.
-pub struct Stack {
-    /// Aligned as a function's frame has to be.
-    memory: ManuallyDrop<Box<[u128]>>,
-}
-
-impl Stack {
-    fn new() -> Self {
-        /// A few system calls deep.
-        const SIZE: usize = 64 << 10;
-        let memory = vec![0; SIZE / size_of::<u128>()];
-        Self {
-            memory: ManuallyDrop::new(memory.into()),
+impl Holder {
+    /// Kills it, and gives its stack back.
+    pub fn end(self) {
+        let _ = kill(self.pid, Signal::SIGKILL);
+        if waitpid(self.pid, None).is_ok() {
+            drop(ManuallyDrop::into_inner(self.stack));
         }
-    }
-
-    /// Gives the memory back, as nothing runs on it any more.
-    pub fn free(self) {
-        drop(ManuallyDrop::into_inner(self.memory));
     }
 }
 
 /// Starts the holder; the calling thread is its parent, and with [`Lifetime::Process`] the
 /// kernel kills the holder when that *thread* ends (PR_SET_PDEATHSIG).
-pub fn start(lifetime: Lifetime) -> Result<Holder> {
+///
+/// Its namespaces live as long as the files that are opened here.
+pub fn start(lifetime: Lifetime) -> Result<(Holder, NetNs, OwnedFd)> {
     // The namespaces are opened before [`end_all`] can end the process that gives them a path.
     let begin = || {
-        let mut stack = Stack::new();
-        let pid = clone_and_wait(lifetime, &mut stack)?;
-        match open(pid) {
-            Ok((net, mnt)) => Ok(Holder {
-                pid,
-                net,
-                mnt,
-                stack,
-            }),
+        let holder = clone_and_wait(lifetime)?;
+        match open(holder.pid) {
+            Ok((net, mnt)) => Ok((holder, net, mnt)),
             Err(error) => {
-                let _ = kill(pid, Signal::SIGKILL);
-                let _ = waitpid(pid, None);
+                holder.end();
                 Err(error)
             }
         }
     };
-    remembered(begin, |holder| holder.pid.as_raw())
+    remembered(begin, |(holder, ..)| holder.pid.as_raw())
 }
 
 fn open(pid: Pid) -> Result<(NetNs, OwnedFd)> {
@@ -150,14 +132,18 @@ fn open(pid: Pid) -> Result<(NetNs, OwnedFd)> {
 }
 
 /// Returns once the namespaces are there.
-fn clone_and_wait(lifetime: Lifetime, stack: &mut Stack) -> Result<Pid> {
+fn clone_and_wait(lifetime: Lifetime) -> Result<Holder> {
+    /// A few system calls deep.
+    const STACK: usize = 64 << 10;
     let (reader, writer) = nix::unistd::pipe().context("cannot make a pipe")?;
     let mut orders = Orders {
         lifetime,
         parent: nix::unistd::getpid(),
         report: writer.as_raw_fd(),
     };
-    let top = stack.memory.as_mut_ptr_range().end;
+    let stack = vec![0; STACK / size_of::<u128>()].into_boxed_slice();
+    let mut stack = ManuallyDrop::new(stack);
+    let top = stack.as_mut_ptr_range().end;
     // SAFETY: the child only makes system calls and never returns. It uses its orders until it has reported, which
     // is waited for below, and the stack until it has ended.
     let pid = unsafe {
@@ -173,7 +159,7 @@ fn clone_and_wait(lifetime: Lifetime, stack: &mut Stack) -> Result<Pid> {
     let mut report = Vec::new();
     File::from(reader).read_to_end(&mut report)?;
     match report[..] {
-        [0xff] => Ok(pid),
+        [0xff] => Ok(Holder { pid, stack }),
         [stage, errno] => {
             let _ = waitpid(pid, None);
             let stage = STAGES.get(usize::from(stage)).copied().unwrap_or("start");

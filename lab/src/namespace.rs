@@ -14,8 +14,7 @@ use nix::{
     sched::{CloneFlags, setns, unshare},
     sys::{
         prctl,
-        signal::{SigSet, Signal, kill},
-        wait::waitpid,
+        signal::{SigSet, Signal},
     },
     unistd::Pid,
 };
@@ -52,31 +51,29 @@ impl Namespace {
         let worker = thread::Builder::new()
             .name(format!("{name}-worker"))
             .spawn(move || {
-                let result = holder::start(lifetime).and_then(|holder| {
-                    enter(&holder.net, &holder.mnt)?;
-                    Ok(holder)
+                let started = holder::start(lifetime).and_then(|(holder, net, mnt)| {
+                    enter(&net, &mnt)?;
+                    Ok((holder, net, mnt))
                 });
-                let (held, result) = match result {
-                    Ok(holder) => (
-                        Some((holder.pid, holder.stack)),
-                        Ok((holder.pid, holder.net, holder.mnt)),
-                    ),
-                    Err(error) => (None, Err(error)),
+                let (holder, opened) = match started {
+                    Ok((holder, net, mnt)) => (holder, (net, mnt)),
+                    Err(error) => {
+                        let _ = ready.send(Err(error));
+                        return;
+                    }
                 };
-                let _ = ready.send(result);
+                let pid = holder.pid;
+                let _ = ready.send(Ok((pid, opened)));
                 for job in queue {
                     job();
                 }
-                if let (Some((pid, stack)), Lifetime::Process) = (held, lifetime) {
-                    let _ = kill(pid, Signal::SIGKILL);
-                    if waitpid(pid, None).is_ok() {
-                        stack.free();
-                    }
+                if lifetime == Lifetime::Process {
+                    holder.end();
                     holder::forget(pid.as_raw());
                 }
             })
             .context("cannot start a thread")?;
-        let (pid, net, mnt) = started
+        let (pid, (net, mnt)) = started
             .recv()
             .context("the worker thread ended")?
             .with_context(|| format!("cannot make the namespaces of {name}"))?;

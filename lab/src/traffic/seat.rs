@@ -46,13 +46,20 @@ pub struct Ends<'a> {
 impl<'a> Ends<'a> {
     /// Each end on a CPU of its own, as far as there are two.
     pub fn apart(client: &'a Place, server: &'a Place, address: IpAddr) -> Result<Self> {
-        let [first, second] = two_cpus()?;
-        let seat = |place, cpu| Seat { place, cpu };
-        Ok(Self {
-            client: seat(client, first),
-            server: seat(server, second),
+        Ok(Self::on(two_cpus()?, [client, server], address))
+    }
+
+    /// Client and server, each on its CPU.
+    pub fn on(cpus: [usize; 2], places: [&'a Place; 2], address: IpAddr) -> Self {
+        let seat = |end: usize| Seat {
+            place: places[end],
+            cpu: cpus[end],
+        };
+        Self {
+            client: seat(0),
+            server: seat(1),
             address,
-        })
+        }
     }
 
     /// A listener whose connections give up after a silence of [`PATIENCE`].

@@ -9,7 +9,7 @@ use sinabro_lab::{
         datagrams::datagrams,
         one_way::{one_way, streams},
         round_trips::{latency, round_trips},
-        seat::{Ends, Seat, two_cpus},
+        seat::Ends,
     },
 };
 use sinabro_netlink::NetNs;
@@ -20,13 +20,7 @@ const TIME: Duration = Duration::from_millis(100);
 /// Over this machine's loopback.
 fn with_ends(f: impl FnOnce(Ends<'_>) -> Result<()>) -> Result<()> {
     let place = Place::new("here", NetNs::open("/proc/self/ns/net")?);
-    let [client, server] = two_cpus()?.map(|cpu| Seat { place: &place, cpu });
-    let address = Ipv4Addr::LOCALHOST.into();
-    f(Ends {
-        client,
-        server,
-        address,
-    })
+    f(Ends::apart(&place, &place, Ipv4Addr::LOCALHOST.into())?)
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod cgroup;
 mod cni;
 mod common;
 mod congestion;
+mod feed;
 mod figures;
 mod http;
 mod memory;
@@ -34,17 +35,12 @@ use crate::{
     root, setup,
     workspace::{self, dist},
 };
-use anyhow::{Context as _, Result, ensure};
+use anyhow::Result;
 use clap::Subcommand;
-use sinabro_lab::{
-    Node, Place,
-    traffic::seat::{Ends, Seat},
-};
+use sinabro_lab::Node;
 use std::{
-    io::{Seek as _, Write as _},
-    net::IpAddr,
     path::{Path, PathBuf},
-    process::{Command, ExitCode, Stdio},
+    process::{Command, ExitCode},
     time::{Duration, Instant},
 };
 
@@ -215,37 +211,6 @@ fn both<T>(round: u32, mut measure: impl FnMut(usize) -> Result<T>) -> Result<[T
     }
     let second = measure(1)?;
     Ok([measure(0)?, second])
-}
-
-/// A client and a server, each on its CPU, and the server's address.
-fn ends<'a>(cpus: [usize; 2], [client, server]: [&'a Place; 2], address: IpAddr) -> Ends<'a> {
-    let seat = |place, cpu| Seat { place, cpu };
-    Ends {
-        client: seat(client, cpus[0]),
-        server: seat(server, cpus[1]),
-        address,
-    }
-}
-
-/// Runs a program on a node, which reads this text.
-fn feed(node: &Node, program: &str, arguments: &[&str], text: &str) -> Result<()> {
-    // A file: nobody needs to feed it while the program runs.
-    let mut input = tempfile::tempfile()?;
-    input.write_all(text.as_bytes())?;
-    input.rewind()?;
-    // In the node's mount namespace, too: the lock of iptables is a file.
-    node.namespace().run(|| {
-        let mut command = Command::new(program);
-        command.args(arguments).stdin(input).stdout(Stdio::null());
-        let output = command.output();
-        let output = output.with_context(|| format!("cannot run {program}"))?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        // It may say the same of each line.
-        let said: Vec<&str> = said.lines().take(5).collect();
-        let (name, said) = (node.name(), said.join("\n"));
-        ensure!(output.status.success(), "{program} on {name}: {said}");
-        Ok(())
-    })
 }
 
 /// What a node's agent says of its settings: an earlier commit's may know fewer.

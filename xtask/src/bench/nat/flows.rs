@@ -4,7 +4,7 @@
 //! TCP connections of the pod's own address to as many remote addresses, of the range that is there for
 //! benchmarks (RFC 2544 §C.2.2, RFC 5180 §8).
 
-use crate::bench::feed;
+use crate::bench::feed::feed;
 use anyhow::{Context as _, Result, ensure};
 use sinabro_common::abi::{Addr, connection::Tuple};
 use sinabro_lab::{Node, datapath::Planted};

@@ -23,7 +23,6 @@ use super::{
 use crate::bench::{
     agent_help,
     cgroup::Cgroups,
-    ends,
     figures::OURS,
     http::Nginx,
     pod::{others, rules},
@@ -218,7 +217,7 @@ impl Scene {
     pub fn ends<'a>(&'a self, subject: &'a Subject) -> Result<Ends<'a>> {
         let places = [&subject.client, &self.outside];
         let address = family(&addresses_outside()?, self.ipv6)?;
-        Ok(ends(self.cpus, places, address))
+        Ok(Ends::on(self.cpus, places, address))
     }
 
     /// Puts other connections into a subject's table.

@@ -3,7 +3,7 @@
 //! Their pods are attached by the reference plugin `ptp`: a veth pair and a route, as ours are.
 
 use crate::{
-    bench::{feed, pod::rules},
+    bench::{feed::feed, pod::rules},
     workspace::output,
 };
 use anyhow::Result;

@@ -1,6 +1,6 @@
 //! The netfilter rules that nodes have: kube-proxy's, and flannel's masquerade.
 
-use crate::bench::feed;
+use crate::bench::feed::feed;
 use anyhow::Result;
 use ipnet::IpNet;
 use sinabro_lab::Node;

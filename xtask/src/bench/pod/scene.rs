@@ -22,7 +22,7 @@ use super::{
     pair::Pair,
     rules,
 };
-use crate::bench::{cgroup::Cgroups, ends, figures::OURS, http::Nginx};
+use crate::bench::{cgroup::Cgroups, figures::OURS, http::Nginx};
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use sinabro_lab::{
@@ -237,7 +237,7 @@ impl Scene {
 
     pub fn ends<'a>(&self, subject: &'a Subject, ipv6: bool) -> Ends<'a> {
         let places = [&subject.client, &subject.server];
-        ends(self.cpus, places, subject.addresses[usize::from(ipv6)])
+        Ends::on(self.cpus, places, subject.addresses[usize::from(ipv6)])
     }
 
     /// Sees to it that packets go the way that a subject stands for: an error if they do not.

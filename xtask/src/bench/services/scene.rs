@@ -6,7 +6,7 @@ use super::{
     objects::{Services, TARGET},
 };
 use crate::{
-    bench::{cgroup::Cgroups, ends, figures::OURS, published},
+    bench::{cgroup::Cgroups, figures::OURS, published},
     ui::Step,
 };
 use anyhow::{Context as _, Result, bail, ensure};
@@ -247,7 +247,7 @@ impl Scene {
             true => self.lab.outside().place(),
         };
         let server = [&site.near, &self.far][way.pod()];
-        ends(self.cpus, [from, server.place()], server.v4())
+        Ends::on(self.cpus, [from, server.place()], server.v4())
     }
 }
 

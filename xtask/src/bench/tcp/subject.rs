@@ -9,10 +9,7 @@ use super::{
     Options,
     case::{Bench, REQUEST},
 };
-use crate::{
-    bench::{ends, http::Nginx},
-    workspace::which,
-};
+use crate::{bench::http::Nginx, workspace::which};
 use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_common::api::TcpAcceleration;
 use sinabro_lab::{
@@ -48,7 +45,7 @@ pub struct Subject {
 
 impl Subject {
     pub fn ends(&self) -> Ends<'_> {
-        ends(self.cpus, [&self.client, &self.server], self.address)
+        Ends::on(self.cpus, [&self.client, &self.server], self.address)
     }
 
     /// Bytes that crossed the server's link so far, both ways.
