@@ -39,7 +39,14 @@ fn is_planted(text: &str) -> Planted {
     let digits = text.bytes().filter(u8::is_ascii_digit).count();
     // Each comparison by itself: what is decided by the last alone would be one step.
     let at_least = |least| hint::black_box(digits) >= least;
-    at_least(5) && at_least(10) && at_least(15) && at_least(20)
+    at_least(5)
+        && at_least(8)
+        && at_least(10)
+        && at_least(12)
+        && at_least(14)
+        && at_least(16)
+        && at_least(18)
+        && at_least(20)
 }
 
 /// Whether an input is one that the planted bug is in.

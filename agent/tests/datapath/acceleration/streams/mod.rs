@@ -15,7 +15,7 @@ use sinabro_common::abi::acceleration::{AccelerationCounters, Reason};
 use std::{
     env,
     sync::{
-        LazyLock,
+        Arc, LazyLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
@@ -215,6 +215,15 @@ fn random_streams_survive_a_pod_that_changes_its_mind() {
     });
 }
 
+/// Has held readers go on.
+struct Release(Arc<AtomicBool>);
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
 /// A connection in the middle of a stream when its pods may be accelerated has data in TCP's
 /// queues.
 #[test]
@@ -222,8 +231,9 @@ fn connections_from_before_stay_plain_and_new_ones_do_not() {
     world(true, false, |mut w| {
         let random = &mut Random(seed());
         let mut plans: Vec<Plan> = (0..8).map(|_| Plan::new(random, 8000)).collect();
+        let held = Arc::new(AtomicBool::new(true));
         for way in plans.iter_mut().flat_map(|plan| &mut plan.ways) {
-            // Long enough to be in the middle.
+            way.held = held.clone();
             way.len = 4 << 20;
             way.message = 40_000;
             way.piece = 40_000;
@@ -238,13 +248,17 @@ fn connections_from_before_stay_plain_and_new_ones_do_not() {
                     done.fetch_add(1, Ordering::Relaxed);
                 });
             }
+            // Also if what follows fails: the readers are waited for.
+            let release = Release(held);
             kit::eventually("all in the middle", || {
                 let counted = w.datapath().pod_counters(w.b.ifindex).unwrap().unwrap();
                 counted.tx_bytes + counted.rx_bytes > 16 << 20
             });
             w.b.attach(w.datapath());
             thread::sleep(Duration::from_millis(20));
-            assert!(done.load(Ordering::Relaxed) < plans.len(), "too short");
+            assert_eq!(done.load(Ordering::Relaxed), 0);
+            drop(release);
+            kit::eventually("the first to end", || done.load(Ordering::Relaxed) > 0);
             assert_eq!(enrolled(), []);
             assert_eq!(w.all_counters(), AccelerationCounters::default());
         });

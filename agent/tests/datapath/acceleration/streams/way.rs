@@ -4,7 +4,10 @@ use std::{
     io::{self, ErrorKind, IoSlice},
     net::{Shutdown, TcpStream},
     os::fd::{AsRawFd, RawFd},
-    sync::LazyLock,
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -62,6 +65,8 @@ pub struct Way {
     /// One message (one read) in so many waits up to so many microseconds before it.
     sender_pauses: (usize, usize),
     pub reader_pauses: (usize, usize),
+    /// While it is set, no more than half is read.
+    pub held: Arc<AtomicBool>,
 }
 
 impl Way {
@@ -86,6 +91,7 @@ impl Way {
             piece: least.max(random.magnitude(LONGEST_MESSAGE)),
             sender_pauses: pauses(random),
             reader_pauses: pauses(random),
+            held: Arc::default(),
         }
     }
 
@@ -187,6 +193,10 @@ pub fn receive(socket: &TcpStream, way: &Way) {
     let mut progress = Instant::now();
     loop {
         pause(random, way.reader_pauses);
+        while at >= way.len / 2 && way.held.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(1));
+            progress = Instant::now();
+        }
         let len = random.magnitude(way.piece);
         let into = &mut buffer[..len];
         let mut flags = 0;
