@@ -10,6 +10,7 @@
 //! goes on without it. Stop: no new connections, requests under way finish, the socket goes;
 //! links, programs and maps stay as they are, the pods keep their network.
 
+mod attached;
 mod follow_node;
 mod forwarding;
 mod handover;
@@ -47,6 +48,7 @@ use crate::{
     watch::{kubernetes, masquerade_file, nodes::OwnNode, nodes_file, services as watch_services},
 };
 use anyhow::{Context as _, anyhow, bail};
+use attached::follow_attached;
 use follow_node::{NodeTask, follow_node};
 use forwarding::{ForwardingTask, follow_forwarding};
 use periodic::{every, every_or};
@@ -171,6 +173,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         node: node.clone(),
         forwarding: forwarding_sender,
     }));
+    tasks.spawn(follow_attached(datapath.clone(), standing.clone()));
     tasks.spawn(every(COLLECT, {
         let endpoints = endpoints.clone();
         move || log_collected(&endpoints)
@@ -326,6 +329,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             routing: settings.routing,
         },
         rules: troubles::Rules::default(),
+        node_ports: settings
+            .node_ports
+            .filter(|_| settings.service_proxy.may_be_on())
+            .map(|(first, last)| first..=last),
         standing: standing.clone(),
         datapath: datapath.clone(),
         self_test: self_test.clone(),

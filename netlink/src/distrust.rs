@@ -1,4 +1,5 @@
-//! Settings of a link whose other end nobody vouches for: no router is heard on it.
+//! Settings of a link whose other end nobody vouches for: no router is heard on it. What comes in by it is forwarded, whatever
+//! new links have (`net.ipv4.conf.default.forwarding`, which hardening guides turn off).
 //!
 //! IPv4's go with one request (`inet_set_link_af`), IPv6's have none and are files.
 
@@ -17,6 +18,9 @@ const IPV4: [(u16, &str); 4] = [
     (6, "send_redirects"),
     (9, "accept_source_route"),
 ];
+
+/// `IPV4_DEVCONF_FORWARDING`.
+const FORWARDING: u16 = 1;
 
 /// No router advertisement makes a route or an address, whatever the node does elsewhere, and no
 /// redirect changes one (RFC 4861 §6.1.2, §8.1).
@@ -53,14 +57,26 @@ pub fn repair(name: &str) -> Result<Vec<String>> {
 }
 
 fn ipv4(index: u32) -> Request {
-    let mut values = Vec::with_capacity(8 * IPV4.len());
-    for (id, _) in IPV4 {
-        values.extend_from_slice(&8_u16.to_ne_bytes());
-        values.extend_from_slice(&id.to_ne_bytes());
-        values.extend_from_slice(&0_u32.to_ne_bytes());
-    }
-    let conf = AfSpecInet::Other(DefaultNla::new(INET_CONF, values));
+    let off = IPV4.iter().map(|(id, _)| (*id, 0));
     let what = format!("change the IPv4 settings of link #{index}");
+    set_ipv4(what, index, off.chain([(FORWARDING, 1)]))
+}
+
+/// Has a link forward IPv4 packets that come in by it. Each link has a setting of its own, which a new one has from
+/// `net.ipv4.conf.default.forwarding`; of IPv6 the one for all links counts (`ip6_forward`).
+pub fn forward_ipv4(index: u32) -> Request {
+    let what = format!("have link #{index} forward IPv4");
+    set_ipv4(what, index, [(FORWARDING, 1)].into_iter())
+}
+
+fn set_ipv4(what: String, index: u32, values: impl Iterator<Item = (u16, u32)>) -> Request {
+    let mut nested = Vec::new();
+    for (id, value) in values {
+        nested.extend_from_slice(&8_u16.to_ne_bytes());
+        nested.extend_from_slice(&id.to_ne_bytes());
+        nested.extend_from_slice(&value.to_ne_bytes());
+    }
+    let conf = AfSpecInet::Other(DefaultNla::new(INET_CONF, nested));
     let families = vec![AfSpecUnspec::Inet(vec![conf])];
     link::set(what, index, LinkAttribute::AfSpecUnspec(families))
 }

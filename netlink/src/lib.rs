@@ -39,6 +39,7 @@ pub mod monitor;
 pub mod neigh;
 pub mod netns;
 pub mod nft;
+mod nft_ports;
 pub mod route;
 pub mod rule;
 pub mod sock_diag;

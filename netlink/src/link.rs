@@ -49,6 +49,8 @@ pub struct Link {
     pub alias: Option<String>,
     /// Settings of a VXLAN device.
     pub vxlan: Option<VxlanSettings>,
+    /// Whether IPv4 packets that come in by it are forwarded (`net.ipv4.conf.NAME.forwarding`); none without IPv4.
+    pub forwards_ipv4: Option<bool>,
 }
 
 impl Conn {
@@ -277,6 +279,25 @@ pub fn check_name(name: &str) -> Result<()> {
     })
 }
 
+/// Of IFLA_AF_SPEC: by family, and of IPv4 an array of settings in the order of `IPV4_DEVCONF_*`, which begin at one.
+fn forwards_ipv4(spec: &Attr<'_>) -> std::result::Result<Option<bool>, Garbage> {
+    /// IFLA_INET_CONF (linux/if_link.h).
+    const CONF: u16 = 1;
+    for family in wire::attrs(spec.value) {
+        let family = family?;
+        if i32::from(family.kind) != libc::AF_INET {
+            continue;
+        }
+        for attr in wire::attrs(family.value) {
+            let attr = attr?;
+            if attr.kind == CONF {
+                return Ok(wire::u32_at(attr.value, 0).map(|value| value != 0));
+            }
+        }
+    }
+    Ok(None)
+}
+
 impl Link {
     /// From the body of an RTM_NEWLINK message.
     pub(crate) fn parse(body: &[u8]) -> std::result::Result<Link, Garbage> {
@@ -297,6 +318,7 @@ impl Link {
             master: None,
             alias: None,
             vxlan: None,
+            forwards_ipv4: None,
         };
         for attr in wire::attrs_after(body, HEADER)? {
             let attr = attr?;
@@ -311,6 +333,7 @@ impl Link {
                 libc::IFLA_MASTER => link.master = Some(attr.u32()?),
                 libc::IFLA_IFALIAS => link.alias = Some(attr.text()),
                 libc::IFLA_LINKINFO => link.parse_info(&attr)?,
+                libc::IFLA_AF_SPEC => link.forwards_ipv4 = forwards_ipv4(&attr)?,
                 _ => {}
             }
         }

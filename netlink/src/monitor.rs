@@ -22,7 +22,11 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-const GROUPS: [u32; 8] = [
+/// NETCONFA_IFINDEX (linux/netconf.h), behind struct netconfmsg: a family, padded.
+const NETCONF_IFINDEX: u16 = 1;
+const NETCONF_HEADER: usize = 4;
+
+const GROUPS: [u32; 9] = [
     libc::RTNLGRP_LINK,
     libc::RTNLGRP_NEIGH,
     libc::RTNLGRP_IPV4_IFADDR,
@@ -31,6 +35,7 @@ const GROUPS: [u32; 8] = [
     libc::RTNLGRP_IPV6_ROUTE,
     libc::RTNLGRP_IPV4_RULE,
     libc::RTNLGRP_IPV6_RULE,
+    libc::RTNLGRP_IPV4_NETCONF,
 ];
 
 /// Room for events between two reads: a burst of a thousand pods.
@@ -67,6 +72,10 @@ pub enum Event {
         /// None if it names no tunnel endpoint.
         entry: Option<Fdb>,
         removed: bool,
+    },
+    /// A setting of a link's for IPv4 was changed, such as whether it forwards.
+    Settings {
+        link: u32,
     },
     /// A rule by which a routing table is chosen was added or removed.
     Rule,
@@ -190,6 +199,17 @@ fn event(message: &Message<'_>) -> std::result::Result<Option<Event>, Garbage> {
             address: addr.net.addr(),
             removed: message.kind == libc::RTM_DELADDR,
         }),
+        // Those for all links, and of new ones, have a negative index: each link is told of by itself.
+        libc::RTM_NEWNETCONF => {
+            let mut link = None;
+            for attr in wire::attrs_after(body, NETCONF_HEADER)? {
+                let attr = attr?;
+                if attr.kind == NETCONF_IFINDEX {
+                    link = Some(attr.u32()?).filter(|index| index.cast_signed() > 0);
+                }
+            }
+            link.map(|link| Event::Settings { link })
+        }
         libc::RTM_NEWRULE | libc::RTM_DELRULE => Some(Event::Rule),
         libc::RTM_NEWROUTE | libc::RTM_DELROUTE => Route::parse(body)?.map(|route| Event::Route {
             route,

@@ -6,8 +6,10 @@
 //!
 //! Numbers are those of linux/netfilter/nf_tables.h. Reading needs CAP_NET_ADMIN.
 
+pub use crate::nft_ports::Ports;
 use crate::{
     Conn, Error, Result,
+    nft_ports::Reader,
     wire::{self, Attr, Garbage, Message, Raw},
 };
 use netlink_sys::{Socket, protocols::NETLINK_NETFILTER};
@@ -57,6 +59,8 @@ pub const PREROUTING: u32 = 0;
 pub const FORWARD: u32 = 2;
 /// NF_INET_POST_ROUTING.
 pub const POSTROUTING: u32 = 4;
+/// NF_INET_INGRESS: of a link, in tables of the family inet alone (linux/netfilter.h, Linux 5.10).
+pub const INGRESS: u32 = 5;
 
 /// Whose packets (NFPROTO_…).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +81,9 @@ impl fmt::Display for Family {
 }
 
 impl Family {
+    /// IPv4 and IPv6.
+    pub const INET: Self = Self(1);
+
     /// Whether a hook's number is one of IP's.
     fn is_ip(self) -> bool {
         matches!(self.0, 1 | 2 | 10)
@@ -87,7 +94,14 @@ impl fmt::Display for Chain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.family, self.table, self.name)?;
         if let Some(base) = &self.base {
-            let names = ["prerouting", "input", "forward", "output", "postrouting"];
+            let names = [
+                "prerouting",
+                "input",
+                "forward",
+                "output",
+                "postrouting",
+                "ingress",
+            ];
             let name = names.get(base.hook as usize);
             match name.filter(|_| self.family.is_ip()) {
                 Some(name) => write!(f, " type {} hook {name}", base.kind)?,
@@ -109,6 +123,8 @@ pub struct Rule {
     pub handle: u64,
     /// As in `payload cmp counter(7 packets, 588 bytes) jump(KUBE-SERVICES)`.
     pub expressions: Vec<String>,
+    /// Which destination ports it is about.
+    pub ports: Ports,
 }
 
 impl fmt::Display for Rule {
@@ -175,7 +191,9 @@ impl Rule {
             chain: String::new(),
             handle: 0,
             expressions: Vec::new(),
+            ports: Ports::Any,
         };
+        let mut ports = Reader::default();
         for attr in wire::attrs_after(body, HEADER)? {
             let attr = attr?;
             match attr.kind {
@@ -183,18 +201,24 @@ impl Rule {
                 2 => rule.chain = attr.text(),
                 3 => rule.handle = attr.array().map(u64::from_be_bytes)?,
                 4 => {
-                    let expressions = wire::attrs(attr.value).map(|element| outline(&element?));
+                    let mut outline = |element: Parsed<Attr<'_>>| {
+                        let element = element?;
+                        let (name, data) = name_and_data(&element)?;
+                        ports.read(&name, data)?;
+                        outline(name, data)
+                    };
+                    let expressions = wire::attrs(attr.value).map(&mut outline);
                     rule.expressions = expressions.collect::<Parsed<_>>()?;
                 }
                 _ => {}
             }
         }
+        rule.ports = ports.ports();
         Ok(rule)
     }
 }
 
-/// One expression of a rule.
-fn outline(element: &Attr<'_>) -> Parsed<String> {
+fn name_and_data<'a>(element: &Attr<'a>) -> Parsed<(String, &'a [u8])> {
     let (mut name, mut data) = (String::new(), &[][..]);
     for attr in wire::attrs(element.value) {
         let attr = attr?;
@@ -204,6 +228,11 @@ fn outline(element: &Attr<'_>) -> Parsed<String> {
             _ => {}
         }
     }
+    Ok((name, data))
+}
+
+/// One expression of a rule.
+fn outline(name: String, data: &[u8]) -> Parsed<String> {
     Ok(match name.as_str() {
         "counter" => {
             let (mut bytes, mut packets) = (0, 0);
@@ -253,6 +282,14 @@ fn verdict(data: &[u8]) -> Parsed<Option<String>> {
             other => format!("verdict({other})"),
         },
     }))
+}
+
+/// The chain to which an expression of a [`Rule`] leads, if it does.
+#[must_use]
+pub fn leads_to(expression: &str) -> Option<&str> {
+    let jump = expression.strip_prefix("jump(");
+    let to = jump.or_else(|| expression.strip_prefix("goto("))?;
+    to.strip_suffix(')')
 }
 
 fn find(tail: &[u8], kind: u16) -> Parsed<Option<Attr<'_>>> {

@@ -1,13 +1,14 @@
 //! Traffic control: a link's clsact qdisc and the BPF programs on it.
 
 use crate::{
-    Conn, Result,
-    conn::{CREATE, REPLACE, Request},
+    Conn, Error, Result,
+    conn::{CREATE, REPLACE, Request, receive},
     wire::{self, Garbage, Message, Raw},
 };
+use netlink_sys::Socket;
 use std::{
-    fmt,
-    os::fd::{AsRawFd as _, OwnedFd},
+    fmt, io,
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
     sync::Arc,
 };
 
@@ -200,6 +201,89 @@ impl Conn {
             found.extend(filters.into_iter().filter(|filter| filter.handle != 0));
         }
         Ok(found)
+    }
+}
+
+/// What has changed at a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    pub link: u32,
+    /// The name of the BPF filter that was set; none if it was something else, or was removed.
+    pub set: Option<String>,
+}
+
+impl Change {
+    fn parse(message: &Message<'_>) -> std::result::Result<Option<Self>, Garbage> {
+        let body = message.body;
+        let set = match message.kind {
+            // Of a hook it does not say which: its name is all that counts.
+            libc::RTM_NEWTFILTER => parse(body, Direction::Ingress)?
+                .program
+                .map(|(name, _)| name),
+            libc::RTM_DELTFILTER | libc::RTM_NEWQDISC | libc::RTM_DELQDISC => None,
+            _ => return Ok(None),
+        };
+        match wire::u32_at(body, 4) {
+            Some(link) => Ok(Some(Self { link, set })),
+            None => wire::garbage("a change of traffic control without a header"),
+        }
+    }
+}
+
+/// A socket that says which links' qdiscs and filters change, in the network namespace of the thread that made it.
+#[derive(Debug)]
+pub struct Changes {
+    socket: Socket,
+    datagram: Vec<u8>,
+}
+
+impl Changes {
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn follow() -> Result<Self> {
+        let open = || -> io::Result<Self> {
+            let mut socket = Socket::new(netlink_sys::protocols::NETLINK_ROUTE)?;
+            socket.bind_auto()?;
+            socket.add_membership(libc::RTNLGRP_TC)?;
+            Ok(Self {
+                socket,
+                datagram: Vec::new(),
+            })
+        };
+        open().map_err(|error| Error::system("follow changes of traffic control", &error))
+    }
+
+    /// What has changed since the last call; none if some of it was lost. Never blocks.
+    ///
+    /// # Errors
+    /// If the socket failed.
+    pub fn read(&mut self) -> Result<Option<Vec<Change>>> {
+        let mut changes = Some(Vec::new());
+        loop {
+            match receive(&self.socket, &mut self.datagram, libc::MSG_DONTWAIT) {
+                Ok(()) => {
+                    for message in wire::messages(&self.datagram) {
+                        match message.and_then(|message| Change::parse(&message)) {
+                            Ok(change) => changes
+                                .iter_mut()
+                                .for_each(|all| all.extend(change.clone())),
+                            Err(_) => changes = None,
+                        }
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(changes),
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => changes = None,
+                Err(error) => {
+                    return Err(Error::system("follow changes of traffic control", &error));
+                }
+            }
+        }
+    }
+}
+
+impl AsFd for Changes {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::Announcer;
 use crate::endpoint::EndpointRecord;
-use sinabro_common::abi::connection::{ALL_SHARES, HOST_SHARE, OUTSIDE_SHARE, Share};
+use sinabro_common::abi::connection::{Share, is_of_pod};
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
@@ -96,9 +96,7 @@ impl Floods {
 
 /// How many connections of each pod were refused.
 fn refused(shares: &[(u32, Share)]) -> HashMap<u32, u64> {
-    let of_pods = shares
-        .iter()
-        .filter(|(payer, _)| ![HOST_SHARE, OUTSIDE_SHARE, ALL_SHARES].contains(payer));
+    let of_pods = shares.iter().filter(|(payer, _)| is_of_pod(*payer));
     of_pods
         .map(|(payer, share)| (*payer, share.refused))
         .collect()
@@ -107,6 +105,7 @@ fn refused(shares: &[(u32, Share)]) -> HashMap<u32, u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sinabro_common::abi::connection::{ALL_SHARES, HOST_SHARE};
 
     fn shares(refused: &[(u32, u64)]) -> Vec<(u32, Share)> {
         let share = |refused| Share {

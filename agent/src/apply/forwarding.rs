@@ -18,9 +18,23 @@ use sinabro_netlink::{
 };
 
 /// Tables of kube-proxy, and of the plugin `portmap` by nftables.
-const OF_SERVICES: [&str; 2] = ["kube-proxy", "cni_hostport"];
-/// What the names of their chains by iptables begin with.
-const CHAINS_OF_SERVICES: [&str; 2] = ["KUBE-", "CNI-HOSTPORT-"];
+pub const OF_SERVICES: [&str; 2] = ["kube-proxy", "cni_hostport"];
+/// The chains to which rules of kube-proxy (iptables and IPVS), the kubelet and `portmap` lead from a hook. Names in
+/// full: kube-router's network policies are in chains such as `KUBE-ROUTER-FORWARD`.
+const CHAINS_OF_SERVICES: [&str; 12] = [
+    "KUBE-SERVICES",
+    "KUBE-EXTERNAL-SERVICES",
+    "KUBE-NODEPORTS",
+    "KUBE-NODE-PORT",
+    "KUBE-FORWARD",
+    "KUBE-POSTROUTING",
+    "KUBE-PROXY-FIREWALL",
+    "KUBE-FIREWALL",
+    "KUBE-SOURCE-RANGES-FIREWALL",
+    "CNI-HOSTPORT-DNAT",
+    "CNI-HOSTPORT-MASQ",
+    "CNI-HOSTPORT-SETMARK",
+];
 /// Tables of iptables-legacy.
 const LEGACY: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 
@@ -86,8 +100,11 @@ fn sees_forwarded(chain: &nft::Chain) -> bool {
     };
     match chain.family.to_string().as_str() {
         "inet" | "ip" | "ip6" => {
+            // Of a link, after our programs, by a table that has all families.
+            let of_a_link = chain.family == nft::Family::INET && base.hook == nft::INGRESS;
             let hooks = [nft::PREROUTING, nft::FORWARD, nft::POSTROUTING];
-            hooks.contains(&base.hook) && !OF_SERVICES.contains(&chain.table.as_str())
+            (of_a_link || hooks.contains(&base.hook))
+                && !OF_SERVICES.contains(&chain.table.as_str())
         }
         // Of a link, after our programs.
         "netdev" => true,
@@ -97,16 +114,8 @@ fn sees_forwarded(chain: &nft::Chain) -> bool {
 
 /// Whether a rule does no more than to lead to the chains of Services.
 fn is_of_services(rule: &Rule) -> bool {
-    let last = rule
-        .expressions
-        .last()
-        .map(String::as_str)
-        .unwrap_or_default();
-    let chain = last
-        .strip_prefix("jump(")
-        .or_else(|| last.strip_prefix("goto("))
-        .unwrap_or_default();
-    CHAINS_OF_SERVICES.iter().any(|of| chain.starts_with(of))
+    let leads_to = rule.expressions.last().and_then(|last| nft::leads_to(last));
+    leads_to.is_some_and(|chain| CHAINS_OF_SERVICES.contains(&chain))
 }
 
 fn in_legacy_tables() -> sinabro_netlink::Result<Option<String>> {
@@ -138,6 +147,7 @@ mod tests {
             chain: "FORWARD".into(),
             handle: 1,
             expressions: expressions.iter().map(ToString::to_string).collect(),
+            ports: nft::Ports::Any,
         }
     }
 
@@ -152,7 +162,17 @@ mod tests {
             (&["goto(KUBE-POSTROUTING)"], true),
             (&["jump(DOCKER-USER)"], false),
             (&["counter", "drop"], false),
+            (&["jump(KUBE-PROXY-FIREWALL)"], true),
+            (&["jump(KUBE-NODE-PORT)"], true),
             (&["jump(MY-KUBE-RULES)"], false),
+            (
+                &["match(comment)", "counter", "jump(KUBE-ROUTER-FORWARD)"],
+                false,
+            ),
+            (&["jump(KUBE-FORWARD-EXTRA)"], false),
+            (&["jump(KUBE-)"], false),
+            (&["jump(CNI-HOSTPORT-FENCE)"], false),
+            (&["jump(KUBE-POD-FW-ABCDEF)"], false),
             (&[], false),
         ] {
             assert_eq!(is_of_services(&rule(expressions)), is, "{expressions:?}");
@@ -179,6 +199,8 @@ mod tests {
             (1, "firewalld", nft::PREROUTING, true),
             (2, "nat", nft::POSTROUTING, true),
             (5, "filter", 0, true),
+            (1, "fence", nft::INGRESS, true),
+            (1, "kube-proxy", nft::PREROUTING, false),
             // What is for the node, or its own.
             (2, "filter", 1, false),
             (2, "filter", 3, false),

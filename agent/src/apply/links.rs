@@ -7,8 +7,9 @@
 use crate::plan::DeviceSpec;
 use sinabro_netlink::{
     Conn, Error, Link, ResultExt,
-    distrust::distrust,
+    distrust::{distrust, forward_ipv4},
     link::{self, set_mac, set_mtu, set_up},
+    sysctl,
     vxlan::{Vxlan, VxlanSettings},
 };
 use tracing::{info, warn};
@@ -87,9 +88,36 @@ pub fn ensure(conn: &mut Conn, spec: &DeviceSpec) -> Result<Device, LinkError> {
         );
         requests.push(set_mtu(link.index, spec.mtu));
     }
+    if lacks_forwarding(&link) {
+        info!(device = spec.name, "having it forward IPv4");
+        requests.push(forward_ipv4(link.index));
+    }
     let changed = !requests.is_empty();
     conn.execute_all(requests)?;
     Ok(Device::of(&link, changed))
+}
+
+/// Whether a link does not forward what comes in by it although the node as a whole forwards IPv4.
+pub fn lacks_forwarding(link: &Link) -> bool {
+    let node_forwards = || sysctl::read(&["net", "ipv4", "ip_forward"]).is_ok_and(|on| on == "1");
+    link.forwards_ipv4 == Some(false) && node_forwards()
+}
+
+/// Has an uplink forward again, by which answers come; whether it did not.
+///
+/// # Errors
+/// Those of the kernel.
+pub fn keep_forwarding(conn: &mut Conn, index: u32) -> Result<bool, Error> {
+    let link = conn.link_by_index(index).ignore_not_found()?;
+    let Some(link) = link.filter(lacks_forwarding) else {
+        return Ok(false);
+    };
+    warn!(
+        link = link.name,
+        "having it forward IPv4 again: find what turns that off (grep -r forward /etc/sysctl.d)"
+    );
+    conn.execute(forward_ipv4(index))?;
+    Ok(true)
 }
 
 /// Raises the device; whether it was down.

@@ -216,6 +216,7 @@ impl Driver {
             },
             takes_native: (self.took_native).is_some_and(|took| took.elapsed() < NATIVE_GRACE),
             reached,
+            uplinks: self.uplinks.borrow().clone(),
             pods: which,
         };
         let whole = matches!(work.overlay, Look::Whole);
@@ -389,6 +390,12 @@ impl Driver {
                 });
             }
             Event::Neigh { neigh, .. } => self.pod(neigh.link),
+            Event::Settings { link } => {
+                if self.device == Some(link) || self.uplinks.borrow().contains(&link) {
+                    self.due = Due::Whole;
+                }
+                self.pod(link);
+            }
             // To any of them.
             Event::Rule if self.config.direct => self.due = Due::Whole,
             Event::Rule => {}

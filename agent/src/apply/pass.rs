@@ -74,6 +74,8 @@ pub struct Work {
     pub takes_native: bool,
     /// To whom packets get without a tunnel.
     pub reached: Reached,
+    /// Indexes of all uplinks.
+    pub uplinks: Vec<u32>,
     pub pods: Which,
 }
 
@@ -165,6 +167,16 @@ pub fn run(
                 outcome.plan = Some(Arc::new(plan));
             }
             Err(fault) => outcome.faults.push(fault),
+        }
+    }
+    for &index in work
+        .uplinks
+        .iter()
+        .filter(|_| matches!(work.overlay, Look::Whole))
+    {
+        match links::keep_forwarding(&mut conn, index) {
+            Ok(changed) => outcome.changed += usize::from(changed),
+            Err(error) => outcome.faults.push(Fault::own(error)),
         }
     }
     let (restored, errors) = pods::restore(&mut conn, pods, &work.pods);

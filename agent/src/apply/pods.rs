@@ -3,11 +3,15 @@
 //! The CNI plugin makes them with the pod; what is missing or wrong is put back here. Nothing
 //! is ever removed: a pod's link takes its entries along.
 
-use super::routes::{default_metric, ours};
+use super::{
+    links::lacks_forwarding,
+    routes::{default_metric, ours},
+};
 use ipnet::IpNet;
 use sinabro_common::{api::Mac, names::ROUTE_PROTOCOL};
 use sinabro_netlink::{
     Conn, Error, Request, ResultExt,
+    distrust::forward_ipv4,
     neigh::Neigh,
     route::{Route, TABLE_MAIN},
 };
@@ -60,10 +64,16 @@ impl Which {
 pub fn restore(conn: &mut Conn, pods: &[PodRoute], which: &Which) -> (usize, Vec<Error>) {
     let mut errors = Vec::new();
     let mut wrong = Vec::new();
+    let mut requests = Vec::new();
     for pod in pods.iter().filter(|pod| which.holds(pod)) {
         // No link: the pod is on its way out, and its record with it.
         match conn.link_by_index(pod.ifindex).ignore_not_found() {
-            Ok(Some(link)) if link.up => {}
+            Ok(Some(link)) if link.up => {
+                let has_v4 = pod.addresses.iter().any(IpAddr::is_ipv4);
+                if has_v4 && lacks_forwarding(&link) {
+                    requests.push(forward_ipv4(link.index));
+                }
+            }
             Ok(_) => continue,
             Err(error) => {
                 errors.push(error);
@@ -74,14 +84,16 @@ pub fn restore(conn: &mut Conn, pods: &[PodRoute], which: &Which) -> (usize, Vec
             wrong.push(pod);
         }
     }
-    if wrong.is_empty() {
-        return (0, errors);
-    }
-    let routes = match ours(conn) {
+    let routes = match wrong.is_empty() {
+        true => Ok(Vec::new()),
+        false => ours(conn),
+    };
+    let routes = match routes {
         Ok(routes) => routes,
         Err(error) => {
             errors.push(error);
-            return (0, errors);
+            wrong.clear();
+            Vec::new()
         }
     };
     let mut by_host: BTreeMap<IpAddr, Vec<&Route>> = BTreeMap::new();
@@ -91,7 +103,6 @@ pub fn restore(conn: &mut Conn, pods: &[PodRoute], which: &Which) -> (usize, Vec
     {
         by_host.entry(route.dst.addr()).or_default().push(route);
     }
-    let mut requests = Vec::new();
     for pod in wrong {
         let missing = pod.addresses.iter().filter_map(|address| {
             let there = by_host.get(address).map_or(&[][..], Vec::as_slice);

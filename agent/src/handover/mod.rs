@@ -110,10 +110,10 @@ impl Turn {
                 again: None,
             }),
             (ServiceProxy::Off, _) => self.drain(),
-            (_, Translation::Handover) => self.hand_over(&Theirs::look()),
-            (_, Translation::On) => Ok(Self::on(&Theirs::look())),
+            (_, Translation::Handover) => self.hand_over(&look()?),
+            (_, Translation::On) => Ok(Self::on(&look()?)),
             (wish, Translation::Off | Translation::Draining) => {
-                let theirs = Theirs::look();
+                let theirs = look()?;
                 match decide(wish, &theirs, &mut self.alone_since, now) {
                     Decision::Begin => self.begin(&theirs),
                     Decision::Wait(why) => self.wait(state, &why),
@@ -233,6 +233,12 @@ impl Turn {
     fn set(&self, translation: Translation) -> Result<(), DatapathError> {
         self.datapath.set_services(translation)
     }
+}
+
+/// What cannot be looked at stays as it is, and is looked at again.
+fn look() -> anyhow::Result<Theirs> {
+    Theirs::look()
+        .context("cannot see whether kube-proxy is there: nothing is changed until that is seen")
 }
 
 fn decide(

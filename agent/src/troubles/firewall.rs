@@ -5,13 +5,14 @@
 //! firewall: it names the rule that is missing, and is silent as soon as a rule speaks of pods'
 //! links. Tables of iptables-legacy, which nf_tables knows nothing of, are looked at as well.
 
-use super::trouble;
+use super::{fences, trouble};
 use crate::chain::Chain;
 use sinabro_common::api::Trouble;
 use sinabro_netlink::{
     nft::{self, Family, Nft},
     xtables,
 };
+use std::ops::RangeInclusive;
 use tracing::debug;
 
 /// What names of pods' links begin with.
@@ -22,8 +23,10 @@ const IPV6: Family = Family(10);
 const TRUSTED: &str = "trusted";
 
 /// What stands in the way of pods' packets, as far as nftables and both kinds of iptables have it.
-pub fn find() -> Vec<Trouble> {
-    let mut found = look().unwrap_or_else(|error| {
+///
+/// `node_ports` where Services are translated here, or may be.
+pub fn find(node_ports: Option<&RangeInclusive<u16>>) -> Vec<Trouble> {
+    let mut found = look(node_ports).unwrap_or_else(|error| {
         // A kernel without nftables has none of it.
         debug!("cannot look at nftables: {}", Chain(&error));
         Vec::new()
@@ -59,7 +62,7 @@ fn accept(program: &str) -> String {
     format!("{program} -I FORWARD -i snb+ -j ACCEPT; {program} -I FORWARD -o snb+ -j ACCEPT")
 }
 
-fn look() -> sinabro_netlink::Result<Vec<Trouble>> {
+fn look(node_ports: Option<&RangeInclusive<u16>>) -> sinabro_netlink::Result<Vec<Trouble>> {
     let mut nft = Nft::new()?;
     let chains = nft.chains()?;
     let mut found = Vec::new();
@@ -67,6 +70,9 @@ fn look() -> sinabro_netlink::Result<Vec<Trouble>> {
         if !nft.mentions(chain, POD_LINKS)? {
             found.push(of_policy(chain));
         }
+    }
+    if let Some(node_ports) = node_ports {
+        found.extend(fences::find(&mut nft, &chains, node_ports)?);
     }
     let of_firewalld: Vec<_> = chains.iter().filter(|c| c.table == "firewalld").collect();
     if !of_firewalld.is_empty() && !of_firewalld.iter().any(|c| c.name.contains(TRUSTED)) {

@@ -6,11 +6,13 @@
 //!
 //! - [`forwarding`]: the kernel's switches for forwarding, which others turn off;
 //! - [`firewall`]: other people's rules that drop what is forwarded;
+//! - [`fences`]: their rules for node ports, which no packet meets;
 //! - [`addresses`]: addresses that two nodes claim, ranges that are full, pods outside of them;
 //! - [`programs`]: eBPF programs that the kernel refused;
 //! - [`peers`]: nodes that do not answer through their tunnels, or not to large packets.
 
 pub mod addresses;
+pub mod fences;
 pub mod firewall;
 pub mod forwarding;
 pub mod peers;
@@ -27,6 +29,7 @@ use crate::{
 use sinabro_common::api::Trouble;
 use std::{
     collections::BTreeSet,
+    ops::RangeInclusive,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -63,6 +66,8 @@ pub struct Sources {
     pub probe: Arc<Probe>,
     pub asked: peers::Asked,
     pub rules: Rules,
+    /// First and last, where Services are translated here, or may be.
+    pub node_ports: Option<RangeInclusive<u16>>,
     /// What other parts of the agent say.
     pub standing: Standing,
     pub datapath: Arc<Datapath>,
@@ -94,7 +99,7 @@ impl Sources {
         match &*rules {
             Some((looked, found)) if looked.elapsed() < LOOK_AT_RULES => found.clone(),
             _ => {
-                let found = firewall::find();
+                let found = firewall::find(self.node_ports.as_ref());
                 *rules = Some((Instant::now(), found.clone()));
                 found
             }

@@ -52,14 +52,14 @@ fn host_port(mapping: &Value) -> Result<Option<HostPort>, &'static str> {
     let Value::Object(mapping) = mapping else {
         return Err("is not an object");
     };
-    let port = match mapping.get("hostPort") {
+    let port = match field(mapping, "hostPort") {
         None | Some(Value::Null) => 0,
         Some(port) => port.as_u64().ok_or("has a hostPort that is no port")?,
     };
     if port == 0 {
         return Ok(None);
     }
-    let protocol = match mapping.get("protocol") {
+    let protocol = match field(mapping, "protocol") {
         None | Some(Value::Null) => "tcp",
         Some(Value::String(text)) if text.is_empty() => "tcp",
         Some(Value::String(text)) => text,
@@ -69,6 +69,19 @@ fn host_port(mapping: &Value) -> Result<Option<HostPort>, &'static str> {
         protocol: protocol.parse().map_err(|_| "has an unknown protocol")?,
         port: u16::try_from(port).map_err(|_| "has a hostPort that is no port")?,
     }))
+}
+
+/// A field as Go's encoding/json finds it, by which portmap reads: in whatever case. CRI-O writes `hostPort`, as the conventions have
+/// it, containerd `HostPort`, the name in its source.
+fn field<'a>(mapping: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+    let in_other_case = || {
+        mapping
+            .iter()
+            .find(|(key, _)| key.eq_ignore_ascii_case(name))
+    };
+    mapping
+        .get(name)
+        .or_else(|| in_other_case().map(|(_, value)| value))
 }
 
 #[cfg(test)]
@@ -104,6 +117,23 @@ mod tests {
         assert_eq!(known, Some(all.into()));
         assert!(warnings.is_empty(), "{warnings:?}");
         assert_eq!(ports(json!([])), (Some(vec![]), vec![]));
+    }
+
+    /// As containerd (1.6 to 2.2) hands it over: go-cni's structure has no names for JSON.
+    #[test]
+    fn fields_are_found_in_whatever_case() {
+        let of_containerd = json!([
+            {"HostPort": 30053, "ContainerPort": 53, "Protocol": "udp", "HostIP": ""},
+            {"HostPort": 30080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": "192.0.2.1"},
+            {"HostPort": 0, "ContainerPort": 81, "Protocol": "tcp", "HostIP": ""},
+        ]);
+        let all = ["tcp/30080", "udp/30053"].map(String::from);
+        assert_eq!(ports(of_containerd), (Some(all.into()), vec![]));
+        // The exact name comes first.
+        let both = json!([{"HOSTPORT": 1, "hostPort": 2}]);
+        assert_eq!(ports(both).0, Some(vec!["tcp/2".into()]));
+        let (none, warnings) = ports(json!([{"HostPort": "80"}]));
+        assert!(none.is_none() && warnings.len() == 1, "{warnings:?}");
     }
 
     /// A pod without ports is told apart from one of which the runtime says nothing.

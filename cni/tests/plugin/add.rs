@@ -19,6 +19,22 @@ use sinabro_netlink::{
 };
 use std::fs;
 
+/// As hardening guides have it for links that come later.
+#[test]
+fn a_pods_link_forwards_whatever_new_links_do() {
+    let node = Node::new();
+    let pod = Pod::new();
+    let link = pod.link();
+    let path = |link| ["net", "ipv4", "conf", link, "forwarding"];
+    for (link, value) in [("all", "1"), ("default", "0")] {
+        let write = || Ok(sysctl::write(&path(link), value)?);
+        node.place.run(write).unwrap();
+    }
+    node.call("ADD", &pod).run().result();
+    let forwards = node.place.run(|| Ok(sysctl::read(&path(&link))?));
+    assert_eq!(forwards.unwrap(), "1");
+}
+
 #[test]
 fn every_version_gets_its_own_result() {
     let node = Node::new();

@@ -3,6 +3,7 @@
 
 mod acceleration;
 mod acceleration_kill;
+mod attached;
 mod chained;
 mod connectivity;
 mod debug;

@@ -1,9 +1,13 @@
 //! What others do to a node is seen, named with its next step, and gone when it is cured, while
 //! the node goes on serving.
 
-use sinabro_common::api::{Request, Response, StatusReport, Trouble};
+use sinabro_common::{
+    api::{Request, Response, StatusReport, Trouble},
+    names,
+};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, NodeEntry, confinement,
+    node::SERVICES_FLAGS,
     traffic::icmp,
     wait::{PATIENCE, eventually, eventually_some},
 };
@@ -79,6 +83,50 @@ fn forwarding_that_is_turned_off_comes_on_again_or_is_named() {
     over(node, "ForwardingOff");
 }
 
+/// Also of single links, as hardening guides turn it off for those that come later (`conf.default`).
+#[test]
+fn links_that_are_kept_from_forwarding_forward_again() {
+    let lab = lab(2);
+    for node in lab.nodes() {
+        let off = || {
+            Ok(sysctl::write(
+                &["net", "ipv4", "conf", "default", "forwarding"],
+                "0",
+            )?)
+        };
+        node.namespace().run(off).unwrap();
+        node.start_agent().unwrap();
+        node.wait_ready().unwrap();
+    }
+    let pods = [1, 2].map(|number| lab.node(number).add_pod("p").unwrap());
+    let reach = |patience| -> anyhow::Result<()> {
+        for (from, to) in [(0, 1), (1, 0)] {
+            for to in pods[to].addresses() {
+                icmp::ping(pods[from].place(), to, patience)?;
+            }
+        }
+        let outside = lab.outside_addresses()?;
+        outside
+            .into_iter()
+            .try_for_each(|to| icmp::ping(pods[0].place(), to, patience).map(drop))
+    };
+    reach(PATIENCE).unwrap();
+    let node = lab.node(1);
+    let link = names::pod_link(pods[0].id(), "eth0");
+    for link in [link.as_str(), names::VXLAN_LINK, "eth0"] {
+        let name = ["net", "ipv4", "conf", link, "forwarding"];
+        let read = || node.place().run(|| Ok(sysctl::read(&name)?)).unwrap();
+        node.place().run(|| Ok(sysctl::write(&name, "0")?)).unwrap();
+        eventually(link, || read() == "1");
+        reach(PATIENCE).unwrap();
+    }
+    assert!(
+        troubles(node)
+            .iter()
+            .all(|trouble| trouble.reason != "ForwardingOff")
+    );
+}
+
 /// As Docker leaves it. The rule that is named is the one that cures it.
 fn a_forward_policy_of_drop_is_named(drop: &[&[&str]], named: &str, program: &str) {
     let lab = lab(2);
@@ -117,6 +165,35 @@ fn the_same_in_a_table_of_iptables_legacy() {
     let program = "iptables-legacy";
     let drop: &[&str] = &[program, "-P", "FORWARD", "DROP"];
     a_forward_policy_of_drop_is_named(&[drop], program, program);
+}
+
+/// What keeps clients from a node port where kube-proxy translates keeps none away here: in raw, mangle and on a link.
+#[test]
+fn rules_for_node_ports_that_no_packet_meets_are_named() {
+    const RULES: &str = "table inet fence {
+        chain drops { counter drop; }
+        chain further { th dport { 22, 30082 } goto drops; }
+        chain far { meta l4proto tcp jump further; }
+        chain raw { type filter hook prerouting priority raw; tcp dport 30082 drop; }
+        chain mangle { type filter hook prerouting priority mangle; iifname eth0 jump far; }
+        chain link { type filter hook ingress device eth0 priority 0; udp dport 30082-30090 drop; }
+        chain some { type filter hook prerouting priority -1; policy drop; th dport 30000 accept; accept; }
+        chain other { type filter hook prerouting priority 0; tcp dport 22 drop; tcp dport 30082 accept; ip saddr 192.0.2.77 drop; }
+        chain near { type filter hook input priority 0; tcp dport 30082 drop; }
+    }";
+    let lab = lab(1);
+    let node = lab.node(1);
+    node.write_services("{kind: List, items: []}\n").unwrap();
+    node.command(&["nft", RULES]).unwrap();
+    node.start_agent_with(&SERVICES_FLAGS).unwrap();
+    node.wait_ready().unwrap();
+    let text = told(node, "NodePortRulesBypassed");
+    for chain in ["raw", "mangle", "link", "some", "other", "near"] {
+        let is_named = text.contains(&format!("chain {chain} of table inet fence"));
+        assert_eq!(is_named, !["other", "near"].contains(&chain), "{text}");
+    }
+    node.command(&["nft", "delete table inet fence"]).unwrap();
+    over(node, "NodePortRulesBypassed");
 }
 
 #[test]

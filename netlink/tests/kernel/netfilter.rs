@@ -2,7 +2,7 @@ use crate::pair;
 use sinabro_netlink::{
     Conn, Family,
     netns::in_fresh,
-    nft::{FORWARD, Nft},
+    nft::{FORWARD, Nft, Ports, Rule},
     tc::{Direction, Place, add_clsact, delete_filter, set_program},
     xtables,
 };
@@ -75,6 +75,67 @@ fn chains_and_rules_of_a_firewall_are_read() {
                 "mine: payload cmp accept",
                 "mine: return",
             ]
+        );
+    });
+}
+
+/// By `nft` and by both ways in which `iptables` writes a port.
+#[test]
+fn the_ports_that_rules_compare_are_read() {
+    in_fresh(|| {
+        let rules = [
+            ("ip saddr 10.0.0.1 drop", Ports::Any),
+            ("tcp sport 30082 drop", Ports::Any),
+            ("tcp dport 30082 drop", Ports::In(vec![30082..=30082])),
+            ("udp dport 30000-30100 drop", Ports::In(vec![30000..=30100])),
+            (
+                "th dport > 29999 th dport < 30005 drop",
+                Ports::In(vec![30000..=30004]),
+            ),
+            ("tcp dport { 80, 30082 } drop", Ports::Some),
+            ("tcp dport != 30082 drop", Ports::Some),
+            (
+                "ip6 saddr fd00::1 tcp dport 22 tcp sport 30082 drop",
+                Ports::In(vec![22..=22]),
+            ),
+        ];
+        let texts: Vec<_> = rules.iter().map(|(text, _)| *text).collect();
+        load(&format!(
+            "table inet t {{ chain c {{\n{}\n}}\n}}",
+            texts.join("\n")
+        ));
+        let found = Nft::new().unwrap().rules().unwrap();
+        assert_eq!(found.len(), rules.len());
+        for (rule, (text, ports)) in found.iter().zip(rules) {
+            assert_eq!(rule.ports, ports, "{text}");
+            let is_in = matches!(ports, Ports::Some)
+                || text.contains("30") && ports != Ports::Any && !text.contains("dport 22");
+            assert_eq!(rule.ports.may_be_in(&(30000..=32767)), is_in, "{text}");
+        }
+    });
+    in_fresh(|| {
+        for arguments in [
+            "-p tcp --dport 30082",
+            "-p udp -m udp --dport 30000:30100",
+            "-p tcp ! --dport 30082",
+            "-p tcp -m multiport --dports 80,30082",
+            "-p tcp --syn",
+        ] {
+            let mut iptables = Command::new("iptables");
+            iptables.args("-w -t raw -A PREROUTING -j DROP".split(' '));
+            assert!(
+                iptables
+                    .args(arguments.split(' '))
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+        }
+        let found = Nft::new().unwrap().rules().unwrap();
+        let is_fence = |rule: &Rule| rule.ports.may_be_in(&(30082..=30082));
+        assert_eq!(
+            found.iter().map(is_fence).collect::<Vec<_>>(),
+            [true, true, true, true, false]
         );
     });
 }

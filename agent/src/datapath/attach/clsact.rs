@@ -7,9 +7,9 @@ use aya::programs::{TcAttachType, tc};
 use nix::net::if_::if_nameindex;
 use sinabro_netlink::{
     Conn, ResultExt as _,
-    tc::{Direction, Place, add_clsact, delete_filter, set_program},
+    tc::{Direction, Filter, Place, add_clsact, delete_filter, set_program},
 };
-use std::iter;
+use std::{io, iter};
 
 /// Where our filter is among others': anywhere, but always the same.
 const PRIORITY: u16 = 91;
@@ -52,6 +52,25 @@ pub fn attach(programs: &[(Hook, &Classifier)], ifindex: u32) -> Result<(), Data
         .iter()
         .zip(outcomes)
         .try_for_each(|((hook, _), outcome)| outcome.map_err(failed(*hook)))
+}
+
+/// The filters of an interface; none if it is gone.
+pub fn filters(ifindex: u32) -> Result<Option<Vec<Filter>>, DatapathError> {
+    let filters = Conn::new().and_then(|mut conn| conn.filters(ifindex));
+    filters
+        .ignore_not_found()
+        .map_err(|error| DatapathError::Probe(io::Error::other(error)))
+}
+
+/// Whether the program is where it was attached.
+pub fn has(filters: &[Filter], hook: Hook, program: &Classifier) -> bool {
+    let place = hook.place();
+    filters.iter().any(|filter| {
+        let id = filter.program.as_ref().map(|(_, id)| *id);
+        (filter.direction, filter.priority, filter.handle)
+            == (place.direction, place.priority, place.handle)
+            && id == Some(program.id)
+    })
 }
 
 /// Removes the filter, if there is one.

@@ -34,11 +34,11 @@ use aya::{Ebpf, programs::SchedClassifier};
 use sinabro_common::names;
 use sinabro_netlink::tc::Direction;
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt, fs,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// Pins of uplinks begin with this, and no pod link's name does.
@@ -164,6 +164,16 @@ pub struct Classifiers {
     links: PathBuf,
     /// None if there are no programs: nothing is attached then, and what others have attached stays.
     loaded: Option<Loaded>,
+    /// By interface index: what this process has attached, and is to stay.
+    places: Mutex<BTreeMap<u32, Attached>>,
+}
+
+/// What is attached to an interface.
+#[derive(Default)]
+struct Attached {
+    hooks: Vec<Hook>,
+    /// The name in pins.
+    place: String,
 }
 
 struct Loaded {
@@ -222,6 +232,7 @@ impl Classifiers {
         Ok(Self {
             links,
             loaded: Some(loaded),
+            places: Mutex::default(),
         })
     }
 
@@ -230,6 +241,7 @@ impl Classifiers {
         Self {
             links,
             loaded: None,
+            places: Mutex::default(),
         }
     }
 
@@ -264,6 +276,7 @@ impl Classifiers {
 
     /// Removes a pod's pins. Filters go with the interface.
     pub fn detach_pod(&self, link: &str) -> Result<(), DatapathError> {
+        self.places().retain(|_, attached| attached.place != link);
         Hook::POD
             .into_iter()
             .try_for_each(|hook| object::remove_link(&self.links.join(hook.pin(link))))
@@ -288,6 +301,9 @@ impl Classifiers {
             }
         }
         let wanted: BTreeSet<String> = ifindexes.iter().map(|&index| uplink(index)).collect();
+        let is_former = |place: &str| place.starts_with(UPLINK_PIN) && !wanted.contains(place);
+        self.places()
+            .retain(|_, attached| !is_former(&attached.place));
         for pin in self.pins()? {
             if let Some((Hook::UplinkIn | Hook::UplinkOut, place)) = Hook::of_pin(&pin)
                 && !wanted.contains(place)
@@ -304,6 +320,10 @@ impl Classifiers {
 
     /// Attaches to the VXLAN device.
     pub fn attach_overlay(&self, ifindex: u32) -> Result<(), DatapathError> {
+        // Another device has taken its place.
+        let is_former = |index: u32, place: &str| index != ifindex && place == names::VXLAN_LINK;
+        self.places()
+            .retain(|index, attached| !is_former(*index, &attached.place));
         self.attach(&Hook::OVERLAY, ifindex, names::VXLAN_LINK)
     }
 
@@ -331,10 +351,95 @@ impl Classifiers {
         Ok(uplink)
     }
 
+    /// Whether a filter of that name is one of ours.
+    pub fn is_ours(name: &str) -> bool {
+        let hooks = [Hook::POD, Hook::UPLINK, Hook::OVERLAY].concat();
+        hooks.iter().any(|hook| hook.program() == name)
+    }
+
+    /// Puts back what somebody has taken off these interfaces, or off all, and says what that was, by index and program.
+    pub fn mend(
+        &self,
+        only: Option<&BTreeSet<u32>>,
+    ) -> Result<Vec<(u32, &'static str)>, DatapathError> {
+        let Some(loaded) = &self.loaded else {
+            return Ok(Vec::new());
+        };
+        let indexes: Vec<u32> = self.places().keys().copied().collect();
+        let mut mended = Vec::new();
+        for ifindex in indexes {
+            if only.is_some_and(|only| !only.contains(&ifindex)) {
+                continue;
+            }
+            // Whoever detaches it waits: what is not to be there any more is not put back.
+            let places = self.places();
+            let Some(Attached { hooks, place }) = places.get(&ifindex) else {
+                continue;
+            };
+            let lacking = self.lacking(loaded, hooks, ifindex, place)?;
+            if !lacking.is_empty() {
+                self.put(loaded, &lacking, ifindex, place)?;
+                mended.extend(lacking.iter().map(|hook| (ifindex, hook.program())));
+            }
+        }
+        Ok(mended)
+    }
+
+    /// Which of these hooks of an interface have not the program that they should have; none if the interface is gone.
+    fn lacking(
+        &self,
+        loaded: &Loaded,
+        hooks: &[Hook],
+        ifindex: u32,
+        place: &str,
+    ) -> Result<Vec<Hook>, DatapathError> {
+        let filters = match hooks.iter().any(|hook| loaded.mode(*hook) == Mode::Clsact) {
+            true => clsact::filters(ifindex)?,
+            false => Some(Vec::new()),
+        };
+        let Some(filters) = filters else {
+            return Ok(Vec::new());
+        };
+        let has = |hook: &Hook| {
+            let program = loaded.program(*hook);
+            match loaded.mode(*hook) {
+                Mode::Clsact => clsact::has(&filters, *hook, program),
+                Mode::Tcx => tcx::has(&self.links.join(hook.pin(place)), program, ifindex),
+            }
+        };
+        Ok(hooks.iter().filter(|hook| !has(hook)).copied().collect())
+    }
+
+    fn places(&self) -> MutexGuard<'_, BTreeMap<u32, Attached>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn attach(&self, hooks: &[Hook], ifindex: u32, place: &str) -> Result<(), DatapathError> {
         let Some(loaded) = &self.loaded else {
             return Ok(());
         };
+        self.put(loaded, hooks, ifindex, place)?;
+        let mut places = self.places();
+        let attached = places.entry(ifindex).or_default();
+        if attached.place != place {
+            // The index was another's.
+            *attached = Attached {
+                place: place.to_owned(),
+                ..Attached::default()
+            };
+        }
+        attached.hooks.retain(|hook| !hooks.contains(hook));
+        attached.hooks.extend(hooks);
+        Ok(())
+    }
+
+    fn put(
+        &self,
+        loaded: &Loaded,
+        hooks: &[Hook],
+        ifindex: u32,
+        place: &str,
+    ) -> Result<(), DatapathError> {
         let mut filters = Vec::with_capacity(hooks.len());
         for &hook in hooks {
             let program = loaded.program(hook);

@@ -53,6 +53,13 @@ pub fn attach(
     Ok(true)
 }
 
+/// Whether the program is where it was attached.
+pub fn has(path: &Path, program: &Classifier, ifindex: u32) -> bool {
+    sys::obj_get(path)
+        .and_then(|link| sys::link_info(link.as_fd()))
+        .is_ok_and(|info| info.ifindex() == ifindex && info.prog_id == program.id)
+}
+
 /// Attaches through a link that ends at once.
 pub fn try_on(hook: Hook, program: &Classifier, ifindex: u32) -> Result<(), DatapathError> {
     sys::link_create(program.fd.as_fd(), ifindex, hook.tcx())

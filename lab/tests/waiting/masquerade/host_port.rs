@@ -91,8 +91,8 @@ pub fn with_host_port(world: &World, port: u16) -> Pod {
     let (node, id) = (world.node(), "served");
     let place = node.make_sandbox(id).unwrap();
     let mut config = cni::config();
-    let mapping =
-        |protocol| json!({"hostPort": port, "containerPort": TARGET, "protocol": protocol});
+    // As containerd writes it.
+    let mapping = |protocol| json!({"HostPort": port, "ContainerPort": TARGET, "Protocol": protocol, "HostIP": ""});
     config["runtimeConfig"]["portMappings"] = json!(["tcp", "udp"].map(mapping));
     let answer = node.cni_configured("ADD", id, &config).unwrap();
     node.pod_of(id, &place, &answer.success().unwrap()).unwrap()

@@ -1,0 +1,152 @@
+//! The task that puts programs back on interfaces when somebody takes them off: other agents delete qdiscs that they do not know.
+
+use crate::{
+    apply::kernel_events::{Fd, readable},
+    chain::Chain,
+    datapath::Datapath,
+    troubles::{self, Standing},
+};
+use anyhow::Context as _;
+use sinabro_netlink::tc::{Change, Changes};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::pending,
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{io::unix::AsyncFd, task::spawn_blocking, time::sleep};
+
+/// How often all are looked at although nothing was heard: nobody tells of tcx links.
+const REFRESH: Duration = Duration::from_secs(30);
+/// How long it is said that programs were taken off.
+const SAID_FOR: Duration = Duration::from_secs(600);
+const REASON: &str = "ProgramsRemoved";
+
+pub(super) async fn follow_attached(
+    datapath: Arc<Datapath>,
+    standing: Standing,
+) -> anyhow::Result<()> {
+    let mut changes = open();
+    let mut said = Said::default();
+    let mut only = None;
+    loop {
+        let datapath = datapath.clone();
+        let mended = spawn_blocking(move || datapath.mend_attached(only.as_ref())).await;
+        match mended.context("looking for programs on interfaces failed")? {
+            Ok(mended) => said.add(&mended, Instant::now()),
+            Err(error) => {
+                tracing::warn!("cannot look for programs on interfaces: {}", Chain(&error))
+            }
+        }
+        troubles::replace(&standing, REASON, said.text(Instant::now()));
+        only = tokio::select! {
+            () = sleep(REFRESH) => None,
+            links = changed(&mut changes) => links,
+        };
+    }
+}
+
+/// Without it, what changes is noticed by the next look.
+fn open() -> Option<AsyncFd<Fd<Changes>>> {
+    let opened = Changes::follow().map_err(io::Error::other);
+    opened
+        .and_then(Fd::register)
+        .inspect_err(|error| tracing::warn!("cannot follow changes of filters, polling: {error}"))
+        .ok()
+}
+
+/// Waits until somebody has changed filters, and of which links; none: of any.
+async fn changed(changes: &mut Option<AsyncFd<Fd<Changes>>>) -> Option<BTreeSet<u32>> {
+    loop {
+        let Some(open) = changes else {
+            return pending().await;
+        };
+        readable(open).await;
+        match open.get_mut().0.read() {
+            Ok(Some(all)) => {
+                let links: BTreeSet<u32> = all
+                    .iter()
+                    .filter(|c| is_of_others(c))
+                    .map(|c| c.link)
+                    .collect();
+                if !links.is_empty() {
+                    return Some(links);
+                }
+            }
+            Ok(None) => return None,
+            Err(error) => {
+                tracing::warn!("lost changes of filters, looking again: {}", Chain(&error));
+                *changes = self::open();
+                return None;
+            }
+        }
+    }
+}
+
+/// Each pod's programs are set, too.
+fn is_of_others(change: &Change) -> bool {
+    !change.set.as_deref().is_some_and(Datapath::is_our_filter)
+}
+
+/// What was taken off in the last minutes.
+#[derive(Default)]
+struct Said {
+    by_link: BTreeMap<String, (u32, Instant)>,
+}
+
+impl Said {
+    fn add(&mut self, mended: &[(u32, &'static str)], now: Instant) {
+        for (ifindex, program) in mended {
+            let link = nix::net::if_::if_indextoname(*ifindex);
+            let link = link.map_or_else(
+                |_| format!("#{ifindex}"),
+                |name| name.to_string_lossy().into_owned(),
+            );
+            tracing::warn!("somebody took {program} off {link}: it is back");
+            let (times, last) = self.by_link.entry(link).or_insert((0, now));
+            (*times, *last) = (*times + 1, now);
+        }
+    }
+
+    fn text(&mut self, now: Instant) -> Option<String> {
+        self.by_link
+            .retain(|_, (_, last)| now.duration_since(*last) < SAID_FOR);
+        let (link, (times, _)) = self.by_link.iter().max_by_key(|(_, (times, _))| *times)?;
+        let links = self.by_link.len();
+        let others = if links > 1 {
+            format!(" and of {} other links", links - 1)
+        } else {
+            String::new()
+        };
+        Some(format!(
+            "somebody takes eBPF programs off {link} ({times} times){others}; each was put back, and packets passed unchecked until then: \
+             find out who with `tc monitor`, and have it leave links of pods, uplinks and sinabro_vxlan alone"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_taken_off_is_said_for_a_while() {
+        let mut said = Said::default();
+        let began = Instant::now();
+        assert_eq!(said.text(began), None);
+        said.add(
+            &[(1, "pod_in"), (1, "pod_out"), (4_000_000, "pod_in")],
+            began,
+        );
+        let text = said.text(began).unwrap();
+        assert!(
+            text.contains("off lo (2 times) and of 1 other links"),
+            "{text}"
+        );
+        let later = began + SAID_FOR;
+        said.add(&[(1, "pod_in")], later);
+        assert!(said.text(later).unwrap().contains("off lo (3 times);"));
+        assert_eq!(said.text(later + SAID_FOR), None);
+    }
+}
