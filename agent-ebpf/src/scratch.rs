@@ -93,6 +93,8 @@ pub struct Scratch {
     /// A connection that is over (`connection::finished`),
     pub finished: Finished,
     pub ended: u32,
+    /// the place (`connection::newcomer`) from which one has just gone, and one; zero: none,
+    pub place: u32,
     /// one that makes way for another (`connection::ending`), what its client sends and what it gets as answers.
     pub ending: ConnectionKey,
     pub ending_sends: Tuple,

@@ -78,6 +78,8 @@ pub struct Settings {
     /// In the format of ip-masq-agent; need not be there.
     pub masquerade_file: PathBuf,
     pub udp_mapping: UdpMapping,
+    /// Whether protocols without ports are masqueraded.
+    pub masquerade_portless: bool,
     /// First and last, inclusive.
     pub masquerade_ports: Option<(u16, u16)>,
     /// First and last, inclusive; none if there are none.
@@ -275,6 +277,7 @@ impl Settings {
             masquerading: masquerading(layers)?,
             masquerade_file: layers.parse("masqueradeFile", absolute_path)?,
             udp_mapping: layers.parse("masqueradeUDPMapping", udp_mapping)?,
+            masquerade_portless: layers.parse("masqueradePortless", boolean)?,
             masquerade_ports: layers.optional("masqueradePorts", port_range)?,
             node_ports: layers.parse("nodePorts", node_ports)?,
             node_port_addresses: node_port_addresses(layers)?,

@@ -27,8 +27,8 @@ use sinabro_common::{
     abi::{
         Addr,
         config::{
-            FLAG_ENDPOINT_INDEPENDENT, FLAG_LAYER3_UPLINKS, FLAG_MASQUERADE, FLAG_REDIRECT_PEER,
-            FLAG_TUNNELS, NodeConfig,
+            FLAG_ENDPOINT_INDEPENDENT, FLAG_LAYER3_UPLINKS, FLAG_MASQUERADE,
+            FLAG_MASQUERADE_PORTLESS, FLAG_REDIRECT_PEER, FLAG_TUNNELS, NodeConfig,
         },
     },
     api::Trouble,
@@ -76,6 +76,8 @@ pub struct NodeState {
     /// Whether packets get the addresses of uplinks, of each family.
     pub masquerade: Masquerade,
     pub udp_mapping: UdpMapping,
+    /// Whether protocols without ports are masqueraded.
+    pub masquerade_portless: bool,
     pub non_masquerade: Vec<IpNet>,
     /// Ports that masqueraded connections keep off, besides those of sockets and of pods.
     pub host_ports: PortSet,
@@ -146,6 +148,7 @@ impl NodeState {
             tunnel_mtu: device.mtu,
             masquerade,
             udp_mapping: settings.udp_mapping,
+            masquerade_portless: settings.masquerade_portless,
             host_ports,
             node_ports_at,
             non_masquerade: non_masquerade.into_iter().collect(),
@@ -192,12 +195,16 @@ impl NodeState {
             UdpMapping::AddressAndPortDependent => 0,
             UdpMapping::EndpointIndependent => FLAG_ENDPOINT_INDEPENDENT,
         };
+        let portless = match self.masquerade_portless {
+            true => FLAG_MASQUERADE_PORTLESS,
+            false => 0,
+        };
         NodeConfig {
             masquerade_v4: first(|uplink| uplink.v4.map(IpAddr::V4)),
             masquerade_v6: first(|uplink| uplink.v6.map(IpAddr::V6)),
             nat_port_min: ports.0,
             nat_port_max: ports.1,
-            flags: FLAG_REDIRECT_PEER | FLAG_TUNNELS | masquerade | layer3 | mapping,
+            flags: FLAG_REDIRECT_PEER | FLAG_TUNNELS | masquerade | layer3 | mapping | portless,
         }
     }
 }

@@ -30,7 +30,7 @@ use sinabro_ebpf::{
     },
     scratch::{self, Scratch},
     service,
-    stage::{Action, deliver, identity, mss, report, track, tunnel},
+    stage::{Action, deliver, identity, mss, origin, report, track, tunnel},
 };
 #[path = "../event.rs"]
 mod event;
@@ -52,6 +52,7 @@ pub fn pod_out(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
     let action = match leave(skb) {
         BEGINS => begin(skb),
+        deliver::TELLS => tell(skb),
         action => action,
     };
     event::told(skb, Hook::PodOut, action)
@@ -69,6 +70,14 @@ fn leave(skb: *mut __sk_buff) -> i32 {
 #[inline(never)]
 fn begin(skb: *mut __sk_buff) -> i32 {
     lowered(skb, mss::leaving)
+}
+
+#[inline(never)]
+fn tell(skb: *mut __sk_buff) -> i32 {
+    match scratch::get() {
+        Some(scratch) => event::of_stage(deliver::tell(skb, scratch)),
+        None => PASS,
+    }
 }
 
 /// As `begin`, of what comes from another machine.
@@ -262,6 +271,9 @@ fn arrive(skb: *mut __sk_buff) -> i32 {
     let Some(config) = CONFIG.get(0) else {
         return PASS;
     };
+    if origin::is_forged(skb, config, &scratch.ip.src) {
+        return event::dropped(DropReason::PodSource);
+    }
     if service::are_ours(config) {
         match service::arrive::arrive(skb, scratch) {
             PASS => {}

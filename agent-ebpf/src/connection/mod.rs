@@ -249,9 +249,16 @@ pub unsafe fn is_over(connection: *const Connection, proto: u8, idle_ns: u64) ->
 #[inline(never)]
 fn is_over_global(ends: u32, lived_ns: u64, idle_ns: u64) -> u32 {
     let [proto, client, server, _] = black_box(ends).to_ne_bytes();
-    let stage = lifetime::stage(proto, client, server, black_box(lived_ns)) as u32 & 15;
+    let stage = lifetime::stage(proto, client, server, black_box(lived_ns));
+    black_box(outlives(stage, black_box(idle_ns)).into())
+}
+
+/// Whether a connection at a stage has been idle for longer than it may be.
+#[inline(always)]
+pub fn outlives(stage: Stage, idle_ns: u64) -> bool {
+    let stage = stage as u32 & 15;
     let Some(limits) = LIMITS.get_ptr(0) else {
-        return black_box(0);
+        return false;
     };
     // SAFETY: an array of sixteen in a value that the map gave.
     let seconds = unsafe {
@@ -260,7 +267,7 @@ fn is_over_global(ends: u32, lived_ns: u64, idle_ns: u64) -> u32 {
             .add(stage as usize)
             .read()
     };
-    black_box((black_box(idle_ns) > u64::from(seconds) * 1_000_000_000).into())
+    idle_ns > u64::from(seconds) * 1_000_000_000
 }
 
 /// For how many nanoseconds nothing has come.

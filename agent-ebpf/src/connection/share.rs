@@ -8,14 +8,14 @@
 //! Counts are changed by atomic additions and may drift, for a record may be removed by two at once; the agent
 //! sets them right at each of its sweeps.
 
-use super::finished;
+use super::{finished, newcomer};
 use crate::{
     atomic::add_u64,
     maps::{LIMITS, SHARES},
     scratch::Scratch,
 };
 use sinabro_common::{
-    abi::connection::{ALL_SHARES, OUTSIDE_SHARE, Share},
+    abi::connection::{ALL_SHARES, OUTSIDE_DATAGRAMS, OUTSIDE_SHARE, Share, is_outside},
     algo::room::Room,
 };
 
@@ -26,7 +26,7 @@ const EMBRYONIC_PART: u64 = 8;
 #[inline(always)]
 pub fn take(scratch: &mut Scratch, payer: u32) -> bool {
     // Clients outside have places instead (`newcomer`).
-    take_or_make_way(scratch, payer, payer != OUTSIDE_SHARE, 1)
+    take_or_make_way(scratch, payer, !is_outside(payer), 1)
 }
 
 /// Counts one more connection that somebody outside began with the pod, or refuses it. It has a place (`newcomer`), and is none
@@ -38,21 +38,38 @@ pub fn take_inbound(scratch: &mut Scratch, payer: u32) -> bool {
 
 /// A function, so that it takes nothing of its callers' stack, which have deeper ones to call.
 #[inline(never)]
-fn take_or_make_way(
-    scratch: &mut Scratch,
-    payer: u32,
-    may_be_crowded: bool,
-    unanswered: u64,
-) -> bool {
-    match taken(payer, may_be_crowded, unanswered) {
+fn take_or_make_way(scratch: &mut Scratch, payer: u32, may_be_crowded: bool, one: u64) -> bool {
+    scratch.place = 0;
+    let found = taken(payer, may_be_crowded, one);
+    match found {
         NO_ROOM if finished::make_way(scratch, payer) => {}
-        TAKEN => return true,
+        NO_ROOM | CROWDED if newcomer::make_way(scratch, payer, found == CROWDED) => {
+            // In the place of another one: no more than before, however little room others have left.
+            change(payer, 1, one);
+            return noted(scratch, found == CROWDED);
+        }
+        TAKEN | TAKEN_OF_MANY => return noted(scratch, found == TAKEN_OF_MANY),
         _ => return refuse(payer),
     }
-    taken(payer, may_be_crowded, unanswered) == TAKEN || refuse(payer)
+    match taken(payer, may_be_crowded, one) {
+        TAKEN => true,
+        TAKEN_OF_MANY => noted(scratch, true),
+        _ => refuse(payer),
+    }
+}
+
+/// Has a connection of a pod with many unanswered ones be found once it is over.
+#[inline(always)]
+fn noted(scratch: &mut Scratch, are_many: bool) -> bool {
+    if are_many {
+        newcomer::note(scratch);
+    }
+    true
 }
 
 const TAKEN: u32 = 0;
+/// It has more than half of the unanswered ones that it may have.
+const TAKEN_OF_MANY: u32 = 3;
 /// It has as many as it may have,
 const NO_ROOM: u32 = 1;
 /// or as many of those that nobody has answered.
@@ -80,13 +97,24 @@ fn taken(payer: u32, may_be_crowded: bool, unanswered: u64) -> u32 {
     if is_crowded {
         return CROWDED;
     }
-    if connections >= room || connections >= u64::from(limits.per_pod) {
+    // What anybody can have by datagrams in others' names leaves room for TCP, which nobody can.
+    let counts = match payer {
+        OUTSIDE_DATAGRAMS => connections * 2,
+        _ => connections,
+    };
+    if counts >= room || connections >= u64::from(limits.per_pod) {
         return NO_ROOM;
     }
     for share in [share, all] {
         add(share, 1, unanswered);
     }
-    TAKEN
+    let are_many = may_be_crowded
+        && (embryonic * 2 * EMBRYONIC_PART >= room
+            || embryonic * 2 >= u64::from(limits.embryonic_per_pod));
+    match are_many {
+        true => TAKEN_OF_MANY,
+        false => TAKEN,
+    }
 }
 
 #[inline(never)]
@@ -117,6 +145,12 @@ pub fn is_scarce(payer: u32, of_all: bool) -> bool {
     };
     let room = Room::of(taken, limits.capacity, limits.per_pod);
     room.is_scarce_for(connections) || of_all && room.is_scarce_for_all()
+}
+
+/// Whether clients outside have any connections.
+#[inline(always)]
+pub fn has_outside() -> bool {
+    is_used(OUTSIDE_SHARE) || is_used(OUTSIDE_DATAGRAMS)
 }
 
 /// Whether a share has any connections.

@@ -26,7 +26,7 @@ use sinabro_common::{
     abi::{
         Addr,
         config::{FLAG_CARRYING, FLAG_MASQUERADE, NodeConfig},
-        connection::{Connection, FLAG_MASQUERADED, HOST_SHARE, OUTSIDE_SHARE},
+        connection::{Connection, FLAG_MASQUERADED, HOST_SHARE},
         drop::DropReason,
     },
     algo::ct_state,
@@ -79,6 +79,11 @@ pub fn claimed(scratch: &mut Scratch, is_noted: bool) -> i32 {
     let is_tcp = scratch.ip.proto == proto::TCP;
     let asks = is_tcp && ct_state::begins(proto::TCP, scratch.l4.tcp_flags);
     if !is_noted && is_tcp && !asks {
+        return PASS;
+    }
+    // A reset begins nothing. It may be one of our own, to a client of a Service without endpoints: by a record of it the client's
+    // next packets would be the node's and not the Service's.
+    if is_tcp && scratch.l4.tcp_flags & TCP_RST != 0 {
         return PASS;
     }
     scratch.tuple.write_reversed(&mut scratch.alias_key);
@@ -162,7 +167,7 @@ pub fn cross(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
             return drop(DropReason::NatCarried);
         }
         // Its port may be one that was given to others.
-        return match has_translated() || share::is_used(OUTSIDE_SHARE) {
+        return match has_translated() || share::has_outside() {
             true => leave(scratch),
             false => PASS,
         };

@@ -1,8 +1,8 @@
 //! What leaves by an uplink.
 
 use super::{
-    drop, error, find_source, host, is_carried, is_error, is_from_before, keeps_source,
-    masquerading, translate,
+    drop, error, find_source, host, is_carried, is_error, is_from_before, is_left_alone,
+    keeps_source, masquerading, translate,
 };
 use crate::{
     PASS,
@@ -16,13 +16,16 @@ use crate::{
     },
     rewrite::{self, End},
     scratch::Scratch,
+    stage::origin,
 };
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::{
     abi::{
         Addr,
         config::NodeConfig,
-        connection::{Connection, FLAG_INBOUND, FLAG_MASQUERADED, FLAG_SERVICE, OUTSIDE_SHARE},
+        connection::{
+            Connection, FLAG_INBOUND, FLAG_MASQUERADED, FLAG_SERVICE, HOST_SHARE, is_outside,
+        },
         drop::DropReason,
     },
     algo::{ct_state, ct_state::SEEN},
@@ -86,6 +89,9 @@ fn prepare(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if is_error(scratch) {
         return error::leave(skb, scratch);
     }
+    if is_left_alone(config, scratch.ip.proto) {
+        return portless(skb, scratch);
+    }
     scratch.has_record = false;
     // SAFETY: the context is valid for as long as the program runs.
     let is_of_host = unsafe { (*skb).ingress_ifindex } == 0;
@@ -143,7 +149,12 @@ fn known(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
             (*found).flags & (FLAG_MASQUERADED | FLAG_INBOUND),
         );
         match kind {
-            FLAG_MASQUERADED if is_from_client => {}
+            FLAG_MASQUERADED if is_from_client => {
+                let payer = (*found).payer;
+                if payer != HOST_SHARE && payer != origin::came_by(skb) {
+                    return drop(DropReason::PodSource);
+                }
+            }
             // An outside packet of before must not decide about what the pod begins by itself.
             FLAG_INBOUND if is_unanswered(found, scratch.from_high) && begins(scratch) => {
                 claim::forget(scratch);
@@ -191,7 +202,7 @@ pub unsafe fn of_service(connection: *const Connection, scratch: &mut Scratch) -
             scratch.may_pass = false;
             scratch.payer = (*connection).payer;
             return match scratch.payer {
-                OUTSIDE_SHARE => CLAIM,
+                payer if is_outside(payer) => CLAIM,
                 _ => NEW,
             };
         }
@@ -239,6 +250,9 @@ fn begin(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch) -> i32
         None if scratch.ip.src == scratch.nat => return host::claimed(scratch, true),
         None => return PASS,
     }
+    if scratch.payer != origin::came_by(skb) {
+        return drop(DropReason::PodSource);
+    }
     scratch.may_pass = false;
     if keeps_source(scratch.ip.dst) {
         return PASS;
@@ -258,6 +272,15 @@ fn begin(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch) -> i32
         _ => return drop(DropReason::NatProtocol),
     }
     CLAIM
+}
+
+/// A packet of a protocol that [is not masqueraded](is_left_alone): a pod's address means nothing outside.
+#[inline(never)]
+fn portless(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    match of_pod(scratch) && !keeps_source(scratch.ip.dst) && find_source(skb, scratch) {
+        true => drop(DropReason::NatProtocol),
+        false => PASS,
+    }
 }
 
 /// Whether a packet is an ICMP message that begins nothing, whatever its id.

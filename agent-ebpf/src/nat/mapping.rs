@@ -27,7 +27,7 @@ use sinabro_common::{
         config::FLAG_ENDPOINT_INDEPENDENT,
         connection::{
             Connection, ConnectionKey, FLAG_APART, FLAG_EMBRYONIC, FLAG_MAPPED, FLAG_MAPPING,
-            FLAG_MASQUERADED, HOST_SHARE, OUTSIDE_SHARE,
+            FLAG_MASQUERADED, is_of_pod,
         },
         drop::DropReason,
     },
@@ -87,7 +87,7 @@ fn is_of_interest(scratch: &Scratch) -> bool {
 /// The host's ports, and those of clients outside, are their own towards each remote end.
 #[inline(always)]
 fn has_mappings(payer: u32) -> bool {
-    payer != HOST_SHARE && payer != OUTSIDE_SHARE
+    is_of_pod(payer)
 }
 
 /// Claims the port of the client's mapping, if it has one.

@@ -29,7 +29,10 @@ use aya_ebpf::{bindings::__sk_buff, maps::lpm_trie::Key, programs::TcContext};
 use sinabro_common::{
     abi::{
         Addr,
-        config::{FLAG_CARRYING, FLAG_MASQUERADE, FLAG_SERVICES, NodeConfig},
+        config::{
+            FLAG_CARRYING, FLAG_MASQUERADE, FLAG_MASQUERADE_PORTLESS, FLAG_SERVICES, NodeConfig,
+        },
+        connection::is_portless,
         drop::DropReason,
     },
     algo::ct_state,
@@ -67,6 +70,13 @@ pub fn is_error(scratch: &Scratch) -> bool {
         }
         _ => false,
     }
+}
+
+/// Whether a packet is of a protocol whose flows are told apart by addresses alone, and keeps to its own: the node may have
+/// that very flow, by a tunnel device or IPsec, also without ever having sent a packet.
+#[inline(always)]
+pub fn is_left_alone(config: &NodeConfig, proto: u8) -> bool {
+    config.flags & FLAG_MASQUERADE_PORTLESS == 0 && is_portless(proto)
 }
 
 /// Whether a packet that no record was found for may be of a connection whose record is on its way here: another

@@ -31,7 +31,7 @@ use core::hint::black_box;
 use sinabro_common::{
     abi::{
         Addr,
-        connection::{FLAG_MASQUERADED, FLAG_SERVICE, KEEPS_SOURCE, OUTSIDE_SHARE},
+        connection::{FLAG_MASQUERADED, FLAG_SERVICE, KEEPS_SOURCE, outside_share},
         drop::DropReason,
         service::{
             BACKEND_DRAINING, BACKEND_SERVING, FRONTEND_CONSISTENT, FRONTEND_EXTERNAL,
@@ -171,7 +171,7 @@ fn refused(scratch: &mut Scratch, reason: DropReason) -> i32 {
 #[inline(never)]
 fn begin(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     scratch.payer = match scratch.is_outside {
-        true => OUTSIDE_SHARE,
+        true => outside_share(scratch.tuple.proto),
         // SAFETY: the context is valid for as long as the program runs.
         false => unsafe { (*skb).ifindex },
     };

@@ -24,7 +24,7 @@ use sinabro_common::{
         drop::DropReason,
         service::{BACKEND_DRAINING, BACKEND_SERVING, FrontendKey},
     },
-    algo::ct_state::{self, SEEN},
+    algo::ct_state,
 };
 
 /// Segments of TCP with one of these say how far a connection is.
@@ -147,8 +147,7 @@ fn note(scratch: &mut Scratch) -> i32 {
             backend & BACKEND_DRAINING != 0 && connection::makes_way(found, proto, PAUSE_NS);
         if proto == proto::TCP
             && ct_state::begins(proto, flags)
-            && (connection::stage(found, proto).is_closed()
-                || (!serves && is_unanswered(found, scratch.from_high)))
+            && (connection::stage(found, proto).is_closed() || !serves)
         {
             return forget(scratch);
         }
@@ -181,16 +180,6 @@ unsafe fn backend_flags(connection: *const Connection) -> u16 {
             _ => 0,
         }
     }
-}
-
-/// # Safety
-/// As in [`backend_flags`].
-#[inline(always)]
-unsafe fn is_unanswered(connection: *const Connection, from_high: bool) -> bool {
-    // SAFETY: the caller's promise.
-    let states = unsafe { (&raw const (*connection).states).read() };
-    let others = if from_high { states[0] } else { states[1] };
-    others & SEEN == 0
 }
 
 /// Removes the packet's record and the alias that led to it.

@@ -21,7 +21,6 @@ use crate::{
     service,
 };
 use aya_ebpf::bindings::__sk_buff;
-use sinabro_common::abi::connection::OUTSIDE_SHARE;
 
 /// What is known of where a packet goes that came in by an uplink: nothing;
 pub const NEW: u32 = 0;
@@ -82,7 +81,7 @@ fn forget_orphan(scratch: &mut Scratch) -> bool {
 #[inline(never)]
 pub fn exit(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let is_on = CONFIG.get(0).is_some_and(service::are_ours);
-    match is_on && scratch.well_formed && share::is_used(OUTSIDE_SHARE) {
+    match is_on && scratch.well_formed && share::has_outside() {
         true => answer(skb, scratch),
         false => NONE,
     }

@@ -2,15 +2,15 @@
 //! uplink ([`from_outside`]).
 //!
 //! Left to the stack, whose routes deliver it too: fragments, because only their first part
-//! names the flow; ICMP other than echo, because it speaks of a flow that the stack may have
-//! translated; options and extension headers, because a router must act on them; a TTL that
+//! names the flow; ICMP errors about a flow that the stack has, as it may have translated it (about
+//! others they go as what they quote did: netfilter would take them for invalid); options and extension headers, because a router must act on them; a TTL that
 //! ends here, and what is too large for the receiver, because someone must say so.
 
 use super::{Action, mss, report, track};
 use crate::{
-    PASS,
+    PASS, connection,
     maps::ENDPOINTS,
-    nat::drop,
+    nat::{drop, error, is_error},
     parse::{
         Fragment, Ip, eth, icmp,
         l4::{L4, UDP_LEN},
@@ -188,9 +188,14 @@ pub fn local(
     let Some(receiver) = receiver else {
         return Ok(PASS);
     };
-    if belongs == track::STACK || receiver.ifindex == ifindex || !may_enter(ctx, scratch, receiver)
-    {
+    if belongs == track::STACK || receiver.ifindex == ifindex {
         return Ok(PASS);
+    }
+    if !may_enter(ctx, scratch, receiver) {
+        return match may_tell(ctx, scratch, receiver) {
+            true => Ok(TELLS),
+            false => Ok(PASS),
+        };
     }
     if belongs == track::ANSWER {
         match service::translate(ctx.skb.skb, scratch, End::Source) {
@@ -199,6 +204,42 @@ pub fn local(
         }
     }
     Ok(into(ctx, scratch, receiver))
+}
+
+/// What [`local`] says of an ICMP error that [`tell`] is to look at; no action of the kernel's.
+pub const TELLS: i32 = 65;
+
+/// Whether a packet is an ICMP error that needs no router.
+#[inline(always)]
+fn may_tell(ctx: &TcContext, scratch: &mut Scratch, receiver: &Endpoint) -> bool {
+    // SAFETY: the context is valid for as long as the program runs.
+    let to_gateway = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
+    let ip = &scratch.ip;
+    let is_whole = ip.ttl > 1 && !ip.options && ip.fragment == Fragment::No;
+    to_gateway && is_whole && is_error(scratch) && !is_too_large(ctx, scratch, 0, receiver)
+}
+
+/// Delivers an ICMP error about what its receiver sent to this very pod past the stack. A stage of its own: it looks at a second header,
+/// and has a stack for that.
+#[inline(always)]
+pub fn tell(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    if !error::read(skb, scratch)
+        || scratch.quoted.src != scratch.ip.dst
+        || scratch.quoted.dst != scratch.ip.src
+    {
+        return PASS;
+    }
+    scratch.seen.forget();
+    scratch.identify_quoted();
+    let is_direct = connection::find(&scratch.key).is_none();
+    if !is_direct || track::without_record() != track::DIRECT {
+        return PASS;
+    }
+    // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
+    match unsafe { ENDPOINTS.get(scratch.ip.dst) } {
+        Some(receiver) => into(&TcContext::new(skb), scratch, receiver),
+        None => PASS,
+    }
 }
 
 /// Whether nobody has to look at a pod's packet but who receives it, and it is not too large for that.

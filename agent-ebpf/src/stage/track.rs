@@ -23,7 +23,7 @@ use aya_ebpf::programs::TcContext;
 use sinabro_common::{
     abi::{
         config::{FLAG_MIXED, NodeConfig},
-        connection::{FLAG_SERVICE, FLAG_STACK, OUTSIDE_SHARE},
+        connection::{FLAG_SERVICE, FLAG_STACK, outside_share},
     },
     algo::ct_state,
 };
@@ -47,7 +47,7 @@ pub fn sender(ctx: &TcContext, config: &NodeConfig, ip: &Ip) -> Option<u32> {
     let is_outside_of_a_tunnel = overlay::takes(config)
         && UPLINKS.get_ptr(came_by).is_some()
         && tunnel::pods_of(&ip.src).is_some();
-    is_outside_of_a_tunnel.then_some(OUTSIDE_SHARE)
+    is_outside_of_a_tunnel.then_some(outside_share(ip.proto))
 }
 
 /// Notes a packet that the stack delivers between two pods of this node. Zero if there is no room to: its answers

@@ -235,6 +235,17 @@ pub struct Options {
     #[serde(rename = "masqueradeUDPMapping")]
     masquerade_udp_mapping: Option<String>,
 
+    /// Whether pods' packets of protocols without ports (GRE, ESP, IPIP, 6in4) get the node's address.
+    /// A pod that sends one to some address takes what comes from there by that protocol from the
+    /// node: its own tunnels and IPsec.
+    #[arg(
+        long,
+        env = "SINABRO_MASQUERADE_PORTLESS",
+        value_name = "BOOL",
+        default_value = "false"
+    )]
+    masquerade_portless: Option<String>,
+
     /// What is not masqueraded, in the format of ip-masq-agent (YAML or JSON: nonMasqueradeCIDRs,
     /// masqLinkLocal, masqLinkLocalIPv6, resyncInterval), read again whenever it changes. What it
     /// says takes the place of the settings; it need not be there.

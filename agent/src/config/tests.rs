@@ -55,6 +55,7 @@ fn defaults_need_only_the_nodes_file() {
     assert_eq!(settings.masquerading, Masquerading::default());
     assert_eq!(settings.masquerade_file, Path::new(names::MASQUERADE_FILE));
     assert_eq!(settings.udp_mapping, UdpMapping::AddressAndPortDependent);
+    assert!(!settings.masquerade_portless);
     assert_eq!(settings.node_ports, Some((30_000, 32_767)));
     let none = load(&["--nodes=/n", "--node-ports=none"]).unwrap();
     assert_eq!(none.node_ports, None);
@@ -229,6 +230,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         masqueradeNodes: false
         masqueradeFile: /etc/m
         masqueradeUDPMapping: endpoint-independent
+        masqueradePortless: true
         masqueradePorts: 61000-65535
         nodePorts: 31000-31999
         nodePortAddresses: [all]
@@ -301,6 +303,7 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         },
         masquerade_file: "/etc/m".into(),
         udp_mapping: UdpMapping::EndpointIndependent,
+        masquerade_portless: true,
         masquerade_ports: Some((61000, 65535)),
         node_ports: Some((31000, 31999)),
         service_proxy: ServiceProxy::On,
@@ -454,6 +457,7 @@ fn bad_values_are_named_with_key_value_and_source() {
         ("masqueradeFile", "ip-masq-agent"),
         ("masqueradeUDPMapping", "address-dependent"),
         ("masqueradeUDPMapping", "true"),
+        ("masqueradePortless", "GRE"),
         ("tcpAcceleration", "true"),
         ("tcpAcceleration", "Auto"),
         ("tcpAccelerationLoopback", "opt-in"),

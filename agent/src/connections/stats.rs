@@ -9,7 +9,7 @@ use crate::endpoint::PodNames;
 use sinabro_common::{
     abi::{
         Addr,
-        connection::{ALL_SHARES, HOST_SHARE, Limits, OUTSIDE_SHARE, Share},
+        connection::{ALL_SHARES, HOST_SHARE, Limits, OUTSIDE_DATAGRAMS, OUTSIDE_SHARE, Share},
     },
     api::{
         ConnectionStats, Mapped, PacketEnd, PodConnections, RemoteConnections, StateClass,
@@ -144,6 +144,9 @@ fn of_pods(
     }
     if counts.contains_key(&OUTSIDE_SHARE) {
         rows.push(of(OUTSIDE_SHARE, "(outside)"));
+    }
+    if counts.contains_key(&OUTSIDE_DATAGRAMS) {
+        rows.push(of(OUTSIDE_DATAGRAMS, "(outside, datagrams)"));
     }
     rows
 }

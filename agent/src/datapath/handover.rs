@@ -10,7 +10,7 @@ use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_SERVICE, OUTSIDE_SHARE, Tuple,
+            Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_SERVICE, Tuple, outside_share,
         },
         service::{BACKEND_SERVING, FrontendKey, SENT_TO, SocketKey},
     },
@@ -155,7 +155,7 @@ impl Datapath {
             let Some(endpoint) = backends.get(&serving) else {
                 continue;
             };
-            let payer = payer.copied().unwrap_or(OUTSIDE_SHARE);
+            let payer = payer.copied().unwrap_or(outside_share(theirs.proto));
             let (key, connection) = record(&theirs.sent(), payer, *endpoint, monotonic_ns());
             self.maps.connections.add_of_service(&key, &connection)?;
         }

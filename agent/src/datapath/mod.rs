@@ -63,10 +63,8 @@ use sinabro_common::{
     abi::{
         Addr,
         acceleration::{AccelerationCounters, ServerKey, Skip, Traffic},
-        config::NodeConfig,
-        connection::{
-            ALIASES_EACH, ALL_SHARES, HOST_SHARE, Limits, MAX_CONNECTIONS, OUTSIDE_SHARE,
-        },
+        config::{FLAG_MASQUERADE_PORTLESS, NodeConfig},
+        connection::{ALIASES_EACH, Limits, MAX_CONNECTIONS, is_of_pod},
         counters::PodCounters,
         drop::DropReason,
         endpoint::{Endpoint, PodLink},
@@ -78,7 +76,7 @@ use sinabro_common::{
     names,
 };
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     path::{Path, PathBuf},
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -490,7 +488,7 @@ impl Datapath {
             }
         }
         for (payer, _) in self.maps.connections.shares()? {
-            if ![HOST_SHARE, OUTSIDE_SHARE, ALL_SHARES].contains(&payer) && is_stale(payer) {
+            if is_of_pod(payer) && is_stale(payer) {
                 self.maps.connections.end(payer)?;
             }
         }
@@ -697,8 +695,22 @@ impl Datapath {
     /// After [`Self::set_uplinks`] and [`Self::set_tunnels`], with which stamping begins; the
     /// first time it waits until all that has no stamp has arrived.
     pub fn attach_overlay(&self, ifindex: u32) -> Result<(), DatapathError> {
+        self.maps.native.set_link(ifindex)?;
         self.classifiers.attach_overlay(ifindex)?;
         self.maps.config.ask_for_stamps()
+    }
+
+    /// Whether a filter of that name on an interface is one of ours.
+    pub fn is_our_filter(name: &str) -> bool {
+        Classifiers::is_ours(name)
+    }
+
+    /// Puts programs back that somebody else has taken off these interfaces, or off all that have some, and returns which.
+    pub fn mend_attached(
+        &self,
+        only: Option<&BTreeSet<u32>>,
+    ) -> Result<Vec<(u32, &'static str)>, DatapathError> {
+        self.classifiers.mend(only)
     }
 
     /// Counters of the pod at a host-side interface, summed over CPUs; none if it is not attached.
@@ -811,6 +823,7 @@ impl Datapath {
                 .complete
                 .load(Ordering::Relaxed)
                 .then_some(&self.maps.endpoints),
+            portless: self.maps.config.get()?.flags & FLAG_MASQUERADE_PORTLESS != 0,
         };
         let departed = match rules.endpoints {
             Some(_) => std::mem::take(&mut *lock(&self.departed)),

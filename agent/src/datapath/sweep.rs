@@ -18,7 +18,7 @@ use sinabro_common::{
         connection::{
             ALL_SHARES, Connection, ConnectionKey, FLAG_APART, FLAG_INBOUND, FLAG_MAPPING,
             FLAG_MASQUERADED, FLAG_SERVICE, FLAG_STACK, HOST_SHARE, Limits, MAX_PORT_BITMAPS,
-            OUTSIDE_SHARE, PORT_TABLES, Share, Tuple, port_table,
+            PORT_TABLES, Share, Tuple, is_of_pod, is_outside, is_portless, port_table,
         },
     },
     algo::lifetime::{self, Stage},
@@ -41,6 +41,8 @@ pub struct Rules<'a> {
     pub sources: Option<&'a HashSet<Addr>>,
     /// Connections of addresses that are not in here are over. None: not known.
     pub endpoints: Option<&'a Endpoints>,
+    /// Whether those of protocols without ports go on.
+    pub portless: bool,
 }
 
 /// Kept by the caller from sweep to sweep.
@@ -384,7 +386,7 @@ fn is_over(
     let sent = connection.from_client(key);
     let pods: &[Addr] = match connection.flags & (FLAG_MASQUERADED | FLAG_INBOUND | FLAG_STACK) {
         // Their clients are no pods.
-        _ if connection.payer == OUTSIDE_SHARE => &[],
+        _ if is_outside(connection.payer) => &[],
         FLAG_MASQUERADED if connection.payer == HOST_SHARE => &[],
         FLAG_MASQUERADED => &[sent.src],
         FLAG_INBOUND => &[sent.dst],
@@ -398,9 +400,11 @@ fn is_over(
             return Ok(true);
         }
     }
+    if !rules.portless && is_portless(key.proto) && leaves(connection) {
+        return Ok(true);
+    }
     // To pods of other nodes a client outside has this node's address inside the overlay.
-    let is_masqueraded =
-        leaves(connection) && ![HOST_SHARE, OUTSIDE_SHARE].contains(&connection.payer);
+    let is_masqueraded = leaves(connection) && is_of_pod(connection.payer);
     if is_masqueraded
         && rules
             .sources

@@ -13,7 +13,10 @@ use sinabro_agent::datapath::{
 use sinabro_common::{
     abi::{
         Addr,
-        config::{FLAG_MASQUERADE, FLAG_REDIRECT_PEER, FLAG_STAMPED, FLAG_TUNNELS, NodeConfig},
+        config::{
+            FLAG_MASQUERADE, FLAG_MASQUERADE_PORTLESS, FLAG_REDIRECT_PEER, FLAG_STAMPED,
+            FLAG_TUNNELS, NodeConfig,
+        },
         connection::MAX_CONNECTIONS,
         drop::DropReason,
         endpoint::{Endpoint, NO_HOST_PORTS, PodLink},
@@ -113,7 +116,11 @@ pub fn node_config() -> NodeConfig {
         masquerade_v6: Addr::v6(NODE6.octets()),
         nat_port_min: PORT_MIN,
         nat_port_max: PORT_MAX,
-        flags: FLAG_MASQUERADE | FLAG_REDIRECT_PEER | FLAG_TUNNELS | FLAG_STAMPED,
+        flags: FLAG_MASQUERADE
+            | FLAG_MASQUERADE_PORTLESS
+            | FLAG_REDIRECT_PEER
+            | FLAG_TUNNELS
+            | FLAG_STAMPED,
     }
 }
 

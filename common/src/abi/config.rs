@@ -28,6 +28,10 @@ pub const FLAG_STAMPED: u32 = 1 << 3;
 /// them again.
 pub const FLAG_CARRYING: u32 = 1 << 4;
 
+/// Pods' packets of protocols without ports (GRE, ESP, IPIP, 6in4) are masqueraded, too. A node's address has one such flow
+/// towards each remote address, so a pod that has it takes it from the node. Programs that do not know the flag masquerade them.
+pub const FLAG_MASQUERADE_PORTLESS: u32 = 1 << 13;
+
 /// Programs of two layouts run, each with a table of its own: a connection between pods of this node that has no record here may
 /// have one there, and keeps to the stack.
 pub const FLAG_MIXED: u32 = 1 << 12;

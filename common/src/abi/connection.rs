@@ -34,7 +34,7 @@ use crate::algo::port_pick;
 pub const MAX_CONNECTIONS: u32 = 131_072;
 /// What a record may have of them: a Service's that is masqueraded has two.
 pub const ALIASES_EACH: u32 = 2;
-/// Entries of `SHARES` that are no pod's.
+/// Entries of `SHARES` that are no pod's, of which one is in a pod's place: a table of another size would be another layout.
 pub const OTHER_SHARES: u32 = 3;
 /// Fragmented packets under way at a time.
 pub const MAX_FRAGMENTS: u32 = 8192;
@@ -269,8 +269,31 @@ map_type!(Finished, 56, 2, [key, ended_ns, from_ns]);
 pub const HOST_SHARE: u32 = 0;
 /// Key in `SHARES`: connections of clients outside of the cluster with Services, which came in by an uplink.
 pub const OUTSIDE_SHARE: u32 = u32::MAX - 1;
+/// Key in `SHARES`: the same of other protocols than TCP, of which two forged datagrams and an answer make a connection.
+pub const OUTSIDE_DATAGRAMS: u32 = u32::MAX - 2;
 /// Key in `SHARES`: all connections.
 pub const ALL_SHARES: u32 = u32::MAX;
+
+/// Who pays for a connection of a client outside.
+#[inline(always)]
+pub const fn outside_share(proto: u8) -> u32 {
+    match proto {
+        6 => OUTSIDE_SHARE,
+        _ => OUTSIDE_DATAGRAMS,
+    }
+}
+
+/// Whether a client outside pays for a connection.
+#[inline(always)]
+pub const fn is_outside(payer: u32) -> bool {
+    payer == OUTSIDE_SHARE || payer == OUTSIDE_DATAGRAMS
+}
+
+/// Whether a pod pays for a connection.
+#[inline(always)]
+pub const fn is_of_pod(payer: u32) -> bool {
+    payer != HOST_SHARE && payer < OUTSIDE_DATAGRAMS
+}
 
 /// Sizes and times, host order.
 #[repr(C)]
@@ -363,6 +386,12 @@ const PROTO_ICMPV6: u8 = 58;
 #[inline(always)]
 pub const fn has_one_id(proto: u8) -> bool {
     matches!(proto, PROTO_ICMP | PROTO_ICMPV6)
+}
+
+/// Whether a protocol's flows are told apart by their addresses alone: GRE, ESP, IPIP, and all that is not known here.
+#[inline(always)]
+pub const fn is_portless(proto: u8) -> bool {
+    !has_one_id(proto) && !matches!(proto, 6 | 17 | 132 | 136)
 }
 
 impl Tuple {

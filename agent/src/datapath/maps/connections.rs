@@ -5,7 +5,7 @@ use crate::datapath::{DatapathError, raw_map::RawMap};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, Queue};
 use sinabro_common::abi::connection::{
     ALL_SHARES, Alias, Connection, ConnectionKey, Finished, HOST_SHARE, Limits, MAX_FINISHED,
-    OUTSIDE_SHARE, Share, Tuple,
+    OUTSIDE_DATAGRAMS, OUTSIDE_SHARE, Share, Tuple,
 };
 use std::sync::Mutex;
 
@@ -43,7 +43,7 @@ impl Connections {
             limits: Mutex::new(limits.try_into().map_err(error(LIMITS, "opening"))?),
             finished: Mutex::new(finished.try_into().map_err(error(FINISHED, "opening"))?),
         };
-        for payer in [HOST_SHARE, OUTSIDE_SHARE, ALL_SHARES] {
+        for payer in [HOST_SHARE, OUTSIDE_SHARE, OUTSIDE_DATAGRAMS, ALL_SHARES] {
             connections.start(payer)?;
         }
         Ok(connections)

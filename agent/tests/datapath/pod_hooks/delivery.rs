@@ -1,7 +1,10 @@
 //! Where packets go that may pass.
 
 use super::*;
-use crate::{packet::FIN, uplink_hooks::age};
+use crate::{
+    packet::{FIN, IcmpError},
+    uplink_hooks::age,
+};
 use sinabro_common::abi::{config::FLAG_MIXED, connection::ALL_SHARES};
 
 #[test]
@@ -158,6 +161,51 @@ fn replies_to_what_the_stack_delivered_go_back_through_it() {
         }
         let a = w.datapath.pod_counters(w.a.ifindex).unwrap().unwrap();
         assert_eq!(a.rx_packets, 4);
+    });
+}
+
+/// netfilter has not seen what went past it, and takes an error about that for invalid.
+#[test]
+fn an_error_goes_the_way_of_what_it_is_about() {
+    world(|w| {
+        for (src, dst) in w.pairs() {
+            for proto in [TCP, UDP] {
+                let make = |from: (IpAddr, u16), to: (IpAddr, u16)| match proto {
+                    TCP => packet::tcp(from, to, ACK, b""),
+                    _ => packet::udp(from, to, b"hello"),
+                };
+                // Pod b's packet to pod a, and what a says of it.
+                let about = |port: u16| make((dst, port), (src, 80));
+                let error = |kind, from, quoted: &Ip| {
+                    w.frame_of_a(&packet::icmp_error(from, dst, kind, &quoted.bytes()))
+                };
+                for kind in [
+                    IcmpError::NoPort,
+                    IcmpError::TimeExceeded,
+                    IcmpError::TooBig(1280),
+                ] {
+                    let (verdict, out) = w.out(&error(kind, src, &about(4000)));
+                    assert_eq!(verdict, REDIRECT, "{kind:?}");
+                    assert_eq!(out[..12], [w.b.mac, HOST_MAC].concat()[..]);
+                }
+                // What the stack delivered, and has translated perhaps.
+                let stacks = about(4001);
+                let frame = packet::eth(w.a.mac, HOST_MAC, stacks.kind(), &stacks.bytes());
+                assert_eq!(w.programs.run("pod_in", w.a.ifindex, &frame).0, PASS);
+                w.passes(&error(IcmpError::NoPort, src, &stacks), "the stack's");
+                // What others sent, or to others, is nothing that went past it.
+                let strange = make((src, 1), (dst, 80));
+                w.passes(
+                    &error(IcmpError::NoPort, src, &strange),
+                    "the wrong way round",
+                );
+                let mut short =
+                    packet::icmp_error(src, dst, IcmpError::NoPort, &about(4000).bytes()[..12]);
+                w.passes(&w.frame_of_a(&short), "cut short");
+                short.ttl = 1;
+                w.passes(&w.frame_of_a(&short), "the last hop");
+            }
+        }
     });
 }
 

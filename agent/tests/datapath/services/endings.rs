@@ -100,6 +100,19 @@ fn udp_moves_away_from_an_endpoint_that_does_not_serve_and_tcp_stays() {
                 service.backend(1, all[1], BACKEND_SERVING, 3);
                 service.slots(3, [1]);
                 assert_eq!(w.goes_to(&syn), all[1]);
+                // So does one whose endpoint went without an end, once it begins anew; what goes on stays.
+                let of = |flags| make(TCP, (client, 2002), at, flags);
+                service.balance(&all[..1], 4);
+                assert_eq!(w.goes_to(&of(SYN)), all[0]);
+                w.to_pod(&w.a, &make(TCP, all[0], (client, 2002), SYN | ACK));
+                assert_eq!(w.goes_to(&of(ACK)), all[0]);
+                // A segment of before is no reason to leave one that serves.
+                assert_eq!(w.goes_to(&of(SYN)), all[0]);
+                service.backend(0, all[0], 0, 4);
+                service.backend(1, all[1], BACKEND_SERVING, 4);
+                service.slots(4, [1]);
+                assert_eq!(w.goes_to(&of(ACK)), all[0]);
+                assert_eq!(w.goes_to(&of(SYN)), all[1]);
             }
         }
         check_table();

@@ -18,7 +18,7 @@ use aya::maps::{Array, Map, MapData, lpm_trie};
 use sinabro_agent::datapath::{ConnectionLimits, Tunnels, handover::Theirs};
 use sinabro_common::{
     abi::{
-        connection::{Connection, ConnectionKey, OUTSIDE_SHARE},
+        connection::{Connection, ConnectionKey, is_outside},
         node::Overlay,
         service::{FRONTEND_EXTERNAL, FRONTEND_GUARDED, FRONTEND_OF_NODE, SourceKey},
     },
@@ -225,11 +225,10 @@ impl Edge {
     /// The share of clients outside: connections, and those that nobody answered.
     fn share(&self) -> (u64, u64) {
         let shares = self.w.datapath.connections().shares().unwrap();
-        let (_, share) = shares
-            .iter()
-            .find(|(key, _)| *key == OUTSIDE_SHARE)
-            .unwrap();
-        (share.connections, share.embryonic)
+        let outside = shares.iter().filter(|(key, _)| is_outside(*key));
+        outside.fold((0, 0), |(connections, embryonic), (_, share)| {
+            (connections + share.connections, embryonic + share.embryonic)
+        })
     }
 
     fn dropped_at_uplink(&self, ip: &Ip, reason: DropReason) {
@@ -729,6 +728,92 @@ fn a_flood_from_outside_drives_out_itself_alone() {
             );
             let of_flood = kit::dropped(&e.w.datapath, DropReason::ConnectionShare);
             assert_eq!(of_flood, 0);
+            check_table();
+        });
+    }
+}
+
+/// What tells a client that there is no endpoint begins nothing: with one there the client is served, also from the same port.
+#[test]
+fn a_refusal_leaves_nothing_behind() {
+    edge(|e| {
+        let mut number = 0;
+        for like in e.w.clients() {
+            for proto in PROTOCOLS {
+                number += 1;
+                let service = e.w.service(number, proto);
+                let at = (
+                    if like.is_ipv4() {
+                        kit::NODE.into()
+                    } else {
+                        kit::NODE6.into()
+                    },
+                    30_080,
+                );
+                service.set(Kind::Refuse, 0);
+                service.frontend(at, 0);
+                for _ in 0..3 {
+                    let asks = make(proto, client(like), at, SYN);
+                    let (verdict, refusal) = e.run("uplink_in", 0, &framed(&asks));
+                    assert_eq!(verdict, REDIRECT, "{:?}", e.w.datapath.drops());
+                    let uplink = e.w.b.ifindex;
+                    let sent = e.run("uplink_out", uplink, &refusal);
+                    assert_eq!(sent, (PASS, refusal));
+                }
+                assert_eq!((table().len(), aliases().len()), (0, 0), "{proto} {like}");
+                service.balance(&[e.endpoint(like, Place::Pod)], 1);
+                e.round(Place::Pod, proto, client(like), at, SYN);
+                e.w.sweep_at(25 * 3600);
+            }
+        }
+    });
+}
+
+/// Of backends that answer whatever comes: such a connection looks like any other.
+#[test]
+fn datagrams_in_others_names_keep_no_client_out() {
+    const ROOM: u64 = 1024;
+    let config = DatapathConfig {
+        connections: Some(ROOM as u32),
+        ..kit::config()
+    };
+    for (proto, place) in [
+        (UDP, Place::Pod),
+        (SCTP, Place::Pod),
+        (UDP, Place::OtherNodesPod),
+    ] {
+        edge_with(&config, |e| {
+            let here = e.w.a.v4;
+            let (at, at_tcp) = ((vip(here), 80), (vip(here), 81));
+            for (number, (proto, at)) in (1..).zip([(proto, at), (TCP, at_tcp)]) {
+                let service = e.w.service(number, proto);
+                service.balance(&[e.endpoint(here, place)], 1);
+                service.frontend(at, 0);
+            }
+            let both = |proto, from, at| {
+                e.round(place, proto, from, at, SYN);
+                e.round(place, proto, from, at, ACK);
+            };
+            both(TCP, client(here), at_tcp);
+            let flood =
+                |number: u16| both(proto, ("203.0.113.99".parse().unwrap(), 1000 + number), at);
+            (0..2000).for_each(flood);
+            let (connections, _) = e.share();
+            assert!(
+                (ROOM / 4..=ROOM / 3 + 2).contains(&connections),
+                "{connections}"
+            );
+            for number in 0..200 {
+                both(TCP, (client(here).0, 20_000 + number), at_tcp);
+                flood(2000 + 7 * number);
+                // A client whose connection had to go goes on by the same endpoint.
+                flood(number);
+            }
+            for number in 0..200 {
+                e.round(place, TCP, (client(here).0, 20_000 + number), at_tcp, ACK);
+            }
+            e.round(place, TCP, client(here), at_tcp, ACK);
+            assert_eq!(kit::dropped(&e.w.datapath, DropReason::ConnectionShare), 0);
             check_table();
         });
     }

@@ -69,6 +69,54 @@ fn shares(payer: u32) -> (u64, u64) {
     (share.connections, share.refused)
 }
 
+/// A pod that asked silent hosts until its share of unanswered connections was full begins others once these are over, without an
+/// agent; not while its hosts may still answer.
+#[test]
+fn what_nobody_answered_in_time_makes_way_without_an_agent() {
+    let config = DatapathConfig {
+        connections: Some(1024),
+        ..kit::config()
+    };
+    world_with(&config, |w| {
+        for proto in [UDP, TCP, ICMP] {
+            let ask = |number: u16| {
+                let (v4, v6) = (
+                    number.is_multiple_of(2),
+                    u16::from(number.is_multiple_of(2)),
+                );
+                let (pod, far) = if v4 {
+                    (w.a.v4, FAR)
+                } else {
+                    (w.a.v6, "2001:db8::9".parse().unwrap())
+                };
+                let id = 1000 + number + v6;
+                let ip = match proto {
+                    ICMP => packet::icmp(pod, far, if v4 { 8 } else { 128 }, id),
+                    _ => make(proto, (pod, id), (far, 80)),
+                };
+                w.out(&ip).0 == PASS
+            };
+            let begun = (0..).take_while(|number| ask(*number)).count() as u16;
+            assert!(begun > 40, "{proto}: {begun}");
+            assert!(!ask(begun + 1), "{proto}: at once");
+            age(20);
+            assert!(!ask(begun + 1), "{proto}: too soon");
+            age(120);
+            // One that is over is found by chance, so whoever asks again gets through.
+            for round in 1..4 {
+                for number in 0..begun / 3 {
+                    let number = round * 5000 + number;
+                    assert!((0..16).any(|_| ask(number)), "{proto}: round {round}");
+                }
+                age(140);
+            }
+            check_table();
+            w.sweep_at(1000);
+            assert_eq!(table().len(), 0);
+        }
+    });
+}
+
 /// A pod that has all that it may have, of what is over, but for one connection that is open. `after`: seconds.
 fn what_is_over_makes_way(
     limits: ConnectionLimits,

@@ -27,9 +27,11 @@ use aya::maps::{HashMap, Map, MapData};
 use sinabro_agent::datapath::{Datapath, DatapathConfig, monotonic_ns};
 use sinabro_common::{
     abi::{
+        Addr,
         config::FLAG_CARRYING,
         connection::{Alias, Connection, ConnectionKey, FLAG_INBOUND, FLAG_SERVICE, Tuple},
         drop::DropReason,
+        endpoint::Endpoint,
         uplink::Uplink,
     },
     names,
@@ -154,10 +156,19 @@ impl World {
         self.forward(&Self::frame(ip))
     }
 
-    /// What the uplink sends for a frame that came in by another interface.
+    /// What the uplink sends for a frame that came in by its pod's link, or as any other does.
     fn forward(&self, frame: &[u8]) -> (i32, Vec<u8>) {
+        let source = match frame.get(12..14) {
+            Some([0x08, 0x00]) => frame.get(26..30).map(|v4| Addr::v4(v4.try_into().unwrap())),
+            _ => frame.get(22..38).map(|v6| Addr::v6(v6.try_into().unwrap())),
+        };
+        let pin = format!("{}/ENDPOINTS", names::BPF_DIR);
+        let pinned = Map::HashMap(MapData::from_pin(pin).unwrap());
+        let endpoints: HashMap<MapData, Addr, Endpoint> = pinned.try_into().unwrap();
+        let of_pod = source.and_then(|source| endpoints.get(&source, 0).ok());
+        let from = of_pod.map_or(self.b.ifindex, |endpoint| endpoint.ifindex);
         self.programs
-            .run_from("uplink_out", self.a.ifindex, self.b.ifindex, frame)
+            .run_from("uplink_out", self.a.ifindex, from, frame)
             .unwrap()
     }
 

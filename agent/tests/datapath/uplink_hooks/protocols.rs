@@ -1,7 +1,8 @@
 //! Other families and protocols, fragments, ICMP errors, and the host's own connections.
 
 use super::*;
-use crate::packet::{IcmpError, UDPLITE, see_error};
+use crate::packet::{IcmpError, UDPLITE, in_two, see_error};
+use sinabro_common::abi::config::{FLAG_MASQUERADE_PORTLESS, NodeConfig};
 
 fn far6() -> IpAddr {
     "2001:db8::9".parse().unwrap()
@@ -71,6 +72,56 @@ fn protocols_without_ports_have_one_connection_for_two_addresses() {
                     DropReason::NatPortsExhausted,
                 );
             }
+        }
+        check_table();
+    });
+}
+
+/// The node may be one end of such a flow, also if it has only received until now.
+#[test]
+fn what_has_no_ports_is_the_nodes_unless_pods_may_have_it() {
+    world(|w| {
+        let with = kit::node_config();
+        let flags = with.flags & !FLAG_MASQUERADE_PORTLESS;
+        let without = NodeConfig { flags, ..with };
+        let nodes_own = |w: &World, (node, far), proto| {
+            for (ip, ran) in [
+                (
+                    packet::other(node, far, proto),
+                    World::host_out as fn(&World, &Ip) -> _,
+                ),
+                (packet::other(far, node, proto), World::come),
+            ] {
+                assert_eq!(ran(w, &ip), (PASS, World::frame(&ip)), "{proto}");
+            }
+        };
+        for proto in [4, 41, 47, 50, 51, 89, 112, 115] {
+            for (pod, node, far) in families(&w) {
+                w.datapath.set_node_config(without).unwrap();
+                nodes_own(&w, (node, far), proto);
+                let [first, later] = in_two(packet::other(pod, far, proto));
+                for ip in [packet::other(pod, far, proto), first, later] {
+                    w.dropped("uplink_out", &ip, DropReason::NatProtocol);
+                }
+                nodes_own(&w, (node, far), proto);
+            }
+        }
+        check_table();
+        assert_eq!(table().len(), 0);
+        // What began while pods might have it ends.
+        for (pod, node, far) in families(&w) {
+            w.datapath.set_node_config(with).unwrap();
+            assert_eq!(w.out(&packet::other(pod, far, 47)).0, PASS);
+            let comes = packet::other(far, node, 47);
+            assert_ne!(w.come(&comes).1, World::frame(&comes));
+            w.datapath.set_node_config(without).unwrap();
+            w.dropped(
+                "uplink_out",
+                &packet::other(pod, far, 47),
+                DropReason::NatProtocol,
+            );
+            assert_eq!(w.sweep_at(0), 1);
+            nodes_own(&w, (node, far), 47);
         }
         check_table();
     });

@@ -1,6 +1,6 @@
 //! Exchanges as applications have them, and traceroute in all its modes.
 
-use super::kit::{FAMILIES, World, far, routers};
+use super::kit::{FAMILIES, Way, World, far, routers};
 use sinabro_lab::{
     Place,
     traffic::{
@@ -12,7 +12,8 @@ use sinabro_lab::{
 };
 use socket2::{Domain, Socket, Type};
 use std::{
-    net::{IpAddr, SocketAddr},
+    io::ErrorKind,
+    net::{IpAddr, SocketAddr, UdpSocket},
     time::{Duration, Instant},
 };
 
@@ -175,11 +176,35 @@ fn a_port_at_which_the_node_listens_by_udp_lite_is_no_pods() {
     assert!(listeners.iter().all(Result::is_ok));
 }
 
+/// Where netfilter drops what it has not seen the beginning of, as with kube-proxy.
+#[test]
+fn a_closed_port_of_a_pod_of_the_same_node_is_heard_of() {
+    for world in World::by_both_ways(2) {
+        let (from, to) = (world.pod(1), world.pod(2));
+        for (own, address) in from.addresses().into_iter().zip(to.addresses()) {
+            let closed = SocketAddr::new(address, 9);
+            let ask = || {
+                let socket = UdpSocket::bind((own, 0))?;
+                socket.connect(closed)?;
+                socket.set_read_timeout(Some(PATIENCE))?;
+                socket.send(b"anybody?")?;
+                Ok(socket.recv(&mut [0; 16]).map_err(|error| error.kind()))
+            };
+            let heard = from.place().run(ask).unwrap();
+            assert_eq!(heard, Err(ErrorKind::ConnectionRefused), "{closed}");
+        }
+    }
+}
+
+const GRE: i32 = 47;
+const ESP: i32 = 50;
+
 /// GRE, of which a node has one flow between two addresses: by raw sockets, there and back.
 #[test]
 fn a_protocol_without_ports_finds_its_way_back() {
-    const GRE: i32 = 47;
-    for world in World::by_both_ways(1) {
+    let flags = ["--masquerade-portless=true"];
+    for way in Way::BOTH {
+        let world = World::guarded(way, 1, &flags);
         for (family, far) in far().into_iter().enumerate() {
             let pod = world.pod(1);
             let client = raw(pod.place(), pod.addresses()[family], GRE);
@@ -196,6 +221,39 @@ fn a_protocol_without_ports_finds_its_way_back() {
             let (heard, from) = next(&client, far);
             assert_eq!((&heard[..], from), (&said[..], far));
         }
+    }
+}
+
+/// A pod that sends the first packet of a flow which has no ports does not take what comes for the node.
+#[test]
+fn the_nodes_own_tunnels_are_out_of_a_pods_reach() {
+    for world in World::by_both_ways(1) {
+        let (node, pod) = (world.node().place(), world.pod(1));
+        for (family, far) in far().into_iter().enumerate() {
+            let own = world.own()[family];
+            for protocol in [GRE, ESP] {
+                let what = format!("{}, protocol {protocol}", FAMILIES[family]);
+                let of_node = raw(node, own, protocol);
+                let of_far = raw(&world.beyond, far, protocol);
+                let thief = raw(pod.place(), pod.addresses()[family], protocol);
+                let there = |from: &Socket, to: IpAddr| {
+                    let said = b"of no header's shape";
+                    from.send_to(said, &SocketAddr::new(to, 0).into()).unwrap();
+                };
+                for _ in 0..3 {
+                    there(&thief, far);
+                    there(&of_far, own);
+                    assert_eq!(next(&of_node, own).1, far, "{what}: for the node");
+                    there(&of_node, far);
+                    assert_eq!(next(&of_far, far).1, own, "{what}: from the node");
+                }
+                assert!(
+                    !readable(&thief, Instant::now()).unwrap(),
+                    "{what}: for the pod"
+                );
+            }
+        }
+        assert_eq!(world.dropped("nat_protocol"), 12);
     }
 }
 
