@@ -1,4 +1,5 @@
-//! Connections of clients outside that nobody has answered yet.
+//! Connections that have places, by which one is found that makes way for another: of clients outside, and of pods that have many
+//! unanswered ones.
 //!
 //! Whoever begins connections from addresses that are not his needs no answers, and can begin as many as he likes. A pod
 //! that does so is refused, which harms nobody else; to refuse new clients outside would do what a flood is meant
@@ -8,6 +9,9 @@
 //! Datagrams in others' names make connections that look answered, where a backend answers whatever comes. So of protocols other than
 //! TCP an answered connection goes, too, once these have their part of the table. The next datagram of a client that lost its
 //! connection so begins it again, with the endpoint that every node chooses for that client (ADR 24).
+//!
+//! The agent removes what is over. While it is away a pod that asked silent hosts would keep its share of unanswered connections for
+//! ever: a new one takes the place of one that is over.
 
 use super::{ending, find, idle, outlives, stage};
 use crate::{
@@ -56,8 +60,7 @@ pub fn settle(scratch: &mut Scratch) -> u32 {
     drive_out(scratch)
 }
 
-/// Gives `scratch.key`'s connection a place, by which it is found once it is over. The agent removes what is over; while it is away
-/// a pod that asked silent hosts would keep its share of unanswered connections for ever.
+/// Gives `scratch.key`'s connection a place, by which it is found once it is over.
 #[inline(never)]
 pub fn note(scratch: &mut Scratch) -> u32 {
     put(scratch, UNANSWERED).into()

@@ -113,7 +113,7 @@ fn sees_forwarded(chain: &nft::Chain) -> bool {
 }
 
 /// Whether a rule does no more than to lead to the chains of Services.
-fn is_of_services(rule: &Rule) -> bool {
+pub fn is_of_services(rule: &Rule) -> bool {
     let leads_to = rule.expressions.last().and_then(|last| nft::leads_to(last));
     leads_to.is_some_and(|chain| CHAINS_OF_SERVICES.contains(&chain))
 }

@@ -5,7 +5,7 @@
 //! said before Services pass from it to the agent, too. Rules of iptables-legacy are not looked at.
 
 use super::trouble;
-use crate::apply::forwarding::OF_SERVICES;
+use crate::apply::forwarding::{OF_SERVICES, is_of_services};
 use sinabro_common::api::Trouble;
 use sinabro_netlink::nft::{self, Chain, Nft, Rule};
 use std::ops::RangeInclusive;
@@ -22,10 +22,14 @@ pub fn find(
     chains: &[Chain],
     node_ports: &RangeInclusive<u16>,
 ) -> sinabro_netlink::Result<Option<Trouble>> {
-    let late: Vec<_> = chains
-        .iter()
-        .filter(|chain| comes_after_us(chain))
-        .collect();
+    // Those of kube-proxy may be tens of thousands, and are read only where somebody else has some.
+    let mut late = Vec::new();
+    for chain in chains.iter().filter(|chain| comes_after_us(chain)) {
+        let drops = chain.base.as_ref().is_some_and(|base| base.drops);
+        if drops || !nft.rules_of(chain)?.iter().all(is_of_services) {
+            late.push(chain);
+        }
+    }
     if late.is_empty() {
         return Ok(None);
     }

@@ -95,7 +95,8 @@ fn a_node_takes_no_route_from_a_pod() {
     await_drops(node, DropReason::RouterMessage, before, 1).unwrap();
     assert!(!learnt_by(node, &link));
 
-    // Without the program the settings of the link are left.
+    // Without the program the settings of the link are left. An agent would put it back.
+    node.kill_agent().unwrap();
     let mut tc = Command::new("tc");
     tc.args(["qdisc", "del", "dev", &link, "clsact"]);
     assert!(
