@@ -97,9 +97,6 @@ pub static POD_RANGES: LpmTrie<Addr, Node> = LpmTrie::pinned(MAX_POD_RANGES, BPF
 pub static OVERLAY: Array<Overlay> = Array::pinned(1, 0);
 
 #[map]
-pub static OVERLAY_LINK: Array<u32> = Array::pinned(1, 0);
-
-#[map]
 pub static NATIVE: Array<Native> = Array::pinned(1, 0);
 
 #[map]

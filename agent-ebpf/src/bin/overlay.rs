@@ -19,7 +19,7 @@ use sinabro_ebpf::{
     overlay::{leave, native},
     parse::{Ip, eth, ip4, skb},
     scratch::{self, Scratch},
-    stage::{Action, origin, tunnel},
+    stage::{Action, tunnel},
 };
 #[path = "../event.rs"]
 mod event;
@@ -40,9 +40,8 @@ pub fn overlay_in(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn overlay_out(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
-    let mut action = check_source(skb);
-    if action == PASS
-        && across::may_be_masqueraded(skb)
+    let mut action = PASS;
+    if across::may_be_masqueraded(skb)
         && let Some(scratch) = read(skb)
     {
         action = event::of_stage(across::leave(skb, scratch));
@@ -54,23 +53,6 @@ pub fn overlay_out(ctx: TcContext) -> i32 {
         action = native::instead_of_the_device(skb, scratch);
     }
     event::told(skb, Hook::OverlayOut, action)
-}
-
-/// Keeps out what others send in a pod's name.
-#[inline(never)]
-fn check_source(skb: *mut __sk_buff) -> i32 {
-    if origin::came_by(skb) == 0 {
-        return PASS;
-    }
-    let Some(config) = CONFIG.get(0) else {
-        return PASS;
-    };
-    match native::ends(&TcContext::new(skb)) {
-        Some((src, _)) if origin::is_forged(skb, config, &src) => {
-            event::dropped(DropReason::PodSource)
-        }
-        _ => PASS,
-    }
 }
 
 /// Zero if this kernel has packets put into tunnels past the stack.

@@ -30,7 +30,7 @@ use sinabro_ebpf::{
     },
     scratch::{self, Scratch},
     service,
-    stage::{Action, deliver, identity, mss, origin, report, track, tunnel},
+    stage::{Action, deliver, identity, mss, report, track, tunnel},
 };
 #[path = "../event.rs"]
 mod event;
@@ -271,9 +271,6 @@ fn arrive(skb: *mut __sk_buff) -> i32 {
     let Some(config) = CONFIG.get(0) else {
         return PASS;
     };
-    if origin::is_forged(skb, config, &scratch.ip.src) {
-        return event::dropped(DropReason::PodSource);
-    }
     if service::are_ours(config) {
         match service::arrive::arrive(skb, scratch) {
             PASS => {}

@@ -16,7 +16,6 @@ use crate::{
     },
     rewrite::{self, End},
     scratch::Scratch,
-    stage::origin,
 };
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::{
@@ -151,7 +150,7 @@ fn known(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         match kind {
             FLAG_MASQUERADED if is_from_client => {
                 let payer = (*found).payer;
-                if payer != HOST_SHARE && payer != origin::came_by(skb) {
+                if payer != HOST_SHARE && payer != came_by(skb) {
                     return drop(DropReason::PodSource);
                 }
             }
@@ -238,6 +237,13 @@ fn begins(scratch: &Scratch) -> bool {
     scratch.ip.proto == proto::TCP && ct_state::begins(proto::TCP, scratch.l4.tcp_flags)
 }
 
+/// Index of the interface that a packet came in by; zero if it is of a socket of the node.
+#[inline(always)]
+fn came_by(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the context is valid for as long as the program runs.
+    unsafe { (*skb).ingress_ifindex }
+}
+
 /// A packet without a record: whether it is to be masqueraded, and as what.
 #[inline(never)]
 fn begin(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch) -> i32 {
@@ -250,7 +256,7 @@ fn begin(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch) -> i32
         None if scratch.ip.src == scratch.nat => return host::claimed(scratch, true),
         None => return PASS,
     }
-    if scratch.payer != origin::came_by(skb) {
+    if scratch.payer != came_by(skb) {
         return drop(DropReason::PodSource);
     }
     scratch.may_pass = false;

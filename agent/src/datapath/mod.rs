@@ -695,7 +695,6 @@ impl Datapath {
     /// After [`Self::set_uplinks`] and [`Self::set_tunnels`], with which stamping begins; the
     /// first time it waits until all that has no stamp has arrived.
     pub fn attach_overlay(&self, ifindex: u32) -> Result<(), DatapathError> {
-        self.maps.native.set_link(ifindex)?;
         self.classifiers.attach_overlay(ifindex)?;
         self.maps.config.ask_for_stamps()
     }

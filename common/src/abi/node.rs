@@ -4,7 +4,6 @@
 //! - map `POD_RANGES`, LPM trie: pod range (prefix over [`Addr`] as in [`super::config`]) →
 //!   [`Node`];
 //! - map `OVERLAY`, array of one: 0 → [`Overlay`], this node's end of the tunnels;
-//! - map `OVERLAY_LINK`, array of one: 0 → u32: index of the VXLAN device; zero until there is one;
 //! - map `NATIVE`, array of one: 0 → [`Native`], whether packets are taken without a tunnel, too.
 //!
 //! A node's tunnel address stands for the node: no two have the same. This node is among them.

@@ -112,7 +112,7 @@ impl Maps {
                 take(ebpf, "NATIVE_V6")?,
                 flows.clone(),
             )?,
-            native: Native::new(take(ebpf, "NATIVE")?, take(ebpf, "OVERLAY_LINK")?)?,
+            native: Native::new(take(ebpf, "NATIVE")?)?,
             peers: Peers::new(|name| take(ebpf, name))?,
             uplinks: Uplinks::new(take(ebpf, "UPLINKS")?)?,
             host_ports: HostPorts::new(take(ebpf, "HOST_PORTS")?)?,

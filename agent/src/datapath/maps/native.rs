@@ -1,4 +1,4 @@
-//! `NATIVE` and `OVERLAY_LINK`.
+//! `NATIVE`.
 
 use super::{error, lock};
 use crate::datapath::DatapathError;
@@ -7,28 +7,13 @@ use sinabro_common::{abi::node, api::Mac};
 use std::sync::Mutex;
 
 const NAME: &str = "NATIVE";
-const LINK: &str = "OVERLAY_LINK";
 
-pub struct Native {
-    native: Mutex<Array<MapData, node::Native>>,
-    link: Mutex<Array<MapData, u32>>,
-}
+pub struct Native(Mutex<Array<MapData, node::Native>>);
 
 impl Native {
-    pub fn new(native: Map, link: Map) -> Result<Self, DatapathError> {
-        let native = native.try_into().map_err(error(NAME, "opening"))?;
-        let link = link.try_into().map_err(error(LINK, "opening"))?;
-        Ok(Self {
-            native: Mutex::new(native),
-            link: Mutex::new(link),
-        })
-    }
-
-    /// By which interface packets come out of tunnels.
-    pub fn set_link(&self, ifindex: u32) -> Result<(), DatapathError> {
-        lock(&self.link)
-            .set(0, ifindex, 0)
-            .map_err(error(LINK, "writing to"))
+    pub fn new(map: Map) -> Result<Self, DatapathError> {
+        let map = map.try_into().map_err(error(NAME, "opening"))?;
+        Ok(Self(Mutex::new(map)))
     }
 
     /// The VXLAN device, if packets are taken without a tunnel.
@@ -39,7 +24,7 @@ impl Native {
             mac,
             pad: [0; 2],
         };
-        lock(&self.native)
+        lock(&self.0)
             .set(0, wanted, 0)
             .map_err(error(NAME, "writing to"))
     }

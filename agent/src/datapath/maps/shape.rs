@@ -255,7 +255,6 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<Addr, Node>("NODES", HASH, MAX_NODE_ADDRESSES, NO_PREALLOC),
         map::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),
         map::<u32, Overlay>("OVERLAY", ARRAY, 1, 0),
-        map::<u32, u32>("OVERLAY_LINK", ARRAY, 1, 0),
         map::<u32, Native>("NATIVE", ARRAY, 1, 0),
         map::<Addr, NextHop>("NEXT_HOPS", HASH, MAX_NEXT_HOPS, NO_PREALLOC),
         map::<Addr, Addr>("NATIVE_V6", HASH, MAX_NEXT_HOPS, NO_PREALLOC),

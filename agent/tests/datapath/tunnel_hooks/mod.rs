@@ -6,7 +6,6 @@ mod direct;
 mod flows;
 mod leaving;
 mod native;
-mod origin;
 mod own;
 
 use crate::{

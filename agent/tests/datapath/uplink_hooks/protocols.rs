@@ -77,6 +77,33 @@ fn protocols_without_ports_have_one_connection_for_two_addresses() {
     });
 }
 
+/// By another pod's link, or by one that is no pod's, as a second network card's or a bridge of containers.
+#[test]
+fn nobody_else_leaves_as_a_pod() {
+    world(|w| {
+        for (number, (pod, _, far)) in (0..).zip(families(&w)) {
+            let from = |link: u32, ip: &Ip| {
+                let ran = w
+                    .programs
+                    .run_from("uplink_out", w.a.ifindex, link, &World::frame(ip));
+                ran.unwrap().0
+            };
+            // The first begins a connection, the others would go on with it, or begin one.
+            let [known, new] = [4000, 4001].map(|port| make(UDP, (pod, port), (far, 443)));
+            assert_eq!(from(w.a.ifindex, &known), PASS);
+            for link in [w.b.ifindex, 4_000_000] {
+                assert_eq!(from(link, &known), DROP, "{number}");
+                assert_eq!(from(link, &new), DROP, "{number}");
+            }
+            assert_eq!(from(w.a.ifindex, &new), PASS);
+            assert_eq!(
+                kit::dropped(&w.datapath, DropReason::PodSource),
+                4 * (number + 1)
+            );
+        }
+    });
+}
+
 /// The node may be one end of such a flow, also if it has only received until now.
 #[test]
 fn what_has_no_ports_is_the_nodes_unless_pods_may_have_it() {
