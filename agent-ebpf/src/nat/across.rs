@@ -9,7 +9,7 @@
 //! gives to what it masquerades nothing is known here.
 
 use super::{
-    DROPPED, arrive, error, host, is_error,
+    DROPPED, arrive, comes_from, error, host, is_error,
     leave::{KNOWN, finish, of_service},
     translate, translating,
 };
@@ -34,13 +34,6 @@ pub fn may_be_masqueraded(skb: *mut __sk_buff) -> bool {
         0 => translating().is_some(),
         from => CONFIG.get(0).is_some_and(service::are_ours) && UPLINKS.get_ptr(from).is_some(),
     }
-}
-
-/// The interface that a packet came in by; zero if it is of a socket of the node.
-#[inline(always)]
-fn comes_from(skb: *mut __sk_buff) -> u32 {
-    // SAFETY: the context is valid for as long as the program runs.
-    unsafe { (*skb).ingress_ifindex }
 }
 
 /// Whether anything comes out of tunnels to this node's address that is for another one.

@@ -1,8 +1,8 @@
 //! What leaves by an uplink.
 
 use super::{
-    drop, error, find_source, host, is_carried, is_error, is_from_before, is_left_alone,
-    keeps_source, masquerading, translate,
+    comes_from, drop, error, find_source, host, is_carried, is_error, is_from_before,
+    is_left_alone, keeps_source, masquerading, translate,
 };
 use crate::{
     PASS,
@@ -92,8 +92,7 @@ fn prepare(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         return portless(skb, scratch);
     }
     scratch.has_record = false;
-    // SAFETY: the context is valid for as long as the program runs.
-    let is_of_host = unsafe { (*skb).ingress_ifindex } == 0;
+    let is_of_host = comes_from(skb) == 0;
     match scratch.ip.fragment {
         Fragment::Later if is_of_host => PASS,
         Fragment::Later => later(skb, scratch),
@@ -150,7 +149,7 @@ fn known(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
         match kind {
             FLAG_MASQUERADED if is_from_client => {
                 let payer = (*found).payer;
-                if payer != HOST_SHARE && payer != came_by(skb) {
+                if payer != HOST_SHARE && payer != comes_from(skb) {
                     return drop(DropReason::PodSource);
                 }
             }
@@ -237,13 +236,6 @@ fn begins(scratch: &Scratch) -> bool {
     scratch.ip.proto == proto::TCP && ct_state::begins(proto::TCP, scratch.l4.tcp_flags)
 }
 
-/// Index of the interface that a packet came in by; zero if it is of a socket of the node.
-#[inline(always)]
-fn came_by(skb: *mut __sk_buff) -> u32 {
-    // SAFETY: the context is valid for as long as the program runs.
-    unsafe { (*skb).ingress_ifindex }
-}
-
 /// A packet without a record: whether it is to be masqueraded, and as what.
 #[inline(never)]
 fn begin(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch) -> i32 {
@@ -256,7 +248,7 @@ fn begin(skb: *mut __sk_buff, config: &NodeConfig, scratch: &mut Scratch) -> i32
         None if scratch.ip.src == scratch.nat => return host::claimed(scratch, true),
         None => return PASS,
     }
-    if scratch.payer != came_by(skb) {
+    if scratch.payer != comes_from(skb) {
         return drop(DropReason::PodSource);
     }
     scratch.may_pass = false;

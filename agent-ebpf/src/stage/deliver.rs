@@ -70,10 +70,20 @@ pub fn is_too_large(ctx: &TcContext, scratch: &Scratch, outside: u32, receiver: 
 #[inline(always)]
 pub fn is_plain(ip: &Ip, l4: &L4) -> bool {
     let is_icmp = matches!(ip.proto, proto::ICMP | proto::ICMPV6);
-    ip.ttl > 1
-        && !ip.options
-        && ip.fragment == Fragment::No
-        && (!is_icmp || icmp::is_echo(ip.v6, l4.icmp))
+    is_whole(ip) && (!is_icmp || icmp::is_echo(ip.v6, l4.icmp))
+}
+
+/// Whether it is no router's to answer, to look at options of or to pass on in parts.
+#[inline(always)]
+fn is_whole(ip: &Ip) -> bool {
+    ip.ttl > 1 && !ip.options && ip.fragment == Fragment::No
+}
+
+/// Whether the packet type, which is kept on the way into the pod, is right: not of a frame to some other MAC address or to all.
+#[inline(always)]
+fn is_to_gateway(ctx: &TcContext) -> bool {
+    // SAFETY: the context is valid for as long as the program runs.
+    unsafe { (*ctx.skb.skb).pkt_type == PACKET_HOST }
 }
 
 /// Whether neither a packet that a pod sends nor a segment that is cut from it is larger than what its way carries, with `room` more
@@ -211,12 +221,11 @@ pub const TELLS: i32 = 65;
 
 /// Whether a packet is an ICMP error that needs no router.
 #[inline(always)]
-fn may_tell(ctx: &TcContext, scratch: &mut Scratch, receiver: &Endpoint) -> bool {
-    // SAFETY: the context is valid for as long as the program runs.
-    let to_gateway = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
-    let ip = &scratch.ip;
-    let is_whole = ip.ttl > 1 && !ip.options && ip.fragment == Fragment::No;
-    to_gateway && is_whole && is_error(scratch) && !is_too_large(ctx, scratch, 0, receiver)
+fn may_tell(ctx: &TcContext, scratch: &Scratch, receiver: &Endpoint) -> bool {
+    is_to_gateway(ctx)
+        && is_whole(&scratch.ip)
+        && is_error(scratch)
+        && !is_too_large(ctx, scratch, 0, receiver)
 }
 
 /// Delivers an ICMP error about what its receiver sent to this very pod past the stack. A stage of its own: it looks at a second header,
@@ -245,9 +254,7 @@ pub fn tell(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 /// Whether nobody has to look at a pod's packet but who receives it, and it is not too large for that.
 #[inline(always)]
 pub fn may_enter(ctx: &TcContext, scratch: &Scratch, receiver: &Endpoint) -> bool {
-    // The packet type is kept on the way into the pod, so it must be right: not a frame to some
-    // other MAC address or to all.
-    // SAFETY: the context is valid for as long as the program runs.
-    let to_gateway = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
-    to_gateway && is_plain(&scratch.ip, &scratch.l4) && !is_too_large(ctx, scratch, 0, receiver)
+    is_to_gateway(ctx)
+        && is_plain(&scratch.ip, &scratch.l4)
+        && !is_too_large(ctx, scratch, 0, receiver)
 }

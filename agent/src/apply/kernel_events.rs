@@ -31,6 +31,15 @@ impl<T: AsFd> Fd<T> {
     }
 }
 
+/// A socket on which the kernel says what has changed; none, and a warning, if there can be none: who has none looks from time to time.
+pub fn follow<T: AsFd>(opened: sinabro_netlink::Result<T>, what: &str) -> Option<AsyncFd<Fd<T>>> {
+    let opened = opened.map_err(io::Error::other);
+    opened
+        .and_then(Fd::register)
+        .inspect_err(|error| warn!("cannot follow {what}, polling: {error}"))
+        .ok()
+}
+
 /// Waits until there is something to read.
 pub async fn readable<T: AsFd>(events: &AsyncFd<Fd<T>>) {
     // Only an end of the runtime fails here.
@@ -46,12 +55,7 @@ impl KernelEvents {
             Some(netns) => Monitor::in_netns(netns),
             None => Monitor::new(),
         };
-        let monitor = monitor.map_err(io::Error::other);
-        monitor
-            .and_then(Fd::register)
-            .inspect_err(|error| warn!("cannot follow the kernel's events, polling: {error}"))
-            .map(Self)
-            .ok()
+        follow(monitor, "the kernel's events").map(Self)
     }
 
     /// Waits until there is something to read.

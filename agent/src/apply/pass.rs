@@ -169,14 +169,12 @@ pub fn run(
             Err(fault) => outcome.faults.push(fault),
         }
     }
-    for &index in work
-        .uplinks
-        .iter()
-        .filter(|_| matches!(work.overlay, Look::Whole))
-    {
-        match links::keep_forwarding(&mut conn, index) {
-            Ok(changed) => outcome.changed += usize::from(changed),
-            Err(error) => outcome.faults.push(Fault::own(error)),
+    if matches!(work.overlay, Look::Whole) {
+        for &index in &work.uplinks {
+            match links::keep_forwarding(&mut conn, index) {
+                Ok(changed) => outcome.changed += usize::from(changed),
+                Err(error) => outcome.faults.push(Fault::own(error)),
+            }
         }
     }
     let (restored, errors) = pods::restore(&mut conn, pods, &work.pods);

@@ -85,16 +85,12 @@ pub fn restore(conn: &mut Conn, pods: &[PodRoute], which: &Which) -> (usize, Vec
         }
     }
     let routes = match wrong.is_empty() {
-        true => Ok(Vec::new()),
-        false => ours(conn),
-    };
-    let routes = match routes {
-        Ok(routes) => routes,
-        Err(error) => {
+        true => Vec::new(),
+        false => ours(conn).unwrap_or_else(|error| {
             errors.push(error);
             wrong.clear();
             Vec::new()
-        }
+        }),
     };
     let mut by_host: BTreeMap<IpAddr, Vec<&Route>> = BTreeMap::new();
     for route in routes

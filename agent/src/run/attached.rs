@@ -1,7 +1,7 @@
 //! The task that puts programs back on interfaces when somebody takes them off: other agents delete qdiscs that they do not know.
 
 use crate::{
-    apply::kernel_events::{Fd, readable},
+    apply::kernel_events::{Fd, follow, readable},
     chain::Chain,
     datapath::Datapath,
     troubles::{self, Standing},
@@ -11,7 +11,6 @@ use sinabro_netlink::tc::{Change, Changes};
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::pending,
-    io,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -49,11 +48,7 @@ pub(super) async fn follow_attached(
 
 /// Without it, what changes is noticed by the next look.
 fn open() -> Option<AsyncFd<Fd<Changes>>> {
-    let opened = Changes::follow().map_err(io::Error::other);
-    opened
-        .and_then(Fd::register)
-        .inspect_err(|error| tracing::warn!("cannot follow changes of filters, polling: {error}"))
-        .ok()
+    follow(Changes::follow(), "changes of filters")
 }
 
 /// Waits until somebody has changed filters, and of which links; none: of any.

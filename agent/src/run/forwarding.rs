@@ -3,7 +3,7 @@
 use crate::{
     apply::{
         forwarding,
-        kernel_events::{Fd, readable},
+        kernel_events::{Fd, follow, readable},
     },
     chain::Chain,
     config::Settings,
@@ -13,7 +13,7 @@ use crate::{
 };
 use anyhow::Context as _;
 use sinabro_netlink::nft::Changes;
-use std::{future::pending, io, sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 use tokio::{io::unix::AsyncFd, sync::watch, task::spawn_blocking, time::sleep};
 
 /// How often the kernel is looked at although nothing was heard: of iptables-legacy and of IPsec nothing ever is.
@@ -54,11 +54,7 @@ pub(super) async fn follow_forwarding(mut task: ForwardingTask) -> anyhow::Resul
 
 /// Without it, what changes is noticed by the next look.
 fn open() -> Option<AsyncFd<Fd<Changes>>> {
-    let opened = Changes::follow().map_err(io::Error::other);
-    opened
-        .and_then(Fd::register)
-        .inspect_err(|error| tracing::warn!("cannot follow changes of rules, polling: {error}"))
-        .ok()
+    follow(Changes::follow(), "changes of rules")
 }
 
 async fn rules_change(changes: &mut Option<AsyncFd<Fd<Changes>>>) {
