@@ -55,8 +55,8 @@ const ATTEMPTS: u32 = 8;
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Looks up what the packet's destination is for a client inside of the cluster, or outside as the scratch says:
-/// [`BALANCE`], what becomes of the packet, or no Service's. `has_one`: it has an endpoint, which it keeps if there is
-/// no other, and if what begins is translated at all.
+/// [`BALANCE`], what becomes of the packet, or no Service's. `has_one`: it has an endpoint that does not serve any more,
+/// which it keeps if it does not begin anything.
 #[inline(never)]
 fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
     if is_draining() {
@@ -100,12 +100,11 @@ fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
         scratch.set = unsafe { set.read_volatile() };
         return match scratch.set.kind() {
             Kind::Balance => BALANCE,
-            _ if has_one => KNOWN,
             Kind::Refuse => refused(scratch, DropReason::ServiceNoEndpoint),
             Kind::Drop => drop(DropReason::ServiceNotHere),
         };
     }
-    if has_one {
+    if has_one && !begins {
         return KNOWN;
     }
     // The rest of a connection that the stack has from before, or a proxy beside: from outside there may be many.
@@ -134,18 +133,13 @@ fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
 /// has one.
 #[inline(always)]
 pub fn led(skb: *mut __sk_buff, scratch: &mut Scratch, has_one: bool) -> i32 {
-    match frontend(scratch, has_one) {
-        BALANCE => {
-            if has_one {
-                forget(scratch);
-            }
-            begin(skb, scratch)
-        }
+    let action = frontend(scratch, has_one);
+    if has_one && action != KNOWN {
+        forget(scratch);
+    }
+    match action {
+        BALANCE => begin(skb, scratch),
         REFUSE => refuse(skb, scratch),
-        NONE if has_one => {
-            forget(scratch);
-            NONE
-        }
         action => action,
     }
 }

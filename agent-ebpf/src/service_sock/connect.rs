@@ -5,10 +5,10 @@ use super::{
     address::{self, Family},
     bound,
     choose::{self, Endpoint},
-    is_draining, is_on, owner, protocol, refuse, state,
+    datagram, is_draining, is_on, owner, protocol, refuse, state,
 };
 use aya_ebpf::programs::SockAddrContext;
-use sinabro_common::abi::service::{FrontendKey, NETNS_OF_NODE, ServiceSocket};
+use sinabro_common::abi::service::{CONNECTED, FrontendKey, NETNS_OF_NODE, ServiceSocket};
 use sinabro_ebpf::parse::proto;
 
 /// Has the socket connect to an endpoint, if it is about to connect to a frontend.
@@ -61,6 +61,16 @@ pub fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
         endpoint_port: to.port,
     };
     state::connected(ctx, &state);
+    if is_datagram {
+        note(state::cookie(ctx), &key, &to);
+    }
     address::write(ctx, family, &to.addr, to.port);
     PROCEED
+}
+
+/// Says which endpoint a datagram socket is connected to, to the agent. A function, for the room that its keys take.
+#[inline(never)]
+fn note(cookie: u64, key: &FrontendKey, to: &Endpoint) {
+    let connected = datagram::key_of(CONNECTED, cookie, to.addr, to.port);
+    datagram::note(&connected, key, to);
 }

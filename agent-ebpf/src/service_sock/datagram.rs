@@ -62,7 +62,7 @@ pub fn send(ctx: &SockAddrContext, family: Family) -> i32 {
 }
 
 #[inline(always)]
-fn key_of(way: u16, cookie: u64, addr: Addr, port: [u8; 2]) -> SocketKey {
+pub fn key_of(way: u16, cookie: u64, addr: Addr, port: [u8; 2]) -> SocketKey {
     SocketKey {
         cookie,
         addr,
@@ -80,13 +80,12 @@ fn endpoint(key: &FrontendKey, client: &Addr, cookie: u64, to: &mut Endpoint) ->
     if is_handover() && is_left(&sent) {
         return choose::NOT_OURS;
     }
-    if !(is_known && has(&sent, BACKEND_SERVING, to)) {
+    if !(is_known && has(&sent, to)) {
         if is_draining() {
             return choose::NOT_OURS;
         }
         let chosen = choose::choose(key, client, true, to);
-        // If there is nobody else, the one that it had may still answer.
-        if chosen != choose::CHOSEN && !(is_known && has(&sent, 0, to)) {
+        if chosen != choose::CHOSEN {
             return chosen;
         }
         note(&sent, key, to);
@@ -124,20 +123,26 @@ fn is_left(sent: &SocketKey) -> bool {
     }
 }
 
-/// Fills in the endpoint that a socket has of a frontend, if it has these flags.
+/// Fills in the endpoint that a socket has of a frontend, if it serves.
 #[inline(always)]
-fn has(sent: &SocketKey, flags: u16, to: &mut Endpoint) -> bool {
+fn has(sent: &SocketKey, to: &mut Endpoint) -> bool {
     match SOCKET_FRONTENDS.get_ptr(sent) {
         // SAFETY: a value that the map gave.
         Some(pair) => unsafe {
-            choose::endpoint((*pair).backend, (*pair).generation, flags, flags, to)
+            choose::endpoint(
+                (*pair).backend,
+                (*pair).generation,
+                BACKEND_SERVING,
+                BACKEND_SERVING,
+                to,
+            )
         },
         None => false,
     }
 }
 
 #[inline(always)]
-fn note(at: &SocketKey, key: &FrontendKey, to: &Endpoint) {
+pub fn note(at: &SocketKey, key: &FrontendKey, to: &Endpoint) {
     let pair = SocketFrontend {
         addr: key.addr,
         port: key.port,

@@ -12,7 +12,9 @@ use sinabro_common::{
         connection::{
             Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_SERVICE, Tuple, outside_share,
         },
-        service::{BACKEND_SERVING, FrontendKey, SENT_TO, SocketKey},
+        service::{
+            BACKEND_DRAINING, BACKEND_SERVING, Frontend, FrontendKey, SENT_TO, Set, SocketKey,
+        },
     },
     algo::{ct_state::SEEN, lifetime::STREAM_NS},
     names,
@@ -34,6 +36,15 @@ pub struct Theirs {
 }
 
 impl Theirs {
+    fn frontend_key(&self) -> FrontendKey {
+        FrontendKey {
+            addr: self.frontend.ip().into(),
+            port: self.frontend.port().to_be_bytes(),
+            proto: self.proto,
+            pad: 0,
+        }
+    }
+
     fn sent(&self) -> Tuple {
         Tuple {
             src: self.client.ip().into(),
@@ -65,8 +76,24 @@ impl OfSocket {
     }
 }
 
-/// Which endpoint has which number.
-type Backends = HashMap<(Addr, [u8; 2], u8), (u32, u32)>;
+/// An endpoint's address, port and IP protocol.
+type End = (Addr, [u8; 2], u8);
+
+/// Ids of endpoints that serve, with their generations.
+#[derive(Default)]
+struct Backends {
+    /// Of those that sets lead to: by [`Frontend::service`].
+    of_service: HashMap<(u32, End), (u32, u32)>,
+    /// Of those that finish their connections, for whichever Service.
+    draining: HashMap<End, (u32, u32)>,
+}
+
+impl Backends {
+    fn get(&self, service: u32, end: End) -> Option<(u32, u32)> {
+        let own = self.of_service.get(&(service, end));
+        own.or_else(|| self.draining.get(&end)).copied()
+    }
+}
 
 impl Datapath {
     /// What an earlier agent told the programs, asked before anything is loaded. Off if there were none, or nobody knows.
@@ -147,16 +174,19 @@ impl Datapath {
             return Ok(());
         }
         let pods: HashMap<Addr, u32> = self.maps.endpoints.list()?.into_iter().collect();
-        let backends = self.backends();
+        let frontends: HashMap<_, _> = self.maps.services.frontends()?.into_iter().collect();
+        let backends = self.backends(frontends.values());
         for theirs in theirs {
             let (server, port) = (theirs.endpoint.ip().into(), theirs.endpoint.port());
             let serving = (server, port.to_be_bytes(), theirs.proto);
             let payer = pods.get(&Addr::from(theirs.client.ip()));
-            let Some(endpoint) = backends.get(&serving) else {
+            let frontend = frontends.get(&theirs.frontend_key());
+            let endpoint = frontend.and_then(|of| backends.get(of.service, serving));
+            let Some(endpoint) = endpoint else {
                 continue;
             };
             let payer = payer.copied().unwrap_or(outside_share(theirs.proto));
-            let (key, connection) = record(&theirs.sent(), payer, *endpoint, monotonic_ns());
+            let (key, connection) = record(&theirs.sent(), payer, endpoint, monotonic_ns());
             self.maps.connections.add_of_service(&key, &connection)?;
         }
         self.maps.flows.raise()
@@ -214,17 +244,29 @@ impl Datapath {
         Ok(count)
     }
 
-    /// Endpoints that serve.
-    fn backends(&self) -> Backends {
+    /// Endpoints of these frontends that serve, and those that finish their connections.
+    fn backends<'f>(&self, frontends: impl Iterator<Item = &'f Frontend>) -> Backends {
         let services = &self.maps.services;
-        let all = (0..services.room().backends)
-            .filter_map(|id| Some((id, services.backend(id).ok()?)))
-            .filter(|(_, backend)| backend.flags & BACKEND_SERVING != 0);
-        all.map(|(id, backend)| {
+        let mut backends = Backends::default();
+        let serving = |id, flags| {
+            let backend = services.backend(id).ok()?;
             let end = (backend.addr, backend.port, backend.proto());
-            (end, (id, backend.generation))
-        })
-        .collect()
+            (backend.flags & flags != 0).then_some((end, (id, backend.generation)))
+        };
+        let sets: HashSet<(u32, u32)> = frontends
+            .flat_map(|of| [of.inside, of.outside].map(|set| (of.service, set)))
+            .collect();
+        for (service, set) in sets {
+            let set = services.set(set).unwrap_or(Set(0));
+            let slots = set.base()..set.base().saturating_add(set.count());
+            let ids = slots.filter_map(|slot| Some(services.slot(slot).ok()?.backend));
+            let ends = ids.filter_map(|id| serving(id, BACKEND_SERVING));
+            let of_service = ends.map(|(end, id)| ((service, end), id));
+            backends.of_service.extend(of_service);
+        }
+        let draining = (0..services.room().backends).filter_map(|id| serving(id, BACKEND_DRAINING));
+        backends.draining.extend(draining);
+        backends
     }
 }
 

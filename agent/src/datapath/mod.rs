@@ -18,6 +18,7 @@ mod attach;
 mod btf;
 mod carry;
 pub mod cgroup;
+mod connected_sockets;
 mod error;
 mod files;
 pub mod grace;

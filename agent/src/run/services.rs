@@ -1,6 +1,7 @@
 //! The task that publishes what Services lead to.
 
 mod ranges;
+mod sockets;
 mod whereabouts;
 
 pub(super) use whereabouts::Whereabouts;
@@ -25,7 +26,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-use tokio::{sync::watch, task::spawn_blocking, time::sleep_until};
+use tokio::{spawn, sync::watch, task::spawn_blocking, time::sleep_until};
 
 /// How soon it is tried again to publish what had no room, and to begin; and how late, if that goes on not to help.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -87,6 +88,8 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
     } = source;
     // Whose they are is not known yet.
     facts.ranges.tell(&datapath, &BTreeSet::new(), false);
+    let (lost, is_lost) = watch::channel(());
+    let mut sockets = spawn(sockets::follow(is_lost, datapath.clone(), standing.clone()));
     whereabouts.known(whereabouts::PATIENCE).await;
     facts.move_to(whereabouts.here());
     let mut is_begun = false;
@@ -110,6 +113,10 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
             }
             // They are told with what is published, and not before all Services are.
             Ok(()) = ranges.changed(), if is_begun => BTreeSet::new(),
+            ended = &mut sockets => {
+                ended.context("disconnecting sockets failed")?;
+                bail!("disconnecting sockets ended");
+            }
             ended = &mut reading => {
                 ended.context("the source of Services failed")?;
                 bail!("the source of Services ended");
@@ -142,6 +149,9 @@ pub(super) async fn follow_services(task: ServicesTask) -> anyhow::Result<()> {
                     crate::memory::release();
                 }
                 is_begun = begun;
+                if begun && lock(&publisher).take_lost_datagrams() {
+                    lost.send_replace(());
+                }
                 helped = is_less;
                 health.published();
                 for trigger in triggers {

@@ -14,7 +14,7 @@
 //! - map `SERVICE_SOCKETS`, socket storage: [`ServiceSocket`]: what a datagram socket was connected to.
 //! - map `STREAM_FRONTENDS`, LRU hash: cookie of a socket (u64) → [`ServiceSocket`]: the same of TCP, for getpeername.
 //! - map `SOCKET_FRONTENDS`, LRU hash: [`SocketKey`] → [`SocketFrontend`]: which endpoint a datagram socket has of a
-//!   frontend, and of which frontend an endpoint's answers are.
+//!   frontend, of which frontend an endpoint's answers are, and for which one the socket was connected.
 //!
 //! Publishing. Written are endpoints first, then slots that no set uses, then the set, then the frontend that names it;
 //! removed in the opposite order. An id is given to another endpoint, or a slot to another set, only once its
@@ -284,7 +284,7 @@ map_type!(
     [frontend, endpoint, frontend_port, endpoint_port]
 );
 
-/// A datagram socket that is not connected, and one with whom it speaks.
+/// A datagram socket of the node's, and one with whom it speaks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SocketKey {
@@ -294,7 +294,7 @@ pub struct SocketKey {
     pub addr: Addr,
     /// Network order.
     pub port: [u8; 2],
-    /// `HEARD` or `SENT_TO`: an address may be one Service's frontend and another's endpoint.
+    /// `HEARD`, `SENT_TO` or `CONNECTED`: an address may be one Service's frontend and another's endpoint.
     pub way: u16,
     /// Zero.
     pub pad: [u8; 4],
@@ -305,6 +305,10 @@ map_type!(SocketKey, 32, 2, [cookie, addr, port, way, pad]);
 pub const HEARD: u16 = 0;
 /// [`SocketKey::way`]: the address is a frontend's.
 pub const SENT_TO: u16 = 1;
+/// [`SocketKey::way`]: the address is that of the endpoint that the socket was connected to for a frontend. Nothing
+/// moves such a socket, for no program sees what it sends: the agent, which alone reads this, ends it once its endpoint
+/// does not serve.
+pub const CONNECTED: u16 = 2;
 
 /// Of such a pair: the frontend and the endpoint.
 #[repr(C)]

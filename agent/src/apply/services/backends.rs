@@ -1,4 +1,8 @@
-//! Endpoints: one id for each, whichever Services have it.
+//! Endpoints: one id for each that a port of a Service has. Two Services that share an endpoint have an id each, so a
+//! connection's id says whether *its* Service still has the endpoint, and no program has to ask more than that.
+//!
+//! The map does not say whose an id is. After a restart the sets say it that lead to it; an endpoint that finishes its
+//! connections is in none, and is [`ANYBODYS`] until all plans are known.
 
 use super::{index::Index, room::Ids, tables::Tables};
 use crate::{datapath::DatapathError, plan::services::Protocol};
@@ -8,29 +12,48 @@ use sinabro_common::abi::{
 };
 use std::{
     collections::HashMap,
+    mem,
     net::{IpAddr, SocketAddr},
     time::Instant,
 };
 
+/// [`Endpoint::service`] of one that an earlier agent left, if nothing says which Service had it.
+pub const ANYBODYS: u32 = 0;
+
 /// What makes an endpoint the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
+    /// [`ServicePort::number`], or [`ANYBODYS`].
+    service: u32,
     addr: Addr,
     port: [u8; 2],
     proto: u8,
 }
 
-impl Endpoint {
-    pub fn new(protocol: Protocol, at: SocketAddr) -> Self {
-        Self {
+/// A port of a Service.
+#[derive(Clone, Copy, Debug)]
+pub struct ServicePort {
+    /// [`sinabro_common::abi::service::Frontend::service`].
+    pub number: u32,
+    pub protocol: Protocol,
+}
+
+impl ServicePort {
+    /// Its endpoint at an address and port.
+    pub fn endpoint(self, at: SocketAddr) -> Endpoint {
+        Endpoint {
+            service: self.number,
             addr: at.ip().into(),
             port: at.port().to_be_bytes(),
-            proto: protocol.number(),
+            proto: self.protocol.number(),
         }
     }
+}
 
-    fn of(backend: &Backend) -> Self {
+impl Endpoint {
+    fn of(service: u32, backend: &Backend) -> Self {
         Self {
+            service,
             addr: backend.addr,
             port: backend.port,
             proto: backend.proto(),
@@ -47,10 +70,20 @@ pub fn at(backend: &Backend) -> SocketAddr {
 /// Who has it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Uses {
+    /// As in [`Endpoint`].
+    service: u32,
     /// Sets that lead to it.
     sets: u32,
-    /// Ports of Services that it finishes connections of.
+    /// How often it is held to finish its connections.
     draining: u32,
+}
+
+/// Of what is in the maps, the sets that lead to an endpoint.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InSets {
+    /// Whose they are, as in [`Endpoint`]; of several, whose the first is.
+    pub service: u32,
+    pub sets: u32,
 }
 
 pub struct Backends {
@@ -60,44 +93,48 @@ pub struct Backends {
     taken: HashMap<Endpoint, u32>,
     uses: Vec<Uses>,
     ids: Ids,
+    /// One that datagrams went to was let go since somebody asked.
+    lost_datagrams: bool,
 }
 
 impl Backends {
-    /// Of what is in the maps: `in_sets` says how many sets have each id. Those that serve and are in none are held
-    /// like draining ones, and returned.
+    /// Of what is in the maps: `in_sets` says by id how many sets lead there, and whose they are. Those that serve and are
+    /// in none are held like draining ones, and returned.
     ///
     /// # Errors
     /// If they cannot be read.
     pub fn restore(
         tables: &impl Tables,
         end: u32,
-        in_sets: &[u32],
+        in_sets: &[InSets],
     ) -> Result<(Self, Vec<u32>), DatapathError> {
         let mut backends = Self {
             index: Index::default(),
             taken: HashMap::new(),
             uses: Vec::new(),
             ids: Ids::without(0, 0, |_| false),
+            // Maybe while there was no agent.
+            lost_datagrams: true,
         };
         let mut held = Vec::new();
         tables.for_each_backend(|id, backend| {
-            let sets = in_sets.get(id as usize).copied().unwrap_or_default();
+            let InSets { service, sets } = in_sets.get(id as usize).copied().unwrap_or_default();
             if sets == 0 && backend.flags & BACKEND_SERVING == 0 {
                 return;
             }
             let uses = backends.uses_of(id);
-            uses.sets = sets;
+            (uses.service, uses.sets) = (service, sets);
             if sets == 0 {
                 uses.draining = 1;
                 held.push(id);
             }
-            let endpoint = Endpoint::of(&backend);
+            let endpoint = Endpoint::of(service, &backend);
             match backends.get(tables, endpoint) {
-                None => backends.index.put(id, endpoint, by_id(tables)),
+                None => backends.put(tables, id, endpoint),
                 // Both are there until one of them has no use any more.
                 Some(other) if sets > 0 => {
                     backends.index.remove(other, endpoint);
-                    backends.index.put(id, endpoint, by_id(tables));
+                    backends.put(tables, id, endpoint);
                 }
                 Some(_) => {}
             }
@@ -129,20 +166,31 @@ impl Backends {
                 id
             }
         };
-        self.uses_of(id).sets += 1;
+        let uses = self.uses_of(id);
+        uses.service = endpoint.service;
+        uses.sets += 1;
         Some((id, known.is_none()))
     }
 
     /// The id of one that finishes its connections, if it can have any.
     pub fn drain(&mut self, tables: &impl Tables, endpoint: Endpoint) -> Option<u32> {
-        let id = self.get(tables, endpoint)?;
+        let service = ANYBODYS;
+        let id = self.get(tables, endpoint).or_else(|| {
+            self.get(
+                tables,
+                Endpoint {
+                    service,
+                    ..endpoint
+                },
+            )
+        })?;
         self.uses_of(id).draining += 1;
         Some(id)
     }
 
     pub fn get(&self, tables: &impl Tables, endpoint: Endpoint) -> Option<u32> {
         let taken = self.taken.get(&endpoint).copied();
-        taken.or_else(|| self.index.get(endpoint, by_id(tables)))
+        taken.or_else(|| self.index.get(endpoint, by_id(tables, &self.uses)))
     }
 
     /// Takes back what came to nothing: nobody has seen it.
@@ -173,7 +221,7 @@ impl Backends {
         };
         tables.put_backend(id, backend.with_proto(endpoint.proto));
         self.taken.remove(&endpoint);
-        self.index.put(id, endpoint, by_id(tables));
+        self.put(tables, id, endpoint);
     }
 
     /// Writes down what it does from now on.
@@ -192,13 +240,19 @@ impl Backends {
         let Some(before) = tables.backend(id) else {
             return;
         };
-        let endpoint = Endpoint::of(&before);
+        let endpoint = Endpoint::of(self.uses_of(id).service, &before);
         self.serves(tables, id);
         // Let go once, when it loses its last use.
         if self.uses_of(id).none() && before.flags & BACKEND_SERVING != 0 {
             self.index.remove(id, endpoint);
             self.ids.rest(now, id);
+            self.lost_datagrams |= before.proto() == Protocol::Udp.number();
         }
+    }
+
+    /// Whether one that datagrams went to was let go since this was asked last.
+    pub fn take_lost_datagrams(&mut self) -> bool {
+        mem::take(&mut self.lost_datagrams)
     }
 
     /// How a set names it.
@@ -207,6 +261,12 @@ impl Backends {
             backend: id,
             generation: tables.backend(id).map_or(0, |backend| backend.generation),
         }
+    }
+
+    /// Whether nothing says which Service has it.
+    #[cfg(test)]
+    pub fn is_anybodys(&self, id: u32) -> bool {
+        self.uses[id as usize].service == ANYBODYS
     }
 
     pub fn count(&self) -> usize {
@@ -223,6 +283,10 @@ impl Backends {
         self.ids.taken(0)
     }
 
+    fn put(&mut self, tables: &impl Tables, id: u32, endpoint: Endpoint) {
+        self.index.put(id, endpoint, by_id(tables, &self.uses));
+    }
+
     fn uses_of(&mut self, id: u32) -> &mut Uses {
         let index = id as usize;
         if self.uses.len() <= index {
@@ -233,8 +297,12 @@ impl Backends {
 }
 
 /// What an id of the map stands for.
-fn by_id(tables: &impl Tables) -> impl Fn(u32) -> Option<Endpoint> {
-    |id| tables.backend(id).map(|backend| Endpoint::of(&backend))
+fn by_id(tables: &impl Tables, uses: &[Uses]) -> impl Fn(u32) -> Option<Endpoint> {
+    |id| {
+        let service = uses.get(id as usize)?.service;
+        let backend = tables.backend(id)?;
+        Some(Endpoint::of(service, &backend))
+    }
 }
 
 impl Uses {

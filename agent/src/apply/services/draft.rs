@@ -3,7 +3,7 @@
 
 use super::{
     Applied, AppliedPort, Family, Publisher, REFUSES, ServiceError,
-    backends::Endpoint,
+    backends::{Endpoint, ServicePort},
     consistent,
     keys::{family_of, flags, key, keys, used_roles},
     packed::Packed,
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     datapath::ClientPrefix,
-    plan::services::{PortPlan, Protocol, ServiceName, ServicePlan, SetPlan},
+    plan::services::{PortPlan, ServiceName, ServicePlan, SetPlan},
 };
 use sinabro_common::abi::service::{Frontend, FrontendKey, Kind, Set, Slot};
 use std::{
@@ -48,6 +48,7 @@ pub type Wanted = BTreeMap<FrontendKey, Frontend>;
 /// One family of one port.
 struct Wants<'a> {
     port: &'a PortPlan,
+    of: ServicePort,
     /// The family.
     at: usize,
     /// Sets that are not to be changed.
@@ -180,11 +181,15 @@ impl<T: Tables> Publisher<T> {
                 number
             });
             draft.sources.push((number, sources::wanted(plan, port)));
+            let of = ServicePort {
+                number,
+                protocol: port.protocol,
+            };
             let mut families = [None, None];
             for (at, family) in families.iter_mut().enumerate() {
                 if used_roles(port, at).contains(&true) {
                     let old = old.and_then(|old| old.families[at].as_ref());
-                    let wanted = Wants { port, at, left };
+                    let wanted = Wants { port, of, at, left };
                     *family = Some(self.family(now, old, &wanted, draft)?);
                 }
             }
@@ -232,7 +237,7 @@ impl<T: Tables> Publisher<T> {
         wanted: &Wants<'_>,
         draft: &mut Draft,
     ) -> Result<Family, Full> {
-        let Wants { port, at, left } = *wanted;
+        let Wants { port, of, at, left } = *wanted;
         let (plan, is_used) = (&port.sets[at], used_roles(port, at));
         let plans = roles::of(plan);
         let alike = |one: usize, other: usize| plans[one] == plans[other];
@@ -253,7 +258,7 @@ impl<T: Tables> Publisher<T> {
                 Some(first) if first < role => family.roles[first],
                 Some(_) => {
                     let old = old.map(|old| old.roles[role]);
-                    self.set(now, old, plans[role], port.protocol, left, draft)?
+                    self.set(now, old, plans[role], of, left, draft)?
                 }
             };
         }
@@ -268,10 +273,7 @@ impl<T: Tables> Publisher<T> {
         // Of what is not known there are no connections.
         let draining = draining.into_iter();
         family.draining = draining
-            .filter_map(|at| {
-                let endpoint = Endpoint::new(port.protocol, *at);
-                self.backends.drain(&self.tables, endpoint)
-            })
+            .filter_map(|at| self.backends.drain(&self.tables, of.endpoint(*at)))
             .collect();
         draft.drained.extend_from_slice(&family.draining);
         Ok(family)
@@ -283,12 +285,12 @@ impl<T: Tables> Publisher<T> {
         now: Instant,
         old: Option<u32>,
         plan: &SetPlan,
-        protocol: Protocol,
+        of: ServicePort,
         left: &BTreeSet<u32>,
         draft: &mut Draft,
     ) -> Result<u32, Full> {
         if let Some(old) = old
-            && self.holds(old, plan, protocol)
+            && self.holds(old, plan, of)
         {
             return Ok(old);
         }
@@ -296,11 +298,11 @@ impl<T: Tables> Publisher<T> {
             SetPlan::Refuse => Set::new(Kind::Refuse, 0, 0),
             SetPlan::Drop => Set::new(Kind::Drop, 0, 0),
             SetPlan::Balance(endpoints) => {
-                let ids = self.members(now, endpoints, protocol, draft)?;
+                let ids = self.members(now, endpoints, of, draft)?;
                 self.balance(now, ids.len() as u32, |_| ids, draft)?
             }
             SetPlan::Consistent(endpoints) => {
-                let ids = self.members(now, endpoints, protocol, draft)?;
+                let ids = self.members(now, endpoints, of, draft)?;
                 let length = self.tables.table_length(ids.len());
                 let length = length.ok_or(Full("SLOTS"))?;
                 self.balance(
@@ -327,12 +329,12 @@ impl<T: Tables> Publisher<T> {
         &mut self,
         now: Instant,
         endpoints: &BTreeSet<SocketAddr>,
-        protocol: Protocol,
+        of: ServicePort,
         draft: &mut Draft,
     ) -> Result<Vec<u32>, Full> {
         let mut ids = Vec::with_capacity(endpoints.len());
         for at in endpoints {
-            let endpoint = Endpoint::new(protocol, *at);
+            let endpoint = of.endpoint(*at);
             let taken = self.backends.into_set(&self.tables, now, endpoint);
             let (id, is_new) = taken.ok_or(Full("BACKENDS"))?;
             if is_new {
@@ -358,7 +360,7 @@ impl<T: Tables> Publisher<T> {
     }
 
     /// Whether a set is as planned already.
-    fn holds(&self, index: u32, plan: &SetPlan, protocol: Protocol) -> bool {
+    fn holds(&self, index: u32, plan: &SetPlan, of: ServicePort) -> bool {
         let set = self.tables.set(index);
         let endpoints = match (set.kind(), plan) {
             (Kind::Refuse, SetPlan::Refuse) | (Kind::Drop, SetPlan::Drop) => return true,
@@ -371,9 +373,7 @@ impl<T: Tables> Publisher<T> {
             return false;
         }
         let slot = |at: &SocketAddr| {
-            let id = self
-                .backends
-                .get(&self.tables, Endpoint::new(protocol, *at))?;
+            let id = self.backends.get(&self.tables, of.endpoint(*at))?;
             Some(self.backends.slot(&self.tables, id))
         };
         match plan {

@@ -41,14 +41,18 @@ impl Index {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::backends::ServicePort, *};
     use crate::plan::services::Protocol;
     use proptest::{collection::vec, prelude::*};
     use std::{collections::HashMap, net::Ipv4Addr};
 
     fn endpoint(id: u32) -> Endpoint {
         let at = (Ipv4Addr::from_bits(id), 80);
-        Endpoint::new(Protocol::Tcp, at.into())
+        let port = ServicePort {
+            number: 1,
+            protocol: Protocol::Tcp,
+        };
+        port.endpoint(at.into())
     }
 
     fn of(id: u32) -> Option<Endpoint> {

@@ -218,6 +218,11 @@ impl<T: Tables> Publisher<T> {
         }
     }
 
+    /// Whether an endpoint that datagrams went to was let go since this was asked last, or may have been before the start.
+    pub fn take_lost_datagrams(&mut self) -> bool {
+        self.backends.take_lost_datagrams()
+    }
+
     pub fn waiting_names(&self) -> BTreeSet<ServiceName> {
         let names = self.waiting.keys();
         names.cloned().collect()

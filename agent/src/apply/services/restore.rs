@@ -3,7 +3,7 @@
 
 use super::{
     Applied, AppliedPort, Family, Publisher, REFUSES, anywhere,
-    backends::Backends,
+    backends::{ANYBODYS, Backends, InSets},
     consistent,
     keys::{family_of, key},
     owners::Owners,
@@ -43,10 +43,12 @@ impl<T: Tables> Publisher<T> {
         let room = tables.room();
         let mut found = Found::default();
         let mut set_refs = vec![0u32; room.sets as usize];
+        let mut set_services = HashMap::new();
         for (key, frontend) in tables.frontends()? {
             for set in [frontend.inside, frontend.outside] {
                 if let Some(refs) = set_refs.get_mut(set as usize) {
                     *refs += 1;
+                    set_services.insert(set, frontend.service);
                 }
             }
             if key.proto != 0 {
@@ -56,7 +58,7 @@ impl<T: Tables> Publisher<T> {
         }
         tables.put_set(REFUSES, Set(0));
         let mut slots = Ranges::new(room.slots);
-        let mut in_sets = vec![0u32; room.backends as usize];
+        let mut in_sets = vec![InSets::default(); room.backends as usize];
         let mut broken = HashSet::new();
         let in_use = |index: u32| set_refs.get(index as usize).is_some_and(|refs| *refs > 0);
         for index in (REFUSES + 1..room.sets).filter(|&index| in_use(index)) {
@@ -79,7 +81,11 @@ impl<T: Tables> Publisher<T> {
                 continue;
             }
             for id in consistent::members(&tables, set) {
-                in_sets[id as usize] += 1;
+                let InSets { service, sets } = &mut in_sets[id as usize];
+                if *sets == 0 {
+                    *service = set_services.get(&index).copied().unwrap_or(ANYBODYS);
+                }
+                *sets += 1;
             }
         }
         let sets = Ids::without(REFUSES + 1, room.sets, in_use);
@@ -175,15 +181,18 @@ impl<T: Tables> Publisher<T> {
             .filter(|(name, port)| !before.ports.iter().any(|old| old.is(name, port)))
             .collect();
         for (name, port) in unknown {
-            before.ports.extend(self.adopted_port(name, port, &adopted));
+            let guards = !plan.source_ranges.is_empty();
+            let port = self.adopted_port(name, port, guards, &adopted);
+            before.ports.extend(port);
         }
     }
 
-    /// Its sets and its number are its own only if nothing else has them.
+    /// Its sets are its own only if nothing else has them.
     fn adopted_port(
         &mut self,
         name: &str,
         port: &PortPlan,
+        guards: bool,
         adopted: &HashMap<FrontendKey, Frontend>,
     ) -> Option<AppliedPort> {
         let mut of_family: [Vec<(FrontendKind, Frontend)>; 2] = Default::default();
@@ -192,16 +201,7 @@ impl<T: Tables> Publisher<T> {
             let found = found.map(|found| (frontend.kind, *found));
             of_family[family_of(&frontend.at)].extend(found);
         }
-        let all = of_family.iter().flatten();
-        let mut numbers: Vec<u32> = all.map(|(_, frontend)| frontend.service).collect();
-        let count = numbers.len();
-        numbers.dedup();
-        let known = self.found.as_ref().map(|found| &found.numbers);
-        let number = match numbers[..] {
-            [] => return None,
-            [number] if known.and_then(|known| known.get(&number)) == Some(&count) => number,
-            _ => self.number(),
-        };
+        let number = self.adopted_number(of_family.iter().flatten(), guards)?;
         let families = of_family.map(|frontends| self.adopted_family(&frontends));
         let port = AppliedPort {
             name: name.into(),
@@ -213,6 +213,36 @@ impl<T: Tables> Publisher<T> {
             self.set_refs[set as usize] += 1;
         }
         Some(port)
+    }
+
+    /// The number that its frontends have; none if there are none. The ids of its endpoints go by it, so it is kept where
+    /// some came or went meanwhile: it is that of the cluster address, or of most that have it. Where it says who is let
+    /// in (`guards`), only if no other frontend has it, to which that is nothing.
+    fn adopted_number<'f>(
+        &mut self,
+        frontends: impl Iterator<Item = &'f (FrontendKind, Frontend)> + Clone,
+        guards: bool,
+    ) -> Option<u32> {
+        let of_cluster_ip = frontends
+            .clone()
+            .find(|(kind, _)| *kind == FrontendKind::ClusterIp);
+        let (_, first) = of_cluster_ip.or_else(|| frontends.clone().next())?;
+        let number = first.service;
+        let count = frontends.filter(|(_, of)| of.service == number).count();
+        let guards = guards || self.sources.of(number).next().is_some();
+        let is_own = |all: usize| match guards {
+            true => count == all,
+            false => of_cluster_ip.is_some() || 2 * count > all,
+        };
+        let numbers = self.found.as_mut().map(|found| &mut found.numbers);
+        if let Some(numbers) = numbers
+            && numbers.get(&number).copied().is_some_and(is_own)
+        {
+            // Nobody else's from now on.
+            numbers.remove(&number);
+            return Some(number);
+        }
+        Some(self.number())
     }
 
     fn adopted_family(&self, frontends: &[(FrontendKind, Frontend)]) -> Option<Family> {

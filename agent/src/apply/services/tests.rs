@@ -55,6 +55,8 @@ struct Eye {
     random: Cell<u64>,
     /// By id and generation: who had it.
     had: RefCell<BTreeMap<(u32, u32), (SocketAddr, u8)>>,
+    /// By id and generation: the number of the port whose sets led to it.
+    numbers: RefCell<BTreeMap<(u32, u32), u32>>,
 }
 
 /// A program that is interrupted between any two of its steps.
@@ -381,7 +383,7 @@ fn room() -> ServiceRoom {
         frontends: 24,
         sets: 16,
         slots: 40,
-        backends: 24,
+        backends: 32,
     }
 }
 
@@ -508,6 +510,7 @@ impl World {
         assert_eq!(fates(&self.maps), self.applied_fates());
         let all: HashMap<_, _> = self.maps.frontends().unwrap().into_iter().collect();
         let mut numbers = HashSet::new();
+        // With the number of the port that has them.
         let (mut in_sets, mut others) = (BTreeSet::new(), BTreeSet::new());
         for plan in self.applied.values() {
             for port in plan.ports.values() {
@@ -532,7 +535,7 @@ impl World {
                     let sets = &port.sets[usize::from(frontend.at.is_ipv6())];
                     let all = roles::of(sets);
                     for (role, set) in all.iter().enumerate() {
-                        let of = |at: &SocketAddr| (*at, port.protocol.number());
+                        let of = |at: &SocketAddr| (number.unwrap(), (*at, port.protocol.number()));
                         if let Some(endpoints) = set.endpoints() {
                             let used = roles::of_kind(frontend.kind).contains(&role);
                             let into = if used { &mut in_sets } else { &mut others };
@@ -546,16 +549,46 @@ impl World {
         for (number, _) in self.maps.sources().unwrap() {
             assert!(numbers.contains(&number), "{number} is nobody's");
         }
+        let number_of = self.numbers_of_ids(&all);
+        let backends = &self.publisher.as_ref().unwrap().backends;
         for id in 0..room().backends {
             let backend = self.maps.backend(id).unwrap();
             let who = (at(&backend), backend.proto());
+            let mut had = self.eye.numbers.borrow_mut();
             if is_in_set(&backend) {
-                assert!(in_sets.remove(&who), "{who:?} is in no set, or has two ids");
+                let number = number_of[&id];
+                let first = *had.entry((id, backend.generation)).or_insert(number);
+                assert_eq!(first, number, "{who:?} was another port's");
+                let of = (number, who);
+                assert!(in_sets.remove(&of), "{of:?} is in no set, or has two ids");
             } else if backend.flags & BACKEND_SERVING != 0 {
-                assert!(others.contains(&who), "{who:?} is nobody's");
+                let had = match backends.is_anybodys(id) {
+                    true => None,
+                    false => had.get(&(id, backend.generation)),
+                };
+                let is_of = |(number, other): &(u32, _)| {
+                    *other == who && had.is_none_or(|had| had == number)
+                };
+                assert!(others.iter().any(is_of), "{who:?} is nobody's");
             }
         }
         assert!(in_sets.is_empty(), "{in_sets:?} do not serve");
+    }
+
+    /// To which port each id belongs that a set leads to: to one alone.
+    fn numbers_of_ids(&self, frontends: &HashMap<FrontendKey, Frontend>) -> HashMap<u32, u32> {
+        let mut numbers = HashMap::new();
+        for frontend in frontends.values() {
+            for set in [frontend.inside, frontend.outside] {
+                let set = self.maps.set(set).unwrap();
+                for slot in set.base()..set.base() + set.count() {
+                    let id = self.maps.slot(slot).unwrap().backend;
+                    let number = *numbers.entry(id).or_insert(frontend.service);
+                    assert_eq!(number, frontend.service, "{id} is of two ports");
+                }
+            }
+        }
+        numbers
     }
 
     /// Whether each client has the endpoint that all nodes say it has.

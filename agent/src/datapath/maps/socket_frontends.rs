@@ -3,7 +3,10 @@
 use super::{error, lock, removed};
 use crate::datapath::DatapathError;
 use aya::maps::{HashMap, Map, MapData, MapError};
-use sinabro_common::abi::service::{LEFT, SocketFrontend, SocketKey};
+use sinabro_common::abi::{
+    Addr,
+    service::{CONNECTED, LEFT, SocketFrontend, SocketKey},
+};
 use std::sync::Mutex;
 
 const NAME: &str = "SOCKET_FRONTENDS";
@@ -45,6 +48,27 @@ impl SocketFrontends {
         });
         left.collect::<Result<_, _>>()
             .map_err(error(NAME, "reading from"))
+    }
+
+    /// Which endpoint a socket was connected to: its number and generation.
+    pub fn connected(
+        &self,
+        cookie: u64,
+        addr: Addr,
+        port: [u8; 2],
+    ) -> Result<Option<(u32, u32)>, DatapathError> {
+        let key = SocketKey {
+            cookie,
+            addr,
+            port,
+            way: CONNECTED,
+            pad: [0; 4],
+        };
+        match lock(&self.0).get(&key, 0) {
+            Ok(pair) => Ok(Some((pair.backend, pair.generation))),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(source) => Err(error(NAME, "reading from")(source)),
+        }
     }
 
     pub fn remove(&self, key: &SocketKey) -> Result<(), DatapathError> {

@@ -121,10 +121,13 @@ fn a_socket_keeps_its_endpoint_while_that_serves() {
         assert_eq!(from, vip);
         assert_eq!(ask(&client, vip, &servers), (second, vip));
 
-        // Nobody can be chosen: the last one may still answer.
+        // Nobody can be chosen: what does not serve is not asked for that.
         service.put_backend(w.datapath(), second as u32, all[second], 0);
-        service.put_set(w.datapath(), Kind::Drop, 0);
-        assert_eq!(ask(&client, vip, &servers), (second, vip));
+        service.put_set(w.datapath(), Kind::Refuse, 0);
+        if refuses() {
+            let error = client.send_to(b"?", &vip.into()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        }
 
         // Its number is another endpoint's: that is not taken for it.
         service.generation = 2;

@@ -66,13 +66,16 @@ fn udp_moves_away_from_an_endpoint_that_does_not_serve_and_tcp_stays() {
         settle();
         for (_, _, all, service, _, sent) in &cases {
             assert_eq!(w.goes_to(&sent(ACK)), all[0]);
-            // It does not serve, and there is no other: that is no reason to move.
+            // It does not serve, and there is no other.
             service.backend(0, all[0], 0, 1);
             service.set(Kind::Refuse, 0);
         }
         settle();
-        for (_, _, all, service, _, sent) in &cases {
-            assert_eq!(w.goes_to(&sent(ACK)), all[0]);
+        for (_, proto, all, service, _, sent) in &cases {
+            match *proto {
+                TCP => assert_eq!(w.goes_to(&sent(ACK)), all[0]),
+                _ => drop(w.refused(&sent(ACK), DropReason::ServiceNoEndpoint)),
+            }
             service.set(Kind::Balance, 1);
         }
         settle();

@@ -6,7 +6,7 @@ use sinabro_common::abi::config::FLAG_CARRYING;
 
 impl World {
     /// What comes back for a packet of pod a, to pod a.
-    fn refused(&self, ip: &Ip, reason: DropReason) -> Vec<u8> {
+    pub fn refused(&self, ip: &Ip, reason: DropReason) -> Vec<u8> {
         let before = kit::dropped(&self.datapath, reason);
         let (verdict, out) = self.sent_by(&self.a, ip);
         assert_eq!(verdict, REDIRECT, "{:?}", self.datapath.drops());

@@ -13,7 +13,7 @@ const LARGE: &str = "10.96.0.30";
 const FIRST_PORT: u16 = 10_000;
 
 /// Another Service's objects, with a slice for each port of these endpoints.
-fn objects(name: &str, vips: &[&str], endpoints: &[SocketAddr]) -> String {
+pub fn objects(name: &str, vips: &[&str], endpoints: &[SocketAddr]) -> String {
     let mut text = format!(
         "
 ---
@@ -47,7 +47,7 @@ endpoints: [{{addresses: ['{address}'], conditions: {{ready: true}}}}]
 }
 
 /// What a node's agent says of a Service.
-fn report(node: &Node, name: &str) -> anyhow::Result<ServiceReport> {
+pub fn report(node: &Node, name: &str) -> anyhow::Result<ServiceReport> {
     let only = Some(format!("lab/{name}"));
     match node.ask(Request::Services { after: None, only })? {
         Response::Services(mut page) => Ok(page.services.remove(0)),

@@ -2,6 +2,7 @@
 //! of the nodes themselves.
 
 mod faults;
+mod members;
 
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
