@@ -108,26 +108,35 @@ fn hoard(w: &World, connections: usize, messages: usize) -> (i64, Vec<TcpStream>
     (unreclaimable() - before, clients, listener)
 }
 
-/// The machine's other programs take and give back memory, too.
+/// The machine's other programs take and give back memory, too: of several figures the middle one is compared.
 const NOISE: i64 = 48 << 20;
+const ROUNDS: usize = 3;
 
 #[test]
 fn ten_thousand_connections_with_unread_messages_cost_no_more_than_the_pod_may() {
     let pod_limit = 32 << 20;
     let (connections, messages) = (10_000, 200);
-    let plain = world(true, false, |w| hoard(&w, connections, messages).0);
-    world_with(limited(pod_limit, 1 << 30), true, true, |w| {
-        let c = Pod::live(w.datapath(), 7);
-        let (cost, clients, listener) = hoard(&w, connections, messages);
-        let counted = w.counters(&w.a);
+    let limited = || limited(pod_limit, 1 << 30);
+    let mut costs: [i64; ROUNDS] = std::array::from_fn(|_| {
+        let plain = world(true, false, |w| hoard(&w, connections, messages).0);
+        let cost = world_with(limited(), true, true, |w| {
+            hoard(&w, connections, messages).0
+        });
         println!(
-            "plain: {} MiB; accelerated: {} MiB; {counted:?}",
+            "plain: {} MiB; accelerated: {} MiB",
             plain >> 20,
             cost >> 20
         );
+        cost - plain
+    });
+    costs.sort_unstable();
+    assert!(costs[ROUNDS / 2] < pod_limit as i64 + NOISE, "{costs:?}");
+    world_with(limited(), true, true, |w| {
+        let c = Pod::live(w.datapath(), 7);
+        let (_, clients, listener) = hoard(&w, connections, messages);
+        let counted = w.counters(&w.a);
         let used = used(&w, w.a.ifindex);
         assert!(used <= pod_limit && used > pod_limit - 2 * BASE, "{used}");
-        assert!(cost - plain < pod_limit as i64 + NOISE, "{cost} {plain}");
         // Two ends of as many connections as fit.
         let fit = pod_limit / BASE;
         assert!(
