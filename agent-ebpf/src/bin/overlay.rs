@@ -19,7 +19,7 @@ use sinabro_ebpf::{
     overlay::{leave, native},
     parse::{Ip, eth, ip4, skb},
     scratch::{self, Scratch},
-    stage::{Action, tunnel},
+    stage::{Action, origin, tunnel},
 };
 #[path = "../event.rs"]
 mod event;
@@ -40,12 +40,7 @@ pub fn overlay_in(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn overlay_out(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
-    let mut action = PASS;
-    if across::may_be_masqueraded(skb)
-        && let Some(scratch) = read(skb)
-    {
-        action = event::of_stage(across::leave(skb, scratch));
-    }
+    let mut action = judge(skb);
     if action == PASS
         && native::may_lead()
         && let Some(scratch) = scratch::get()
@@ -53,6 +48,33 @@ pub fn overlay_out(ctx: TcContext) -> i32 {
         action = native::instead_of_the_device(skb, scratch);
     }
     event::told(skb, Hook::OverlayOut, action)
+}
+
+#[inline(always)]
+fn judge(skb: *mut __sk_buff) -> i32 {
+    let from = origin::comes_from(skb);
+    // What a pod sends is neither forged nor masqueraded here.
+    if origin::is_a_pods(from) {
+        return PASS;
+    }
+    if !origin::is_checked(from) && is_forged(skb, from) {
+        return event::dropped(DropReason::PodSource);
+    }
+    if across::may_be_masqueraded(from)
+        && let Some(scratch) = read(skb)
+    {
+        return event::of_stage(across::leave(skb, scratch));
+    }
+    PASS
+}
+
+/// Whether others send it in a pod's name.
+#[inline(never)]
+fn is_forged(skb: *mut __sk_buff, from: u32) -> bool {
+    let (Some(config), Some((src, _))) = (CONFIG.get(0), native::ends(&TcContext::new(skb))) else {
+        return false;
+    };
+    origin::is_forged(from, config, &src)
 }
 
 /// Zero if this kernel has packets put into tunnels past the stack.

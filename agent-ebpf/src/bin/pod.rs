@@ -30,7 +30,7 @@ use sinabro_ebpf::{
     },
     scratch::{self, Scratch},
     service,
-    stage::{Action, deliver, identity, mss, report, track, tunnel},
+    stage::{Action, deliver, identity, mss, origin, report, track, tunnel},
 };
 #[path = "../event.rs"]
 mod event;
@@ -271,6 +271,10 @@ fn arrive(skb: *mut __sk_buff) -> i32 {
     let Some(config) = CONFIG.get(0) else {
         return PASS;
     };
+    let from = origin::comes_from(skb);
+    if !origin::is_checked(from) && origin::is_forged(from, config, &scratch.ip.src) {
+        return event::dropped(DropReason::PodSource);
+    }
     if service::are_ours(config) {
         match service::arrive::arrive(skb, scratch) {
             PASS => {}

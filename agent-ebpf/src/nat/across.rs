@@ -9,7 +9,7 @@
 //! gives to what it masquerades nothing is known here.
 
 use super::{
-    DROPPED, arrive, comes_from, error, host, is_error,
+    DROPPED, arrive, error, host, is_error,
     leave::{KNOWN, finish, of_service},
     translate, translating,
 };
@@ -22,6 +22,7 @@ use crate::{
     rewrite::{self, End},
     scratch::Scratch,
     service,
+    stage::origin::comes_from,
 };
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::abi::{Addr, connection::FLAG_SERVICE, drop::DropReason};
@@ -29,8 +30,8 @@ use sinabro_common::abi::{Addr, connection::FLAG_SERVICE, drop::DropReason};
 /// Whether a packet on its way into a tunnel came in by an uplink, and may be a client's of a Service, or is of a socket
 /// of the node.
 #[inline(always)]
-pub fn may_be_masqueraded(skb: *mut __sk_buff) -> bool {
-    match comes_from(skb) {
+pub fn may_be_masqueraded(from: u32) -> bool {
+    match from {
         0 => translating().is_some(),
         from => CONFIG.get(0).is_some_and(service::are_ours) && UPLINKS.get_ptr(from).is_some(),
     }

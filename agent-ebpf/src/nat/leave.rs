@@ -1,8 +1,8 @@
 //! What leaves by an uplink.
 
 use super::{
-    comes_from, drop, error, find_source, host, is_carried, is_error, is_from_before,
-    is_left_alone, keeps_source, masquerading, translate,
+    drop, error, find_source, host, is_carried, is_error, is_from_before, is_left_alone,
+    keeps_source, masquerading, translate,
 };
 use crate::{
     PASS,
@@ -16,6 +16,7 @@ use crate::{
     },
     rewrite::{self, End},
     scratch::Scratch,
+    stage::origin::comes_from,
 };
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::{

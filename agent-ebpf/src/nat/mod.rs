@@ -61,13 +61,6 @@ fn is_from_before(dst: &Addr, tcp_flags: u8) -> bool {
         && NON_MASQUERADE_BEFORE.get(Key::new(128, *dst)).is_some()
 }
 
-/// The interface that a packet came in by; zero if it is of a socket of the node.
-#[inline(always)]
-fn comes_from(skb: *mut __sk_buff) -> u32 {
-    // SAFETY: the context is valid for as long as the program runs.
-    unsafe { (*skb).ingress_ifindex }
-}
-
 /// Whether an ICMP message quotes the packet that it is about.
 #[inline(always)]
 pub fn is_error(scratch: &Scratch) -> bool {

@@ -108,7 +108,7 @@ fn sent_instead(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 
 /// A packet's source and destination as they are now, which may have been written since its header was read.
 #[inline(always)]
-fn ends(ctx: &TcContext) -> Option<(Addr, Addr)> {
+pub fn ends(ctx: &TcContext) -> Option<(Addr, Addr)> {
     match skb::kind(ctx) {
         eth::IP4 => {
             let [src, dst] = ctx.load::<[[u8; 4]; 2]>(eth::LEN as usize + 12).ok()?;

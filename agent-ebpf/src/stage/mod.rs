@@ -6,6 +6,7 @@ pub mod identity;
 pub mod mss;
 pub mod mtu;
 pub mod neighbour;
+pub mod origin;
 pub mod report;
 pub mod track;
 pub mod tunnel;

@@ -508,6 +508,8 @@ impl Datapath {
         // Known before a program looks it up, and until none does any more.
         self.maps.uplinks.put(uplinks)?;
         self.attach_uplinks(&indexes)?;
+        // Whose programs check sources by now.
+        self.maps.checked_links.set_uplinks(&indexes)?;
         self.maps.uplinks.retain(&indexes)
     }
 
@@ -697,6 +699,7 @@ impl Datapath {
     /// first time it waits until all that has no stamp has arrived.
     pub fn attach_overlay(&self, ifindex: u32) -> Result<(), DatapathError> {
         self.classifiers.attach_overlay(ifindex)?;
+        self.maps.checked_links.set_overlay(ifindex)?;
         self.maps.config.ask_for_stamps()
     }
 

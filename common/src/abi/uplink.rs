@@ -1,6 +1,7 @@
 //! Ways out of the node.
 //!
-//! Map `UPLINKS`, hash: index of the interface (u32) → [`Uplink`].
+//! - map `UPLINKS`, hash: index of the interface (u32) → [`Uplink`];
+//! - map `CHECKED_LINKS`, array of one: 0 → [`CheckedLinks`].
 
 use super::{Addr, map_type};
 
@@ -21,3 +22,14 @@ pub struct Uplink {
     pub pad: u32,
 }
 map_type!(Uplink, 40, 2, [v4, v6, header_len, pad]);
+
+/// Interfaces by which most packets come whose sources were checked, other than pods' links.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckedLinks {
+    /// Index of the VXLAN device; zero until there is one.
+    pub overlay: u32,
+    /// Indexes of the first uplinks; zero where there are fewer. A hint: all are in `UPLINKS`.
+    pub uplinks: [u32; 3],
+}
+map_type!(CheckedLinks, 16, 2, [overlay, uplinks]);

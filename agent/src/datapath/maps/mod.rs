@@ -3,6 +3,7 @@
 //! aya wants a map exclusively to write to it; a lock per map serves several threads.
 
 mod acceleration;
+mod checked_links;
 pub mod config;
 pub mod connections;
 mod counters;
@@ -31,6 +32,7 @@ mod socket_frontends;
 mod uplinks;
 
 pub use acceleration::{Acceleration, PodAcceleration};
+pub use checked_links::CheckedLinks;
 pub use config::{Config, NonMasquerade, Translation};
 pub use connections::{Connections, Owner};
 pub use counters::Counters;
@@ -76,6 +78,7 @@ pub struct Maps {
     pub nodes: Nodes,
     pub next_hops: NextHops,
     pub native: Native,
+    pub checked_links: CheckedLinks,
     pub peers: Peers,
     pub uplinks: Uplinks,
     pub host_ports: HostPorts,
@@ -113,6 +116,7 @@ impl Maps {
                 flows.clone(),
             )?,
             native: Native::new(take(ebpf, "NATIVE")?)?,
+            checked_links: CheckedLinks::new(take(ebpf, "CHECKED_LINKS")?)?,
             peers: Peers::new(|name| take(ebpf, name))?,
             uplinks: Uplinks::new(take(ebpf, "UPLINKS")?)?,
             host_ports: HostPorts::new(take(ebpf, "HOST_PORTS")?)?,

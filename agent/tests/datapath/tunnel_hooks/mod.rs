@@ -6,6 +6,7 @@ mod direct;
 mod flows;
 mod leaving;
 mod native;
+mod origin;
 mod own;
 
 use crate::{

@@ -1,0 +1,60 @@
+//! By which interface a packet came that says it is from a pod.
+//!
+//! Of what comes by a pod's link, by a tunnel or by an uplink the source was checked there. By any other interface of the
+//! node (a second network card, a bridge of containers, a VPN) nobody speaks for a pod, neither to pods nor to other nodes.
+//!
+//! Nearly all packets come by an interface that a load or two find. Only for the others the source is looked up.
+//!
+//! Limit: what is for the node itself passes no program.
+
+use super::{report, tunnel};
+use crate::maps::{CHECKED_LINKS, ENDPOINTS, POD_LINKS, UPLINKS};
+use aya_ebpf::bindings::__sk_buff;
+use sinabro_common::abi::{Addr, config::NodeConfig, uplink::CheckedLinks};
+
+/// The interface that a packet came in by; zero if it is of a socket of the node.
+#[inline(always)]
+pub fn comes_from(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the context is valid for as long as the program runs.
+    unsafe { (*skb).ingress_ifindex }
+}
+
+/// Whether a packet came by a pod's link, so far as that is found at once.
+#[inline(always)]
+pub fn is_a_pods(from: u32) -> bool {
+    from != 0 && report::has_place(from)
+}
+
+/// Whether it came by an interface whose sources are checked, or is of a socket of the node, so far as that is found at
+/// once.
+#[inline(always)]
+pub fn is_checked(from: u32) -> bool {
+    if from == 0 || report::has_place(from) {
+        return true;
+    }
+    let Some(links) = CHECKED_LINKS.get(0) else {
+        return false;
+    };
+    let CheckedLinks { overlay, uplinks } = links;
+    from == *overlay || from == uplinks[0] || from == uplinks[1] || from == uplinks[2]
+}
+
+/// Whether a packet of which [`is_checked`] does not know has a pod's address for its source.
+#[inline(never)]
+pub fn is_forged(from: u32, config: &NodeConfig, src: &Addr) -> bool {
+    if UPLINKS.get_ptr(from).is_some() || POD_LINKS.get_ptr(from).is_some() {
+        return false;
+    }
+    if ENDPOINTS.get_ptr(src).is_some() {
+        return true;
+    }
+    // What tunnels end in is not known before the agent says so.
+    let is_known = CHECKED_LINKS.get(0).is_some_and(|links| links.overlay != 0);
+    let Some(overlay) = tunnel::overlay(config).filter(|_| is_known) else {
+        return false;
+    };
+    // The stack gives these to what it masquerades on the way to pods.
+    let [first, second] = &overlay.gateways;
+    let is_nodes = *src == *first || *src == *second;
+    !is_nodes && tunnel::pods_of(src).is_some()
+}
