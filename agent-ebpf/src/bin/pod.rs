@@ -14,6 +14,7 @@ use aya_ebpf::{
 };
 use core::hint::black_box;
 use sinabro_common::abi::{
+    config::NodeConfig,
     drop::{DropReason, Hook},
     endpoint::Endpoint,
 };
@@ -271,8 +272,7 @@ fn arrive(skb: *mut __sk_buff) -> i32 {
     let Some(config) = CONFIG.get(0) else {
         return PASS;
     };
-    let from = origin::comes_from(skb);
-    if !origin::is_checked(from) && origin::is_forged(from, config, &scratch.ip.src) {
+    if is_forged(skb, config, scratch) {
         return event::dropped(DropReason::PodSource);
     }
     if service::are_ours(config) {
@@ -290,6 +290,13 @@ fn arrive(skb: *mut __sk_buff) -> i32 {
         return event::dropped(DropReason::ConnectionShare);
     }
     passed(&ctx, scratch)
+}
+
+/// A function, so that verifiers walk through what follows once.
+#[inline(never)]
+fn is_forged(skb: *mut __sk_buff, config: &NodeConfig, scratch: &Scratch) -> bool {
+    let from = origin::comes_from(skb);
+    !origin::is_checked(from) && origin::is_forged(from, config, &scratch.ip.src)
 }
 
 #[inline(always)]
