@@ -21,7 +21,10 @@ use sinabro_netlink::{
 pub const OF_SERVICES: [&str; 2] = ["kube-proxy", "cni_hostport"];
 /// The chains to which rules of kube-proxy (iptables and IPVS), the kubelet and `portmap` lead from a hook. Names in
 /// full: kube-router's network policies are in chains such as `KUBE-ROUTER-FORWARD`.
-const CHAINS_OF_SERVICES: [&str; 12] = [
+///
+/// Of Istio's ambient mode the chain that gives the node's own probes of pods the source 169.254.7.127. It is for packets
+/// of the node's sockets alone (`-m owner --socket-exists`).
+const CHAINS_OF_SERVICES: [&str; 13] = [
     "KUBE-SERVICES",
     "KUBE-EXTERNAL-SERVICES",
     "KUBE-NODEPORTS",
@@ -34,7 +37,11 @@ const CHAINS_OF_SERVICES: [&str; 12] = [
     "CNI-HOSTPORT-DNAT",
     "CNI-HOSTPORT-MASQ",
     "CNI-HOSTPORT-SETMARK",
+    "ISTIO_POSTRT",
 ];
+/// Expressions that only say how a packet is tracked (conntrack), as NodeLocal DNSCache's rules do. What goes past the
+/// stack is tracked by nobody, and a rule that asks for a packet's tracking counts by itself.
+const OF_TRACKING: [&str; 3] = ["notrack", "target(CT)", "target(NOTRACK)"];
 /// Tables of iptables-legacy.
 const LEGACY: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 
@@ -78,7 +85,7 @@ fn in_nftables() -> sinabro_netlink::Result<Option<String>> {
         let drops = chain.base.as_ref().is_some_and(|base| base.drops);
         let mut has_rules = || {
             nft.rules_of(&chain)
-                .map(|rules| !rules.iter().all(is_of_services))
+                .map(|rules| !rules.iter().all(is_passed_over))
         };
         if drops || (chain.uses > 0 && has_rules()?) {
             let nft::Chain {
@@ -110,6 +117,12 @@ fn sees_forwarded(chain: &nft::Chain) -> bool {
         "netdev" => true,
         _ => false,
     }
+}
+
+/// Whether a rule is nothing to what goes past the stack.
+fn is_passed_over(rule: &Rule) -> bool {
+    let last = rule.expressions.last();
+    is_of_services(rule) || last.is_some_and(|last| OF_TRACKING.contains(&last.as_str()))
 }
 
 /// Whether a rule does no more than to lead to the chains of Services.
@@ -176,6 +189,29 @@ mod tests {
             (&[], false),
         ] {
             assert_eq!(is_of_services(&rule(expressions)), is, "{expressions:?}");
+        }
+    }
+
+    #[test]
+    fn rules_that_only_say_how_packets_are_tracked_are_passed_over() {
+        for (expressions, is) in [
+            (&["payload", "cmp", "counter", "notrack"][..], true),
+            (
+                &["payload", "cmp", "match(udp)", "counter", "target(CT)"],
+                true,
+            ),
+            (&["target(NOTRACK)"], true),
+            (&["jump(ISTIO_POSTRT)"], true),
+            (&["jump(KUBE-FORWARD)"], true),
+            // Something follows.
+            (&["notrack", "drop"], false),
+            (&["target(CT)", "jump(DOCKER-USER)"], false),
+            (&["target(TPROXY)"], false),
+            (&["jump(ISTIO_PRERT)"], false),
+            (&["ct"], false),
+            (&[], false),
+        ] {
+            assert_eq!(is_passed_over(&rule(expressions)), is, "{expressions:?}");
         }
     }
 

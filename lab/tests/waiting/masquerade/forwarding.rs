@@ -147,6 +147,42 @@ fn rules_of_others_are_met() {
     assert_eq!(reaches(4444), [true; 2]);
 }
 
+/// What Istio's ambient mode gives the node's probes of pods for a source.
+const PROBES: [&str; 2] = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"];
+
+/// Rules of NodeLocal DNSCache and of Istio's ambient mode, as those write them.
+#[test]
+fn rules_of_friends_are_passed_over_and_their_probes_are_answered() {
+    let world = World::direct(1);
+    let (node, pod) = (world.node().place(), world.pod(1));
+    for ((family, own), source) in ["ip", "ip6"].into_iter().zip(pod.addresses()).zip(PROBES) {
+        let dns = ["10.96.0.10", "fd00:10:96::10"][usize::from(own.is_ipv6())];
+        let rules = format!(
+            "table {family} raw {{
+                chain PREROUTING {{ type filter hook prerouting priority raw; {family} daddr {dns} udp dport 53 counter notrack; }}
+            }}
+            table {family} nat {{
+                chain ISTIO_POSTRT {{ meta skuid >= 0 {family} daddr {own} counter snat to {source}; }}
+                chain POSTROUTING {{ type nat hook postrouting priority srcnat; counter jump ISTIO_POSTRT; }}
+            }}"
+        );
+        node.command(&["nft", &rules]).unwrap();
+    }
+    let is_probed = || {
+        for (own, source) in pod.addresses().into_iter().zip(PROBES) {
+            let seen = tcp::transfer(node, pod.place(), own, 1 << 20).unwrap().seen;
+            assert_eq!(seen.to_string(), source);
+        }
+    };
+    // So the agent has looked at all of them.
+    node.command(&["nft", RULES]).unwrap();
+    world.wait_for_way("kernel: rules in chain inet theirs forward");
+    is_probed();
+    node.command(&["nft", "delete table inet theirs"]).unwrap();
+    world.wait_for_way("direct");
+    is_probed();
+}
+
 #[test]
 fn rules_of_others_are_passed_over_where_that_is_wanted() {
     let world = World::direct_with(1, &["--forwarding=direct"]);
