@@ -7,7 +7,8 @@
 //! programs that our tests and clusters start.
 //!
 //! Several runs may go on beside each other on a machine. A thing that bears a [mark](run) is blamed on the run of
-//! that mark alone, also once that has ended. One without a mark is blamed on every run in which it came.
+//! that mark alone, also once that has ended. What a process without a mark holds, which somebody else looks after, is
+//! nobody's: a test that was started by hand. One without a mark is blamed on every run in which it came.
 
 pub mod bpf;
 pub mod run;
@@ -183,7 +184,8 @@ impl Snapshot {
             .filter_map(|dir| process(&dir))
             .collect();
         let parents = processes.iter().map(|(pid, parent, _)| (*pid, *parent));
-        let marks = run::of_processes(&parents.collect());
+        let parents = parents.collect();
+        let marks = run::of_processes(&parents);
         let mut add = |kind, name: String| {
             items.insert(Item { kind, name });
         };
@@ -209,7 +211,7 @@ impl Snapshot {
                 (Kind::BpfLink, objects.links),
                 (Kind::Map, objects.maps),
             ];
-            let held = bpf::held(&marks);
+            let held = bpf::held(&run::holders(&marks, &parents, own));
             for (kind, objects) in kinds {
                 for (name, programs) in objects {
                     let of = programs.iter().filter_map(|program| held.get(program));
@@ -249,7 +251,7 @@ impl Snapshot {
             let item = Item { kind, name };
             if let Some(mark) = marks.get(&pid) {
                 runs.insert((item.clone(), mark.clone()));
-            } else if parent != 1 && parent != own {
+            } else if run::is_attended(parent, own) {
                 attended.insert(item.clone());
             }
             add(kind, item.name);
@@ -284,7 +286,7 @@ impl Snapshot {
     fn of_run(&self, own: Option<&str>, before: &Self) -> Vec<Item> {
         let is_others = |item: &Item| {
             let runs = self.runs(item);
-            !runs.is_empty() && !runs.iter().any(|mark| Some(*mark) == own)
+            !runs.is_empty() && !runs.contains(&own.unwrap_or(run::UNMARKED))
         };
         self.items
             .difference(&before.items)

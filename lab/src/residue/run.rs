@@ -91,6 +91,29 @@ pub fn of_processes(parents: &BTreeMap<u32, u32>) -> BTreeMap<u32, String> {
     parents.keys().filter_map(above).collect()
 }
 
+/// Said of what a process without a mark holds: to a process without a mark it may be its own.
+pub const UNMARKED: &str = "unmarked";
+
+/// Whether somebody else than the process `own` looks after a process of that parent.
+pub fn is_attended(parent: u32, own: u32) -> bool {
+    parent != 1 && parent != own
+}
+
+/// Of processes that may hold something, whose it is: marks, and [`UNMARKED`] for those that have none and are attended.
+pub fn holders(
+    marks: &BTreeMap<u32, String>,
+    parents: &BTreeMap<u32, u32>,
+    own: u32,
+) -> BTreeMap<u32, String> {
+    let unmarked = parents
+        .iter()
+        .filter(|(pid, parent)| **pid != own && is_attended(**parent, own))
+        .map(|(pid, _)| (*pid, UNMARKED.to_owned()));
+    let mut holders: BTreeMap<_, _> = unmarked.collect();
+    holders.extend(marks.clone());
+    holders
+}
+
 /// The marks of a cgroup.
 pub fn of_cgroup(path: &Path, processes: &BTreeMap<u32, String>) -> BTreeSet<String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -228,6 +251,37 @@ mod tests {
         holder.kill().unwrap();
         holder.wait().unwrap();
         assert_eq!(seen, [1, 0, 0]);
+    }
+
+    #[test]
+    fn what_somebody_without_a_mark_holds_is_of_no_run() {
+        // The first process, a shell, a run, what that has started, a shell's test, and what nobody looks after.
+        let parents = BTreeMap::from([(1, 0), (10, 1), (20, 10), (21, 20), (30, 10), (40, 1)]);
+        let marks = BTreeMap::from([(20, "20-1".to_owned()), (21, "20-1".to_owned())]);
+        let held = holders(&marks, &parents, 20);
+        let said = |pid| held.get(&pid).map(String::as_str);
+        assert_eq!(
+            [10, 20, 21, 30, 40].map(said),
+            [None, Some("20-1"), Some("20-1"), Some(UNMARKED), None]
+        );
+        let item = |name: &str| Item {
+            kind: Kind::Program,
+            name: name.into(),
+        };
+        let all = [item("theirs"), item("ours"), item("lost")];
+        let now = Snapshot {
+            items: all.clone().into(),
+            runs: [
+                (all[0].clone(), UNMARKED.into()),
+                (all[1].clone(), "20-1".into()),
+            ]
+            .into(),
+            ..Snapshot::default()
+        };
+        let blamed = |own| now.of_run(own, &Snapshot::default());
+        assert_eq!(blamed(Some("20-1")), [item("lost"), item("ours")]);
+        // Whoever has no mark may have made what has none.
+        assert_eq!(blamed(None), [item("lost"), item("theirs")]);
     }
 
     #[test]
