@@ -32,7 +32,7 @@ use sinabro_common::abi::{
         MAX_FRONTENDS, MAX_SERVICE_RANGES, MAX_SETS, MAX_SLOTS, MAX_SOURCE_RANGES, RangeOf, Set,
         Slot, SourceKey,
     },
-    uplink::{CheckedLinks, MAX_UPLINKS, Uplink},
+    uplink::{self, MAX_UPLINKS, Uplink},
 };
 
 /// What a map says of a key that is there where it may not be.
@@ -132,7 +132,7 @@ pub static NON_MASQUERADE_BEFORE: LpmTrie<Addr, u8> = LpmTrie::pinned(MAX_NON_MA
 pub static UPLINKS: HashMap<u32, Uplink> = HashMap::pinned(MAX_UPLINKS, BPF_F_NO_PREALLOC);
 
 #[map]
-pub static CHECKED_LINKS: Array<CheckedLinks> = Array::pinned(1, 0);
+pub static CHECKED_LINKS: Array<u32> = Array::pinned(uplink::CHECKED_LINKS, 0);
 
 #[map]
 pub static HOST_PORTS: Array<u64> = Array::pinned(HOST_PORT_WORDS, 0);

@@ -3,14 +3,18 @@
 //! Of what comes by a pod's link, by a tunnel or by an uplink the source was checked there. By any other interface of the
 //! node (a second network card, a bridge of containers, a VPN) nobody speaks for a pod, neither to pods nor to other nodes.
 //!
-//! Nearly all packets come by an interface that a load or two find. Only for the others the source is looked up.
+//! Nearly all packets come by an interface that one load finds. Only for the others the source is looked up.
 //!
 //! Limit: what is for the node itself passes no program.
 
-use super::{report, tunnel};
+use super::tunnel;
 use crate::maps::{CHECKED_LINKS, ENDPOINTS, POD_LINKS, UPLINKS};
 use aya_ebpf::bindings::__sk_buff;
-use sinabro_common::abi::{Addr, config::NodeConfig, uplink::CheckedLinks};
+use sinabro_common::abi::{
+    Addr,
+    config::NodeConfig,
+    uplink::{OVERLAY_PLACE, checked_place},
+};
 
 /// The interface that a packet came in by; zero if it is of a socket of the node.
 #[inline(always)]
@@ -19,24 +23,11 @@ pub fn comes_from(skb: *mut __sk_buff) -> u32 {
     unsafe { (*skb).ingress_ifindex }
 }
 
-/// Whether a packet came by a pod's link, so far as that is found at once.
-#[inline(always)]
-pub fn is_a_pods(from: u32) -> bool {
-    from != 0 && report::has_place(from)
-}
-
-/// Whether it came by an interface whose sources are checked, or is of a socket of the node, so far as that is found at
-/// once.
+/// Whether a packet came by an interface whose sources are checked, or is of a socket of the node, so far as that is found
+/// at once.
 #[inline(always)]
 pub fn is_checked(from: u32) -> bool {
-    if from == 0 || report::has_place(from) {
-        return true;
-    }
-    let Some(links) = CHECKED_LINKS.get(0) else {
-        return false;
-    };
-    let CheckedLinks { overlay, uplinks } = links;
-    from == *overlay || from == uplinks[0] || from == uplinks[1] || from == uplinks[2]
+    from == 0 || CHECKED_LINKS.get(checked_place(from)) == Some(&from)
 }
 
 /// Whether a packet of which [`is_checked`] does not know has a pod's address for its source.
@@ -49,7 +40,9 @@ pub fn is_forged(from: u32, config: &NodeConfig, src: &Addr) -> bool {
         return true;
     }
     // What tunnels end in is not known before the agent says so.
-    let is_known = CHECKED_LINKS.get(0).is_some_and(|links| links.overlay != 0);
+    let is_known = CHECKED_LINKS
+        .get(OVERLAY_PLACE)
+        .is_some_and(|link| *link != 0);
     let Some(overlay) = tunnel::overlay(config).filter(|_| is_known) else {
         return false;
     };

@@ -33,15 +33,6 @@ fn find<K, O: Owner, C>(
     others.get_ptr_mut(key)
 }
 
-/// Whether an interface is a pod's that has a place: most are.
-#[inline(always)]
-pub fn has_place(ifindex: u32) -> bool {
-    let owner = u64::from(ifindex);
-    let place = POD_PLACES.get_ptr(owner.place());
-    // SAFETY: a value that the map just gave.
-    place.is_some_and(|place| unsafe { (*place).owner } == owner)
-}
-
 /// A pod sent a packet.
 #[inline(always)]
 pub fn sent(ctx: &TcContext, ifindex: u32) {

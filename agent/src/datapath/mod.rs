@@ -381,6 +381,7 @@ impl Datapath {
             self.maps.counters.start(ifindex)?;
             self.maps.connections.start(ifindex)?;
             self.classifiers.attach_pod(ifindex, link)?;
+            self.maps.checked_links.put(ifindex)?;
             self.end_flows_of_departed(endpoints.iter().map(|(addr, _)| *addr))?;
             if let Some(maps) = self.acceleration() {
                 let addresses: Vec<Addr> = endpoints.iter().map(|(addr, _)| *addr).collect();
@@ -424,6 +425,7 @@ impl Datapath {
         }
         result = result.and(self.service_sockets.detach_pod(link));
         result = result.and(self.classifiers.detach_pod(link));
+        result = result.and(self.maps.checked_links.remove(ifindex));
         result = result.and(self.maps.pod_links.remove(ifindex));
         result = result.and(self.maps.counters.remove(ifindex));
         result = result.and(self.maps.connections.end(ifindex));
@@ -480,6 +482,7 @@ impl Datapath {
         }
         for ifindex in self.maps.pod_links.keys()? {
             if is_stale(ifindex) {
+                self.maps.checked_links.remove(ifindex)?;
                 self.maps.pod_links.remove(ifindex)?;
             }
         }
@@ -508,9 +511,13 @@ impl Datapath {
         // Known before a program looks it up, and until none does any more.
         self.maps.uplinks.put(uplinks)?;
         self.attach_uplinks(&indexes)?;
-        // Whose programs check sources by now.
-        self.maps.checked_links.set_uplinks(&indexes)?;
-        self.maps.uplinks.retain(&indexes)
+        let checked = &self.maps.checked_links;
+        indexes.iter().try_for_each(|index| checked.put(*index))?;
+        for gone in self.maps.uplinks.others(&indexes)? {
+            checked.remove(gone)?;
+            self.maps.uplinks.remove(gone)?;
+        }
+        Ok(())
     }
 
     fn attach_uplinks(&self, ifindexes: &[u32]) -> Result<(), DatapathError> {
@@ -699,7 +706,7 @@ impl Datapath {
     /// first time it waits until all that has no stamp has arrived.
     pub fn attach_overlay(&self, ifindex: u32) -> Result<(), DatapathError> {
         self.classifiers.attach_overlay(ifindex)?;
-        self.maps.checked_links.set_overlay(ifindex)?;
+        self.maps.checked_links.put_overlay(ifindex)?;
         self.maps.config.ask_for_stamps()
     }
 

@@ -1,7 +1,9 @@
 //! Ways out of the node.
 //!
 //! - map `UPLINKS`, hash: index of the interface (u32) → [`Uplink`];
-//! - map `CHECKED_LINKS`, array of one: 0 → [`CheckedLinks`].
+//! - map `CHECKED_LINKS`, array of [`CHECKED_LINKS`]: [place](checked_place) → index of an interface (u32) that has this
+//!   place, of those by which packets come whose sources are checked: pods' links, uplinks, the VXLAN device. Zero: of none.
+//!   A hint for most: the last one has the place. [`OVERLAY_PLACE`] → index of the VXLAN device; zero until there is one.
 
 use super::{Addr, map_type};
 
@@ -23,13 +25,14 @@ pub struct Uplink {
 }
 map_type!(Uplink, 40, 2, [v4, v6, header_len, pad]);
 
-/// Interfaces by which most packets come whose sources were checked, other than pods' links.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CheckedLinks {
-    /// Index of the VXLAN device; zero until there is one.
-    pub overlay: u32,
-    /// Indexes of the first uplinks; zero where there are fewer. A hint: all are in `UPLINKS`.
-    pub uplinks: [u32; 3],
+/// More than most nodes have links.
+pub const CHECKED_LINKS: u32 = 512;
+
+/// No other link's.
+pub const OVERLAY_PLACE: u32 = 0;
+
+/// Where a link is among those whose sources are checked.
+#[inline(always)]
+pub const fn checked_place(ifindex: u32) -> u32 {
+    1 + ifindex % (CHECKED_LINKS - 1)
 }
-map_type!(CheckedLinks, 16, 2, [overlay, uplinks]);

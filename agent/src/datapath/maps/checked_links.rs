@@ -3,12 +3,12 @@
 use super::{error, lock};
 use crate::datapath::DatapathError;
 use aya::maps::{Array, Map, MapData};
-use sinabro_common::abi::uplink;
+use sinabro_common::abi::uplink::{OVERLAY_PLACE, checked_place};
 use std::sync::Mutex;
 
 const NAME: &str = "CHECKED_LINKS";
 
-pub struct CheckedLinks(Mutex<Array<MapData, uplink::CheckedLinks>>);
+pub struct CheckedLinks(Mutex<Array<MapData, u32>>);
 
 impl CheckedLinks {
     pub fn new(map: Map) -> Result<Self, DatapathError> {
@@ -16,26 +16,30 @@ impl CheckedLinks {
         Ok(Self(Mutex::new(map)))
     }
 
+    /// A link whose programs check what comes by it. One that is in its place is looked up from now on.
+    pub fn put(&self, ifindex: u32) -> Result<(), DatapathError> {
+        lock(&self.0)
+            .set(checked_place(ifindex), ifindex, 0)
+            .map_err(error(NAME, "writing to"))
+    }
+
+    /// Nothing checks what comes by it any more. Idempotent.
+    pub fn remove(&self, ifindex: u32) -> Result<(), DatapathError> {
+        let (mut map, place) = (lock(&self.0), checked_place(ifindex));
+        let found = map.get(&place, 0).map_err(error(NAME, "reading from"))?;
+        if found != ifindex {
+            return Ok(());
+        }
+        map.set(place, 0, 0).map_err(error(NAME, "writing to"))
+    }
+
     /// By which interface packets come out of tunnels.
-    pub fn set_overlay(&self, ifindex: u32) -> Result<(), DatapathError> {
-        self.change(|links| links.overlay = ifindex)
-    }
-
-    /// The first of these; programs look the others up.
-    pub fn set_uplinks(&self, indexes: &[u32]) -> Result<(), DatapathError> {
-        self.change(|links| {
-            links.uplinks = Default::default();
-            let places = links.uplinks.iter_mut();
-            places
-                .zip(indexes)
-                .for_each(|(place, index)| *place = *index);
-        })
-    }
-
-    fn change(&self, of: impl FnOnce(&mut uplink::CheckedLinks)) -> Result<(), DatapathError> {
+    pub fn put_overlay(&self, ifindex: u32) -> Result<(), DatapathError> {
         let mut map = lock(&self.0);
-        let mut links = map.get(&0, 0).map_err(error(NAME, "reading from"))?;
-        of(&mut links);
-        map.set(0, links, 0).map_err(error(NAME, "writing to"))
+        for place in [OVERLAY_PLACE, checked_place(ifindex)] {
+            map.set(place, ifindex, 0)
+                .map_err(error(NAME, "writing to"))?;
+        }
+        Ok(())
     }
 }

@@ -34,7 +34,7 @@ use sinabro_common::abi::{
         MAX_SERVICE_RANGES, MAX_SOCKET_FRONTENDS, MAX_SOURCE_RANGES, MAX_STREAM_FRONTENDS, NetNs,
         RangeOf, ServiceSocket, Set, Slot, SocketFrontend, SocketKey, SourceKey,
     },
-    uplink::{CheckedLinks, MAX_UPLINKS, Uplink},
+    uplink::{CHECKED_LINKS, MAX_UPLINKS, Uplink},
 };
 use std::{
     fmt,
@@ -256,7 +256,7 @@ pub fn expected(config: &DatapathConfig) -> Vec<Expected> {
         map::<Prefix, Node>("POD_RANGES", LPM_TRIE, MAX_POD_RANGES, NO_PREALLOC),
         map::<u32, Overlay>("OVERLAY", ARRAY, 1, 0),
         map::<u32, Native>("NATIVE", ARRAY, 1, 0),
-        map::<u32, CheckedLinks>("CHECKED_LINKS", ARRAY, 1, 0),
+        map::<u32, u32>("CHECKED_LINKS", ARRAY, CHECKED_LINKS, 0),
         map::<Addr, NextHop>("NEXT_HOPS", HASH, MAX_NEXT_HOPS, NO_PREALLOC),
         map::<Addr, Addr>("NATIVE_V6", HASH, MAX_NEXT_HOPS, NO_PREALLOC),
         map::<Addr, PeerCounters>("PEER_COUNTERS", PERCPU_HASH, MAX_PEER_COUNTERS, NO_PREALLOC),

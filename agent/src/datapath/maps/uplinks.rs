@@ -65,15 +65,16 @@ impl Uplinks {
         })
     }
 
-    /// Forgets all others.
-    pub fn retain(&self, indexes: &[u32]) -> Result<(), DatapathError> {
-        let mut map = lock(&self.0);
+    /// All that are known, but for these.
+    pub fn others(&self, indexes: &[u32]) -> Result<Vec<u32>, DatapathError> {
+        let map = lock(&self.0);
         let present: Result<Vec<u32>, MapError> = map.keys().collect();
-        let present = present.map_err(error(NAME, "reading from"))?;
-        present
-            .iter()
-            .filter(|index| !indexes.contains(index))
-            .try_for_each(|index| removed(map.remove(index)))
-            .map_err(error(NAME, "removing from"))
+        let mut present = present.map_err(error(NAME, "reading from"))?;
+        present.retain(|index| !indexes.contains(index));
+        Ok(present)
+    }
+
+    pub fn remove(&self, index: u32) -> Result<(), DatapathError> {
+        removed(lock(&self.0).remove(&index)).map_err(error(NAME, "removing from"))
     }
 }
