@@ -25,14 +25,16 @@ pub struct Uplink {
 }
 map_type!(Uplink, 40, 2, [v4, v6, header_len, pad]);
 
-/// More than most nodes have links.
-pub const CHECKED_LINKS: u32 = 512;
+/// For links: more than most nodes have. A power of two, as a division takes longer than all else that is done here.
+const LINK_PLACES: u32 = 512;
 
 /// No other link's.
-pub const OVERLAY_PLACE: u32 = 0;
+pub const OVERLAY_PLACE: u32 = LINK_PLACES;
+
+pub const CHECKED_LINKS: u32 = LINK_PLACES + 1;
 
 /// Where a link is among those whose sources are checked.
 #[inline(always)]
 pub const fn checked_place(ifindex: u32) -> u32 {
-    1 + ifindex % (CHECKED_LINKS - 1)
+    ifindex % LINK_PLACES
 }
