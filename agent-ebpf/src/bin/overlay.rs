@@ -53,6 +53,10 @@ pub fn overlay_out(ctx: TcContext) -> i32 {
 #[inline(always)]
 fn judge(skb: *mut __sk_buff) -> i32 {
     let from = origin::comes_from(skb);
+    // What a pod sends is neither forged nor masqueraded here.
+    if origin::is_a_pods(from) {
+        return PASS;
+    }
     if !origin::is_checked(from) && is_forged(skb, from) {
         return event::dropped(DropReason::PodSource);
     }

@@ -13,7 +13,7 @@ use aya_ebpf::bindings::__sk_buff;
 use sinabro_common::abi::{
     Addr,
     config::NodeConfig,
-    uplink::{OVERLAY_PLACE, checked_place},
+    uplink::{NOT_OF_POD, OVERLAY_PLACE, checked_place},
 };
 
 /// The interface that a packet came in by; zero if it is of a socket of the node.
@@ -23,11 +23,18 @@ pub fn comes_from(skb: *mut __sk_buff) -> u32 {
     unsafe { (*skb).ingress_ifindex }
 }
 
-/// Whether a packet came by an interface whose sources are checked, or is of a socket of the node, so far as that is found
-/// at once.
+/// Whether a packet came by a pod's link, so far as that is found at once.
+#[inline(always)]
+pub fn is_a_pods(from: u32) -> bool {
+    from != 0 && CHECKED_LINKS.get(checked_place(from)) == Some(&from)
+}
+
+/// Whether it came by an interface whose sources are checked, or is of a socket of the node, so far as that is found at
+/// once.
 #[inline(always)]
 pub fn is_checked(from: u32) -> bool {
-    from == 0 || CHECKED_LINKS.get(checked_place(from)) == Some(&from)
+    let found = CHECKED_LINKS.get(checked_place(from));
+    from == 0 || found.is_some_and(|found| *found & !NOT_OF_POD == from)
 }
 
 /// Whether a packet of which [`is_checked`] does not know has a pod's address for its source.

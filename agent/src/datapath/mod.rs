@@ -381,7 +381,7 @@ impl Datapath {
             self.maps.counters.start(ifindex)?;
             self.maps.connections.start(ifindex)?;
             self.classifiers.attach_pod(ifindex, link)?;
-            self.maps.checked_links.put(ifindex)?;
+            self.maps.checked_links.put_pod(ifindex)?;
             self.end_flows_of_departed(endpoints.iter().map(|(addr, _)| *addr))?;
             if let Some(maps) = self.acceleration() {
                 let addresses: Vec<Addr> = endpoints.iter().map(|(addr, _)| *addr).collect();
@@ -512,7 +512,9 @@ impl Datapath {
         self.maps.uplinks.put(uplinks)?;
         self.attach_uplinks(&indexes)?;
         let checked = &self.maps.checked_links;
-        indexes.iter().try_for_each(|index| checked.put(*index))?;
+        indexes
+            .iter()
+            .try_for_each(|index| checked.put_uplink(*index))?;
         for gone in self.maps.uplinks.others(&indexes)? {
             checked.remove(gone)?;
             self.maps.uplinks.remove(gone)?;

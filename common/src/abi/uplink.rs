@@ -2,8 +2,9 @@
 //!
 //! - map `UPLINKS`, hash: index of the interface (u32) → [`Uplink`];
 //! - map `CHECKED_LINKS`, array of [`CHECKED_LINKS`]: [place](checked_place) → index of an interface (u32) that has this
-//!   place, of those by which packets come whose sources are checked: pods' links, uplinks, the VXLAN device. Zero: of none.
-//!   A hint for most: the last one has the place. [`OVERLAY_PLACE`] → index of the VXLAN device; zero until there is one.
+//!   place, of those by which packets come whose sources are checked: pods' links as they are, uplinks and the VXLAN device
+//!   with [`NOT_OF_POD`]. Zero: of none. A hint for most: the last one has the place. [`OVERLAY_PLACE`] → index of the VXLAN
+//!   device; zero until there is one.
 
 use super::{Addr, map_type};
 
@@ -32,6 +33,9 @@ const LINK_PLACES: u32 = 512;
 pub const OVERLAY_PLACE: u32 = LINK_PLACES;
 
 pub const CHECKED_LINKS: u32 = LINK_PLACES + 1;
+
+/// Set in `CHECKED_LINKS` where a link is no pod's. No index has it: they are positive numbers of 32 bits.
+pub const NOT_OF_POD: u32 = 1 << 31;
 
 /// Where a link is among those whose sources are checked.
 #[inline(always)]
