@@ -174,16 +174,12 @@ impl Backends {
 
     /// The id of one that finishes its connections, if it can have any.
     pub fn drain(&mut self, tables: &impl Tables, endpoint: Endpoint) -> Option<u32> {
-        let service = ANYBODYS;
-        let id = self.get(tables, endpoint).or_else(|| {
-            self.get(
-                tables,
-                Endpoint {
-                    service,
-                    ..endpoint
-                },
-            )
-        })?;
+        let anybodys = Endpoint {
+            service: ANYBODYS,
+            ..endpoint
+        };
+        let own = self.get(tables, endpoint);
+        let id = own.or_else(|| self.get(tables, anybodys))?;
         self.uses_of(id).draining += 1;
         Some(id)
     }
