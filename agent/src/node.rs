@@ -15,7 +15,7 @@ pub use uplink::Uplink;
 use crate::{
     config::Settings,
     datapath::PortSet,
-    handover::ServiceProxy,
+    handover::{ServiceProxy, theirs},
     plan::{
         Facts, Node, OverlayMode, OverlaySettings, PlanError, Reached, UdpMapping,
         facts::NodeProblem, non_masquerade, own_device,
@@ -33,7 +33,7 @@ use sinabro_common::{
     },
     api::Trouble,
 };
-use sinabro_netlink::Conn;
+use sinabro_netlink::{Conn, ResultExt as _, addr::Addr as LinkAddr};
 use std::{collections::BTreeSet, io, net::IpAddr, sync::Arc};
 
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +83,8 @@ pub struct NodeState {
     pub host_ports: PortSet,
     /// Addresses that have the node ports of Services.
     pub node_ports_at: BTreeSet<IpAddr>,
+    /// Addresses of this node's links, which answer for themselves also where a Service has one for its cluster address.
+    pub link_addresses: BTreeSet<IpAddr>,
     /// What will not work although nothing stands in the way of the rest.
     pub warnings: Vec<Trouble>,
 }
@@ -94,6 +96,32 @@ pub struct NodeStatus {
     pub state: Option<Arc<NodeState>>,
     /// Why the latest facts could not be applied.
     pub problem: Option<String>,
+}
+
+/// Links that have the cluster addresses of all Services: of kube-proxy with IPVS, and of kube-router's proxy.
+const PROXIES_LINKS: [&str; 2] = [theirs::LINK, "kube-dummy-if"];
+
+/// All but those of a link alone (RFC 3927, RFC 4291 §2.5.6), which each pod's link has one of, and those that a proxy has
+/// of every Service.
+fn link_addresses(conn: &mut Conn, here: &[LinkAddr]) -> sinabro_netlink::Result<BTreeSet<IpAddr>> {
+    let mut of_proxies = Vec::new();
+    for name in PROXIES_LINKS {
+        let link = conn.link_by_name(name).ignore_not_found()?;
+        of_proxies.extend(link.map(|link| link.index));
+    }
+    let others = here
+        .iter()
+        .filter(|address| !of_proxies.contains(&address.link));
+    let others = others.map(|address| address.net.addr());
+    Ok(others.filter(|address| !is_of_link(address)).collect())
+}
+
+/// Whether an address means something on its link alone.
+pub fn is_of_link(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
 }
 
 impl NodeState {
@@ -151,6 +179,7 @@ impl NodeState {
             masquerade_portless: settings.masquerade_portless,
             host_ports,
             node_ports_at,
+            link_addresses: link_addresses(&mut conn, &here)?,
             non_masquerade: non_masquerade.into_iter().collect(),
             uplinks,
         })

@@ -15,7 +15,7 @@ const TABLE: &str = "kube-proxy";
 /// In the table `nat`, by either kind of iptables.
 const CHAIN: &str = "KUBE-SERVICES";
 /// The link that has all Services' addresses with IPVS.
-const LINK: &str = "kube-ipvs0";
+pub const LINK: &str = "kube-ipvs0";
 
 /// What there is of kube-proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use crate::{
     config::Settings,
     datapath::{Datapath, Mtus, PortsOf},
     endpoint::Endpoints,
-    node::{NodeState, NodeStatus, Uplink},
+    node::{NodeState, NodeStatus, Uplink, is_of_link},
     plan::{OverlayMode, Reached},
     prepare,
     watch::{Snapshot, masquerade_file},
@@ -28,9 +28,6 @@ const REFRESH: Duration = Duration::from_secs(30);
 const SETTLE: Duration = Duration::from_millis(50);
 /// How soon after they could not be applied.
 const RETRY: Duration = Duration::from_secs(2);
-
-/// The index of `lo` in every network namespace (`LOOPBACK_IFINDEX` in linux/net/net_namespace.h).
-const LOOPBACK: u32 = 1;
 
 /// What the task that follows the node needs.
 pub(super) struct NodeTask {
@@ -169,8 +166,8 @@ fn leads_out(event: &Event, uplinks: &[u32]) -> bool {
             uplinks.contains(index)
                 || !(name.starts_with(names::POD_LINK_PREFIX) || name == names::VXLAN_LINK)
         }
-        // Addresses of the loopback device are sources, too.
-        Event::Addr { link, .. } => uplinks.contains(link) || *link == LOOPBACK,
+        // Those of the loopback device are sources, too, and a Service's cluster address may be a link's.
+        Event::Addr { link, address, .. } => uplinks.contains(link) || !is_of_link(address),
         Event::Route { route, .. } => {
             let ours = route.protocol == names::ROUTE_PROTOCOL;
             let kernels = route.protocol == libc::RTPROT_KERNEL;

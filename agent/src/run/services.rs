@@ -291,8 +291,8 @@ impl Facts {
     /// What is to be published of a Service; none if nothing is.
     fn planned(&self, name: &ServiceName) -> Option<ServicePlan> {
         let known = self.store.get(name);
-        self.ranges
-            .note(name, known.as_ref().map(|(service, _)| service));
+        let service = known.as_ref().map(|(service, _)| service);
+        self.ranges.note(name, service, &self.here().link_addresses);
         let (service, slices) = known?;
         let slices: Vec<&Slice> = slices.iter().collect();
         let plan = plan(&service, &slices, &self.here());
@@ -318,6 +318,7 @@ impl Facts {
         tracing::info!(
             zone = new.zone,
             node_ports_at = ?new.node_ports_at,
+            link_addresses = ?new.link_addresses,
             "all Services are planned again"
         );
         *here = Arc::new(new);

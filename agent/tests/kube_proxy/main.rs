@@ -137,6 +137,7 @@ fn planned(world: &World) -> (Service, ServicePlan) {
         node: world.node.into(),
         zone: world.zone.into(),
         node_ports_at: NODE.into(),
+        link_addresses: Default::default(),
         without_external_ips: false,
     };
     let plan = plan(&service, &slices.iter().collect::<Vec<_>>(), &here);

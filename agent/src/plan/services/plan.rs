@@ -27,6 +27,8 @@ pub struct Here {
     pub zone: String,
     /// Its addresses that have node ports, besides loopback.
     pub node_ports_at: BTreeSet<IpAddr>,
+    /// Addresses of its links. A cluster address among them is that link's, as NodeLocal DNSCache has it.
+    pub link_addresses: BTreeSet<IpAddr>,
     /// Whether Services go without their externalIPs here.
     pub without_external_ips: bool,
 }
@@ -63,7 +65,10 @@ pub fn plan(service: &Service, slices: &[&Slice], here: &Here) -> ServicePlan {
             external.source_ranges.iter().copied().collect()
         }),
         health_check: external.and_then(|external| health_check(external, slices, here)),
-        addresses,
+        addresses: addresses
+            .into_iter()
+            .filter(|address| !here.link_addresses.contains(address))
+            .collect(),
     }
 }
 
@@ -93,7 +98,9 @@ fn frontends(
         frontends.insert(FrontendPlan { kind, at });
     };
     for address in addresses {
-        add(FrontendKind::ClusterIp, *address, port.port);
+        if !here.link_addresses.contains(address) {
+            add(FrontendKind::ClusterIp, *address, port.port);
+        }
         if port.node_port != 0 {
             let loopback: IpAddr = match address {
                 IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),

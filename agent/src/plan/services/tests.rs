@@ -16,6 +16,7 @@ fn here() -> Here {
         node_ports_at: ["192.0.2.9", "192.0.2.10", "2001:db8::9"]
             .map(|text| text.parse().unwrap())
             .into(),
+        link_addresses: BTreeSet::new(),
         without_external_ips: false,
     }
 }
@@ -466,6 +467,20 @@ fn frontends_of_every_kind() {
     };
     let frontends = &super::plan(&service, &[], &nowhere).ports["http"].frontends;
     assert_eq!(frontends.len(), all.len() - 3);
+    // A link of this node has the cluster address of one family, which answers for itself.
+    let held = Here {
+        link_addresses: [VIP4.parse().unwrap()].into(),
+        ..here()
+    };
+    let with_link = super::plan(&service, &[], &held);
+    let left = &with_link.ports["http"].frontends;
+    let clusters = left.iter().filter(|of| of.kind == FrontendKind::ClusterIp);
+    let clusters: Vec<_> = clusters.map(|of| of.at.ip().to_string()).collect();
+    assert_eq!(
+        (clusters, left.len()),
+        (vec![VIP6.to_owned()], all.len() - 1)
+    );
+    assert_eq!(with_link.addresses, [VIP6.parse().unwrap()].into());
     let without = Here {
         without_external_ips: true,
         ..here()

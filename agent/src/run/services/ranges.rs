@@ -25,7 +25,7 @@ pub struct Ranges(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Services of other proxies.
+    /// By Service, its addresses that are others'.
     others: BTreeMap<ServiceName, BTreeSet<IpAddr>>,
     /// What the programs were told, and of which of these addresses they were told that they are others'; none if that
     /// is not known.
@@ -33,17 +33,19 @@ struct Known {
 }
 
 impl Ranges {
-    /// Notes whether a Service is another proxy's.
-    pub fn note(&self, name: &ServiceName, service: Option<&Service>) {
+    /// Notes which addresses of a Service are others': another proxy's, or those of this node's links.
+    pub fn note(&self, name: &ServiceName, service: Option<&Service>, links: &BTreeSet<IpAddr>) {
+        let of_others = service.into_iter().flat_map(|service| {
+            let v4 = service.cluster_v4.map(IpAddr::from);
+            let addresses = v4.into_iter().chain(service.cluster_v6.map(IpAddr::from));
+            let all = service.excluded == Some(Exclusion::OtherProxy);
+            addresses.filter(move |address| all || links.contains(address))
+        });
+        let of_others: BTreeSet<IpAddr> = of_others.collect();
         let mut known = self.lock();
-        let others = service.filter(|service| service.excluded == Some(Exclusion::OtherProxy));
-        match others {
-            None => drop(known.others.remove(name)),
-            Some(service) => {
-                let v4 = service.cluster_v4.map(IpAddr::from);
-                let addresses = v4.into_iter().chain(service.cluster_v6.map(IpAddr::from));
-                known.others.insert(name.clone(), addresses.collect());
-            }
+        match of_others.is_empty() {
+            true => drop(known.others.remove(name)),
+            false => drop(known.others.insert(name.clone(), of_others)),
         }
     }
 

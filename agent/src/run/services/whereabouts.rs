@@ -45,11 +45,14 @@ impl Whereabouts {
             self.zone.clone_from(&own.zone);
         }
         let node = self.node.borrow_and_update();
-        let addresses = node.state.as_ref().map(|state| state.node_ports_at.clone());
+        let state = node.state.as_ref();
+        let addresses = state.map(|state| state.node_ports_at.clone());
+        let link_addresses = state.map(|state| state.link_addresses.clone());
         Here {
             node: self.name.clone(),
             zone: self.zone.clone(),
             node_ports_at: addresses.unwrap_or_default(),
+            link_addresses: link_addresses.unwrap_or_default(),
             without_external_ips: self.without_external_ips,
         }
     }

@@ -200,3 +200,58 @@ fn affinity_ends_with_the_endpoints_part_in_the_service() {
         }
     }
 }
+
+/// As NodeLocal DNSCache has it: the cluster address is on a link of the node, where a process of the node answers.
+#[test]
+fn a_cluster_address_that_a_link_of_the_node_has_is_that_links() {
+    let world = World::new();
+    let node = world.lab.node(1);
+    let is_answered_by = |what: &str, expected: &BTreeSet<IpAddr>| {
+        let (pod, other) = (&world.clients[0], &world.clients[1]);
+        let here = [(pod.id(), pod.place()), (node.name(), node.place())];
+        for family in 0..2 {
+            for (name, place) in here {
+                wait_for(what, || {
+                    let bound = SocketAddr::new(any(vip(family).ip()), 0);
+                    let socket = place.run(|| Ok(UdpSocket::bind(bound)?))?;
+                    let (by, from) = send(&socket, vip(family), 5)?;
+                    anyhow::ensure!(from == vip(family), "{name}: from {from}");
+                    anyhow::ensure!(expected.contains(&by), "{name}: by {by}");
+                    let mut stream = open(place, vip(family))?;
+                    let by = ask(&mut stream)?;
+                    Ok(expected.contains(&by).then_some(()))
+                })
+                .unwrap();
+            }
+            // Another node has no such link.
+            is_served(&world, other.id(), other.place(), vip(family));
+        }
+    };
+    let servers: BTreeSet<IpAddr> = world.servers.iter().flat_map(Pod::addresses).collect();
+    is_answered_by("an endpoint to answer", &servers);
+    // A pair of links, as some kernels have no dummy ones.
+    let link = "ip link add nodelocaldns type veth peer name nodelocalpeer";
+    for command in [
+        link,
+        "ip link set nodelocaldns up",
+        "ip link set nodelocalpeer up",
+    ] {
+        let words: Vec<_> = command.split(' ').collect();
+        node.place().command(&words).unwrap();
+    }
+    let own = [0, 1].map(|family| vip(family).ip());
+    for address in own {
+        let len = if address.is_ipv4() { 32 } else { 128 };
+        let net = format!("{address}/{len}");
+        let add = ["ip", "addr", "add", &net, "dev", "nodelocaldns", "nodad"];
+        let add = if address.is_ipv4() { &add[..6] } else { &add };
+        node.place().command(add).unwrap();
+    }
+    let serving = own.map(|address| Server::start(node.place(), SocketAddr::new(address, PORT)));
+    is_answered_by("the link's process to answer", &own.into());
+    drop(serving);
+    node.place()
+        .command(&["ip", "link", "del", "nodelocaldns"])
+        .unwrap();
+    is_answered_by("an endpoint to answer again", &servers);
+}
