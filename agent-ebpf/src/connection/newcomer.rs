@@ -119,8 +119,9 @@ unsafe fn read(place: *const ConnectionKey, into: &mut ConnectionKey) {
     }
 }
 
-/// So many places are looked at for a connection that has to go.
-const LOOKS: u32 = 4;
+/// So many places are looked at for a connection that has to go. Some have none any more: with four looks one in a hundred
+/// thousand newcomers found nobody.
+const LOOKS: u32 = 8;
 
 /// Ends a connection for another one that its payer is refused otherwise: one by datagrams that somebody outside began, answered or
 /// not; with `unanswered` one that nobody has answered in time. Whether there was any.

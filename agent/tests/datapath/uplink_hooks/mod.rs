@@ -23,7 +23,7 @@ use crate::{
     packet::{self, ACK, FIN, ICMP, Ip, RST, SCTP, SYN, Seen, TCP, UDP, see},
     run::{DROP, PASS, Programs},
 };
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{Array, HashMap, Map, MapData};
 use sinabro_agent::datapath::{Datapath, DatapathConfig, monotonic_ns};
 use sinabro_common::{
     abi::{
@@ -32,7 +32,7 @@ use sinabro_common::{
         connection::{Alias, Connection, ConnectionKey, FLAG_INBOUND, FLAG_SERVICE, Tuple},
         drop::DropReason,
         endpoint::Endpoint,
-        uplink::Uplink,
+        uplink::{NOT_OF_POD, Uplink, checked_place},
     },
     names,
 };
@@ -139,6 +139,12 @@ pub fn set_source(ifindex: u32, v4: IpAddr, v6: IpAddr) {
         pad: 0,
     };
     open("UPLINKS").insert(ifindex, uplink, 0).unwrap();
+    // As the agent does: a pod's link that a test takes for an uplink is one from now on.
+    let data = MapData::from_pin(format!("{}/CHECKED_LINKS", names::BPF_DIR)).unwrap();
+    let mut checked: Array<MapData, u32> = Map::Array(data).try_into().unwrap();
+    checked
+        .set(checked_place(ifindex), ifindex | NOT_OF_POD, 0)
+        .unwrap();
 }
 
 impl World {
