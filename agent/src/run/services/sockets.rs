@@ -6,16 +6,27 @@ use crate::{
     troubles::{self, Standing},
 };
 use std::{sync::Arc, time::Duration};
-use tokio::{sync::watch, task::spawn_blocking, time::sleep};
+use tokio::{
+    sync::watch,
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
 
 /// A socket that was connecting as the endpoint went is connected by then.
 const ONCE_MORE: Duration = Duration::from_secs(1);
+/// How soon it is looked again while some are left: their processes may have ended.
+const AGAIN: Duration = Duration::from_secs(30);
 
 const KEPT: &str = "SocketsKeepEndpoints";
 
 /// Each time that an endpoint is lost, until nobody can say so any more.
 pub async fn follow(mut lost: watch::Receiver<()>, datapath: Arc<Datapath>, standing: Standing) {
-    while lost.changed().await.is_ok() {
+    let mut are_kept = false;
+    loop {
+        let wait = if are_kept { AGAIN } else { Duration::MAX };
+        if let Ok(Err(_)) = timeout(wait, lost.changed()).await {
+            return;
+        }
         for pause in [Duration::ZERO, ONCE_MORE] {
             sleep(pause).await;
             let datapath = datapath.clone();
@@ -32,6 +43,7 @@ pub async fn follow(mut lost: watch::Receiver<()>, datapath: Arc<Datapath>, stan
                 Ok(Err(error)) => Some(Chain(&error).to_string()),
                 Err(error) => Some(Chain(&error).to_string()),
             };
+            are_kept = problem.is_some();
             troubles::replace(&standing, KEPT, problem);
         }
     }
