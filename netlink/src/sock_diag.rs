@@ -1,7 +1,7 @@
 //! Sockets of the network namespace (sock_diag): linux/inet_diag.h.
 
 use crate::{
-    Conn, Family, Request, Result,
+    Conn, Family, Request, Result, ResultExt as _,
     wire::{self, Message, Raw},
 };
 use std::net::{IpAddr, SocketAddr};
@@ -88,11 +88,8 @@ impl SockDiag {
         let mut request = request(socket.family, UDP, ESTABLISHED);
         request[REQUEST_ID..].copy_from_slice(&socket.id);
         let request = Request::new(what, DESTROY, 0, &Raw(&request));
-        match self.0.execute(request) {
-            Ok(()) => Ok(true),
-            Err(error) if error.is_not_found() => Ok(false),
-            Err(error) => Err(error),
-        }
+        let done = self.0.execute(request).ignore_not_found()?;
+        Ok(done.is_some())
     }
 
     /// Stream sockets (TCP) that listen.

@@ -8,7 +8,9 @@ use super::{
     datagram, is_draining, is_on, owner, protocol, refuse, state,
 };
 use aya_ebpf::programs::SockAddrContext;
-use sinabro_common::abi::service::{CONNECTED, FrontendKey, NETNS_OF_NODE, ServiceSocket};
+use sinabro_common::abi::service::{
+    CONNECTED, FrontendKey, NETNS_OF_NODE, ServiceSocket, SocketKey,
+};
 use sinabro_ebpf::parse::proto;
 
 /// Has the socket connect to an endpoint, if it is about to connect to a frontend.
@@ -71,6 +73,6 @@ pub fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
 /// Says which endpoint a datagram socket is connected to, to the agent. A function, for the room that its keys take.
 #[inline(never)]
 fn note(cookie: u64, key: &FrontendKey, to: &Endpoint) {
-    let connected = datagram::key_of(CONNECTED, cookie, to.addr, to.port);
+    let connected = SocketKey::new(CONNECTED, cookie, to.addr, to.port);
     datagram::note(&connected, key, to);
 }

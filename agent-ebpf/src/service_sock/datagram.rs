@@ -61,21 +61,10 @@ pub fn send(ctx: &SockAddrContext, family: Family) -> i32 {
     PROCEED
 }
 
-#[inline(always)]
-pub fn key_of(way: u16, cookie: u64, addr: Addr, port: [u8; 2]) -> SocketKey {
-    SocketKey {
-        cookie,
-        addr,
-        port,
-        way,
-        pad: [0; 4],
-    }
-}
-
 /// The endpoint that a socket has of a frontend, or another.
 #[inline(never)]
 fn endpoint(key: &FrontendKey, client: &Addr, cookie: u64, to: &mut Endpoint) -> i32 {
-    let sent = key_of(SENT_TO, cookie, key.addr, key.port);
+    let sent = SocketKey::new(SENT_TO, cookie, key.addr, key.port);
     let is_known = FRONTENDS.get_ptr(key).is_some();
     if is_handover() && is_left(&sent) {
         return choose::NOT_OURS;
@@ -90,7 +79,7 @@ fn endpoint(key: &FrontendKey, client: &Addr, cookie: u64, to: &mut Endpoint) ->
         }
         note(&sent, key, to);
     }
-    let heard = key_of(HEARD, cookie, to.addr, to.port);
+    let heard = SocketKey::new(HEARD, cookie, to.addr, to.port);
     // Written again only for another frontend with this endpoint: their answers are told from each other by time alone.
     let is_noted = match SOCKET_FRONTENDS.get_ptr(heard) {
         // SAFETY: a value that the map gave.
@@ -110,7 +99,7 @@ fn answers_for_itself(ctx: &SockAddrContext, addr: &Addr, port: [u8; 2]) {
     if state::of(ctx).is_none() {
         return;
     }
-    let _ = SOCKET_FRONTENDS.remove(key_of(HEARD, state::cookie(ctx), *addr, port));
+    let _ = SOCKET_FRONTENDS.remove(SocketKey::new(HEARD, state::cookie(ctx), *addr, port));
 }
 
 /// Whether somebody else has what a socket sends to a frontend.
@@ -166,7 +155,7 @@ pub fn receive(ctx: &SockAddrContext, family: Family) {
         address::write(ctx, family, &state.frontend, state.frontend_port);
         return;
     }
-    let heard = key_of(HEARD, state::cookie(ctx), addr, port);
+    let heard = SocketKey::new(HEARD, state::cookie(ctx), addr, port);
     if let Some(of) = SOCKET_FRONTENDS.get_ptr(heard) {
         // SAFETY: a value that the map gave.
         let (addr, port) = unsafe { (Addr::at(&raw const (*of).addr), (*of).port) };

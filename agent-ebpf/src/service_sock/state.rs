@@ -6,7 +6,7 @@
 //! place. Should there be more than the table has places, those that connected first say their endpoint's address.
 //! What TCP's sockets have of their own is of an earlier release.
 
-use super::{SERVICE_SOCKETS, SOCKET_FRONTENDS, STREAM_FRONTENDS, TCP, datagram::key_of, protocol};
+use super::{SERVICE_SOCKETS, SOCKET_FRONTENDS, STREAM_FRONTENDS, TCP, protocol};
 use aya_ebpf::{
     EbpfContext,
     bindings::{BPF_SK_STORAGE_GET_F_CREATE, bpf_sock, bpf_sock_addr},
@@ -14,7 +14,7 @@ use aya_ebpf::{
     programs::{SockAddrContext, SockContext},
 };
 use core::ffi::c_void;
-use sinabro_common::abi::service::{CONNECTED, ServiceSocket};
+use sinabro_common::abi::service::{CONNECTED, ServiceSocket, SocketKey};
 use sinabro_ebpf::{field, long_field};
 
 #[inline(always)]
@@ -64,7 +64,7 @@ pub fn of_stream(ctx: &SockAddrContext) -> Option<&'static ServiceSocket> {
 pub fn disconnected(ctx: &SockAddrContext) {
     if let Some(before) = of(ctx) {
         if before.endpoint_port != [0; 2] {
-            let connected = key_of(
+            let connected = SocketKey::new(
                 CONNECTED,
                 cookie(ctx),
                 before.endpoint,

@@ -66,13 +66,8 @@ pub struct OfSocket {
 
 impl OfSocket {
     fn key(&self) -> SocketKey {
-        SocketKey {
-            cookie: self.cookie,
-            addr: self.frontend.ip().into(),
-            port: self.frontend.port().to_be_bytes(),
-            way: SENT_TO,
-            pad: [0; 4],
-        }
+        let port = self.frontend.port().to_be_bytes();
+        SocketKey::new(SENT_TO, self.cookie, self.frontend.ip().into(), port)
     }
 }
 

@@ -301,6 +301,19 @@ pub struct SocketKey {
 }
 map_type!(SocketKey, 32, 2, [cookie, addr, port, way, pad]);
 
+impl SocketKey {
+    #[inline(always)]
+    pub const fn new(way: u16, cookie: u64, addr: Addr, port: [u8; 2]) -> Self {
+        Self {
+            cookie,
+            addr,
+            port,
+            way,
+            pad: [0; 4],
+        }
+    }
+}
+
 /// [`SocketKey::way`]: the address is an endpoint's.
 pub const HEARD: u16 = 0;
 /// [`SocketKey::way`]: the address is a frontend's.

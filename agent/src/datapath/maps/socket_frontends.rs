@@ -57,13 +57,7 @@ impl SocketFrontends {
         addr: Addr,
         port: [u8; 2],
     ) -> Result<Option<(u32, u32)>, DatapathError> {
-        let key = SocketKey {
-            cookie,
-            addr,
-            port,
-            way: CONNECTED,
-            pad: [0; 4],
-        };
+        let key = SocketKey::new(CONNECTED, cookie, addr, port);
         match lock(&self.0).get(&key, 0) {
             Ok(pair) => Ok(Some((pair.backend, pair.generation))),
             Err(MapError::KeyNotFound) => Ok(None),
