@@ -17,7 +17,7 @@ use super::{
     files::{ObjectFiles, spoil},
     last_good,
     maps::{self, migrations::Known},
-    object::{self, Extent, Objects},
+    object::{self, Extent, Objects, before_statistics},
 };
 use crate::chain::Chain;
 use sinabro_common::{
@@ -198,16 +198,10 @@ pub fn in_a_line(error: &DatapathError) -> String {
     }
 }
 
-/// The verifier's last line before it says what the work was (`print_verification_stats`): in lines of
-/// which newer kernels have more.
+/// The verifier's last line before its statistics.
 fn verdict(log: &str) -> Option<&str> {
-    let lines: Vec<&str> = log.lines().map(str::trim).collect();
-    let is_work = |line: &&str| {
-        let work = ["verification time ", "stack depth ", "processed "];
-        work.iter().any(|word| line.starts_with(word))
-    };
-    let end = lines.iter().position(is_work).unwrap_or(lines.len());
-    lines[..end].iter().rfind(|line| !line.is_empty()).copied()
+    let lines = before_statistics(log).lines().map(str::trim);
+    lines.rev().find(|line| !line.is_empty())
 }
 
 /// Whether the kernel refused it, so that others may do better.

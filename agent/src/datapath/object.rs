@@ -393,8 +393,25 @@ fn refused(program: &str, error: ProgramError) -> DatapathError {
 }
 
 fn tail(log: &str) -> String {
-    let lines: Vec<&str> = log.trim_end().lines().collect();
+    let lines: Vec<&str> = before_statistics(log).trim_end().lines().collect();
     lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
+}
+
+/// What the verifier says before its statistics (`print_verification_stats`), of which newer kernels have more lines:
+/// Linux 7.3 has one for each function of a program.
+pub fn before_statistics(log: &str) -> &str {
+    let is_statistics = |line: &str| {
+        let first = ["verification time ", "stack depth ", "processed "];
+        first.iter().any(|word| line.trim_start().starts_with(word))
+    };
+    let mut end = 0;
+    for line in log.split_inclusive('\n') {
+        if is_statistics(line) {
+            break;
+        }
+        end += line.len();
+    }
+    &log[..end]
 }
 
 /// Makes the directories of maps and links, on a bpffs.
@@ -557,6 +574,18 @@ mod tests {
         let tail = tail(&log);
         assert!(tail.starts_with("80\n") && tail.ends_with("\n99"));
         assert_eq!(super::tail("one"), "one");
+    }
+
+    /// Of programs with more functions than lines are shown.
+    #[test]
+    fn statistics_do_not_take_the_place_of_the_refusal() {
+        let functions = (0..40).map(|n| format!("subprog {n} (f) static insns_self 0\n"));
+        let statistics: String = functions.collect();
+        let log = format!(
+            "1: (0f) r0 += r9\nR9 !read_ok\nverification time 41 usec\nstack depth 0+0\n{statistics}processed 2 insns\n"
+        );
+        assert_eq!(super::tail(&log), "1: (0f) r0 += r9\nR9 !read_ok");
+        assert_eq!(super::tail("processed 2 insns (limit 1000000)\n"), "");
     }
 
     extern "C" fn nothing(_: libc::c_int) {}
