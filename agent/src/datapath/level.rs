@@ -17,7 +17,7 @@ use super::{
     files::{ObjectFiles, spoil},
     last_good,
     maps::{self, migrations::Known},
-    object::{self, Extent, Objects, before_statistics},
+    object::{self, Extent, Objects},
 };
 use crate::chain::Chain;
 use sinabro_common::{
@@ -198,9 +198,9 @@ pub fn in_a_line(error: &DatapathError) -> String {
     }
 }
 
-/// The verifier's last line before its statistics.
+/// The last line of a verifier's log that [ends before its statistics](object::end_of_log).
 fn verdict(log: &str) -> Option<&str> {
-    let lines = before_statistics(log).lines().map(str::trim);
+    let lines = log.lines().map(str::trim);
     lines.rev().find(|line| !line.is_empty())
 }
 
@@ -232,7 +232,7 @@ pub fn has_run(directory: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::verdict;
+    use super::{object::end_of_log, verdict};
 
     #[test]
     fn the_verdict_is_what_comes_before_the_work_in_whatever_words() {
@@ -248,7 +248,7 @@ mod tests {
             "R9 !read_ok",
             "R9 !read_ok\nprocessed 2 insns\nmore",
         ] {
-            assert_eq!(verdict(log), Some("R9 !read_ok"), "{log}");
+            assert_eq!(verdict(&end_of_log(log)), Some("R9 !read_ok"), "{log}");
         }
         for log in [
             "",
@@ -256,7 +256,7 @@ mod tests {
             "processed 2 insns (limit 1000000)",
             "stack depth 0\nmore",
         ] {
-            assert_eq!(verdict(log), None, "{log}");
+            assert_eq!(verdict(&end_of_log(log)), None, "{log}");
         }
     }
 }

@@ -381,7 +381,7 @@ fn refused(program: &str, error: ProgramError) -> DatapathError {
             verifier_log,
         } => DatapathError::Refused {
             program,
-            log: tail(&verifier_log.to_string()),
+            log: end_of_log(&verifier_log.to_string()),
             source: Box::new(io_error.into()),
         },
         error => DatapathError::Refused {
@@ -392,14 +392,15 @@ fn refused(program: &str, error: ProgramError) -> DatapathError {
     }
 }
 
-fn tail(log: &str) -> String {
+/// What a verifier's log says last before its statistics.
+pub fn end_of_log(log: &str) -> String {
     let lines: Vec<&str> = before_statistics(log).trim_end().lines().collect();
     lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
 }
 
 /// What the verifier says before its statistics (`print_verification_stats`), of which newer kernels have more lines:
 /// Linux 7.3 has one for each function of a program.
-pub fn before_statistics(log: &str) -> &str {
+fn before_statistics(log: &str) -> &str {
     let is_statistics = |line: &str| {
         let first = ["verification time ", "stack depth ", "processed "];
         first.iter().any(|word| line.trim_start().starts_with(word))
@@ -571,9 +572,9 @@ mod tests {
     #[test]
     fn keeps_the_end_of_a_verifier_log() {
         let log: String = (0..100).map(|line| format!("{line}\n")).collect();
-        let tail = tail(&log);
+        let tail = end_of_log(&log);
         assert!(tail.starts_with("80\n") && tail.ends_with("\n99"));
-        assert_eq!(super::tail("one"), "one");
+        assert_eq!(super::end_of_log("one"), "one");
     }
 
     /// Of programs with more functions than lines are shown.
@@ -584,8 +585,8 @@ mod tests {
         let log = format!(
             "1: (0f) r0 += r9\nR9 !read_ok\nverification time 41 usec\nstack depth 0+0\n{statistics}processed 2 insns\n"
         );
-        assert_eq!(super::tail(&log), "1: (0f) r0 += r9\nR9 !read_ok");
-        assert_eq!(super::tail("processed 2 insns (limit 1000000)\n"), "");
+        assert_eq!(super::end_of_log(&log), "1: (0f) r0 += r9\nR9 !read_ok");
+        assert_eq!(super::end_of_log("processed 2 insns (limit 1000000)\n"), "");
     }
 
     extern "C" fn nothing(_: libc::c_int) {}
