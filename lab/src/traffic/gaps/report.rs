@@ -128,6 +128,12 @@ impl Watched {
         longest.map_or(Duration::ZERO, |longest| longest.own)
     }
 
+    /// How many messages of a flow were lost.
+    pub fn lost(&self, flow: &str) -> usize {
+        let seen = self.flows.iter().find(|seen| seen.name == flow);
+        seen.map_or(0, |seen| seen.lost)
+    }
+
     /// One line per flow: for people.
     pub fn table(&self) -> Vec<String> {
         let line = |seen: &Seen| {

@@ -1,7 +1,7 @@
 //! Nodes that know each other by IPv6. Programs send UDP without a checksum then (RFC 6935), to who says that he takes it.
 
 use super::{
-    auto::{NOTICED, gaps},
+    auto::{NOTICED, outages},
     fabric::{Fabric, WITHOUT_CHECKSUM},
     native::in_tunnels,
     *,
@@ -159,7 +159,7 @@ fn nothing_is_lost_under_load_where_udp_without_a_checksum_is_dropped() {
 fn what_no_longer_arrives_under_load_has_a_checksum_again() {
     let world = asking(|_| {});
     all_go_direct(&world);
-    for gap in gaps(&world, &[WITHOUT_CHECKSUM], |node| !goes_direct(node)) {
-        assert!(gap > PHASE && gap < NOTICED, "{gap:?}");
+    for outage in outages(&world, &[WITHOUT_CHECKSUM], |node| !goes_direct(node)) {
+        assert!(outage.lost > 0 && outage.gap < NOTICED, "{outage:?}");
     }
 }
