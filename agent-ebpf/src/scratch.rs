@@ -16,12 +16,13 @@ use crate::{
     overlay::outer::Outer,
     parse::{
         Ip, ip4, ip6,
-        l4::{self, L4},
+        l4::{self, L4, TCP_SYN},
         skb::Frame,
+        tcp_options,
     },
     service::refuse::Answer,
 };
-use aya_ebpf::{bindings::__sk_buff, macros::map, maps::PerCpuArray};
+use aya_ebpf::{bindings::__sk_buff, macros::map, maps::PerCpuArray, programs::TcContext};
 use core::{arch::asm, hint::black_box, mem::MaybeUninit};
 use sinabro_common::{
     abi::{
@@ -33,7 +34,10 @@ use sinabro_common::{
         fragment::EarlyKey,
         service::{Affinity, AffinityKey, FrontendKey, Set},
     },
-    algo::ct_state,
+    algo::{
+        ct_state,
+        tcp_window::{self, Numbers},
+    },
 };
 
 /// Not pinned: it goes with the programs of its object.
@@ -130,6 +134,8 @@ pub struct Scratch {
     pub way: Way,
     /// What is known of whose the packet's connection is (`forward::leave`).
     pub whose: u32,
+    /// What a TCP header says of windows; zeros of other protocols. Last: what is in front lies as words can copy it.
+    pub numbers: Numbers,
 }
 
 impl Scratch {
@@ -190,6 +196,18 @@ impl Scratch {
             connection.states = [state, 0];
             connection.flags = flags | embryonic;
         }
+        self.begin_windows();
+    }
+
+    /// Not yet what the sender expects: its packets may come by an alias, and not be read for that. A function, for its
+    /// callers have no stack to spare.
+    #[inline(never)]
+    fn begin_windows(&mut self) {
+        let window = tcp_window::opened(self.numbers.shift);
+        self.connection.receive_windows = match self.from_high {
+            false => [window, 0],
+            true => [0, window],
+        };
     }
 }
 
@@ -254,12 +272,29 @@ pub fn read_ip6<F: Frame>(skb: *mut __sk_buff, scratch: &mut Scratch, at: u32) -
     ip6::read_into(&F::new(skb), at, true, to)
 }
 
+/// [`Numbers::shift`] of a SYN whose TCP header is at an offset.
+#[inline(never)]
+fn shift_global(skb: *mut __sk_buff, tcp: u32) -> u32 {
+    let shift = tcp_options::window_shift(&TcContext::new(skb), black_box(tcp));
+    black_box(u32::from(tcp_window::announced(shift)))
+}
+
 /// Reads the transport header; false, and all zeros, if it is malformed.
 #[inline(never)]
 pub fn read_l4<F: Frame>(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
     scratch.well_formed = match l4::read(&F::new(skb), &scratch.ip) {
         Some(l4) => {
             scratch.l4 = l4;
+            scratch.numbers = Numbers::default();
+            // Of TCP alone.
+            if l4.len != 0
+                && let Some(numbers) = l4::numbers(&F::new(skb), scratch.ip.l4)
+            {
+                scratch.numbers = numbers;
+                if l4.tcp_flags & TCP_SYN != 0 {
+                    scratch.numbers.shift = black_box(shift_global(skb, scratch.ip.l4)) as u8;
+                }
+            }
             true
         }
         // What is no value in an Option is no bytes either, and the verifier lets nobody copy those.

@@ -10,7 +10,10 @@ use crate::{
     PASS, flow,
     maps::{ALIASES, CONNECTIONS, EEXIST, LIMITS},
     nat::mapping,
-    parse::{l4::TCP_RST, proto},
+    parse::{
+        l4::{TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN},
+        proto,
+    },
     scratch::{self, Scratch},
 };
 use aya_ebpf::{
@@ -22,12 +25,14 @@ use sinabro_common::{
     abi::{
         Addr,
         connection::{
-            Connection, ConnectionKey, FLAG_EMBRYONIC, FLAG_INBOUND, FLAG_MAPPED, FLAG_MASQUERADED,
+            Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_EMBRYONIC, FLAG_INBOUND,
+            FLAG_MAPPED, FLAG_MASQUERADED, is_outside,
         },
     },
     algo::{
-        ct_state::{self, RST},
+        ct_state::{self, ACK, RST},
         lifetime::{self, LATE_NS, MAKES_WAY_AFTER_NS, Stage},
+        tcp_window,
     },
 };
 
@@ -120,25 +125,66 @@ pub enum Noted {
     Over,
 }
 
-/// Notes a packet in its connection's record. Two processors may write at once, each end's bits being a byte
-/// of its own: a lost bit is set again by the next packet, and a lost time is less than a second old.
+/// Notes a packet in its connection's record, to which its key and direction lead. Two processors may write at once, each
+/// end's bits being a byte of its own: a lost bit is set again by the next packet, and a lost time is less than a second old.
 ///
 /// # Safety
 /// `connection` is a value that the map gave in this run of the program.
 #[inline(always)]
-pub unsafe fn note(
-    connection: *mut Connection,
-    proto: u8,
-    from_high: bool,
-    tcp_flags: u8,
-) -> Noted {
+pub unsafe fn note(connection: *mut Connection, scratch: &Scratch) -> Noted {
+    // SAFETY: the caller's promise.
+    unsafe { note_from(connection, scratch, true) }
+}
+
+/// As [`note`], of an end that has an alias, by which most of its packets go past the record: what it acknowledges is not
+/// noted. That would be out of date when the other end resets the connection.
+///
+/// # Safety
+/// As in [`note`].
+#[inline(always)]
+pub unsafe fn note_by_alias(connection: *mut Connection, scratch: &Scratch) -> Noted {
+    // SAFETY: the caller's promise.
+    unsafe { note_from(connection, scratch, false) }
+}
+
+/// `hears`: each packet of this end is noted.
+///
+/// # Safety
+/// As in [`note`].
+#[inline(always)]
+unsafe fn note_from(connection: *mut Connection, scratch: &Scratch, hears: bool) -> Noted {
+    let proto = scratch.key.proto;
+    let mut tcp_flags = scratch.l4.tcp_flags;
     // SAFETY: the caller's promise. The kernel keeps the memory until the program ends; it may come to hold
     // another connection if this one ends at this very moment, idle for its whole life.
     unsafe {
+        let states = (&raw mut (*connection).states).cast::<u8>();
+        let windows = (&raw mut (*connection).receive_windows).cast::<u64>();
+        let (own, other, own_window, other_window) = match scratch.from_high {
+            false => (states, states.add(1), windows, windows.add(1)),
+            true => (states.add(1), states, windows.add(1), windows),
+        };
+        let was = *own;
+        let before = *own_window;
+        let mut after = before;
+        // Of other protocols than TCP there are no flags.
+        if tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) != 0 {
+            let of = u32::from_ne_bytes([tcp_flags, was, *other, 0]);
+            let (whose, payer) = ((*connection).flags, (*connection).payer);
+            let both = black_box(edge_global(before, *other_window, of, whose, payer));
+            (after, tcp_flags) = tcp_window::split(both, tcp_flags);
+        } else if tcp_flags & TCP_ACK != 0 {
+            after = tcp_window::heard(before, &scratch.numbers);
+        }
+        if hears && after != before {
+            *own_window = after;
+        }
         let ticks = ticks();
         // Not compared here: the verifier would walk the rest once more.
         let mut mapped = 0;
-        if is_due(ticks, (*connection).seen_ticks) {
+        // A reset is noted when it comes: a moment later a SYN may take the connection's place.
+        let at_once = u32::from(tcp_flags & TCP_RST) * REFRESH_TICKS;
+        if is_due(ticks, (*connection).seen_ticks.wrapping_sub(at_once)) {
             let now = now();
             let idle = now.wrapping_sub((*connection).last_seen_ns);
             // Another processor's clock may be ahead of ours.
@@ -151,24 +197,15 @@ pub unsafe fn note(
             (*connection).seen_ticks = ticks;
             mapped = (*connection).flags & FLAG_MAPPED;
         }
-        let states = (&raw mut (*connection).states).cast::<u8>();
-        let (own, other) = match from_high {
-            false => (states, states.add(1)),
-            true => (states.add(1), states),
-        };
-        let was = *own;
         let state = ct_state::next(was, proto, tcp_flags);
         if state != was {
             *own = state;
         }
         // Who goes on sending has not taken the other end's reset, which anybody may have forged. An end that did
         // reset answers with another.
-        let mut reset = 0;
-        if proto == proto::TCP && tcp_flags & TCP_RST == 0 {
-            reset = *other & RST;
-            if reset != 0 {
-                *other &= !RST;
-            }
+        let reset = *other & RST & !(scratch.l4.tcp_flags << 1);
+        if reset != 0 {
+            *other &= !RST;
         }
         // Its mapping is to live as long. All in one number: the verifier walks what follows once for each condition.
         match u16::from((state ^ was) | reset) | mapped {
@@ -183,19 +220,34 @@ pub unsafe fn note(
 /// # Safety
 /// As in [`note`].
 #[inline(always)]
-pub unsafe fn note_or_begin_again(
-    connection: *mut Connection,
-    proto: u8,
-    from_high: bool,
-    tcp_flags: u8,
-) -> Noted {
+pub unsafe fn note_or_begin_again(connection: *mut Connection, scratch: &Scratch) -> Noted {
     // SAFETY: the caller's promise.
     unsafe {
-        match begins_again(connection, proto, tcp_flags) {
+        match begins_again(connection, scratch.key.proto, scratch.l4.tcp_flags) {
             true => Noted::Over,
-            false => note(connection, proto, from_high, tcp_flags),
+            false => note(connection, scratch),
         }
     }
+}
+
+/// What a SYN, FIN or RST does: the window of its sender after it, with those of its flags that count. Given are both
+/// ends' windows before it, its flags with the bits of its sender and of the other end, and the record's flags and payer.
+#[inline(never)]
+fn edge_global(own: u64, other: u64, of: u32, whose: u16, payer: u32) -> u64 {
+    let [tcp_flags, was, others, _] = black_box(of).to_ne_bytes();
+    let (own, other) = (black_box(own), black_box(other));
+    let Some(scratch) = scratch::get() else {
+        return black_box(own);
+    };
+    // A SYN of a client that cannot be another's begins again, whatever was.
+    let (whose, payer) = (black_box(whose), black_box(payer));
+    let is_client = (whose & FLAG_CLIENT_IS_HIGH != 0) == scratch.from_high;
+    let is_checked = is_client && whose & FLAG_INBOUND == 0 && !is_outside(payer);
+    let is_open = !is_checked && was & ACK != 0 && (was | others) & RST == 0;
+    let payload = scratch.ip.l4_len.saturating_sub(u32::from(scratch.l4.len));
+    let count = tcp_window::that_count(other, tcp_flags, scratch.numbers.sequence, payload);
+    let after = tcp_window::after(own, tcp_flags, &scratch.numbers, is_open);
+    black_box(tcp_window::with_flags(after, count))
 }
 
 /// # Safety
@@ -207,7 +259,8 @@ pub unsafe fn stage(connection: *const Connection, proto: u8) -> Stage {
     lifetime::stage(proto, client, server, lived)
 }
 
-/// Whether a packet asks for a connection by the ports of one that is closed: of that nothing is left to know.
+/// Whether a packet asks for a connection by the ports of one that is closed: of that nothing is left to know. If the client is
+/// outside, not at once after a reset: one that was forged the other end answers (RFC 5961 §3.2), and the connection goes on.
 ///
 /// # Safety
 /// As in [`note`].
@@ -216,7 +269,21 @@ pub unsafe fn begins_again(connection: *const Connection, proto: u8, tcp_flags: 
     proto == proto::TCP
         && ct_state::begins(proto::TCP, tcp_flags)
         // SAFETY: the caller's promise.
-        && unsafe { stage(connection, proto::TCP) }.is_closed()
+        && unsafe {
+            let stage = stage(connection, proto::TCP);
+            let waits = stage as u8 == Stage::Reset as u8 && has_client_outside(connection);
+            stage.is_closed() && !(waits && idle(connection) < LATE_NS)
+        }
+}
+
+/// Whether anybody may have sent what seems to come from the client: it is neither a pod of this node nor the node.
+///
+/// # Safety
+/// As in [`note`].
+#[inline(always)]
+unsafe fn has_client_outside(connection: *const Connection) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { (*connection).has(FLAG_INBOUND) || is_outside((*connection).payer) }
 }
 
 /// What client and server have sent, and nanoseconds from the first to the last packet.

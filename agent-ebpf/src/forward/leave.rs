@@ -179,7 +179,7 @@ unsafe fn noted(connection: *mut Connection, scratch: &mut Scratch) -> u32 {
         if proto == proto::TCP && ct_state::begins(proto, flags) {
             return OURS;
         }
-        match connection::note(connection, proto, scratch.from_high, flags) {
+        match connection::note(connection, scratch) {
             Noted::Over => return OURS,
             Noted::Changed => connection::changed(scratch),
             Noted::Same => {}

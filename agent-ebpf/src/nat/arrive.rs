@@ -169,8 +169,7 @@ fn noted(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
         if (*found).flags & FLAG_MASQUERADED == 0 || (*found).nat_port != scratch.tuple.dst_port {
             return PASS;
         }
-        let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
-        connection::note(found, proto, scratch.from_high, flags)
+        connection::note_by_alias(found, scratch)
     };
     match noted {
         Noted::Over => return PASS,
@@ -206,7 +205,7 @@ fn inbound(config: &NodeConfig, scratch: &mut Scratch) -> i32 {
             if (*found).flags & FLAG_INBOUND == 0 {
                 return PASS;
             }
-            connection::note_or_begin_again(found, proto, scratch.from_high, flags)
+            connection::note_or_begin_again(found, scratch)
         };
         match noted {
             Noted::Over => {

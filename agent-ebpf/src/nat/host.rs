@@ -133,8 +133,7 @@ unsafe fn noted(found: *mut Connection, scratch: &mut Scratch) -> i32 {
         {
             return PASS;
         }
-        let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
-        match connection::note_or_begin_again(found, proto, scratch.from_high, flags) {
+        match connection::note_or_begin_again(found, scratch) {
             Noted::Over => return OVER,
             Noted::Changed => {
                 connection::changed(scratch);

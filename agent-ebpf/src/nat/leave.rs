@@ -167,7 +167,7 @@ fn known(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
             && connection::begins_again(found, scratch.key.proto, flags);
         let noted = match again {
             true => Noted::Over,
-            false => connection::note(found, scratch.key.proto, scratch.from_high, flags),
+            false => connection::note(found, scratch),
         };
         if noted == Noted::Over {
             return renew(skb, scratch, kind);

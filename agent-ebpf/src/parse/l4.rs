@@ -1,6 +1,7 @@
 //! Transport headers: what tells flows apart.
 
 use super::{Fragment, Header, Ip, Packet, icmp, proto};
+use sinabro_common::algo::tcp_window::Numbers;
 
 /// Offsets of checksums from the start of the transport header.
 pub const TCP_CHECKSUM: u32 = 16;
@@ -35,9 +36,11 @@ pub struct L4 {
 struct Tcp {
     src_port: [u8; 2],
     dst_port: [u8; 2],
-    numbers: [u8; 8],
+    sequence: [u8; 4],
+    acknowledged: [u8; 4],
     data_offset: u8,
     flags: u8,
+    window: [u8; 2],
 }
 
 #[repr(C)]
@@ -84,6 +87,18 @@ pub fn read(ctx: &impl Packet, ip: &Ip) -> Option<L4> {
         proto::ICMPV6 if ip.v6 => echo(ctx, ip),
         _ => Some(L4::default()),
     }
+}
+
+/// What a TCP header at an offset says of windows, which was found right ([`read`]), but for a SYN's shift.
+#[inline(always)]
+pub fn numbers(ctx: &impl Packet, at: u32) -> Option<Numbers> {
+    let tcp: Tcp = ctx.load(at)?;
+    Some(Numbers {
+        sequence: u32::from_be_bytes(tcp.sequence),
+        acknowledged: u32::from_be_bytes(tcp.acknowledged),
+        window: u16::from_be_bytes(tcp.window),
+        shift: 0,
+    })
 }
 
 #[inline(always)]

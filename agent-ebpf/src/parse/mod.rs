@@ -12,9 +12,9 @@ pub mod icmp;
 pub mod ip4;
 pub mod ip6;
 pub mod l4;
-pub mod mss;
 #[cfg(target_arch = "bpf")]
 pub mod skb;
+pub mod tcp_options;
 
 use sinabro_common::abi::Addr;
 

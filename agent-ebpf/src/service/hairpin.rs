@@ -152,8 +152,7 @@ fn known(scratch: &mut Scratch) -> bool {
             return false;
         }
         arrive::show_frontend(found, scratch);
-        let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
-        connection::note(found, proto, scratch.from_high, flags)
+        connection::note(found, scratch)
     };
     match noted {
         Noted::Same => true,

@@ -145,13 +145,11 @@ fn note(scratch: &mut Scratch) -> i32 {
         // Asked before this packet is noted: its port may have been drawn again.
         let moves =
             backend & BACKEND_DRAINING != 0 && connection::makes_way(found, proto, PAUSE_NS);
-        if proto == proto::TCP
-            && ct_state::begins(proto, flags)
-            && (connection::stage(found, proto).is_closed() || !serves)
-        {
+        let begins = proto == proto::TCP && ct_state::begins(proto, flags);
+        if begins && (!serves || connection::begins_again(found, proto, flags)) {
             return forget(scratch);
         }
-        match connection::note(found, proto, scratch.from_high, flags) {
+        match connection::note_by_alias(found, scratch) {
             Noted::Over => return forget(scratch),
             Noted::Changed => {
                 connection::changed(scratch);

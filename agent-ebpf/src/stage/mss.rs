@@ -14,7 +14,7 @@ use crate::{
     parse::{
         Fragment, Ip, ip4, ip6,
         l4::{L4, TCP_SYN},
-        mss, proto,
+        proto, tcp_options,
     },
     rewrite,
 };
@@ -66,7 +66,7 @@ pub fn lower(ctx: &TcContext, ip: &Ip, carried: u32) -> Action {
         ip6::HEADER_LEN
     } else {
         ip4::HEADER_LEN
-    } + mss::TCP_HEADER_LEN;
+    } + tcp_options::TCP_HEADER_LEN;
     match carried.saturating_sub(headers) {
         // Not known yet.
         0 => Ok(PASS),
@@ -81,7 +81,7 @@ pub fn lower(ctx: &TcContext, ip: &Ip, carried: u32) -> Action {
 #[inline(never)]
 fn lower_global(skb: *mut __sk_buff, tcp: u32, most: u32) -> i32 {
     let (ctx, tcp, most) = (TcContext::new(skb), black_box(tcp), black_box(most) as u16);
-    let lowered = match mss::read(&ctx, tcp) {
+    let lowered = match tcp_options::mss(&ctx, tcp) {
         Some(mss) if u16::from_be_bytes(mss.value) > most => {
             rewrite::in_tcp_header(&ctx, tcp, mss.offset, mss.value, most.to_be_bytes())
         }

@@ -57,10 +57,7 @@ pub fn delivered(scratch: &mut Scratch, sender: u32) -> u32 {
     scratch.identify();
     if let Some(found) = connection::find(&scratch.key) {
         // SAFETY: a value that the map just gave.
-        let noted = unsafe {
-            let (proto, flags) = (scratch.key.proto, scratch.l4.tcp_flags);
-            connection::note_or_begin_again(found, proto, scratch.from_high, flags)
-        };
+        let noted = unsafe { connection::note_or_begin_again(found, scratch) };
         match noted {
             Noted::Over => connection::remove(&scratch.key),
             Noted::Changed => {
@@ -145,7 +142,7 @@ pub fn known(scratch: &mut Scratch) -> u32 {
         }
         match again {
             true => Noted::Over,
-            false => connection::note(found, proto, scratch.from_high, flags),
+            false => connection::note(found, scratch),
         }
     };
     match noted {

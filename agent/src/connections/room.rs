@@ -1,6 +1,6 @@
 //! How many connections a node has room for, if the settings do not say.
 //!
-//! One for each 64 KiB of memory, to the nearest power of two: a two-hundredth of the memory. nf_conntrack has no more than
+//! One for each 64 KiB of memory, to the nearest power of two: a 170th of the memory. nf_conntrack has no more than
 //! 262,144 however large the machine (`nf_conntrack_init_start`), but takes their memory only as they come; here tables are
 //! made whole, so that no packet waits for memory.
 //!
@@ -10,8 +10,8 @@
 use crate::datapath::cgroup::memory_limit;
 use sinabro_common::api::{RoomFrom, RoomReport};
 
-/// What a connection costs the kernel: a record of 176 bytes, an alias of 128, and 16 of each of the two tables' buckets;
-const BYTES: u64 = 336;
+/// What a connection costs the kernel: a record of 224 bytes, an alias of 128, and 16 of each of the two tables' buckets;
+const BYTES: u64 = 384;
 /// where Services are translated, room for another alias.
 const BYTES_OF_SERVICES: u64 = 144;
 

@@ -330,7 +330,7 @@ fn stats(common: &Common) -> Result<(), client::Error> {
     Ok(print(common, &report, stats_table)?)
 }
 
-/// `262144, for 23.5 GiB of memory; takes 84.0 MiB`.
+/// `262144, for 23.5 GiB of memory; takes 96.0 MiB`.
 pub fn room_for(room: &RoomReport) -> String {
     let why = match room.from {
         RoomFrom::Setting => "as set".into(),

@@ -214,7 +214,7 @@ fn half_a_million_connections_cost_the_agent_no_memory() {
     node.kill();
     node.start_with(&["--connections", "600000"]);
     node.wait_ready();
-    let map = MapData::from_pin(node.bpf("v2/CONNECTIONS")).unwrap();
+    let map = MapData::from_pin(node.bpf("v3/CONNECTIONS")).unwrap();
     let mut map = HashMap::<_, ConnectionKey, Connection>::try_from(Map::HashMap(map)).unwrap();
     let now = monotonic_ns();
     for n in 0..MANY {

@@ -192,15 +192,22 @@ pub fn tcp(src: (IpAddr, u16), dst: (IpAddr, u16), flags: u8, data: &[u8]) -> Ip
     let mut bytes = Vec::new();
     bytes.extend(src.1.to_be_bytes());
     bytes.extend(dst.1.to_be_bytes());
-    bytes.extend([SEQUENCE, ACKNOWLEDGED].concat());
+    bytes.extend([NUMBER.to_be_bytes(); 2].concat());
     bytes.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
     bytes.extend(data);
     with_checksum(ip(src.0, dst.0, TCP, bytes), 16)
 }
 
-/// The sequence numbers of TCP packets made here.
-pub const SEQUENCE: [u8; 4] = [1, 2, 3, 4];
-pub const ACKNOWLEDGED: [u8; 4] = [5, 6, 7, 8];
+/// The sequence number of TCP packets made here, and what they acknowledge: each is what the other end expects.
+pub const NUMBER: u32 = 0x0102_0304;
+
+/// A segment with other numbers.
+pub fn with_numbers(ip: Ip, sequence: u32, acknowledged: u32) -> Ip {
+    let mut payload = ip.payload.clone();
+    payload[4..8].copy_from_slice(&sequence.to_be_bytes());
+    payload[8..12].copy_from_slice(&acknowledged.to_be_bytes());
+    with_payload(ip, payload)
+}
 
 /// Without data, with options, which end with zeros up to the next word.
 pub fn tcp_with(src: (IpAddr, u16), dst: (IpAddr, u16), flags: u8, options: &[u8]) -> Ip {

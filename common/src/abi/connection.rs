@@ -137,11 +137,16 @@ pub struct Connection {
     pub verdicts: [u8; 2],
     /// Zero.
     pub pad: [u8; 6],
+    /// Of TCP: the window ([`crate::algo::tcp_window`]) that `low` announced last, and `high`. Zero of an end whose packets
+    /// come by an alias: they do not read the record.
+    pub receive_windows: [u64; 2],
+    /// Zero.
+    pub reserved: [u64; 4],
 }
 map_type!(
     Connection,
-    88,
-    2,
+    136,
+    3,
     [
         last_seen_ns,
         began_ns,
@@ -157,7 +162,9 @@ map_type!(
         policy_epochs,
         seen_ticks,
         verdicts,
-        pad
+        pad,
+        receive_windows,
+        reserved
     ]
 );
 
@@ -569,6 +576,8 @@ impl Connection {
         seen_ticks: 0,
         verdicts: [0; 2],
         pad: [0; 6],
+        receive_windows: [0; 2],
+        reserved: [0; 4],
     };
 
     #[inline(always)]

@@ -15,3 +15,4 @@ pub mod queue;
 pub mod room;
 #[cfg(test)]
 mod tcp_automaton;
+pub mod tcp_window;

@@ -1,6 +1,8 @@
 //! Frames as the programs of pod links and uplinks read them.
 
-use sinabro_ebpf::parse::{Fragment, Ip, arp, bytes::Frame, eth, ip4, ip6, l4, l4::L4, mss, proto};
+use sinabro_ebpf::parse::{
+    Fragment, Ip, arp, bytes::Frame, eth, ip4, ip6, l4, l4::L4, proto, tcp_options,
+};
 use std::{hint, mem::MaybeUninit};
 
 pub fn run(bytes: &[u8]) -> bool {
@@ -29,17 +31,19 @@ pub fn run(bytes: &[u8]) -> bool {
     };
     let l4 = l4::read(&frame, &ip);
     check(bytes, eth.kind, &ip, l4.as_ref());
-    if ip.proto == proto::TCP
-        && ip.fragment == Fragment::No
-        && l4.is_some()
-        && let Some(mss) = mss::read(&frame, ip.l4)
-    {
-        // Inside the header that was found right, behind its kind and length.
+    if ip.proto == proto::TCP && ip.fragment == Fragment::No && l4.is_some() {
+        // Inside the header that was found right, behind their kinds and lengths.
         let header = &bytes[ip.l4 as usize..(ip.l4 + ip.l4_len) as usize];
-        let at = mss.offset as usize;
-        assert!(at >= 22 && at + 2 <= usize::from(header[12] >> 4) * 4);
-        assert_eq!(header[at - 2..at], [2, 4]);
-        assert_eq!(header[at..at + 2], mss.value);
+        let options = &header[20..usize::from(header[12] >> 4) * 4];
+        if let Some(mss) = tcp_options::mss(&frame, ip.l4) {
+            let at = mss.offset as usize - 20;
+            assert_eq!(options[at - 2..at], [2, 4]);
+            assert_eq!(options[at..at + 2], mss.value);
+        }
+        if let Some(shift) = tcp_options::window_shift(&frame, ip.l4) {
+            let mut three = options.windows(3);
+            assert!(three.any(|option| option == [3, 3, shift]));
+        }
     }
 
     // What is behind the packet is padding (RFC 894): the same without it.

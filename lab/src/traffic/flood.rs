@@ -88,6 +88,7 @@ impl Flood {
                             dst_mac: router,
                             src,
                             dst,
+                            sequence: 1,
                             flags: SYN,
                             options: &[],
                             words: None,

@@ -29,6 +29,7 @@ pub struct Segment<'a> {
     pub dst_mac: [u8; 6],
     pub src: SocketAddr,
     pub dst: SocketAddr,
+    pub sequence: u32,
     pub flags: u8,
     /// As on the wire; forty bytes at most.
     pub options: &'a [u8],
@@ -45,7 +46,9 @@ impl Segment<'_> {
         let mut tcp = Vec::new();
         tcp.extend_from_slice(&self.src.port().to_be_bytes());
         tcp.extend_from_slice(&self.dst.port().to_be_bytes());
-        tcp.extend_from_slice(&[0, 0, 0, 1, 0, 0, 0, 0, words << 4, self.flags]);
+        tcp.extend_from_slice(&self.sequence.to_be_bytes());
+        // It acknowledges nothing that the other end has sent.
+        tcp.extend_from_slice(&[0, 0, 0, 0, words << 4, self.flags]);
         // Window, checksum, urgent pointer.
         tcp.extend_from_slice(&[0xff, 0xff, 0, 0, 0, 0]);
         tcp.extend_from_slice(&options);

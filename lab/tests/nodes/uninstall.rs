@@ -149,7 +149,7 @@ fn nothing_is_left_whatever_the_agent_used() {
             "/run/lab/cni/bin/sinabro",
             "pod link snb",
             "VXLAN device",
-            "pin /sys/fs/bpf/sinabro/v2/CONNECTIONS",
+            "pin /sys/fs/bpf/sinabro/v3/CONNECTIONS",
             "/run/lab/programs/programs.tar",
             "/run/sinabro",
         ] {

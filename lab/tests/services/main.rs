@@ -1,6 +1,7 @@
 //! Services: real agents translate what pods, nodes and clients outside send to them.
 #![allow(clippy::unwrap_used)]
 
+mod blind;
 mod outside;
 mod published;
 mod ranges;

@@ -19,23 +19,23 @@ use std::{
 };
 
 /// On no machine; what is for the first of a family is routed to the first node.
-const EXTERNAL: [[&str; 2]; 2] = [
+pub const EXTERNAL: [[&str; 2]; 2] = [
     ["198.51.100.11", "198.51.100.12"],
     ["2001:db8:51::11", "2001:db8:51::12"],
 ];
-const PORT: u16 = 80;
+pub const PORT: u16 = 80;
 const TARGET: u16 = 8080;
 /// More than many segments.
 const LARGE: usize = 400_000;
 
-struct World {
-    lab: Lab,
-    servers: [Pod; 2],
+pub struct World {
+    pub lab: Lab,
+    pub servers: [Pod; 2],
     _serving: Vec<Server>,
 }
 
 impl World {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
         publish(&lab, &[]);
         for node in lab.nodes() {
@@ -64,7 +64,7 @@ impl World {
     }
 
     /// Has the Service lead to these endpoints, one of each family, and waits until it does.
-    fn lead_to(&self, endpoints: &[[IpAddr; 2]]) {
+    pub fn lead_to(&self, endpoints: &[[IpAddr; 2]]) {
         self.lead_to_with("", endpoints);
     }
 
@@ -89,7 +89,7 @@ impl World {
     }
 
     /// Where endpoints may be.
-    fn places(&self) -> [(String, [IpAddr; 2]); 4] {
+    pub fn places(&self) -> [(String, [IpAddr; 2]); 4] {
         let pod = |n: usize| (format!("pod of n{}", n + 1), self.servers[n].addresses());
         let node = |n: usize| {
             let addresses = self.lab.node(n + 1).addresses();
@@ -98,7 +98,7 @@ impl World {
         [pod(0), pod(1), node(0), node(1)]
     }
 
-    fn fail(&self, what: &str) -> ! {
+    pub fn fail(&self, what: &str) -> ! {
         let logs = self.lab.nodes().iter().map(Node::log).collect::<Vec<_>>();
         let drops = self.lab.nodes().iter().map(|node| node.ctl(&["drops"]));
         let drops: Vec<_> = drops
@@ -234,7 +234,7 @@ fn tell(mut stream: TcpStream, from: SocketAddr) {
 }
 
 /// Whom a server has heard; it must have heard all, and be heard as long.
-fn heard(said: &[u8], sent: usize) -> io::Result<IpAddr> {
+pub fn heard(said: &[u8], sent: usize) -> io::Result<IpAddr> {
     let text = String::from_utf8_lossy(said);
     let mut words = text.split(' ');
     let from = words.next().and_then(|from| from.parse().ok());

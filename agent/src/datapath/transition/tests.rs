@@ -99,7 +99,7 @@ fn what_is_written_while_programs_are_swapped_arrives() {
     transition.swap(&config, swap).unwrap();
     assert_eq!(to.get(&[1; 4]).unwrap(), Some(vec![7]));
     assert_eq!(flags(), 0);
-    assert_eq!(config.get().unwrap().flags >> 24, 2);
+    assert_eq!(config.get().unwrap().flags >> 24, PRESENT);
 
     // What fails leaves nobody waiting, and does not say that others run.
     config.runs(9).unwrap();
@@ -107,6 +107,11 @@ fn what_is_written_while_programs_are_swapped_arrives() {
     assert!(transition.swap(&config, failed).is_err());
     assert_eq!((flags(), config.get().unwrap().generation()), (0, 9));
 }
+
+/// The layout generation of this version, in which the table of connections has changed last,
+const PRESENT: u32 = 3;
+/// and that of the next.
+const NEXT: u32 = 4;
 
 const KEY: usize = size_of::<ConnectionKey>();
 const SIZE: usize = size_of::<Connection>();
@@ -117,7 +122,7 @@ const CONNECTIONS: Migration = Migration {
     map: "CONNECTIONS",
     earlier: |next| Expected {
         layout: both(ConnectionKey::LAYOUT, Connection::LAYOUT),
-        number: 2,
+        number: PRESENT,
         fields: [ConnectionKey::FIELDS, Connection::FIELDS],
         ..next
     },
@@ -143,7 +148,7 @@ fn config(connections: Option<u32>) -> DatapathConfig {
 /// What an agent of a generation knows.
 fn known(generation: u32, config: &DatapathConfig) -> Known {
     let mut known = Known::by(config);
-    if generation == 3 {
+    if generation == NEXT {
         let maps = &mut known.maps;
         let map = maps.iter_mut().find(|map| map.shape.name == "CONNECTIONS");
         let map = map.unwrap();
@@ -208,7 +213,7 @@ fn entries(generation: u32) -> Entries {
     let mut all = Entries::new();
     let collect = |key: &[u8], value: &[u8]| {
         let (rest, time) = match generation {
-            3 => value.split_at(SIZE - TIME),
+            NEXT => value.split_at(SIZE - TIME),
             _ => (value, &[][..]),
         };
         all.insert(key.to_vec(), [time, rest].concat());
@@ -219,7 +224,7 @@ fn entries(generation: u32) -> Entries {
 
 fn put(generation: u32, (key, value): &(Vec<u8>, Vec<u8>)) {
     let (key, value) = match generation {
-        3 => up(key, value).unwrap(),
+        NEXT => up(key, value).unwrap(),
         _ => (key.clone(), value.clone()),
     };
     table(generation).put(&key, &value, Put::Any).unwrap();
@@ -227,17 +232,20 @@ fn put(generation: u32, (key, value): &(Vec<u8>, Vec<u8>)) {
 
 /// Programs of this generation run, and nothing is left of the other, nor of what is done in between.
 fn only_of(generation: u32, when: &str) {
-    for other in [2, 3] {
+    for other in [PRESENT, NEXT] {
         let path = directory().join(format!("v{other}/CONNECTIONS"));
         assert_eq!(path.exists(), other == generation, "{when}");
         assert!(!path.with_file_name("CONNECTIONS_next").exists(), "{when}");
         let id = table(generation).info().id;
         let recorded = Recorded::read(directory());
-        let moves = recorded.moves(expected(other).place(), id, &expected(2));
+        let moves = recorded.moves(expected(other).place(), id, &expected(PRESENT));
         let is_noted = moves.is_some();
         assert_eq!(is_noted, other == generation, "{when}");
     }
-    assert_eq!(directory().join("v3").exists(), generation == 3, "{when}");
+    for other in [PRESENT, NEXT] {
+        let directory = directory().join(format!("v{other}"));
+        assert_eq!(directory.exists(), generation == other, "{when}");
+    }
     let config = maps::config::pinned(directory()).unwrap().unwrap();
     assert_eq!(config.generation(), generation, "{when}");
     assert_eq!(config.flags & (FLAG_CARRYING | FLAG_MIXED), 0, "{when}");
@@ -274,13 +282,17 @@ fn counts(datapath: &Datapath) -> (u64, u64, u64) {
 fn entries_go_up_by_a_function_and_down_by_the_names_of_their_fields() {
     let there_and_back = || {
         let config = config(None);
-        settle(&start(2, &config));
+        settle(&start(PRESENT, &config));
         let all: Entries = (0..1000).map(entry).collect();
-        all.clone().into_iter().for_each(|entry| put(2, &entry));
+        all.clone()
+            .into_iter()
+            .for_each(|entry| put(PRESENT, &entry));
         let (mut odd, value) = entry(7);
         odd[0] = 1;
-        put(2, &(odd, value));
-        for (generation, before, garbage) in [(3, 2, 1), (2, 3, 0), (3, 2, 0)] {
+        put(PRESENT, &(odd, value));
+        for (generation, before, garbage) in
+            [(NEXT, PRESENT, 1), (PRESENT, NEXT, 0), (NEXT, PRESENT, 0)]
+        {
             let when = format!("towards {generation}");
             let datapath = start(generation, &config);
             assert_eq!(counts(&datapath), (1000, 0, garbage), "{when}");
@@ -312,10 +324,10 @@ fn entries_go_up_by_a_function_and_down_by_the_names_of_their_fields() {
 #[test]
 fn a_smaller_table_of_another_layout_takes_what_fits() {
     let run = || {
-        settle(&start(2, &config(None)));
-        (0..5000).for_each(|number| put(2, &entry(number)));
+        settle(&start(PRESENT, &config(None)));
+        (0..5000).for_each(|number| put(PRESENT, &entry(number)));
         let mut before = 5000;
-        for (generation, size) in [(3, 1000), (2, 100)] {
+        for (generation, size) in [(NEXT, 1000), (PRESENT, 100)] {
             let datapath = start(generation, &config(Some(size)));
             let (carried, lost, garbage) = counts(&datapath);
             // The kernel may give some more than it was asked for, one for each processor.
@@ -345,11 +357,18 @@ fn killed_between_two_steps_all_of_it_arrives_with_either_version() {
     let config = config(None);
     let mut all: Entries = (0..100).map(entry).collect();
     run(&|| {
-        settle(&start(2, &config));
-        all.clone().into_iter().for_each(|entry| put(2, &entry));
+        settle(&start(PRESENT, &config));
+        all.clone()
+            .into_iter()
+            .for_each(|entry| put(PRESENT, &entry));
     });
     // From where to where, and to where it goes after that.
-    let rounds = [(2, 3, 2), (2, 3, 3), (3, 2, 3), (3, 2, 2)];
+    let rounds = [
+        (PRESENT, NEXT, PRESENT),
+        (PRESENT, NEXT, NEXT),
+        (NEXT, PRESENT, NEXT),
+        (NEXT, PRESENT, PRESENT),
+    ];
     let mut late = 1000;
     for point in fail_point::CARRYING {
         for (from, to, left) in rounds {
@@ -383,26 +402,28 @@ fn killed_between_two_steps_a_table_of_another_size_has_what_was_in_the_one_befo
     let [small, large] = [1000, 2000].map(|size| config(Some(size)));
     let mut all: Entries = (0..100).map(entry).collect();
     run(&|| {
-        settle(&start(2, &small));
-        all.clone().into_iter().for_each(|entry| put(2, &entry));
+        settle(&start(PRESENT, &small));
+        all.clone()
+            .into_iter()
+            .for_each(|entry| put(PRESENT, &entry));
     });
     let mut late = 1000;
     for point in fail_point::CARRYING {
         for follows in [&small, &large] {
             let size = follows.connections.unwrap();
             let when = format!("killed at {point}, then {size}");
-            dies(&node, point, 2, large.connections, &when);
+            dies(&node, point, PRESENT, large.connections, &when);
             if *point != "carried" {
                 late += 1;
-                run(&|| put(2, &entry(late)));
+                run(&|| put(PRESENT, &entry(late)));
                 all.extend([entry(late)]);
             }
             run(&|| {
-                settle(&start(2, follows));
-                assert!(entries(2) == all, "{when}");
-                only_of(2, &when);
-                assert_eq!(table(2).info().max_entries, size, "{when}");
-                settle(&start(2, &small));
+                settle(&start(PRESENT, follows));
+                assert!(entries(PRESENT) == all, "{when}");
+                only_of(PRESENT, &when);
+                assert_eq!(table(PRESENT).info().max_entries, size, "{when}");
+                settle(&start(PRESENT, &small));
             });
         }
     }
@@ -436,8 +457,8 @@ proptest! {
     fn what_a_function_made_comes_back_by_names(
         key in vec(any::<u8>(), KEY), value in vec(any::<u8>(), SIZE),
     ) {
-        let fields = [OF_KEY, OF_VALUE].map(|part| expected(3).spans(part).into_iter().collect());
-        let moves = Moves::new(fields, &expected(2)).unwrap();
+        let fields = [OF_KEY, OF_VALUE].map(|part| expected(NEXT).spans(part).into_iter().collect());
+        let moves = Moves::new(fields, &expected(PRESENT)).unwrap();
         if let Some((up_key, up_value)) = up(&key, &value) {
             prop_assert_eq!(&up_value[SIZE - TIME..], &value[..TIME]);
             prop_assert_eq!(moves.entry(&up_key, &up_value), Some((key, value)));

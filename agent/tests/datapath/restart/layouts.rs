@@ -31,7 +31,7 @@ const fn connections(number: u32) -> Place<'static> {
     }
 }
 
-/// Has the table of connections in the place and in the layout of a third generation, whose programs run.
+/// Has the table of connections in the place and in the layout of a later generation, whose programs run.
 fn lay_out_anew() {
     // Another map of the same size.
     let other = pin("other");
@@ -42,14 +42,14 @@ fn lay_out_anew() {
         })
         .unwrap(),
     );
-    fs::create_dir(pin("v3")).unwrap();
-    let map = MapData::from_pin(other.join("v2/CONNECTIONS")).unwrap();
+    fs::create_dir(pin("v4")).unwrap();
+    let map = MapData::from_pin(other.join("v3/CONNECTIONS")).unwrap();
     let id = map.info().unwrap().id();
-    map.pin(pin("v3/CONNECTIONS")).unwrap();
+    map.pin(pin("v4/CONNECTIONS")).unwrap();
     assert!(datapath::remove(&other).problems.is_empty());
 
-    let before: Table = hash("v2/CONNECTIONS");
-    let mut later: Table = hash("v3/CONNECTIONS");
+    let before: Table = hash("v3/CONNECTIONS");
+    let mut later: Table = hash("v4/CONNECTIONS");
     for entry in before.iter() {
         let (key, mut value) = entry.unwrap();
         value.rotate_left(TIME);
@@ -61,24 +61,24 @@ fn lay_out_anew() {
         pad: 0,
     };
     let mut layouts = hash::<u64, MapRecord>("LAYOUTS");
-    layouts.insert(key(connections(3)), record, 0).unwrap();
+    layouts.insert(key(connections(4)), record, 0).unwrap();
     let mut fields = hash::<FieldKey, FieldSpan>("LAYOUT_FIELDS");
     let known: Vec<_> = fields.iter().map(Result::unwrap).collect();
     for (field, mut span) in known {
-        if field.map != key(connections(2)) {
+        if field.map != key(connections(3)) {
             continue;
         }
         if field.part == OF_VALUE {
             span.offset = (span.offset + (SIZE - TIME) as u32) % SIZE as u32;
         }
-        let map = key(connections(3));
+        let map = key(connections(4));
         fields.insert(FieldKey { map, ..field }, span, 0).unwrap();
     }
     let mut config = array::<NodeConfig>("CONFIG");
     let now = config.get(&0, 0).unwrap();
-    assert_eq!(now.generation(), 2);
-    config.set(0, now.with_generation(3), 0).unwrap();
-    fs::remove_file(pin("v2/CONNECTIONS")).unwrap();
+    assert_eq!(now.generation(), 3);
+    config.set(0, now.with_generation(4), 0).unwrap();
+    fs::remove_file(pin("v3/CONNECTIONS")).unwrap();
 }
 
 #[test]
@@ -99,8 +99,8 @@ fn connections_of_a_later_layout_go_on() {
         let before = links();
 
         let datapath = load(AttachMode::Auto);
-        assert!(pin("v3/CONNECTIONS").exists(), "pods' may still use it");
-        let carried: Table = hash("v2/CONNECTIONS");
+        assert!(pin("v4/CONNECTIONS").exists(), "pods' may still use it");
+        let carried: Table = hash("v3/CONNECTIONS");
         assert!(carried.iter().count() > 0);
         call.works();
         pod.attach(&datapath);
@@ -113,14 +113,14 @@ fn connections_of_a_later_layout_go_on() {
         let ids: HashSet<u32> = datapath.programs().iter().map(|p| p.id).collect();
         assert!(links().values().all(|(_, program)| ids.contains(program)));
         assert_eq!(before.len(), links().len());
-        assert!(!pin("v3").exists());
+        assert!(!pin("v4").exists());
         let config = array::<NodeConfig>("CONFIG").get(&0, 0).unwrap();
-        assert_eq!(config.generation(), 2);
+        assert_eq!(config.generation(), 3);
         let layouts = hash::<u64, MapRecord>("LAYOUTS");
-        assert!(layouts.get(&key(connections(3)), 0).is_err());
+        assert!(layouts.get(&key(connections(4)), 0).is_err());
         let fields = hash::<FieldKey, FieldSpan>("LAYOUT_FIELDS");
         let mut keys = fields.keys();
-        assert!(keys.all(|field| field.unwrap().map != key(connections(3))));
+        assert!(keys.all(|field| field.unwrap().map != key(connections(4))));
     });
 }
 

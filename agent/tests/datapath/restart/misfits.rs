@@ -5,7 +5,7 @@ use sinabro_common::abi::layout::{MapRecord, Place, key};
 
 const CONNECTIONS: Place<'_> = Place {
     name: "CONNECTIONS",
-    number: 2,
+    number: 3,
 };
 
 #[test]
@@ -17,10 +17,10 @@ fn a_pin_that_does_not_fit_is_replaced() {
         drop(datapath);
 
         // Another map's shape, a program, a directory.
-        fs::remove_file(pin("v2/CONNECTIONS")).unwrap();
+        fs::remove_file(pin("v3/CONNECTIONS")).unwrap();
         MapData::from_pin(pin("DROPS"))
             .unwrap()
-            .pin(pin("v2/CONNECTIONS"))
+            .pin(pin("v3/CONNECTIONS"))
             .unwrap();
         fs::remove_file(pin("v2/ALIASES")).unwrap();
         fs::create_dir(pin("v2/ALIASES")).unwrap();
@@ -30,14 +30,14 @@ fn a_pin_that_does_not_fit_is_replaced() {
         // And what a process left that was killed while it replaced.
         MapData::from_pin(pin("CONFIG"))
             .unwrap()
-            .pin(pin("v2/CONNECTIONS_next"))
+            .pin(pin("v3/CONNECTIONS_next"))
             .unwrap();
 
         let before = links();
         let datapath = load(AttachMode::Tcx);
         for (name, id) in maps() {
             let kept = fitting[name] == id;
-            let misfit = ["v2/CONNECTIONS", "v2/ALIASES", "POD_LINKS"].contains(&name);
+            let misfit = ["v3/CONNECTIONS", "v2/ALIASES", "POD_LINKS"].contains(&name);
             assert_eq!(kept, !misfit, "{name}");
         }
         // Nothing is swapped until the new maps are filled.
@@ -52,7 +52,7 @@ fn a_pin_that_does_not_fit_is_replaced() {
             assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
         });
 
-        assert!(!pin("v2/CONNECTIONS_next").exists());
+        assert!(!pin("v3/CONNECTIONS_next").exists());
 
         let fitting = maps();
         drop(datapath);
@@ -80,7 +80,7 @@ fn a_map_whose_bytes_mean_something_else_does_not_fit() {
             map.try_into().unwrap()
         };
         let record = open().get(&key(CONNECTIONS), 0).unwrap();
-        assert_eq!(record.id, before["v2/CONNECTIONS"], "this very map");
+        assert_eq!(record.id, before["v3/CONNECTIONS"], "this very map");
 
         // As of a version that has another meaning in the same bytes.
         let other = MapRecord {
@@ -89,11 +89,11 @@ fn a_map_whose_bytes_mean_something_else_does_not_fit() {
         };
         open().insert(key(CONNECTIONS), other, 0).unwrap();
         let datapath = load(AttachMode::Auto);
-        assert_eq!(changed_since(&before), ["v2/CONNECTIONS"]);
+        assert_eq!(changed_since(&before), ["v3/CONNECTIONS"]);
         let now = open().get(&key(CONNECTIONS), 0).unwrap();
         assert_eq!(
             (now.layout, now.id),
-            (record.layout, maps()["v2/CONNECTIONS"])
+            (record.layout, maps()["v3/CONNECTIONS"])
         );
         drop(datapath);
         let before = maps();
@@ -123,7 +123,7 @@ fn a_table_of_another_size_takes_over_what_was_in_the_one_before() {
             })
             .unwrap();
             assert_eq!(datapath.connection_usage().capacity, u64::from(entries));
-            assert_eq!(changed_since(&before), ["v2/ALIASES", "v2/CONNECTIONS"]);
+            assert_eq!(changed_since(&before), ["v2/ALIASES", "v3/CONNECTIONS"]);
             call.works();
             pod.attach(&datapath);
             datapath
@@ -170,10 +170,10 @@ fn a_kernel_that_refuses_leaves_everything_as_it_was() {
         let datapath = load(AttachMode::Auto);
         let pod = Pod::live(&datapath, 5);
         drop(datapath);
-        fs::remove_file(pin("v2/CONNECTIONS")).unwrap();
+        fs::remove_file(pin("v3/CONNECTIONS")).unwrap();
         MapData::from_pin(pin("DROPS"))
             .unwrap()
-            .pin(pin("v2/CONNECTIONS"))
+            .pin(pin("v3/CONNECTIONS"))
             .unwrap();
         let before = (maps(), links());
 

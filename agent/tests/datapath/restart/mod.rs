@@ -41,7 +41,7 @@ const MAPS: [&str; 26] = [
     "v2/PEER_PLACES",
     "v2/NATIVE_PLACES",
     "DROPS",
-    "v2/CONNECTIONS",
+    "v3/CONNECTIONS",
     "v2/ALIASES",
     "v2/FRAGMENTS",
     "v2/EARLY_FRAGMENTS",

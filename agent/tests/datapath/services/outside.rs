@@ -2,6 +2,7 @@
 
 mod across;
 mod before;
+mod blind;
 mod closed;
 mod consistent;
 mod overlay;

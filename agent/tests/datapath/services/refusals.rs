@@ -1,7 +1,7 @@
 //! What who sends to nobody hears.
 
 use super::*;
-use crate::packet::{ACKNOWLEDGED, SEQUENCE, see_error};
+use crate::packet::{see_error, with_numbers};
 use sinabro_common::abi::config::FLAG_CARRYING;
 
 impl World {
@@ -39,8 +39,7 @@ fn tcp_is_reset_by_whom_it_sent_to() {
             service.set(Kind::Refuse, 0);
             let unused = (at.0, 81);
             let from = (client, 2000);
-            let sequence = u32::from_be_bytes(SEQUENCE);
-            let acknowledged = u32::from_be_bytes(ACKNOWLEDGED);
+            let (sequence, acknowledged) = (0x0102_0304, 0x0506_0708);
             for (to, flags, data, reason, expected) in [
                 (
                     at,
@@ -87,6 +86,7 @@ fn tcp_is_reset_by_whom_it_sent_to() {
                 ),
             ] {
                 let sent = packet::tcp(from, to, flags, &vec![7; data]);
+                let sent = with_numbers(sent, sequence, acknowledged);
                 let out = w.refused(&sent, reason);
                 let seen = see(&out);
                 assert_eq!(
@@ -101,6 +101,7 @@ fn tcp_is_reset_by_whom_it_sent_to() {
             }
             // Options are not repeated.
             let sent = packet::tcp_with(from, unused, SYN, &[2, 4, 5, 0xb4]);
+            let sent = with_numbers(sent, sequence, acknowledged);
             let out = w.refused(&sent, DropReason::ServiceNoPort);
             assert_eq!(of_tcp(&out), (0, sequence + 1, 0x50, RST | ACK));
             see(&out);

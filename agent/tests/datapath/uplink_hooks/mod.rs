@@ -75,7 +75,8 @@ pub fn world_with(config: &DatapathConfig, test: impl FnOnce(World) + Send) {
 }
 
 pub fn open<K: aya::Pod, V: aya::Pod>(name: &str) -> HashMap<MapData, K, V> {
-    let data = MapData::from_pin(format!("{}/v2/{name}", names::BPF_DIR)).unwrap();
+    let generation = if name == "CONNECTIONS" { 3 } else { 2 };
+    let data = MapData::from_pin(format!("{}/v{generation}/{name}", names::BPF_DIR)).unwrap();
     Map::HashMap(data).try_into().unwrap()
 }
 

@@ -122,6 +122,7 @@ fn sent_as(from: &Sender<'_>, way: &Way, flags: u8, most: u16) {
                 dst_mac: from.next_hop,
                 src,
                 dst,
+                sequence: 1,
                 flags,
                 options: &case.options,
                 words: case.words,

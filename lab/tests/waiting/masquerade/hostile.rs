@@ -67,6 +67,7 @@ fn plants_nothing(world: &World) {
             dst_mac: far_router(world),
             src: target,
             dst: own,
+            sequence: 1,
             flags: SYN,
             options: &[],
             words: None,
