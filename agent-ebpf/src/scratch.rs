@@ -16,7 +16,7 @@ use crate::{
     overlay::outer::Outer,
     parse::{
         Ip, ip4, ip6,
-        l4::{self, L4, TCP_SYN},
+        l4::{self, L4, TCP_SYN, Tcp},
         skb::Frame,
         tcp_options,
     },
@@ -34,10 +34,7 @@ use sinabro_common::{
         fragment::EarlyKey,
         service::{Affinity, AffinityKey, FrontendKey, Set},
     },
-    algo::{
-        ct_state,
-        tcp_window::{self, Numbers},
-    },
+    algo::{ct_state, tcp_window},
 };
 
 /// Not pinned: it goes with the programs of its object.
@@ -134,8 +131,10 @@ pub struct Scratch {
     pub way: Way,
     /// What is known of whose the packet's connection is (`forward::leave`).
     pub whose: u32,
-    /// What a TCP header says of windows; zeros of other protocols. Last: what is in front lies as words can copy it.
-    pub numbers: Numbers,
+    /// Of TCP: its header, and what a SYN says of its windows (`tcp_window::Numbers::shift`). Last: what is in front lies as words can copy
+    /// it.
+    pub tcp: Tcp,
+    pub shift: u8,
 }
 
 impl Scratch {
@@ -199,11 +198,20 @@ impl Scratch {
         self.begin_windows();
     }
 
+    /// [`tcp_window::Numbers::shift`].
+    #[inline(always)]
+    pub fn announced(&self) -> u8 {
+        match self.l4.tcp_flags & TCP_SYN {
+            0 => 0,
+            _ => self.shift,
+        }
+    }
+
     /// Not yet what the sender expects: its packets may come by an alias, and not be read for that. A function, for its
     /// callers have no stack to spare.
     #[inline(never)]
     fn begin_windows(&mut self) {
-        let window = tcp_window::opened(self.numbers.shift);
+        let window = tcp_window::opened(self.announced());
         self.connection.receive_windows = match self.from_high {
             false => [window, 0],
             true => [0, window],
@@ -272,7 +280,7 @@ pub fn read_ip6<F: Frame>(skb: *mut __sk_buff, scratch: &mut Scratch, at: u32) -
     ip6::read_into(&F::new(skb), at, true, to)
 }
 
-/// [`Numbers::shift`] of a SYN whose TCP header is at an offset.
+/// [`tcp_window::Numbers::shift`] of a SYN whose TCP header is at an offset.
 #[inline(never)]
 fn shift_global(skb: *mut __sk_buff, tcp: u32) -> u32 {
     let shift = tcp_options::window_shift(&TcContext::new(skb), black_box(tcp));
@@ -282,18 +290,11 @@ fn shift_global(skb: *mut __sk_buff, tcp: u32) -> u32 {
 /// Reads the transport header; false, and all zeros, if it is malformed.
 #[inline(never)]
 pub fn read_l4<F: Frame>(skb: *mut __sk_buff, scratch: &mut Scratch) -> bool {
-    scratch.well_formed = match l4::read(&F::new(skb), &scratch.ip) {
+    scratch.well_formed = match l4::read_with(&F::new(skb), &scratch.ip, &mut scratch.tcp) {
         Some(l4) => {
             scratch.l4 = l4;
-            scratch.numbers = Numbers::default();
-            // Of TCP alone.
-            if l4.len != 0
-                && let Some(numbers) = l4::numbers(&F::new(skb), scratch.ip.l4)
-            {
-                scratch.numbers = numbers;
-                if l4.tcp_flags & TCP_SYN != 0 {
-                    scratch.numbers.shift = black_box(shift_global(skb, scratch.ip.l4)) as u8;
-                }
+            if l4.tcp_flags & TCP_SYN != 0 {
+                scratch.shift = black_box(shift_global(skb, scratch.ip.l4)) as u8;
             }
             true
         }

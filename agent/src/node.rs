@@ -158,6 +158,7 @@ impl NodeState {
         if masquerade.v4 || masquerade.v6 {
             warnings.extend(ports::too_few(settings, &host_ports));
         }
+        warnings.extend(ports::given_to_sockets(settings)?);
         let present: Vec<IpAddr> = here.iter().map(|address| address.net.addr()).collect();
         let node_ports_at = (settings.node_port_addresses).of(&node.addresses, &present);
         let (non_masquerade, left_out) = non_masquerade(facts, &settings.masquerading);

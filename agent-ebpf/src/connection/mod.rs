@@ -174,7 +174,7 @@ unsafe fn note_from(connection: *mut Connection, scratch: &Scratch, hears: bool)
             let both = black_box(edge_global(before, *other_window, of, whose, payer));
             (after, tcp_flags) = tcp_window::split(both, tcp_flags);
         } else if tcp_flags & TCP_ACK != 0 {
-            after = tcp_window::heard(before, &scratch.numbers);
+            after = tcp_window::heard(before, &scratch.tcp.numbers(0));
         }
         if hears && after != before {
             *own_window = after;
@@ -245,8 +245,9 @@ fn edge_global(own: u64, other: u64, of: u32, whose: u16, payer: u32) -> u64 {
     let is_checked = is_client && whose & FLAG_INBOUND == 0 && !is_outside(payer);
     let is_open = !is_checked && was & ACK != 0 && (was | others) & RST == 0;
     let payload = scratch.ip.l4_len.saturating_sub(u32::from(scratch.l4.len));
-    let count = tcp_window::that_count(other, tcp_flags, scratch.numbers.sequence, payload);
-    let after = tcp_window::after(own, tcp_flags, &scratch.numbers, is_open);
+    let numbers = scratch.tcp.numbers(scratch.announced());
+    let count = tcp_window::that_count(other, tcp_flags, numbers.sequence, payload);
+    let after = tcp_window::after(own, tcp_flags, &numbers, is_open);
     black_box(tcp_window::with_flags(after, count))
 }
 

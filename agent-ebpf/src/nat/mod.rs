@@ -16,7 +16,7 @@ pub mod error;
 pub mod host;
 pub mod leave;
 pub mod mapping;
-mod socket;
+pub mod socket;
 
 use crate::{
     PASS,

@@ -49,6 +49,24 @@ pub fn has_segment(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
     }
 }
 
+/// Whether a datagram that came in answers what one has sent, which is connected to its sender. Others that have the port may
+/// be anybody's: kube-proxy of before holds node ports so.
+#[inline(never)]
+pub fn is_asked(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
+    const TCP_ESTABLISHED: u32 = 1;
+    let (mut tuple, len) = of_socket(&scratch.tuple, scratch.ip.v6);
+    // SAFETY: as in `takes_answers`.
+    unsafe {
+        let found = bpf_sk_lookup_udp(skb.cast(), &mut tuple, len, NETNS, 0);
+        if found.is_null() {
+            return 0;
+        }
+        let state = (*found).state;
+        bpf_sk_release(found.cast());
+        (state == TCP_ESTABLISHED).into()
+    }
+}
+
 /// The program's own network.
 const NETNS: u64 = BPF_F_CURRENT_NETNS as i64 as u64;
 

@@ -31,9 +31,10 @@ pub struct L4 {
     pub len: u8,
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Tcp {
+/// A TCP header up to its window, as it is on the wire.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Default)]
+pub struct Tcp {
     src_port: [u8; 2],
     dst_port: [u8; 2],
     sequence: [u8; 4],
@@ -41,6 +42,19 @@ struct Tcp {
     data_offset: u8,
     flags: u8,
     window: [u8; 2],
+}
+
+impl Tcp {
+    /// `shift`: of a SYN (`tcp_window::announced`), zero of others.
+    #[inline(always)]
+    pub fn numbers(&self, shift: u8) -> Numbers {
+        Numbers {
+            sequence: u32::from_be_bytes(self.sequence),
+            acknowledged: u32::from_be_bytes(self.acknowledged),
+            window: u16::from_be_bytes(self.window),
+            shift,
+        }
+    }
 }
 
 #[repr(C)]
@@ -60,6 +74,12 @@ unsafe impl Header for Ports {}
 /// that are not known here.
 #[inline(always)]
 pub fn read(ctx: &impl Packet, ip: &Ip) -> Option<L4> {
+    read_with(ctx, ip, &mut Tcp::default())
+}
+
+/// As [`read`], with the header of a TCP segment as it is.
+#[inline(always)]
+pub fn read_with(ctx: &impl Packet, ip: &Ip, tcp: &mut Tcp) -> Option<L4> {
     if ip.fragment == Fragment::Later {
         return Some(L4::default());
     }
@@ -68,7 +88,10 @@ pub fn read(ctx: &impl Packet, ip: &Ip) -> Option<L4> {
             if ip.l4_len < 20 {
                 return None;
             }
-            let tcp: Tcp = ctx.load(ip.l4)?;
+            // SAFETY: the place is the caller's, and whatever bytes are in it are a value.
+            if !unsafe { ctx.load_into(ip.l4, core::ptr::from_mut(tcp)) } {
+                return None;
+            }
             let header_len = (tcp.data_offset >> 4) as u32 * 4;
             if header_len < 20 || (header_len > ip.l4_len && ip.fragment == Fragment::No) {
                 return None;
@@ -87,18 +110,6 @@ pub fn read(ctx: &impl Packet, ip: &Ip) -> Option<L4> {
         proto::ICMPV6 if ip.v6 => echo(ctx, ip),
         _ => Some(L4::default()),
     }
-}
-
-/// What a TCP header at an offset says of windows, which was found right ([`read`]), but for a SYN's shift.
-#[inline(always)]
-pub fn numbers(ctx: &impl Packet, at: u32) -> Option<Numbers> {
-    let tcp: Tcp = ctx.load(at)?;
-    Some(Numbers {
-        sequence: u32::from_be_bytes(tcp.sequence),
-        acknowledged: u32::from_be_bytes(tcp.acknowledged),
-        window: u16::from_be_bytes(tcp.window),
-        shift: 0,
-    })
 }
 
 #[inline(always)]

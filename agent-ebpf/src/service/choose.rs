@@ -17,7 +17,7 @@ use crate::{
         AFFINITY, ALIASES, BACKENDS, CONFIG, CONNECTIONS, EEXIST, FRONTENDS, SETS, SLOTS,
         SOURCE_RANGES,
     },
-    nat::{DROPPED, drop, is_carried},
+    nat::{DROPPED, drop, is_carried, socket},
     parse::proto,
     scratch::{self, Scratch},
     stage::tunnel,
@@ -35,7 +35,7 @@ use sinabro_common::{
         drop::DropReason,
         service::{
             BACKEND_DRAINING, BACKEND_SERVING, FRONTEND_CONSISTENT, FRONTEND_EXTERNAL,
-            FRONTEND_GUARDED, FRONTEND_OF_NODE, Kind, SourceKey,
+            FRONTEND_GUARDED, FRONTEND_NODE_PORT, FRONTEND_OF_NODE, Kind, SourceKey,
         },
     },
     algo::{client_hash, ct_state},
@@ -58,7 +58,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// [`BALANCE`], what becomes of the packet, or no Service's. `has_one`: it has an endpoint that does not serve any more,
 /// which it keeps if it does not begin anything.
 #[inline(never)]
-fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
+fn frontend(skb: *mut __sk_buff, scratch: &mut Scratch, has_one: bool) -> i32 {
     if is_draining() {
         return NONE;
     }
@@ -86,6 +86,13 @@ fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
         };
         if flags & FRONTEND_OF_NODE != 0
             || flags & FRONTEND_EXTERNAL != 0 && tunnel::is_a_pods(&scratch.tuple.dst)
+        {
+            return NONE;
+        }
+        // What a socket of the node has asked for by a port that is a Service's, too, is the socket's.
+        if flags & (FRONTEND_NODE_PORT | FRONTEND_EXTERNAL) != 0
+            && scratch.tuple.proto == proto::UDP
+            && socket::is_asked(skb, scratch) != 0
         {
             return NONE;
         }
@@ -133,7 +140,7 @@ fn frontend(scratch: &mut Scratch, has_one: bool) -> i32 {
 /// has one.
 #[inline(always)]
 pub fn led(skb: *mut __sk_buff, scratch: &mut Scratch, has_one: bool) -> i32 {
-    let action = frontend(scratch, has_one);
+    let action = frontend(skb, scratch, has_one);
     if has_one && action != KNOWN {
         forget(scratch);
     }

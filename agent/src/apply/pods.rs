@@ -1,4 +1,4 @@
-//! Host routes and neighbours of this node's pods.
+//! Host routes and neighbours of this node's pods, and their links' host side.
 //!
 //! The CNI plugin makes them with the pod; what is missing or wrong is put back here. Nothing
 //! is ever removed: a pod's link takes its entries along.
@@ -8,10 +8,14 @@ use super::{
     routes::{default_metric, ours},
 };
 use ipnet::IpNet;
-use sinabro_common::{api::Mac, names::ROUTE_PROTOCOL};
+use sinabro_common::{
+    api::Mac,
+    names::{HOST_MAC, ROUTE_PROTOCOL},
+};
 use sinabro_netlink::{
     Conn, Error, Request, ResultExt,
     distrust::forward_ipv4,
+    link::{set_mac, set_mtu},
     neigh::Neigh,
     route::{Route, TABLE_MAIN},
 };
@@ -29,6 +33,8 @@ pub struct PodRoute {
     pub ifindex: u32,
     /// The pod's MAC address.
     pub mac: Mac,
+    /// The link's.
+    pub mtu: u32,
 }
 
 /// Which pods to look at.
@@ -72,6 +78,13 @@ pub fn restore(conn: &mut Conn, pods: &[PodRoute], which: &Which) -> (usize, Vec
                 let has_v4 = pod.addresses.iter().any(IpAddr::is_ipv4);
                 if has_v4 && lacks_forwarding(&link) {
                     requests.push(forward_ipv4(link.index));
+                }
+                // Pods send to this address. systemd gives new links another one (MACAddressPolicy=persistent).
+                if link.mac != Some(HOST_MAC) {
+                    requests.push(set_mac(link.index, HOST_MAC));
+                }
+                if link.mtu != pod.mtu {
+                    requests.push(set_mtu(link.index, pod.mtu));
                 }
             }
             Ok(_) => continue,

@@ -223,6 +223,7 @@ impl Endpoints {
             addresses: record.addresses.clone(),
             ifindex: record.ifindex,
             mac: record.mac,
+            mtu: record.link_mtu(),
         };
         // Built under the channel's lock: two changes at once cannot publish in the wrong order.
         self.routes.send_modify(|routes| {

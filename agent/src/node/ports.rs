@@ -34,6 +34,43 @@ pub(super) fn too_few(settings: &Settings, taken: &PortSet) -> Option<Trouble> {
     })
 }
 
+/// What is wrong if the kernel gives node ports to the node's own sockets: answers to those that are not connected go to Services
+/// where this agent translates them.
+///
+/// # Errors
+/// If the kernel's settings cannot be read.
+pub(super) fn given_to_sockets(settings: &Settings) -> Result<Option<Trouble>, NodeError> {
+    let Some((first, last)) = settings.node_ports else {
+        return Ok(None);
+    };
+    if !settings.service_proxy.may_be_on() {
+        return Ok(None);
+    }
+    // Two numbers.
+    let given = sysctl::read(&["net", "ipv4", "ip_local_port_range"])?;
+    let mut given = given
+        .split_whitespace()
+        .filter_map(|port| port.parse().ok());
+    let (Some(from), Some(to)) = (given.next(), given.next()) else {
+        return Ok(None);
+    };
+    let (from, to): (u16, u16) = (first.max(from), last.min(to));
+    let reserved = ports_of(&sysctl::read(&["net", "ipv4", "ip_local_reserved_ports"])?);
+    let is_reserved = |port: u16| {
+        reserved
+            .iter()
+            .any(|(from, to)| (*from..=*to).contains(&port))
+    };
+    Ok((from..=to).find(|port| !is_reserved(*port)).map(|port| {
+        trouble(
+            "NodePortsNotReserved",
+            format!(
+                "net.ipv4.ip_local_port_range gives node ports such as {port} to the node's own sockets, and answers to UDP sockets that are not connected go to the Services that have them: add {first}-{last} to net.ipv4.ip_local_reserved_ports"
+            ),
+        )
+    }))
+}
+
 /// Ports that no masqueraded connection gets although programs find no socket that has them: those of Services, those that
 /// are reserved for somebody who binds to them by number, and those of [sockets that they cannot ask for](sockets). What is reserved of the
 /// ports that masquerade was given by name is reserved for it.
@@ -106,6 +143,36 @@ mod tests {
         assert!(!has(&given, 65_535));
         let given = ports(&["--masquerade-ports=1-60000"], "8080,50000-60001");
         assert!(!has(&given, 8080) && !has(&given, 60_000) && has(&given, 60_001));
+    }
+
+    #[test]
+    fn node_ports_that_sockets_are_given_are_told() {
+        let told = |args: &[&str], range: &str, reserved: &str| {
+            let all = ["sinabro-agent", "--node-name=n1", "--nodes=/n"];
+            let all = all.iter().chain(args).copied();
+            let settings = Settings::load(all).unwrap();
+            in_fresh(|| {
+                sysctl::write(&["net", "ipv4", "ip_local_port_range"], range).unwrap();
+                sysctl::write(&["net", "ipv4", "ip_local_reserved_ports"], reserved).unwrap();
+                given_to_sockets(&settings).unwrap()
+            })
+        };
+        let ours = ["--service-proxy=on", "--services-file=/s"];
+        let is_told = |range, reserved| told(&ours, range, reserved).is_some();
+        assert!(!is_told("32768 60999", ""));
+        assert!(
+            is_told("32767 60999", "") && is_told("1024 65535", "") && is_told("1024 30000", "")
+        );
+        assert!(!is_told("1024 65535", "8080,30000-32767") && !is_told("1024 65535", "1024-40000"));
+        assert!(is_told("1024 65535", "30000-32766") && !is_told("1024 29999", ""));
+        let text = told(&ours, "1024 65535", "30000-30010").unwrap().text;
+        assert!(
+            text.contains("such as 30011") && text.contains("add 30000-32767 to"),
+            "{text}"
+        );
+        assert_eq!(told(&[], "1024 65535", ""), None);
+        let none = [&ours[..], &["--node-ports=none"]].concat();
+        assert_eq!(told(&none, "1024 65535", ""), None);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod measuring;
 mod overlay;
 mod privilege;
 mod repeat;
+mod restored;
 mod router;
 mod status;
 mod tunnels;

@@ -6,6 +6,7 @@ mod blind;
 mod closed;
 mod consistent;
 mod overlay;
+mod owners;
 
 use super::{
     unallocated::{RANGES, nobody, set},

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use sinabro_agent::apply::PodRoute;
 use sinabro_common::{
     api::Mac,
-    names::{ROUTE_PROTOCOL, VXLAN_LINK},
+    names::{self, ROUTE_PROTOCOL, VXLAN_LINK},
 };
 use sinabro_netlink::{
     Conn,
@@ -201,6 +201,7 @@ fn nodes_that_change_while_a_pod_is_looked_at_are_not_missed() {
         addresses: vec![address],
         ifindex,
         mac: Mac(MAC),
+        mtu: 1450,
     }]);
     let filter = RouteFilter {
         oif: Some(ifindex),
@@ -260,11 +261,13 @@ fn pods_routes_and_neighbours_come_back_and_nothing_of_theirs_is_removed() {
         addresses: vec!["10.244.1.10".parse().unwrap()],
         ifindex: 4_000_000,
         mac,
+        mtu: 1450,
     };
     let pod = PodRoute {
         addresses: addresses.clone(),
         ifindex,
         mac,
+        mtu: 1450,
     };
     machine.pods.send_replace(vec![pod, gone]);
 
@@ -305,6 +308,17 @@ fn pods_routes_and_neighbours_come_back_and_nothing_of_theirs_is_removed() {
             .unwrap();
         until("the neighbour is right", &mut complete);
     }
+    let mut link = machine.conn();
+    let mut is_right = || {
+        let link = link.link_by_index(ifindex).unwrap();
+        (link.mac, link.mtu) == (Some(names::HOST_MAC), 1450)
+    };
+    until("the link has the address that pods send to", &mut is_right);
+    conn.execute(link::set_mac(ifindex, [2, 9, 9, 9, 9, 9]))
+        .unwrap();
+    until("the link's address is back", &mut is_right);
+    conn.execute(link::set_mtu(ifindex, 1280)).unwrap();
+    until("the link's MTU is back", &mut is_right);
     conn.execute(link::set_down(ifindex)).unwrap();
     conn.execute(link::set_up(ifindex)).unwrap();
     until("all is back after down and up", &mut complete);

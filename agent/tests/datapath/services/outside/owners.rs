@@ -1,0 +1,82 @@
+//! Whose a port at the node's address is, if more than one could have it: docs/masquerade.md has the order.
+
+use super::*;
+use sinabro_common::abi::service::FRONTEND_NODE_PORT;
+use std::net::UdpSocket;
+
+/// Has the node what a socket needs: its address, and a way to who is asked.
+fn on_the_node(like: IpAddr, peer: IpAddr) {
+    let bits = if like.is_ipv4() { 32 } else { 128 };
+    let family = if like.is_ipv4() { "-4" } else { "-6" };
+    let here = kit::this_place();
+    kit::ip(&here, "link set lo up");
+    kit::ip(&here, &format!("addr replace {}/{bits} dev lo", node(like)));
+    kit::ip(
+        &here,
+        &format!("{family} route replace {peer}/{bits} dev lo"),
+    );
+}
+
+/// A Service's port at the node's own address, of a kind.
+fn at_the_node(service: &Service<'_>, at: At, flags: u32) {
+    let frontend = Frontend {
+        inside: service.number,
+        outside: service.number,
+        service: service.number,
+        affinity_seconds: 0,
+        flags,
+    };
+    let services = service.datapath.services();
+    services.put_frontend(service.key(at), frontend).unwrap();
+}
+
+/// A resolver of the node asks from a port that is a Service's, too. Its answer comes from outside, or from a pod.
+#[test]
+fn an_answer_to_a_socket_of_the_node_is_no_services() {
+    edge(|e| {
+        let kinds = [FRONTEND_NODE_PORT, FRONTEND_EXTERNAL];
+        let mut number = 0;
+        for like in e.w.clients() {
+            for flags in kinds {
+                for asks_a_pod in [false, true] {
+                    number += 1;
+                    // An endpoint takes a client's port for one connection.
+                    let port = 53 + 10 * number as u16;
+                    let peer = match asks_a_pod {
+                        true => (e.endpoint(like, Place::Pod).0, port),
+                        false => (client(like).0, port),
+                    };
+                    let service = e.w.service(number, UDP);
+                    let at = (node(like), 30_000 + number as u16);
+                    let endpoint = e.endpoint(like, Place::OtherNodesPod);
+                    service.balance(&[endpoint], 1);
+                    at_the_node(&service, at, flags);
+                    on_the_node(like, peer.0);
+                    let goes_to = |from: At| {
+                        let ip = make(UDP, from, at, 0);
+                        let (verdict, out) = match asks_a_pod {
+                            true => e.w.sent_by(&e.w.a, &ip),
+                            false => e.run("uplink_in", 0, &framed(&ip)),
+                        };
+                        assert_eq!(verdict, PASS, "{:?}", e.w.datapath.drops());
+                        let seen = see(&out);
+                        (seen.dst, seen.ports.1)
+                    };
+                    let what = format!("{like}, flags {flags:#x}, asks a pod: {asks_a_pod}");
+                    // Not connected: somebody may only hold the port.
+                    let socket = UdpSocket::bind(at).unwrap();
+                    assert_eq!(goes_to((peer.0, port + 1)), endpoint, "{what}");
+                    socket
+                        .connect(peer)
+                        .unwrap_or_else(|error| panic!("{what}: {error}"));
+                    assert_eq!(goes_to(peer), at, "{what}");
+                    assert_eq!(goes_to(peer), at, "{what}");
+                    // Somebody else's question is the Service's.
+                    assert_eq!(goes_to((peer.0, port + 2)), endpoint, "{what}");
+                    drop(socket);
+                    assert_eq!(goes_to(peer), endpoint, "{what}");
+                }
+            }
+        }
+    });
+}
