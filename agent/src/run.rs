@@ -19,6 +19,7 @@ mod restore;
 mod service_room;
 pub mod services;
 mod sweeps;
+mod switches;
 
 use crate::{
     announce::{self, Announcer, annotations::Takes, floods::Floods, problems},
@@ -61,6 +62,7 @@ use std::{
     time::{Duration, Instant},
 };
 use sweeps::{SWEEP, sweep, wants_sweep};
+use switches::follow_switches;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -174,6 +176,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         forwarding: forwarding_sender,
     }));
     tasks.spawn(follow_attached(datapath.clone(), standing.clone()));
+    tasks.spawn(follow_switches(node.clone(), standing.clone()));
     tasks.spawn(every(COLLECT, {
         let endpoints = endpoints.clone();
         move || log_collected(&endpoints)

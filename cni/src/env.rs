@@ -128,7 +128,7 @@ pub fn require_path(get: Lookup) -> Result<(), Error> {
 /// CNI_ARGS: `KEY=VALUE;KEY=VALUE`.
 ///
 /// Following the reference library, an unknown key is an error unless `IgnoreUnknown` is `1`
-/// or `true`.
+/// or `true`, and of a key that is there more than once the last counts: Multus adds its own to what it got.
 ///
 /// # Errors
 /// Code 4 naming CNI_ARGS and the key.
@@ -141,18 +141,17 @@ fn parse_args(text: &str) -> Result<Args, Error> {
     let mut args = Args::default();
     let mut ignore_unknown = false;
     let mut unknown = Vec::new();
-    let mut seen: Vec<(&str, &str)> = Vec::new();
+    let mut pairs: Vec<(&str, &str)> = Vec::new();
     for pair in text.split(';').filter(|pair| !pair.is_empty()) {
         let Some((key, value)) = pair.split_once('=') else {
             return Err(bad(format!("`{}` is not KEY=VALUE", excerpt(pair))));
         };
-        if let Some((_, earlier)) = seen.iter().find(|(k, _)| *k == key) {
-            if *earlier != value {
-                return Err(bad(format!("`{}` is given twice", excerpt(key))));
-            }
-            continue;
+        match pairs.iter_mut().find(|(known, _)| *known == key) {
+            Some(known) => known.1 = value,
+            None => pairs.push((key, value)),
         }
-        seen.push((key, value));
+    }
+    for (key, value) in pairs {
         match key {
             "IgnoreUnknown" => {
                 ignore_unknown = match value.to_ascii_lowercase().as_str() {
@@ -437,15 +436,19 @@ mod tests {
             "IP=10.0.0.1/33",
             "MAC=1",
             "IgnoreUnknown=maybe",
-            "IP=10.0.0.1;IP=10.0.0.2",
             "SINABRO_TCP_ACCELERATION=on",
-            "SINABRO_TCP_ACCELERATION=enabled;SINABRO_TCP_ACCELERATION=disabled",
+            "SINABRO_TCP_ACCELERATION=enabled;SINABRO_TCP_ACCELERATION=on",
         ] {
             let error = parse_args(text).unwrap_err();
             assert_eq!(error.code, Code::InvalidEnvironment);
             assert!(error.msg.starts_with("CNI_ARGS"), "{text}: {error}");
         }
-        assert!(parse_args("IP=10.0.0.1;IP=10.0.0.1").is_ok());
+    }
+
+    #[test]
+    fn the_last_of_several_counts() {
+        let args = parse_args("IP=none;IgnoreUnknown=0;X=1;IP=10.0.0.2;IgnoreUnknown=1").unwrap();
+        assert_eq!(args.ip, Some("10.0.0.2".parse().unwrap()));
     }
 
     proptest! {

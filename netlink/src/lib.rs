@@ -6,7 +6,7 @@
 //! - [`addr`], [`route`], [`rule`], [`neigh`], [`fdb`]: what hangs on them;
 //! - [`nft`], [`xtables`], [`tc`], [`conntrack`]: firewalls and filters, anybody's, to be looked at, and connections;
 //! - [`sock_diag`]: the namespace's sockets; [`xfrm`]: whether IPsec has policies;
-//! - [`monitor`]: what the kernel says has changed;
+//! - [`monitor`], [`changes`]: what the kernel says has changed;
 //! - [`netns`]: network namespaces, entered on threads of their own;
 //! - [`sysctl`]: settings below /proc/sys.
 //!
@@ -29,6 +29,7 @@
 pub mod addr;
 pub mod bond;
 pub mod bridge;
+pub mod changes;
 pub mod conn;
 pub mod conntrack;
 pub mod distrust;

@@ -8,15 +8,11 @@
 
 pub use crate::nft_ports::Ports;
 use crate::{
-    Conn, Error, Result,
+    Conn, Result,
     nft_ports::Reader,
     wire::{self, Attr, Garbage, Message, Raw},
 };
-use netlink_sys::{Socket, protocols::NETLINK_NETFILTER};
-use std::{
-    fmt, io,
-    os::fd::{AsFd, BorrowedFd},
-};
+use std::fmt;
 
 const SUBSYSTEM: u16 = 10;
 const NEW_CHAIN: u16 = SUBSYSTEM << 8 | 3;
@@ -405,51 +401,6 @@ impl Nft {
         };
         let what = "list rules of nf_tables";
         self.0.dump(what, GET_RULE, &Raw(request), parse)
-    }
-}
-
-/// NFNLGRP_NFTABLES.
-const GROUP: u32 = 7;
-
-/// A socket that can be read when rules have changed in the network namespace of the thread that made it.
-#[derive(Debug)]
-pub struct Changes(Socket);
-
-impl Changes {
-    /// # Errors
-    /// If the kernel does not tell.
-    pub fn follow() -> Result<Self> {
-        let open = || -> io::Result<Self> {
-            let mut socket = Socket::new(NETLINK_NETFILTER)?;
-            socket.bind_auto()?;
-            socket.add_membership(GROUP)?;
-            Ok(Self(socket))
-        };
-        open().map_err(|error| Error::system("follow changes of nf_tables", &error))
-    }
-
-    /// Reads what there is, so that it can be waited for the next change. Never blocks.
-    ///
-    /// # Errors
-    /// If the socket failed.
-    pub fn drain(&mut self) -> Result<()> {
-        let mut datagram = [0; 64];
-        loop {
-            // The rest of a longer one goes with it.
-            match self.0.recv(&mut &mut datagram[..], libc::MSG_DONTWAIT) {
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // More than there was room for: a change like any other.
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
-                Err(error) => return Err(Error::system("follow changes of nf_tables", &error)),
-            }
-        }
-    }
-}
-
-impl AsFd for Changes {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
     }
 }
 

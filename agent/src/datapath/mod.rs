@@ -42,6 +42,7 @@ mod transition;
 mod verify;
 
 pub use apart::Apart;
+pub use attach::Which as WhichAttached;
 pub use error::DatapathError;
 pub use files::release as release_objects;
 pub use level::{Choice, Level};
@@ -77,7 +78,7 @@ use sinabro_common::{
     names,
 };
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, HashSet},
     path::{Path, PathBuf},
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -717,12 +718,12 @@ impl Datapath {
         Classifiers::is_ours(name)
     }
 
-    /// Puts programs back that somebody else has taken off these interfaces, or off all that have some, and returns which.
+    /// Puts programs back that somebody else has taken off interfaces, and returns which.
     pub fn mend_attached(
         &self,
-        only: Option<&BTreeSet<u32>>,
+        which: &WhichAttached,
     ) -> Result<Vec<(u32, &'static str)>, DatapathError> {
-        self.classifiers.mend(only)
+        self.classifiers.mend(which)
     }
 
     /// Counters of the pod at a host-side interface, summed over CPUs; none if it is not attached.

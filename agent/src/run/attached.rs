@@ -3,7 +3,7 @@
 use crate::{
     apply::kernel_events::{Fd, follow, readable},
     chain::Chain,
-    datapath::Datapath,
+    datapath::{Datapath, WhichAttached},
     troubles::{self, Standing},
 };
 use anyhow::Context as _;
@@ -14,10 +14,16 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::{io::unix::AsyncFd, task::spawn_blocking, time::sleep};
+use tokio::{
+    io::unix::AsyncFd,
+    task::spawn_blocking,
+    time::{interval, sleep},
+};
 
-/// How often all are looked at although nothing was heard: nobody tells of tcx links.
+/// How often all are looked at although nothing was heard,
 const REFRESH: Duration = Duration::from_secs(30);
+/// and how often tcx links are: nobody tells of them.
+const LOOK: Duration = Duration::from_secs(1);
 /// How long it is said that programs were taken off.
 const SAID_FOR: Duration = Duration::from_secs(600);
 const REASON: &str = "ProgramsRemoved";
@@ -28,10 +34,11 @@ pub(super) async fn follow_attached(
 ) -> anyhow::Result<()> {
     let mut changes = open();
     let mut said = Said::default();
-    let mut only = None;
+    let mut which = WhichAttached::All;
+    let mut refreshes = interval(REFRESH);
     loop {
         let datapath = datapath.clone();
-        let mended = spawn_blocking(move || datapath.mend_attached(only.as_ref())).await;
+        let mended = spawn_blocking(move || datapath.mend_attached(&which)).await;
         match mended.context("looking for programs on interfaces failed")? {
             Ok(mended) => said.add(&mended, Instant::now()),
             Err(error) => {
@@ -39,9 +46,10 @@ pub(super) async fn follow_attached(
             }
         }
         troubles::replace(&standing, REASON, said.text(Instant::now()));
-        only = tokio::select! {
-            () = sleep(REFRESH) => None,
-            links = changed(&mut changes) => links,
+        which = tokio::select! {
+            _ = refreshes.tick() => WhichAttached::All,
+            () = sleep(LOOK) => WhichAttached::Links,
+            links = changed(&mut changes) => links.map_or(WhichAttached::All, WhichAttached::Interfaces),
         };
     }
 }

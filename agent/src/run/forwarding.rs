@@ -12,7 +12,7 @@ use crate::{
     plan::Forwarding,
 };
 use anyhow::Context as _;
-use sinabro_netlink::nft::Changes;
+use sinabro_netlink::changes::Changes;
 use std::{future::pending, sync::Arc, time::Duration};
 use tokio::{io::unix::AsyncFd, sync::watch, task::spawn_blocking, time::sleep};
 
@@ -54,7 +54,7 @@ pub(super) async fn follow_forwarding(mut task: ForwardingTask) -> anyhow::Resul
 
 /// Without it, what changes is noticed by the next look.
 fn open() -> Option<AsyncFd<Fd<Changes>>> {
-    follow(Changes::follow(), "changes of rules")
+    follow(Changes::of_rules(), "changes of rules")
 }
 
 async fn rules_change(changes: &mut Option<AsyncFd<Fd<Changes>>>) {

@@ -4,14 +4,17 @@
 //! another package, or a hardening tool, turns them off again later, and every pod is cut off while
 //! all seems well. Where /proc/sys can be written they are turned on again; elsewhere it is said.
 
-use super::trouble;
+use super::{Standing, trouble};
 use crate::{
     chain::Chain,
     node::NodeState,
     prepare::{self, Families},
 };
 use sinabro_common::api::Trouble;
+use std::sync::PoisonError;
 use tracing::warn;
+
+const REASON: &str = "ForwardingOff";
 
 /// Turns forwarding on where it is off; what could not be.
 pub fn keep(node: &NodeState) -> Vec<Trouble> {
@@ -32,6 +35,13 @@ pub fn keep(node: &NodeState) -> Vec<Trouble> {
     families.into_iter().filter_map(one).collect()
 }
 
+/// Puts this in place of what was said before.
+pub fn say(standing: &Standing, found: Vec<Trouble>) {
+    let mut all = standing.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|trouble| trouble.reason != REASON);
+    all.extend(found);
+}
+
 fn keep_one(node: &NodeState, families: Families, name: &str) -> Option<Trouble> {
     if prepare::is_forwarding(families) {
         return None;
@@ -47,7 +57,7 @@ fn keep_one(node: &NodeState, families: Families, name: &str) -> Option<Trouble>
             None
         }
         Err(error) => Some(trouble(
-            "ForwardingOff",
+            REASON,
             format!(
                 "{name} is 0, so pods reach nothing beyond this node: run `sysctl -w {name}=1`, and find what turned it off (grep -r forward /etc/sysctl.d): {}",
                 Chain(&error)

@@ -40,7 +40,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// How often the kernel is asked. Nothing announces a changed sysctl or rule.
+/// How often all but the [switches for forwarding](forwarding) is looked at.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// How often rules are: there may be tens of thousands.
@@ -113,7 +113,6 @@ impl Sources {
         let facts = self.facts.borrow().facts.clone();
         if let Some(state) = &state {
             found.extend(state.warnings.iter().cloned());
-            found.extend(forwarding::keep(state));
             found.extend(self.firewall());
             found.extend(addresses::outside(&self.endpoints, &state.pod_cidrs));
         }

@@ -14,6 +14,7 @@ mod first;
 mod kill;
 mod node;
 mod rest;
+mod runtimes;
 mod trace;
 mod traffic;
 mod undo;

@@ -197,6 +197,16 @@ impl Loaded {
     }
 }
 
+/// Which programs are looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Which {
+    All,
+    /// Those on these interfaces, by index.
+    Interfaces(BTreeSet<u32>),
+    /// Those that tcx links hold: nobody tells when one is detached, and to ask costs little.
+    Links,
+}
+
 impl Classifiers {
     /// Takes the programs out of their objects.
     pub fn new(
@@ -357,18 +367,15 @@ impl Classifiers {
         hooks.iter().any(|hook| hook.program() == name)
     }
 
-    /// Puts back what somebody has taken off these interfaces, or off all, and says what that was, by index and program.
-    pub fn mend(
-        &self,
-        only: Option<&BTreeSet<u32>>,
-    ) -> Result<Vec<(u32, &'static str)>, DatapathError> {
+    /// Puts back what somebody has taken off, and says what that was, by index and program.
+    pub fn mend(&self, which: &Which) -> Result<Vec<(u32, &'static str)>, DatapathError> {
         let Some(loaded) = &self.loaded else {
             return Ok(Vec::new());
         };
         let indexes: Vec<u32> = self.places().keys().copied().collect();
         let mut mended = Vec::new();
         for ifindex in indexes {
-            if only.is_some_and(|only| !only.contains(&ifindex)) {
+            if matches!(which, Which::Interfaces(only) if !only.contains(&ifindex)) {
                 continue;
             }
             // Whoever detaches it waits: what is not to be there any more is not put back.
@@ -376,7 +383,16 @@ impl Classifiers {
             let Some(Attached { hooks, place }) = places.get(&ifindex) else {
                 continue;
             };
-            let lacking = self.lacking(loaded, hooks, ifindex, place)?;
+            let tcx_alone = |hook: &&Hook| loaded.mode(**hook) == Mode::Tcx;
+            let tcx: Vec<Hook>;
+            let looked_at = match which {
+                Which::Links => {
+                    tcx = hooks.iter().filter(tcx_alone).copied().collect();
+                    &tcx
+                }
+                _ => hooks,
+            };
+            let lacking = self.lacking(loaded, looked_at, ifindex, place)?;
             if !lacking.is_empty() {
                 self.put(loaded, &lacking, ifindex, place)?;
                 mended.extend(lacking.iter().map(|hook| (ifindex, hook.program())));

@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use sinabro_common::names::{self, ACCELERATION_ANNOTATION};
 use sinabro_lab::traffic::path::Path as Way;
-use std::{fs, io::Write as _, path::Path};
+use std::{collections::BTreeSet, fs, io::Write as _, path::Path};
 
 /// A state of the project on a cluster: the manifest that users apply, with the image's name.
 pub struct State {
@@ -185,21 +185,24 @@ fn settled(world: &World, node: &str) -> Result<()> {
     let status = world.status(node)?;
     let programs = status.modes.get("programs").map(String::as_str);
     ensure!(programs == Some("current"), "{node} runs {programs:?}");
-    let mut generations = Vec::new();
-    for entry in fs::read_dir(world.path(node, names::BPF_DIR)?)? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        let of_generation = name
-            .strip_prefix('v')
-            .is_some_and(|n| n.parse::<u32>().is_ok());
-        ensure!(!name.ends_with("_next"), "{node} has {name} left");
-        if of_generation {
-            generations.push(name);
+    let mut seen = BTreeSet::new();
+    let mut directories = vec![world.path(node, names::BPF_DIR)?];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            ensure!(!name.ends_with("_next"), "{node} has {name} left");
+            let number = name.strip_prefix('v').map(str::parse::<u32>);
+            if number.is_some_and(|number| number.is_ok()) {
+                directories.push(entry.path());
+            } else {
+                ensure!(
+                    seen.insert(name.clone()),
+                    "{node} has {name} of two generations"
+                );
+            }
         }
     }
-    ensure!(
-        generations.len() == 1,
-        "{node} has maps of {generations:?}, not of one generation"
-    );
     Ok(())
 }
 
