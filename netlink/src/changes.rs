@@ -71,7 +71,7 @@ impl Changes {
 }
 
 fn failed(of: &str, error: &io::Error) -> Error {
-    Error::system(&format!("follow changes of {of}"), error)
+    Error::system(format!("follow changes of {of}"), error)
 }
 
 impl AsFd for Changes {
