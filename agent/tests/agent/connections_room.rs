@@ -24,7 +24,7 @@ fn a_table_that_grows_or_goes_by_the_memory_keeps_what_is_in_it() {
     connect(&node, pod, 1000..1500);
     let set = |connections| RoomReport {
         connections,
-        bytes: connections * 336,
+        bytes: connections * 384,
         from: RoomFrom::Setting,
     };
     assert_eq!(room(&node), set(131_072));
@@ -132,6 +132,6 @@ fn the_table_stays_within_the_agents_memory_limit() {
     node.wait_ready();
     let room = room(&node);
     assert_eq!(room.from, RoomFrom::Limit(LIMIT));
-    assert_eq!(room.connections, 131_072);
+    assert_eq!(room.connections, 65_536);
     node.kill();
 }
