@@ -88,28 +88,24 @@ fn poll(connect: &dyn Connect) -> Result<String, Failed> {
 
 fn select(connect: &dyn Connect) -> Result<String, Failed> {
     each_way(connect, |from, to| {
-        // Which of reading, writing and exceptions are ready.
+        // Which of reading, writing and exceptions are ready. Sets are as long as the descriptor needs: the kernel takes longer ones
+        // than `fd_set`, whose 1,024 a program with many sockets exceeds.
+        const BITS: usize = libc::c_ulong::BITS as usize;
         let ready = |wait: Duration| {
-            let mut sets: [libc::fd_set; 3] = [const {
-                // SAFETY: an array of numbers.
-                unsafe { std::mem::zeroed() }
-            }; 3];
-            if to.raw() >= libc::FD_SETSIZE as i32 {
-                return Err(Errno::EBADF);
-            }
+            let (word, bit) = (to.raw() as usize / BITS, to.raw() as usize % BITS);
+            let mut sets = [const { Vec::<libc::c_ulong>::new() }; 3];
             for set in &mut sets {
-                // SAFETY: a descriptor that fits, as was just looked at.
-                unsafe { libc::FD_SET(to.raw(), set) };
+                set.resize(word + 1, 0);
+                set[word] = 1 << bit;
             }
             let mut time = libc::timeval {
                 tv_sec: wait.as_secs() as libc::time_t,
                 tv_usec: wait.subsec_micros().into(),
             };
-            let [read, write, except] = &mut sets;
-            // SAFETY: sets of this many descriptors.
+            let [read, write, except] = sets.each_mut().map(|set| set.as_mut_ptr().cast());
+            // SAFETY: sets of this many descriptors, of which the kernel reads and writes whole words.
             Errno::result(unsafe { libc::select(to.raw() + 1, read, write, except, &mut time) })?;
-            // SAFETY: as above.
-            Ok(sets.map(|set| unsafe { libc::FD_ISSET(to.raw(), &raw const set) }))
+            Ok(sets.each_ref().map(|set| set[word] >> bit & 1 != 0))
         };
         let ready = |wait| said(ready(wait).map(|sets| format!("{sets:?}")));
         let mut seen = vec![ready(Duration::ZERO)];
