@@ -40,17 +40,16 @@ pub fn is_checked(from: u32) -> bool {
 /// Whether a packet of which [`is_checked`] does not know has a pod's address for its source.
 #[inline(never)]
 pub fn is_forged(from: u32, config: &NodeConfig, src: &Addr) -> bool {
-    if UPLINKS.get_ptr(from).is_some() || POD_LINKS.get_ptr(from).is_some() {
+    // What tunnels end in is not known before the agent says so. Its place among the checked ones may be another link's.
+    let overlay_link = CHECKED_LINKS.get(OVERLAY_PLACE).map_or(0, |link| *link);
+    if from == overlay_link || UPLINKS.get_ptr(from).is_some() || POD_LINKS.get_ptr(from).is_some()
+    {
         return false;
     }
     if ENDPOINTS.get_ptr(src).is_some() {
         return true;
     }
-    // What tunnels end in is not known before the agent says so.
-    let is_known = CHECKED_LINKS
-        .get(OVERLAY_PLACE)
-        .is_some_and(|link| *link != 0);
-    let Some(overlay) = tunnel::overlay(config).filter(|_| is_known) else {
+    let Some(overlay) = tunnel::overlay(config).filter(|_| overlay_link != 0) else {
         return false;
     };
     // The stack gives these to what it masquerades on the way to pods.

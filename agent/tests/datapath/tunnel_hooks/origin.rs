@@ -1,7 +1,14 @@
 //! By which interface a packet came that has a pod's address as its source.
 
 use super::*;
-use sinabro_common::abi::{Addr, uplink::Uplink};
+use aya::maps::{Array, Map, MapData};
+use sinabro_common::{
+    abi::{
+        Addr,
+        uplink::{Uplink, checked_place},
+    },
+    names,
+};
 
 /// Nothing of the network's: a second network card, a bridge of containers.
 const OTHER: &str = "other";
@@ -100,6 +107,18 @@ fn by_an_interface_of_others_nobody_speaks_for_a_pod() {
             let others_link = (b, w.a.ifindex, false);
             judge("uplink_out", stranger, &[ours[0], ours[3], others_link]);
             judge("uplink_out", unasked, &[ours[3], others_link]);
+        }
+        // A pod's link that comes later may have the same place among those that are checked.
+        let data = MapData::from_pin(format!("{}/CHECKED_LINKS", names::BPF_DIR)).unwrap();
+        let mut checked: Array<MapData, u32> = Map::Array(data).try_into().unwrap();
+        checked.set(checked_place(device), 4_000_000, 0).unwrap();
+        for (to, third, elsewhere) in [
+            (w.a.v4, "10.3.0.7", "10.2.0.7"),
+            (w.a.v6, "fd00:3::7", "fd00:2::7"),
+        ] {
+            let rows = [(ip(elsewhere), device, true), (ip(elsewhere), other, false)];
+            judge("pod_in", to, &rows);
+            judge("overlay_out", ip(third), &rows);
         }
     });
 }
