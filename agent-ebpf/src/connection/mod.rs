@@ -242,7 +242,7 @@ fn edge_global(own: u64, other: u64, of: u32, whose: u16, payer: u32) -> u64 {
     // A SYN of a client that cannot be another's begins again, whatever was.
     let (whose, payer) = (black_box(whose), black_box(payer));
     let is_client = (whose & FLAG_CLIENT_IS_HIGH != 0) == scratch.from_high;
-    let is_checked = is_client && whose & FLAG_INBOUND == 0 && !is_outside(payer);
+    let is_checked = is_client && !is_begun_outside(whose, payer);
     let is_open = !is_checked && was & ACK != 0 && (was | others) & RST == 0;
     let payload = scratch.ip.l4_len.saturating_sub(u32::from(scratch.l4.len));
     let numbers = scratch.tcp.numbers(scratch.announced());
@@ -277,14 +277,21 @@ pub unsafe fn begins_again(connection: *const Connection, proto: u8, tcp_flags: 
         }
 }
 
-/// Whether anybody may have sent what seems to come from the client: it is neither a pod of this node nor the node.
+/// Whether the client of a record with these flags and this payer is neither a pod of this node nor the node: anybody may have
+/// sent what seems to come from it.
+#[inline(always)]
+const fn is_begun_outside(flags: u16, payer: u32) -> bool {
+    flags & FLAG_INBOUND != 0 || is_outside(payer)
+}
+
+/// [`is_begun_outside`] of a record.
 ///
 /// # Safety
 /// As in [`note`].
 #[inline(always)]
 unsafe fn has_client_outside(connection: *const Connection) -> bool {
     // SAFETY: the caller's promise.
-    unsafe { (*connection).has(FLAG_INBOUND) || is_outside((*connection).payer) }
+    unsafe { is_begun_outside((*connection).flags, (*connection).payer) }
 }
 
 /// What client and server have sent, and nanoseconds from the first to the last packet.

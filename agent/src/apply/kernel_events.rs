@@ -1,7 +1,9 @@
 //! The kernel's events, as tokio wants them.
 
-use sinabro_netlink::{Event, Monitor, NetNs};
+use crate::chain::Chain;
+use sinabro_netlink::{Event, Monitor, NetNs, changes::Changes};
 use std::{
+    future::pending,
     io,
     os::fd::{AsFd, AsRawFd, RawFd},
 };
@@ -38,6 +40,23 @@ pub fn follow<T: AsFd>(opened: sinabro_netlink::Result<T>, what: &str) -> Option
         .and_then(Fd::register)
         .inspect_err(|error| warn!("cannot follow {what}, polling: {error}"))
         .ok()
+}
+
+/// Waits until something has changed, for ever if nobody tells, and takes it for read. `open`: as the socket was opened, for one that failed.
+pub async fn changed(
+    changes: &mut Option<AsyncFd<Fd<Changes>>>,
+    open: impl Fn() -> Option<AsyncFd<Fd<Changes>>>,
+    settle: impl Future<Output = ()>,
+) {
+    let Some(there) = changes else {
+        return pending().await;
+    };
+    readable(there).await;
+    settle.await;
+    if let Err(error) = there.get_mut().0.drain() {
+        warn!("lost changes, looking again: {}", Chain(&error));
+        *changes = open();
+    }
 }
 
 /// Waits until there is something to read.

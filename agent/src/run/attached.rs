@@ -17,7 +17,7 @@ use std::{
 use tokio::{
     io::unix::AsyncFd,
     task::spawn_blocking,
-    time::{interval, sleep},
+    time::{self, interval_at, sleep},
 };
 
 /// How often all are looked at although nothing was heard,
@@ -35,7 +35,7 @@ pub(super) async fn follow_attached(
     let mut changes = open();
     let mut said = Said::default();
     let mut which = WhichAttached::All;
-    let mut refreshes = interval(REFRESH);
+    let mut refreshes = interval_at(time::Instant::now() + REFRESH, REFRESH);
     loop {
         let datapath = datapath.clone();
         let mended = spawn_blocking(move || datapath.mend_attached(&which)).await;

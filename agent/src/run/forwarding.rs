@@ -3,9 +3,8 @@
 use crate::{
     apply::{
         forwarding,
-        kernel_events::{Fd, follow, readable},
+        kernel_events::{Fd, changed, follow},
     },
-    chain::Chain,
     config::Settings,
     datapath::Datapath,
     node::NodeStatus,
@@ -13,7 +12,7 @@ use crate::{
 };
 use anyhow::Context as _;
 use sinabro_netlink::changes::Changes;
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 use tokio::{io::unix::AsyncFd, sync::watch, task::spawn_blocking, time::sleep};
 
 /// How often the kernel is looked at although nothing was heard: of iptables-legacy and of IPsec nothing ever is.
@@ -47,7 +46,7 @@ pub(super) async fn follow_forwarding(mut task: ForwardingTask) -> anyhow::Resul
         tokio::select! {
             () = sleep(REFRESH) => {}
             changed = task.node.changed() => changed.context("what follows the node ended")?,
-            () = rules_change(&mut changes) => {}
+            () = changed(&mut changes, open, sleep(SETTLE)) => {}
         }
     }
 }
@@ -55,16 +54,4 @@ pub(super) async fn follow_forwarding(mut task: ForwardingTask) -> anyhow::Resul
 /// Without it, what changes is noticed by the next look.
 fn open() -> Option<AsyncFd<Fd<Changes>>> {
     follow(Changes::of_rules(), "changes of rules")
-}
-
-async fn rules_change(changes: &mut Option<AsyncFd<Fd<Changes>>>) {
-    let Some(open) = changes else {
-        return pending().await;
-    };
-    readable(open).await;
-    sleep(SETTLE).await;
-    if let Err(error) = open.get_mut().0.drain() {
-        tracing::warn!("lost changes of rules, looking again: {}", Chain(&error));
-        *changes = self::open();
-    }
 }

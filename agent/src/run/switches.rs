@@ -1,14 +1,13 @@
 //! The task that keeps the kernel's switches for forwarding on, as soon as somebody turns one off.
 
 use crate::{
-    apply::kernel_events::{Fd, follow, readable},
-    chain::Chain,
+    apply::kernel_events::{Fd, changed, follow},
     node::NodeStatus,
     troubles::{Standing, forwarding},
 };
 use anyhow::Context as _;
 use sinabro_netlink::changes::Changes;
-use std::{future::pending, time::Duration};
+use std::time::Duration;
 use tokio::{
     io::unix::AsyncFd,
     sync::watch,
@@ -37,7 +36,7 @@ pub(super) async fn follow_switches(
         tokio::select! {
             () = sleep(REFRESH) => {}
             changed = node.changed() => changed.context("what follows the node ended")?,
-            () = settings_change(&mut changes) => sleep_until(settled).await,
+            () = changed(&mut changes, open, sleep_until(settled)) => {}
         }
     }
 }
@@ -45,15 +44,4 @@ pub(super) async fn follow_switches(
 /// Without it, what changes is noticed by the next look.
 fn open() -> Option<AsyncFd<Fd<Changes>>> {
     follow(Changes::of_settings(), "changes of settings")
-}
-
-async fn settings_change(changes: &mut Option<AsyncFd<Fd<Changes>>>) {
-    let Some(open) = changes else {
-        return pending().await;
-    };
-    readable(open).await;
-    if let Err(error) = open.get_mut().0.drain() {
-        tracing::warn!("lost changes of settings, looking again: {}", Chain(&error));
-        *changes = self::open();
-    }
 }
