@@ -198,8 +198,8 @@ fn tcx_links_that_somebody_detaches_come_back() {
         let pins = fs::read_dir(pins)?.map(|entry| entry.unwrap().path());
         Ok(pins.filter(|pin| detach(pin).is_ok()).count())
     });
+    // The agent looks each second: it may have put some back before the last one is detached.
     assert!(detached.unwrap() >= 6);
-    assert_eq!(counts(), [0; 3]);
     comes_back(node, "tcx links", TOLD, || counts() == before);
     let watched = meter.finish().unwrap();
     println!("{}", watched.table().join("\n"));
