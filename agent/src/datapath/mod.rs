@@ -718,12 +718,29 @@ impl Datapath {
         Classifiers::is_ours(name)
     }
 
-    /// Puts programs back that somebody else has taken off interfaces, and returns which.
+    /// Puts programs back that somebody else has taken off interfaces or the cgroup, and returns which, with the name of
+    /// where that was.
     pub fn mend_attached(
         &self,
         which: &WhichAttached,
-    ) -> Result<Vec<(u32, &'static str)>, DatapathError> {
-        self.classifiers.mend(which)
+    ) -> Result<Vec<(String, &'static str)>, DatapathError> {
+        let mut mended = self.classifiers.mend(which)?;
+        if matches!(which, WhichAttached::Interfaces(_)) {
+            return Ok(mended);
+        }
+        let acceleration = match &self.acceleration {
+            Acceleration::On(_, attached) => Some(&attached.cgroup),
+            Acceleration::Off | Acceleration::Failed(_) => None,
+        };
+        for cgroup in acceleration
+            .into_iter()
+            .chain(self.service_sockets.cgroup())
+        {
+            let place = format!("the cgroup {}", cgroup.path.display());
+            let programs = cgroup.mend()?.into_iter();
+            mended.extend(programs.map(|program| (place.clone(), program)));
+        }
+        Ok(mended)
     }
 
     /// Counters of the pod at a host-side interface, summed over CPUs; none if it is not attached.
@@ -873,7 +890,9 @@ impl Datapath {
         let yes_no = |yes| if yes { "yes" } else { "no" }.to_owned();
         let acceleration = match &self.acceleration {
             Acceleration::Off => "off".to_owned(),
-            Acceleration::On(_, attached) => format!("on, cgroup {}", attached.cgroup.display()),
+            Acceleration::On(_, attached) => {
+                format!("on, cgroup {}", attached.cgroup.path.display())
+            }
             Acceleration::Failed(error) => format!("off: {}", Chain(error)),
         };
         let attach = self.classifiers.modes();

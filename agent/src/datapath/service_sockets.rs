@@ -6,7 +6,7 @@
 
 use super::{
     DatapathError, ProgramReport,
-    attach::{service_sock, tell_netns},
+    attach::{on_cgroup::Cgroup, service_sock, tell_netns},
     lock, maps,
     object::Tried,
 };
@@ -138,7 +138,7 @@ impl ServiceSockets {
             Self::Failed(error) => return format!("off: {}", Chain(error)),
             Self::On(on) => on,
         };
-        let mut mode = format!("on, cgroup {}", on.attached.cgroup.display());
+        let mut mode = format!("on, cgroup {}", on.attached.cgroup.path.display());
         if let Err(why) = &on.node {
             mode += &format!(", not for the node's own sockets: {why}");
         }
@@ -146,6 +146,11 @@ impl ServiceSockets {
             mode += &format!(", without {program}: {}", Chain(error));
         }
         mode
+    }
+
+    /// Where the programs are, if they are.
+    pub fn cgroup(&self) -> Option<&Cgroup> {
+        self.on().map(|on| &on.attached.cgroup)
     }
 
     /// The programs, as the kernel has them.

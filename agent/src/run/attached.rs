@@ -1,4 +1,5 @@
-//! The task that puts programs back on interfaces when somebody takes them off: other agents delete qdiscs that they do not know.
+//! The task that puts programs back on interfaces and the cgroup when somebody takes them off: other agents delete qdiscs that
+//! they do not know.
 
 use crate::{
     apply::kernel_events::{Fd, follow, readable},
@@ -22,7 +23,7 @@ use tokio::{
 
 /// How often all are looked at although nothing was heard,
 const REFRESH: Duration = Duration::from_secs(30);
-/// and how often tcx links are: nobody tells of them.
+/// and how often links of eBPF are: nobody tells of them.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long it is said that programs were taken off.
 const SAID_FOR: Duration = Duration::from_secs(600);
@@ -34,15 +35,24 @@ pub(super) async fn follow_attached(
 ) -> anyhow::Result<()> {
     let mut changes = open();
     let mut said = Said::default();
+    let mut failure = None;
     let mut which = WhichAttached::All;
     let mut refreshes = interval_at(time::Instant::now() + REFRESH, REFRESH);
     loop {
         let datapath = datapath.clone();
         let mended = spawn_blocking(move || datapath.mend_attached(&which)).await;
         match mended.context("looking for programs on interfaces failed")? {
-            Ok(mended) => said.add(&mended, Instant::now()),
+            Ok(mended) => {
+                said.add(&mended, Instant::now());
+                failure = None;
+            }
             Err(error) => {
-                tracing::warn!("cannot look for programs on interfaces: {}", Chain(&error))
+                let text = Chain(&error).to_string();
+                // Every second, else.
+                if failure.as_ref() != Some(&text) {
+                    tracing::warn!("cannot put programs back: {text}");
+                }
+                failure = Some(text);
             }
         }
         troubles::replace(&standing, REASON, said.text(Instant::now()));
@@ -95,36 +105,30 @@ fn is_of_others(change: &Change) -> bool {
 /// What was taken off in the last minutes.
 #[derive(Default)]
 struct Said {
-    by_link: BTreeMap<String, (u32, Instant)>,
+    by_place: BTreeMap<String, (u32, Instant)>,
 }
 
 impl Said {
-    fn add(&mut self, mended: &[(u32, &'static str)], now: Instant) {
-        for (ifindex, program) in mended {
-            let link = nix::net::if_::if_indextoname(*ifindex);
-            let link = link.map_or_else(
-                |_| format!("#{ifindex}"),
-                |name| name.to_string_lossy().into_owned(),
-            );
-            tracing::warn!("somebody took {program} off {link}: it is back");
-            let (times, last) = self.by_link.entry(link).or_insert((0, now));
+    fn add(&mut self, mended: &[(String, &'static str)], now: Instant) {
+        for (place, program) in mended {
+            tracing::warn!("somebody took {program} off {place}: it is back");
+            let (times, last) = self.by_place.entry(place.clone()).or_insert((0, now));
             (*times, *last) = (*times + 1, now);
         }
     }
 
     fn text(&mut self, now: Instant) -> Option<String> {
-        self.by_link
+        self.by_place
             .retain(|_, (_, last)| now.duration_since(*last) < SAID_FOR);
-        let (link, (times, _)) = self.by_link.iter().max_by_key(|(_, (times, _))| *times)?;
-        let links = self.by_link.len();
-        let others = if links > 1 {
-            format!(" and of {} other links", links - 1)
-        } else {
-            String::new()
+        let (place, (times, _)) = self.by_place.iter().max_by_key(|(_, (times, _))| *times)?;
+        let others = match self.by_place.len() - 1 {
+            0 => String::new(),
+            others => format!(" and {others} other places"),
         };
         Some(format!(
-            "somebody takes eBPF programs off {link} ({times} times){others}; each was put back, and packets passed unchecked until then: \
-             find out who with `tc monitor`, and have it leave links of pods, uplinks and sinabro_vxlan alone"
+            "somebody takes eBPF programs off {place} ({times} times){others}; each was put back, and until then packets passed unchecked \
+             and sockets untranslated: find out who with `tc monitor` and `bpftool link`, and have it leave links of pods, uplinks, \
+             sinabro_vxlan and the programs on the cgroup alone"
         ))
     }
 }
@@ -139,16 +143,17 @@ mod tests {
         let began = Instant::now();
         assert_eq!(said.text(began), None);
         said.add(
-            &[(1, "pod_in"), (1, "pod_out"), (4_000_000, "pod_in")],
+            &[("lo", "pod_in"), ("lo", "pod_out"), ("eth0", "pod_in")]
+                .map(|(place, program)| (place.to_owned(), program)),
             began,
         );
         let text = said.text(began).unwrap();
         assert!(
-            text.contains("off lo (2 times) and of 1 other links"),
+            text.contains("off lo (2 times) and 1 other places"),
             "{text}"
         );
         let later = began + SAID_FOR;
-        said.add(&[(1, "pod_in")], later);
+        said.add(&[("lo".to_owned(), "pod_in")], later);
         assert!(said.text(later).unwrap().contains("off lo (3 times);"));
         assert_eq!(said.text(later + SAID_FOR), None);
     }

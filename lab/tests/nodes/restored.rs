@@ -9,7 +9,7 @@ use std::{
     ffi::CString,
     fs,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
 };
@@ -137,8 +137,8 @@ fn whatever_somebody_destroys_comes_back_under_traffic() {
 const OBJ_GET: libc::c_int = 7;
 const LINK_DETACH: libc::c_int = 34;
 
-/// Takes a program off by its pinned link, as whoever finds the link by its number can.
-fn detach(pin: &Path) -> std::io::Result<()> {
+/// A pinned link.
+fn open(pin: &Path) -> std::io::Result<OwnedFd> {
     #[repr(C)]
     struct Get {
         path: u64,
@@ -157,9 +157,28 @@ fn detach(pin: &Path) -> std::io::Result<()> {
         return Err(std::io::Error::last_os_error());
     }
     // SAFETY: a descriptor that the kernel just gave, and nobody else has.
-    let link = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Whether a pinned link leads anywhere. The kernel says so in the descriptor's fdinfo, for tcx and for cgroups.
+fn is_attached(pin: &Path) -> bool {
+    let said = open(pin).and_then(|link| {
+        fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", link.as_raw_fd()))
+    });
+    let leads = |line: &str| {
+        let target = line
+            .strip_prefix("cgroup_id:")
+            .or(line.strip_prefix("ifindex:"));
+        target.is_some_and(|target| target.trim() != "0")
+    };
+    said.is_ok_and(|said| said.lines().any(leads))
+}
+
+/// Takes a program off by its pinned link, as whoever finds the link by its number can.
+fn detach(pin: &Path) -> std::io::Result<()> {
+    let link = open(pin)?;
     let number = link.as_raw_fd() as u32;
-    // SAFETY: as above; the one attribute is the descriptor.
+    // SAFETY: the one attribute is the descriptor, which lives for as long as the call.
     match unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -173,34 +192,53 @@ fn detach(pin: &Path) -> std::io::Result<()> {
     }
 }
 
-/// The kernel tells nobody of tcx links.
+fn pins() -> Vec<PathBuf> {
+    let directory = Path::new(names::BPF_DIR).join(names::BPF_LINKS_DIR);
+    let entries = fs::read_dir(directory).unwrap();
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+/// Whether a pinned link is of programs that translate Services at sockets.
+fn is_of_sockets(pin: &Path) -> bool {
+    let name = pin.file_name().unwrap_or_default();
+    name.to_string_lossy().starts_with("service_")
+}
+
+/// The kernel tells nobody of them.
 #[test]
-fn tcx_links_that_somebody_detaches_come_back() {
+fn links_of_programs_that_somebody_detaches_come_back() {
     let scene = scene("--attach=tcx");
     let node = scene.node(1);
     let link = names::pod_link(scene.pod(1, 1).id(), "eth0");
     let links = [link.as_str(), "eth0", names::VXLAN_LINK];
+    // On each link, and by all pinned links, those on the cgroup among them.
     let counts = || {
-        let on = |link: &&str| {
-            node.namespace()
-                .run(|| Ok(bpf::on_link(link).len()))
-                .unwrap()
+        let on = |link: &&str| bpf::on_link(link).len();
+        let count = || {
+            let pins = pins();
+            let of_sockets = pins.iter().filter(|pin| is_of_sockets(pin));
+            let attached = pins.iter().filter(|pin| is_attached(pin));
+            Ok((
+                links.each_ref().map(on),
+                of_sockets.count(),
+                attached.count(),
+            ))
         };
-        links.each_ref().map(on)
+        node.namespace().run(count).unwrap()
     };
     let before = counts();
-    assert_eq!(before, [2; 3]);
+    let (by_link, of_sockets, attached) = before;
+    assert_eq!(by_link, [2; 3]);
+    assert!(of_sockets > 0 && attached >= 6 + of_sockets, "{before:?}");
     let meter = Meter::start(&scene.paths().unwrap()).unwrap();
     meter.watch(Duration::from_secs(2));
-    meter.event("tcx links are detached").unwrap();
-    let detached = node.namespace().run(|| {
-        let pins = Path::new(names::BPF_DIR).join(names::BPF_LINKS_DIR);
-        let pins = fs::read_dir(pins)?.map(|entry| entry.unwrap().path());
-        Ok(pins.filter(|pin| detach(pin).is_ok()).count())
-    });
+    meter.event("links of programs are detached").unwrap();
+    let detached = node
+        .namespace()
+        .run(|| Ok(pins().iter().filter(|pin| detach(pin).is_ok()).count()));
     // The agent looks each second: it may have put some back before the last one is detached.
-    assert!(detached.unwrap() >= 6);
-    comes_back(node, "tcx links", TOLD, || counts() == before);
+    assert!(detached.unwrap() >= attached);
+    comes_back(node, "links of programs", TOLD, || counts() == before);
     let watched = meter.finish().unwrap();
     println!("{}", watched.table().join("\n"));
     for path in scene.paths().unwrap() {

@@ -23,7 +23,7 @@
 //! first version does not know looks to it like the pin of a pod that is gone, which it removes.
 
 mod clsact;
-mod on_cgroup;
+pub mod on_cgroup;
 pub mod service_sock;
 pub mod sock;
 mod tcx;
@@ -367,8 +367,8 @@ impl Classifiers {
         hooks.iter().any(|hook| hook.program() == name)
     }
 
-    /// Puts back what somebody has taken off, and says what that was, by index and program.
-    pub fn mend(&self, which: &Which) -> Result<Vec<(u32, &'static str)>, DatapathError> {
+    /// Puts back what somebody has taken off, and says what that was, by the link's name and the program's.
+    pub fn mend(&self, which: &Which) -> Result<Vec<(String, &'static str)>, DatapathError> {
         let Some(loaded) = &self.loaded else {
             return Ok(Vec::new());
         };
@@ -395,7 +395,8 @@ impl Classifiers {
             let lacking = self.lacking(loaded, looked_at, ifindex, place)?;
             if !lacking.is_empty() {
                 self.put(loaded, &lacking, ifindex, place)?;
-                mended.extend(lacking.iter().map(|hook| (ifindex, hook.program())));
+                let lacked = lacking.iter().map(|hook| hook.program());
+                mended.extend(lacked.map(|program| (place.clone(), program)));
             }
         }
         Ok(mended)

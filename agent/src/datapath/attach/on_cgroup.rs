@@ -20,6 +20,15 @@ pub struct Cgroup {
     pub path: PathBuf,
     directory: File,
     inode: u64,
+    /// What runs there by a pinned link.
+    pinned: Vec<Pinned>,
+}
+
+struct Pinned {
+    name: &'static str,
+    hook: sys::AttachType,
+    program: OwnedFd,
+    link: PathBuf,
 }
 
 impl Cgroup {
@@ -39,6 +48,7 @@ impl Cgroup {
                 path,
                 directory,
                 inode,
+                pinned: Vec::new(),
             }),
             Err(source) => Err(DatapathError::Cgroup(CgroupError::Look { path, source })),
         }
@@ -50,35 +60,78 @@ impl Cgroup {
     /// # Errors
     /// If the kernel refuses, or the link cannot be pinned.
     pub fn put(
-        &self,
+        &mut self,
         program: BorrowedFd<'_>,
         name: &'static str,
         hook: sys::AttachType,
         pin: Option<&Path>,
     ) -> Result<Option<OwnedFd>, DatapathError> {
         let attach = |error: io::Error| self.error(name)(error.into());
-        if let Some(path) = pin
-            && let Ok(link) = sys::obj_get(path)
-            && sys::kind(link.as_fd()).is_ok_and(|kind| kind == sys::Kind::Link)
-            && sys::link_info(link.as_fd()).is_ok_and(|info| info.cgroup_id() == self.inode)
-        {
-            sys::link_update(link.as_fd(), program).map_err(attach)?;
-            return Ok(None);
-        }
-        if let Some(path) = pin {
-            object::remove_link(path)?;
-        }
-        let target = self.directory.as_raw_fd() as u32;
-        let link = sys::link_create(program, target, hook).map_err(attach)?;
         let Some(path) = pin else {
-            return Ok(Some(link));
+            return self.link(program, hook).map(Some).map_err(attach);
         };
+        match self.link_at(path) {
+            Some(link) => sys::link_update(link.as_fd(), program).map_err(attach)?,
+            None => self.pin(program, name, hook, path)?,
+        }
+        let program = program.try_clone_to_owned().map_err(attach)?;
+        self.pinned.push(Pinned {
+            name,
+            hook,
+            program,
+            link: path.to_owned(),
+        });
+        Ok(None)
+    }
+
+    /// Puts back what somebody has taken off, and says what that was.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or the link cannot be pinned.
+    pub fn mend(&self) -> Result<Vec<&'static str>, DatapathError> {
+        let mut mended = Vec::new();
+        for pinned in &self.pinned {
+            if self.link_at(&pinned.link).is_none() {
+                self.pin(
+                    pinned.program.as_fd(),
+                    pinned.name,
+                    pinned.hook,
+                    &pinned.link,
+                )?;
+                mended.push(pinned.name);
+            }
+        }
+        Ok(mended)
+    }
+
+    /// The pinned link, if it is one that leads here.
+    fn link_at(&self, path: &Path) -> Option<OwnedFd> {
+        let link = sys::obj_get(path).ok()?;
+        let is_link = sys::kind(link.as_fd()).is_ok_and(|kind| kind == sys::Kind::Link);
+        let is_here =
+            || sys::link_info(link.as_fd()).is_ok_and(|info| info.cgroup_id() == self.inode);
+        (is_link && is_here()).then_some(link)
+    }
+
+    fn link(&self, program: BorrowedFd<'_>, hook: sys::AttachType) -> io::Result<OwnedFd> {
+        sys::link_create(program, self.directory.as_raw_fd() as u32, hook)
+    }
+
+    fn pin(
+        &self,
+        program: BorrowedFd<'_>,
+        name: &'static str,
+        hook: sys::AttachType,
+        path: &Path,
+    ) -> Result<(), DatapathError> {
+        object::remove_link(path)?;
+        let link = self.link(program, hook);
+        let link = link.map_err(|error| self.error(name)(error.into()))?;
         sys::obj_pin(link.as_fd(), path).map_err(|source| DatapathError::File {
             what: "pinning link",
             path: path.to_owned(),
             source,
-        })?;
-        Ok(None)
+        })
     }
 
     /// Makes an error say what could not be attached here.

@@ -51,7 +51,7 @@ fn pin(links: &Path, program: &str) -> PathBuf {
 
 /// Services at sockets, attached.
 pub struct Attached {
-    pub cgroup: PathBuf,
+    pub cgroup: Cgroup,
     pub programs: Vec<ProgramReport>,
     /// Those that are not, and why.
     pub missing: Vec<(&'static str, DatapathError)>,
@@ -69,9 +69,8 @@ pub fn attach(
     links: Option<&Path>,
     cgroup: Option<&Path>,
 ) -> Result<Attached, DatapathError> {
-    let cgroup = Cgroup::open(cgroup)?;
     let mut attached = Attached {
-        cgroup: cgroup.path.clone(),
+        cgroup: Cgroup::open(cgroup)?,
         programs: Vec::new(),
         missing: Vec::new(),
         links: Vec::new(),
@@ -96,6 +95,7 @@ pub fn attach(
                     "what tells whom datagrams are from",
                 ));
             }
+            let cgroup = &mut attached.cgroup;
             let error = |error: ProgramError| cgroup.error(name)(error.into());
             let (fd, info) = match ebpf.program(name) {
                 Some(Program::CgroupSock(program)) => (program.fd(), program.info()),

@@ -9,7 +9,7 @@ use aya::{
 };
 use std::{
     os::fd::{AsFd, OwnedFd},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 /// Name of the cgroup link's pin.
@@ -23,7 +23,7 @@ pub const MODES: [(&str, &str); 2] = [(SOCKET_PROGRAM, "cgroup"), (MESSAGE_PROGR
 
 /// The acceleration, attached.
 pub struct Attached {
-    pub cgroup: PathBuf,
+    pub cgroup: Cgroup,
     pub programs: [ProgramReport; 2],
     /// What keeps the program on the cgroup, where that is not a pin.
     pub link: Option<OwnedFd>,
@@ -36,13 +36,12 @@ pub fn attach(
     links: Option<&Path>,
     cgroup: Option<&Path>,
 ) -> Result<Attached, DatapathError> {
-    let cgroup = Cgroup::open(cgroup)?;
+    let mut cgroup = Cgroup::open(cgroup)?;
     let on_map = |error: Box<dyn std::error::Error + Send + Sync>| DatapathError::Attach {
         program: MESSAGE_PROGRAM,
         target: "the map `SOCKETS`".into(),
         source: error,
     };
-    let on_cgroup = cgroup.error(SOCKET_PROGRAM);
 
     let missing = |what, name| DatapathError::Missing { what, name };
     let Some(Map::SockHash(sockets)) = ebpf.map("SOCKETS") else {
@@ -64,9 +63,10 @@ pub fn attach(
         .program(SOCKET_PROGRAM)
         .and_then(|program| program.try_into().ok())
         .ok_or(missing("program", SOCKET_PROGRAM))?;
-    let program = enrol.fd().map_err(|error| on_cgroup(error.into()))?;
+    let on_cgroup = |error: ProgramError| cgroup.error(SOCKET_PROGRAM)(error.into());
+    let program = enrol.fd().map_err(on_cgroup)?;
     let programs = [
-        report(SOCKET_PROGRAM, enrol.info()).map_err(|error| on_cgroup(error.into()))?,
+        report(SOCKET_PROGRAM, enrol.info()).map_err(on_cgroup)?,
         report(MESSAGE_PROGRAM, messages.info()).map_err(|error| on_map(error.into()))?,
     ];
 
@@ -74,7 +74,7 @@ pub fn attach(
     let hook = sys::AttachType::CgroupSockOps;
     let link = cgroup.put(program.as_fd(), SOCKET_PROGRAM, hook, pin.as_deref())?;
     Ok(Attached {
-        cgroup: cgroup.path.clone(),
+        cgroup,
         programs,
         link,
     })

@@ -22,7 +22,7 @@ const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCAL
 /// # Errors
 /// If the program cannot be attached, or does not see the sockets of this process.
 pub fn ask(tried: &mut Tried, cgroup: Option<&Path>) -> Result<u64, DatapathError> {
-    let cgroup = Cgroup::open(cgroup)?;
+    let mut cgroup = Cgroup::open(cgroup)?;
     let told = maps::take(&mut tried.ebpf, "TOLD")?;
     let missing = DatapathError::Missing {
         what: "program",
