@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod blind;
+mod flood;
 mod outside;
 mod published;
 mod ranges;

@@ -36,10 +36,14 @@ pub struct World {
 
 impl World {
     pub fn new() -> Self {
+        Self::with(&SERVICES_FLAGS)
+    }
+
+    pub fn with(flags: &[&str]) -> Self {
         let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
         publish(&lab, &[]);
         for node in lab.nodes() {
-            node.start_agent_with(&SERVICES_FLAGS).unwrap();
+            node.start_agent_with(flags).unwrap();
         }
         for node in lab.nodes() {
             node.wait_ready().unwrap();
@@ -173,13 +177,18 @@ ports:
 }
 
 /// Says whom it hears, and how much, at its own address; and in datagrams where that is.
-struct Server {
+pub struct Server {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Server {
     fn start(place: &Place, address: IpAddr) -> Self {
+        Self::that_answers(true, place, address)
+    }
+
+    /// One that may read datagrams and say nothing.
+    pub fn that_answers(answers: bool, place: &Place, address: IpAddr) -> Self {
         let at = SocketAddr::new(address, TARGET);
         let sockets = place.run(|| Ok((bind::tcp(at)?, bind::udp(at)?)));
         let (listener, socket) = sockets.unwrap();
@@ -201,6 +210,9 @@ impl Server {
                     let Ok((len, from)) = socket.recv_from(&mut heard) else {
                         continue;
                     };
+                    if !answers {
+                        continue;
+                    }
                     // As long as the question.
                     let mut said = format!("{} {len} {address} ", from.ip()).into_bytes();
                     said.resize(said.len().max(len), b'x');
@@ -246,7 +258,7 @@ pub fn heard(said: &[u8], sent: usize) -> io::Result<IpAddr> {
 }
 
 /// Sends so much by a connection; whom the server takes for the client.
-fn by_tcp(place: &Place, to: SocketAddr, len: usize) -> io::Result<IpAddr> {
+pub fn by_tcp(place: &Place, to: SocketAddr, len: usize) -> io::Result<IpAddr> {
     let mut stream = place
         .run(|| Ok(TcpStream::connect_timeout(&to, PATIENCE)))
         .unwrap()?;
