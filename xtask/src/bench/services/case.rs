@@ -105,9 +105,9 @@ pub fn cases(numbers: &[u32]) -> impl Iterator<Item = Case> {
 }
 
 /// Who is measured in a case: each site by its Services, and ours by the pod's own address, too, which nobody outside has.
-pub fn subjects<'a>(scene: &'a Scene, case: &Case) -> Vec<(&'static str, &'a Site)> {
+pub fn subjects<'a>(scene: &'a Scene, case: &Case) -> Vec<(&'a str, &'a Site)> {
     let sites = scene.sites(case.number.0);
-    let direct = sites.iter().find(|site| site.mode.is_none());
+    let direct = sites.iter().find(|site| site.name() == OURS);
     let direct = direct.filter(|_| !case.way.is_from_outside());
     let direct = direct.map(|site| (DIRECT, *site));
     let sites = sites.iter().map(|site| (site.name(), *site));

@@ -1,5 +1,5 @@
 //! Services: what pods get by a Service's address beside the pod's own, and beside what kube-proxy makes of it with
-//! nftables and with iptables, for few Services and for many.
+//! nftables and with iptables, or beside an earlier commit's, for few Services and for many.
 //!
 //! Every translator has nodes of its own on one lab, one for each number of Services, and all are measured in many short
 //! turns, which each of them begins as often as any other. kube-proxy is Kubernetes' own; it is told of the Services, makes its
@@ -14,6 +14,7 @@ use super::{
     Output, Programs, as_root_with_kubernetes,
     cgroup::Tree,
     figures::{self, Figures},
+    notably_slower,
     output::Report,
     processor, remaining,
     row::{self, Row},
@@ -24,7 +25,6 @@ use case::Number;
 use scene::Scene;
 use sinabro_lab::traffic::seat::two_cpus;
 use std::{
-    path::PathBuf,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -51,9 +51,8 @@ pub struct Options {
     #[command(flatten)]
     output: Output,
 
-    /// Where the programs are, for the process that sudo starts: it builds nothing as root.
-    #[arg(long, hide = true, value_name = "DIR")]
-    programs: Option<PathBuf>,
+    #[command(flatten)]
+    programs: Programs,
 }
 
 impl Options {
@@ -71,9 +70,9 @@ impl Options {
     }
 
     /// The same options for the same program under sudo.
-    fn arguments(&self, programs: &Programs) -> Result<Vec<String>> {
+    fn arguments(&self) -> Result<Vec<String>> {
         let mut arguments: Vec<String> = ["bench", "services"].map(String::from).into();
-        arguments.extend(programs.arguments()?);
+        arguments.extend(self.programs.arguments()?);
         arguments.extend(["--rounds".into(), self.rounds.to_string()]);
         arguments.extend(self.short.then(|| "--short".into()));
         if !self.services.is_empty() {
@@ -86,16 +85,17 @@ impl Options {
 }
 
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let mut programs = Programs::alone(options.programs.clone());
-    programs.ensure(setup::BENCH_NAT)?;
-    as_root_with_kubernetes(&options.arguments(&programs)?)?;
-    measure(options, programs.present())
+    let mut options = options.clone();
+    options.programs.ensure(setup::BENCH_NAT)?;
+    as_root_with_kubernetes(&options.arguments()?)?;
+    measure(&options)
 }
 
-fn measure(options: &Options, programs: PathBuf) -> Result<ExitCode> {
+fn measure(options: &Options) -> Result<ExitCode> {
     let cgroups = Tree::new(|| ())?;
     let (cpus, numbers) = (two_cpus()?, options.numbers());
     let mut step = ui::step("making nodes, pods and rules of all subjects");
+    let programs = &options.programs;
     let scene = Scene::make(cpus, programs, cgroups.make()?, &numbers, &mut step)?;
     step.done_in_time();
     let [client, server] = cpus;
@@ -142,8 +142,12 @@ fn report(options: &Options, figures: &Figures<Number>, numbers: &[u32]) -> Resu
     println!();
     row::print(&growth, ["most Services beside fewest", ""], 0);
     rows.extend(growth);
-    options.output.report("services", &Report::of(rows)?)?;
-    Ok(ExitCode::SUCCESS)
+    let report = Report::of(rows)?;
+    options.output.report("services", &report)?;
+    let earlier = options.programs.earlier().map(|(commit, _)| commit);
+    // Other rows have the pod's own address, or ours with fewer Services, on their other side.
+    let slower = notably_slower(&report.rows).filter(|row| Some(&*row.against) == earlier);
+    Ok(options.programs.verdict(slower))
 }
 
 #[cfg(test)]
@@ -153,12 +157,12 @@ mod tests {
 
     #[test]
     fn the_process_that_sudo_starts_measures_the_same() {
-        let given: Options = parsed(&["--short", "--services", "20,30", "--rounds", "6"]);
-        let programs = Programs::alone(Some("/dist".into()));
-        let again: Options = parsed(&given.arguments(&programs).unwrap()[2..]);
+        let mut given: Options = parsed(&["--short", "--services", "20,30", "--rounds", "6"]);
+        given.programs.programs = Some("/dist".into());
+        let again: Options = parsed(&given.arguments().unwrap()[2..]);
         assert_eq!(again.numbers(), [20, 30]);
         assert_eq!((again.rounds, again.slice()), (6, given.slice()));
-        assert_eq!(again.programs, programs.programs);
+        assert_eq!(again.programs.programs, given.programs.programs);
         let default: Options = parsed(&[""; 0]);
         assert_eq!(default.numbers(), [10, 1_000, 10_000]);
     }

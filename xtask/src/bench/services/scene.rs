@@ -6,7 +6,7 @@ use super::{
     objects::{Services, TARGET},
 };
 use crate::{
-    bench::{cgroup::Cgroups, figures::OURS, published},
+    bench::{Programs, cgroup::Cgroups, figures::OURS, published},
     ui::Step,
 };
 use anyhow::{Context as _, Result, bail, ensure};
@@ -18,7 +18,6 @@ use sinabro_lab::{
 use socket2::{Domain, Socket, Type};
 use std::{
     net::{IpAddr, SocketAddr, TcpStream},
-    path::PathBuf,
     sync::atomic::{AtomicU16, Ordering},
     thread,
     time::{Duration, Instant},
@@ -31,8 +30,36 @@ const LOOK: Duration = Duration::from_millis(200);
 /// remembers for two minutes that one of before the rules was left as it was, and leaves the next by that port as it is, too.
 const FIRST_PORT: u16 = 10_000;
 
-/// Who translates.
-pub const TRANSLATORS: [Option<Mode>; 3] = [None, Some(Mode::Nftables), Some(Mode::Iptables)];
+/// What translates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Translator {
+    Ours,
+    /// Ours of an earlier commit.
+    Earlier(String),
+    KubeProxy(Mode),
+}
+
+impl Translator {
+    /// Beside an earlier commit nothing else is measured.
+    fn all(programs: &Programs) -> Vec<Self> {
+        match programs.earlier() {
+            Some((commit, _)) => vec![Self::Ours, Self::Earlier(commit.into())],
+            None => vec![
+                Self::Ours,
+                Self::KubeProxy(Mode::Nftables),
+                Self::KubeProxy(Mode::Iptables),
+            ],
+        }
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Self::Ours => OURS,
+            Self::Earlier(commit) => commit,
+            Self::KubeProxy(mode) => mode.name(),
+        }
+    }
+}
 
 /// Who asks, and where the server is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +91,7 @@ impl Way {
 }
 
 pub struct Site {
-    pub mode: Option<Mode>,
+    translator: Translator,
     node: usize,
     /// Of the node.
     address: IpAddr,
@@ -74,8 +101,8 @@ pub struct Site {
 }
 
 impl Site {
-    pub fn name(&self) -> &'static str {
-        self.mode.map_or(OURS, Mode::name)
+    pub fn name(&self) -> &str {
+        self.translator.name()
     }
 
     pub fn number(&self) -> u32 {
@@ -105,31 +132,37 @@ pub struct Scene {
 impl Scene {
     pub fn make(
         cpus: [usize; 2],
-        programs: PathBuf,
+        programs: &Programs,
         cgroups: Cgroups,
         numbers: &[u32],
         step: &mut Step,
     ) -> Result<Self> {
-        let nodes = 1 + TRANSLATORS.len() * numbers.len();
-        let lab = Lab::new(Binaries::at(programs)?, nodes, Lifetime::Process)?;
-        let sites = TRANSLATORS
+        let translators = Translator::all(programs);
+        let nodes = 1 + translators.len() * numbers.len();
+        let lab = Lab::new(Binaries::at(programs.present())?, nodes, Lifetime::Process)?;
+        let sites = translators
             .iter()
-            .flat_map(|mode| numbers.iter().map(|number| (*mode, *number)));
+            .flat_map(|translator| numbers.iter().map(|number| (translator.clone(), *number)));
         let sites: Vec<_> = (2..).zip(sites).collect();
         start(lab.node(1), &cgroups, false)?;
-        for (node, (mode, _)) in &sites {
-            start(lab.node(*node), &cgroups, mode.is_none())?;
+        for (node, (translator, _)) in &sites {
+            let node = lab.node(*node);
+            if let (Translator::Earlier(_), Some((_, dir))) = (translator, programs.earlier()) {
+                node.set_binaries(Binaries::at(dir)?);
+            }
+            let is_proxy = !matches!(translator, Translator::KubeProxy(_));
+            start(node, &cgroups, is_proxy)?;
         }
         for node in lab.nodes() {
             node.wait_ready()?;
         }
         let far = lab.node(1).add_pod("far")?;
-        let site = |(node, (mode, number))| -> Result<Site> {
+        let site = |(node, (translator, number))| -> Result<Site> {
             let [client, near] = ["client", "near"].map(|id| lab.node(node).add_pod(id));
             let (client, near) = (client?, near?);
             let services = Services::new(number, vec![near.v4(), far.v4()]);
             Ok(Site {
-                mode,
+                translator,
                 node,
                 address: lab.node(node).addresses()[0],
                 client,
@@ -156,7 +189,7 @@ impl Scene {
         for site in &self.sites {
             let (node, begun) = (self.lab.node(site.node), Instant::now());
             step.now(format!("{} Services by {}", site.number(), site.name()));
-            let Some(mode) = site.mode else {
+            let Translator::KubeProxy(mode) = site.translator else {
                 node.write_services(&site.services.file())?;
                 let all = f64::from(site.number());
                 self.wait(site, || Ok(published::ask(node)?.services == all))?;
