@@ -30,6 +30,8 @@ pub struct Translated {
     pub to: SocketAddr,
     /// and where that goes.
     pub server: SocketAddr,
+    /// Who sends, as the server sees it.
+    pub seen_as: SocketAddr,
     /// Both ends have closed it, or one has reset it: what is left is netfilter's patience with late packets.
     pub is_over: bool,
 }
@@ -74,7 +76,8 @@ impl Translated {
                 _ => {}
             }
         }
-        let (Some((proto, client, to)), Some((_, server, _))) = (original.ends(), reply.ends())
+        let (Some((proto, client, to)), Some((_, server, seen_as))) =
+            (original.ends(), reply.ends())
         else {
             return Ok(None);
         };
@@ -83,6 +86,7 @@ impl Translated {
             client,
             to,
             server,
+            seen_as,
             is_over,
         }))
     }

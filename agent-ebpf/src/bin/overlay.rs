@@ -8,6 +8,7 @@
 #![no_main]
 
 use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, macros::classifier, programs::TcContext};
+use core::hint::black_box;
 use sinabro_common::abi::{
     config::FLAG_STAMPED,
     drop::{DropReason, Hook},
@@ -16,10 +17,10 @@ use sinabro_ebpf::{
     PASS,
     maps::CONFIG,
     nat::across,
-    overlay::{leave, native},
+    overlay::{self, arrive, leave, native},
     parse::{Ip, eth, ip4, skb},
     scratch::{self, Scratch},
-    stage::{Action, origin, tunnel},
+    stage::{Action, origin, track, tunnel},
 };
 #[path = "../event.rs"]
 mod event;
@@ -27,9 +28,13 @@ mod event;
 #[classifier]
 pub fn overlay_in(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
-    let action = match arrive(skb) {
+    let action = match check(skb) {
         tunnel::OURS => match read(skb) {
             Some(scratch) => event::of_stage(across::arrive(skb, scratch)),
+            None => PASS,
+        },
+        PASS if CONFIG.get(0).is_some_and(overlay::is_beside_proxy) => match read(skb) {
+            Some(scratch) => event::of_stage(arrive::from_device(skb, scratch)),
             None => PASS,
         },
         action => action,
@@ -41,6 +46,9 @@ pub fn overlay_in(ctx: TcContext) -> i32 {
 pub fn overlay_out(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
     let mut action = judge(skb);
+    if action == PASS && !tunnel::is_made_here(skb) {
+        action = record_global(skb);
+    }
     if action == PASS
         && native::may_lead()
         && let Some(scratch) = scratch::get()
@@ -68,6 +76,26 @@ fn judge(skb: *mut __sk_buff) -> i32 {
     PASS
 }
 
+/// Has the answers to what the stack sends, and may have translated, go by the stack, too.
+#[inline(never)]
+fn record_global(skb: *mut __sk_buff) -> i32 {
+    black_box(record(skb))
+}
+
+#[inline(always)]
+fn record(skb: *mut __sk_buff) -> i32 {
+    if !CONFIG.get(0).is_some_and(overlay::records_stack) {
+        return PASS;
+    }
+    let Some(scratch) = read(skb) else {
+        return PASS;
+    };
+    match track::sent(scratch) {
+        0 => event::dropped(DropReason::ConnectionShare),
+        _ => PASS,
+    }
+}
+
 /// Whether others send it in a pod's name.
 #[inline(never)]
 fn is_forged(skb: *mut __sk_buff, from: u32) -> bool {
@@ -84,7 +112,7 @@ pub fn overlay_wraps(ctx: TcContext) -> i32 {
 }
 
 #[inline(never)]
-fn arrive(skb: *mut __sk_buff) -> i32 {
+fn check(skb: *mut __sk_buff) -> i32 {
     match checked(&TcContext::new(skb)) {
         Ok(tunnel::OURS) if !across::has_answers() => PASS,
         Ok(action) => action,

@@ -51,9 +51,19 @@ const BEGINS: i32 = 64;
 #[classifier]
 pub fn pod_out(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
-    let action = match leave(skb) {
+    let mut action = leave(skb);
+    if matches!(action, PASS | BEGINS) && CONFIG.get(0).is_some_and(overlay::is_beside_proxy) {
+        action = match beside_proxy_global(skb) {
+            PASS => action,
+            instead => instead,
+        };
+    }
+    let action = match action {
         BEGINS => begin(skb),
-        deliver::TELLS => tell(skb),
+        deliver::TELLS => match tell(skb) {
+            PASS => tell_elsewhere(skb),
+            action => action,
+        },
         action => action,
     };
     event::told(skb, Hook::PodOut, action)
@@ -77,6 +87,15 @@ fn begin(skb: *mut __sk_buff) -> i32 {
 fn tell(skb: *mut __sk_buff) -> i32 {
     match scratch::get() {
         Some(scratch) => event::of_stage(deliver::tell(skb, scratch)),
+        None => PASS,
+    }
+}
+
+/// As `tell`, to a pod of another node.
+#[inline(never)]
+fn tell_elsewhere(skb: *mut __sk_buff) -> i32 {
+    match scratch::get() {
+        Some(scratch) => event::of_stage(overlay::leave::tell(skb, scratch)),
         None => PASS,
     }
 }
@@ -165,7 +184,8 @@ fn checked(ctx: &TcContext) -> Action {
             if belongs == track::CLASH {
                 return Err(DropReason::ServiceClash);
             }
-            if receiver.is_none() && belongs != track::STACK && overlay::takes(config) {
+            if receiver.is_none() && belongs != track::STACK && overlay::takes_with_services(config)
+            {
                 if let Some(node) = node {
                     // An array has all its entries.
                     let flow = flow::place_of(&FLOWS, scratch).ok_or(DropReason::UnknownLink)?;
@@ -200,6 +220,32 @@ fn checked(ctx: &TcContext) -> Action {
         }
         // No address in it is the pod's.
         _ => Err(DropReason::SourceAddr),
+    }
+}
+
+/// Sends what is for another node's pod and is read, unless netfilter translates its connection. [`PASS`] if that is left to the stack.
+#[inline(never)]
+fn beside_proxy_global(skb: *mut __sk_buff) -> i32 {
+    scratch::borrow(|scratch| beside_proxy(skb, scratch))
+}
+
+#[inline(always)]
+fn beside_proxy(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let Some(config) = CONFIG.get(0) else {
+        return PASS;
+    };
+    if !matches!(skb::kind(&TcContext::new(skb)), eth::IP4 | eth::IP6) {
+        return PASS;
+    }
+    let Some(node) = tunnel::pods_elsewhere(config, &scratch.ip.dst) else {
+        return PASS;
+    };
+    if track::known(scratch) == track::STACK {
+        return PASS;
+    }
+    match flow::place_of(&FLOWS, scratch) {
+        Some(flow) => event::of_stage(overlay::leave::leave(skb, scratch, node, flow)),
+        None => PASS,
     }
 }
 

@@ -26,7 +26,7 @@ use sinabro_common::{
         Addr,
         connection::{
             Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_EMBRYONIC, FLAG_INBOUND,
-            FLAG_MAPPED, FLAG_MASQUERADED, is_outside,
+            FLAG_MAPPED, FLAG_MASQUERADED, FLAG_STACK, is_outside,
         },
     },
     algo::{
@@ -189,7 +189,8 @@ unsafe fn note_from(connection: *mut Connection, scratch: &Scratch, hears: bool)
             let idle = now.wrapping_sub((*connection).last_seen_ns);
             // Another processor's clock may be ahead of ours.
             if idle < 1 << 63 {
-                if is_over(connection, proto, idle) {
+                // Netfilter may know a connection for longer (`FLAG_STACK`): the agent ends its record.
+                if (*connection).flags & FLAG_STACK == 0 && is_over(connection, proto, idle) {
                     return Noted::Over;
                 }
                 (*connection).last_seen_ns = now;

@@ -29,7 +29,7 @@ use sinabro_common::abi::{
 /// Whether packets may go past the stack here.
 #[inline(always)]
 pub fn takes(config: &NodeConfig) -> bool {
-    config.flags & FLAG_FORWARD != 0 && overlay::takes(config)
+    config.flags & FLAG_FORWARD != 0 && overlay::takes_with_services(config)
 }
 
 /// BPF_FIB_LKUP_RET_SUCCESS: a plain route that leads on, and a neighbour that is known.

@@ -1,17 +1,20 @@
 //! What comes in a tunnel for a pod of this node.
 
-use super::{CE, ECN, ECT0, ECT1, arriving::Arriving, outer::room, takes, traffic_class, way};
+use super::{
+    CE, ECN, ECT0, ECT1, arriving::Arriving, is_beside_proxy, is_of_stack, outer::room, takes,
+    traffic_class, way,
+};
 use crate::{
     PASS,
     maps::{CONFIG, ENDPOINTS},
-    nat::{DROPPED, drop},
+    nat::{DROPPED, drop, is_error},
     parse::{
         Fragment, Packet as _, eth,
         skb::{Frame as _, Head, PACKET_HOST},
     },
     rewrite,
-    scratch::{self, Scratch},
-    stage::{deliver, mtu, report::Peer, tunnel},
+    scratch::{self, Scratch, verified_once},
+    stage::{deliver, mtu, report::Peer, track, tunnel},
 };
 use aya_ebpf::{
     bindings::{
@@ -39,10 +42,45 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(receiver) = (unsafe { ENDPOINTS.get(scratch.ip.dst) }) else {
         return PASS;
     };
+    if is_of_stack(scratch) != 0 {
+        return PASS;
+    }
     match take_out(&ctx, scratch, receiver, is_outer_v6) {
         OUT => deliver::from_outside(skb, scratch, receiver, mtu::of_tunnels(), true),
         other => other,
     }
+}
+
+verified_once! {
+    /// Delivers a packet that the VXLAN device has decapsulated, past netfilter. [`PASS`] if it is the stack's: its connection has a
+    /// record, or it takes a router.
+    pub fn from_device = from_device_global(decapsulated);
+}
+
+#[inline(always)]
+fn decapsulated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let ctx = TcContext::new(skb);
+    if !CONFIG.get(0).is_some_and(is_beside_proxy) {
+        return PASS;
+    }
+    // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
+    let Some(receiver) = (unsafe { ENDPOINTS.get(scratch.ip.dst) }) else {
+        return PASS;
+    };
+    if is_error(scratch) {
+        return match track::is_of_unrecorded(skb, scratch) {
+            0 => PASS,
+            _ => deliver::into(&ctx, scratch, receiver),
+        };
+    }
+    if !scratch.well_formed
+        || !deliver::is_plain(&scratch.ip, &scratch.l4)
+        || deliver::is_too_large(&ctx, scratch, 0, receiver)
+        || is_of_stack(scratch) != 0
+    {
+        return PASS;
+    }
+    deliver::from_outside(skb, scratch, receiver, mtu::of_tunnels(), false)
 }
 
 /// Reads what is inside of a packet, which is read, if it is of a tunnel and its outer headers are as [`arrive`] takes them. The length of

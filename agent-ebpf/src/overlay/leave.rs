@@ -1,7 +1,7 @@
 //! What a pod sends to a pod of another node.
 
 use super::{
-    CE, ECN, ECT0, native,
+    CE, ECN, ECT0, is_beside_proxy, native,
     outer::{Outer, Outside, room},
     route, traffic_class, way,
 };
@@ -11,14 +11,14 @@ use crate::{
     flow::Flow,
     forward::leave::{find_route, send as hand_on},
     maps::CONFIG,
-    nat::drop,
+    nat::{drop, is_error},
     parse::{
         eth, ip4, ip6, proto,
         skb::{Frame as _, Head, PACKET_HOST},
     },
     rewrite,
     scratch::Scratch,
-    stage::{deliver, mss, mtu, neighbour::send_to, report::Peer, tunnel},
+    stage::{deliver, mss, mtu, neighbour::send_to, report::Peer, track, tunnel},
 };
 use aya_ebpf::{
     bindings::{
@@ -28,13 +28,16 @@ use aya_ebpf::{
     helpers::{bpf_get_hash_recalc, bpf_skb_adjust_room},
     programs::TcContext,
 };
-use sinabro_common::abi::{
-    Addr,
-    config::FLAG_INGRESS_MTU,
-    drop::DropReason,
-    endpoint::Endpoint,
-    next_hop::{NATIVE, NextHop},
-    node::{Node, Overlay},
+use sinabro_common::{
+    abi::{
+        Addr,
+        config::FLAG_INGRESS_MTU,
+        drop::DropReason,
+        endpoint::Endpoint,
+        next_hop::{NATIVE, NextHop},
+        node::{Node, Overlay},
+    },
+    algo::ct_state,
 };
 
 const WRAP: u64 =
@@ -55,9 +58,22 @@ pub struct Leaving {
 }
 
 /// Sends a packet, which is read, to the node of the pod that it is for; [`PASS`] if that is left to the stack, and the
-/// packet as it was, but for what a SYN announces. How it gets there is remembered.
+/// packet as it was, but for what a SYN announces. How it gets there is remembered. [`deliver::TELLS`]: it is an ICMP error.
 #[inline(never)]
 pub fn leave(
+    skb: *mut __sk_buff,
+    scratch: &mut Scratch,
+    node: &Node,
+    flow: &mut Flow<Leaving>,
+) -> i32 {
+    match directly(skb, scratch, node, flow) {
+        PASS => by_device_instead(skb, scratch),
+        action => action,
+    }
+}
+
+#[inline(always)]
+fn directly(
     skb: *mut __sk_buff,
     scratch: &mut Scratch,
     node: &Node,
@@ -183,12 +199,58 @@ fn by_device(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let wraps = CONFIG
         .get(0)
         .is_some_and(|config| config.flags & FLAG_INGRESS_MTU == 0);
-    if !wraps || scratch.ip.proto != proto::TCP || !find_route(skb, scratch) {
+    if !wraps || scratch.ip.proto != proto::TCP {
         return PASS;
     }
-    match rewrite::decrement_ttl(&TcContext::new(skb), &scratch.ip) {
-        Ok(()) => hand_on(&scratch.way),
-        Err(_) => drop(DropReason::RewriteFailed),
+    past_netfilter(skb, scratch)
+}
+
+/// Gives a packet, which is read, to the VXLAN device by its route, with the mark by which `overlay_out` knows that the stack has not
+/// seen it. [`PASS`] if there is no route, or the neighbour is not known.
+#[inline(always)]
+pub fn past_netfilter(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let Some(overlay) = CONFIG.get(0).and_then(tunnel::overlay) else {
+        return PASS;
+    };
+    if !find_route(skb, scratch) {
+        return PASS;
+    }
+    if rewrite::decrement_ttl(&TcContext::new(skb), &scratch.ip).is_err() {
+        return drop(DropReason::RewriteFailed);
+    }
+    tunnel::make_here(skb, overlay);
+    hand_on(&scratch.way)
+}
+
+/// Sends a packet, which is read and does not go [`directly`], past netfilter all the same, if it goes on a connection of TCP.
+/// Conntrack, which has not seen that begin, takes some of its segments for invalid, and kube-proxy has those dropped. What begins one
+/// is recorded, and netfilter sees all of it.
+#[inline(never)]
+fn by_device_instead(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    if !CONFIG.get(0).is_some_and(is_beside_proxy) {
+        return PASS;
+    }
+    if is_error(scratch) {
+        return deliver::TELLS;
+    }
+    let goes_on = scratch.ip.proto == proto::TCP
+        && !ct_state::begins(proto::TCP, scratch.l4.tcp_flags)
+        && deliver::is_plain(&scratch.ip, &scratch.l4)
+        && deliver::fits(&TcContext::new(skb), scratch, mtu::of_tunnels(), room(true));
+    match goes_on {
+        true => past_netfilter(skb, scratch),
+        false => PASS,
+    }
+}
+
+/// The same of an ICMP error about what another node's pod sent past netfilter.
+#[inline(always)]
+pub fn tell(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
+    let is_beside = CONFIG.get(0).is_some_and(is_beside_proxy);
+    match is_beside && deliver::is_whole(&scratch.ip) && track::is_of_unrecorded(skb, scratch) != 0
+    {
+        true => past_netfilter(skb, scratch),
+        false => PASS,
     }
 }
 

@@ -3,8 +3,11 @@
 //!
 //! What is sent is what the VXLAN device sends, but for a checksum over IPv6 ([`outer`]), so each end may do either. To the device is left, unchanged: what it
 //! takes a router to handle (options, fragments, a TTL that ends here, what is too large), ICMP but echo, what the kernel
-//! refuses to wrap up, and all packets while others than ours translate Services: netfilter has to see both directions of
-//! a connection that it translates.
+//! refuses to wrap up.
+//!
+//! Where kube-proxy translates Services, netfilter sees both directions of a connection between two pods, or neither
+//! (`FLAG_BESIDE_PROXY`). The record of the connection decides. It is written where a packet leaves the stack ([`track`]), and looked
+//! up where one arrives: with a record the packet goes by the stack, without one past netfilter, by the VXLAN device if need be.
 //!
 //! Nodes that say so of themselves do the same to each other without a tunnel ([`native`]).
 
@@ -16,13 +19,17 @@ pub mod outer;
 pub mod route;
 
 use crate::{
-    maps::NEXT_HOPS,
+    maps::{CONFIG, NEXT_HOPS},
     parse::{Ip, Packet as _, skb::Head},
-    stage::deliver,
+    scratch::Scratch,
+    stage::{deliver, track, tunnel},
 };
 use sinabro_common::abi::{
     Addr,
-    config::{FLAG_DRAINING, FLAG_HANDOVER, FLAG_SERVICES, NodeConfig},
+    config::{
+        FLAG_BESIDE_PROXY, FLAG_DRAINING, FLAG_HANDOVER, FLAG_RECORD_STACK, FLAG_SERVICES,
+        NodeConfig,
+    },
     next_hop::{self, NextHop},
 };
 
@@ -46,8 +53,38 @@ fn traffic_class(head: &Head, ip: &Ip) -> Option<u8> {
 /// Whether packets may go past the stack here.
 #[inline(always)]
 pub fn takes(config: &NodeConfig) -> bool {
+    takes_with_services(config) || is_beside_proxy(config)
+}
+
+/// Whether they may where Services are translated here, and by nobody else.
+#[inline(always)]
+pub fn takes_with_services(config: &NodeConfig) -> bool {
     const OF_SERVICES: u32 = FLAG_SERVICES | FLAG_HANDOVER | FLAG_DRAINING;
     config.flags & OF_SERVICES == FLAG_SERVICES && deliver::redirects(config)
+}
+
+/// Whether they may while netfilter translates Services.
+#[inline(always)]
+pub fn is_beside_proxy(config: &NodeConfig) -> bool {
+    config.flags & (FLAG_BESIDE_PROXY | FLAG_SERVICES) == FLAG_BESIDE_PROXY
+        && deliver::redirects(config)
+}
+
+/// Whether connections between pods of two nodes that the stack forwards get a record.
+#[inline(always)]
+pub fn records_stack(config: &NodeConfig) -> bool {
+    config.flags & (FLAG_BESIDE_PROXY | FLAG_RECORD_STACK) != 0
+        && config.flags & FLAG_SERVICES == 0
+        && deliver::redirects(config)
+}
+
+/// One if a packet from another node, which is read, is the stack's beside kube-proxy: of a connection that the stack may
+/// translate, or of none between two pods.
+#[inline(never)]
+pub fn is_of_stack(scratch: &mut Scratch) -> u32 {
+    let is = CONFIG.get(0).is_some_and(is_beside_proxy)
+        && (tunnel::pods_of(&scratch.ip.src).is_none() || track::known(scratch) == track::STACK);
+    u32::from(is)
 }
 
 /// The way to a node by its tunnel address, unless it is this one or the kernel's way leads there.

@@ -5,7 +5,7 @@
 //! and what the receiver does not deliver past its stack comes out of its VXLAN device, as if it had come in a tunnel. By the stack
 //! nothing is larger than the device's MTU: it may have to be in a tunnel after all.
 
-use super::{arriving::Arriving, leave, route, takes, way, way_of_requests};
+use super::{arriving::Arriving, is_of_stack, leave, route, takes, way, way_of_requests};
 use crate::{
     DROP, PASS,
     maps::{CONFIG, ENDPOINTS, NATIVE, NATIVE_V6},
@@ -168,6 +168,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     };
     // Without a way of its own to the sender (`dataPath: kernel`) this node's stack is to see what comes, too.
     if !CONFIG.get(0).is_some_and(takes)
+        || is_of_stack(scratch) != 0
         || !deliver::is_plain(&scratch.ip, &scratch.l4)
         || deliver::is_too_large(&TcContext::new(skb), scratch, 0, receiver)
     {

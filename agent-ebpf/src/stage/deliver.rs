@@ -75,7 +75,7 @@ pub fn is_plain(ip: &Ip, l4: &L4) -> bool {
 
 /// Whether it is no router's to answer, to look at options of or to pass on in parts.
 #[inline(always)]
-fn is_whole(ip: &Ip) -> bool {
+pub fn is_whole(ip: &Ip) -> bool {
     ip.ttl > 1 && !ip.options && ip.fragment == Fragment::No
 }
 

@@ -5,12 +5,14 @@
 //! a connection has a record; others between pods of the node have none.
 //!
 //! So it is with what a pod of another node sends outside of a tunnel, as to a port of this node that leads to the pod,
-//! where its answers would not go by the stack ([`crate::overlay`]).
+//! where its answers would not go by the stack ([`crate::overlay`]). Beside kube-proxy, with all that the stack forwards between
+//! pods of two nodes ([`sent`], [`delivered`]).
 
 use super::tunnel;
 use crate::{
     connection::{self, Noted},
     maps::{CONFIG, ENDPOINTS, UPLINKS},
+    nat::{error, is_error},
     overlay,
     parse::{Fragment, Ip, proto},
     scratch::Scratch,
@@ -19,7 +21,7 @@ use crate::{
         leave::make_way,
     },
 };
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::{
     abi::{
         config::{FLAG_MIXED, NodeConfig},
@@ -47,7 +49,51 @@ pub fn sender(ctx: &TcContext, config: &NodeConfig, ip: &Ip) -> Option<u32> {
     let is_outside_of_a_tunnel = overlay::takes(config)
         && UPLINKS.get_ptr(came_by).is_some()
         && tunnel::pods_of(&ip.src).is_some();
-    is_outside_of_a_tunnel.then_some(outside_share(ip.proto))
+    let may_be_translated = is_outside_of_a_tunnel
+        || overlay::records_stack(config) && tunnel::pods_elsewhere(config, &ip.src).is_some();
+    may_be_translated.then_some(outside_share(ip.proto))
+}
+
+/// One if a packet is an ICMP error about a connection between two pods that has no record: the stack has seen nothing of it.
+#[inline(never)]
+pub fn is_of_unrecorded(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
+    if !is_error(scratch) || !error::read(skb, scratch) {
+        return 0;
+    }
+    if !tunnel::is_a_pods(&scratch.quoted.src) || !tunnel::is_a_pods(&scratch.quoted.dst) {
+        return 0;
+    }
+    scratch.seen.forget();
+    scratch.identify_quoted();
+    let has_none = connection::find(&scratch.key).is_none();
+    u32::from(has_none && without_record() == DIRECT)
+}
+
+/// Records the connection of a packet, which is read, that the stack sends to a pod of another node. Zero if there is no room.
+#[inline(never)]
+pub fn sent(scratch: &mut Scratch) -> u32 {
+    let Some(config) = CONFIG
+        .get(0)
+        .filter(|config| overlay::records_stack(config))
+    else {
+        return 1;
+    };
+    let ip = &scratch.ip;
+    if !scratch.well_formed
+        || ip.fragment == Fragment::Later
+        || !matches!(ip.proto, proto::TCP | proto::UDP | proto::SCTP)
+    {
+        return 1;
+    }
+    let Some(endpoint) = ENDPOINTS.get_ptr(&ip.src) else {
+        return 1;
+    };
+    if tunnel::pods_elsewhere(config, &ip.dst).is_none() {
+        return 1;
+    }
+    // SAFETY: a value that the map just gave.
+    let sender = unsafe { (*endpoint).ifindex };
+    delivered(scratch, sender)
 }
 
 /// Notes a packet that the stack delivers between two pods of this node. Zero if there is no room to: its answers

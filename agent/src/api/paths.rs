@@ -91,6 +91,7 @@ pub fn of_programs(core: &Core) -> Result<Option<Why>, DatapathError> {
     }
     Ok(match core.datapath.translation()? {
         Translation::On => None,
+        Translation::Off if core.datapath.is_beside_proxy()? => None,
         other => Some(Why::Services(other)),
     })
 }

@@ -68,7 +68,7 @@ pub fn follow(settings: &Settings, datapath: &Datapath) -> Result<Forwarding, Da
 }
 
 /// The first place where somebody has rules for what is forwarded; what cannot be looked at may be one.
-fn rules_of_others() -> Option<String> {
+pub(super) fn rules_of_others() -> Option<String> {
     let found = in_nftables().and_then(|found| match found {
         None => in_legacy_tables(),
         found => Ok(found),

@@ -15,6 +15,7 @@
 //! own protocol on that device. Nothing is flushed.
 
 pub mod addresses;
+pub mod beside_proxy;
 pub mod fdb;
 pub mod forwarding;
 pub mod kernel_events;

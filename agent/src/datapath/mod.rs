@@ -15,6 +15,7 @@
 
 mod apart;
 mod attach;
+pub mod beside_proxy;
 mod btf;
 mod carry;
 pub mod cgroup;
@@ -854,6 +855,7 @@ impl Datapath {
                 .load(Ordering::Relaxed)
                 .then_some(&self.maps.endpoints),
             portless: self.maps.config.get()?.flags & FLAG_MASQUERADE_PORTLESS != 0,
+            netfilter: beside_proxy::Timeouts::read(),
         };
         let departed = match rules.endpoints {
             Some(_) => std::mem::take(&mut *lock(&self.departed)),

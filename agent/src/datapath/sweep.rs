@@ -9,6 +9,7 @@ mod scarcity;
 
 use super::{
     DatapathError,
+    beside_proxy::Timeouts,
     maps::{Connections, Endpoints, Owner, PortBitmaps},
 };
 use scarcity::Scarcity;
@@ -43,6 +44,8 @@ pub struct Rules<'a> {
     pub endpoints: Option<&'a Endpoints>,
     /// Whether those of protocols without ports go on.
     pub portless: bool,
+    /// Those that the stack may translate live as long as there.
+    pub netfilter: Timeouts,
 }
 
 /// Kept by the caller from sweep to sweep.
@@ -390,7 +393,9 @@ fn is_over(
         FLAG_MASQUERADED if connection.payer == HOST_SHARE => &[],
         FLAG_MASQUERADED => &[sent.src],
         FLAG_INBOUND => &[sent.dst],
-        FLAG_STACK => &[sent.src, sent.dst],
+        // The other end may be a pod of another node.
+        FLAG_STACK if known.is_pod(sent.src)? => &[sent.src],
+        FLAG_STACK => &[sent.dst],
         0 if connection.has(FLAG_SERVICE) => &[sent.src],
         // No program writes such a record.
         _ => return Ok(true),
@@ -416,6 +421,10 @@ fn is_over(
     let seconds = match connection.has(FLAG_MAPPING) {
         true => lifetime::of_mapping(&rules.limits.lifetimes),
         false => rules.limits.lifetimes[stage as usize],
+    };
+    let seconds = match connection.has(FLAG_STACK) {
+        true => seconds.max(rules.netfilter.of(stage)),
+        false => seconds,
     };
     let lifetime = u64::from(seconds) * 1_000_000_000;
     let sooner = scarcity.lifetime(connection, stage).unwrap_or(u64::MAX);

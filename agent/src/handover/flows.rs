@@ -98,6 +98,7 @@ mod tests {
             client: at(client),
             to: at(to),
             server: at("10.0.0.2:8080"),
+            seen_as: at(client),
             is_over: false,
         };
         let to_vip = |proto, client| flow(proto, client, "10.96.0.10:53");

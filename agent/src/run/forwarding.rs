@@ -2,7 +2,7 @@
 
 use crate::{
     apply::{
-        forwarding,
+        beside_proxy, forwarding,
         kernel_events::{Fd, changed, follow},
     },
     config::Settings,
@@ -30,11 +30,18 @@ pub(super) struct ForwardingTask {
 
 pub(super) async fn follow_forwarding(mut task: ForwardingTask) -> anyhow::Result<()> {
     let mut changes = open();
+    let mut beside_proxy = Told::default();
     loop {
         let (settings, datapath) = (task.settings.clone(), task.datapath.clone());
         let looked = spawn_blocking(move || forwarding::follow(&settings, &datapath));
         let way = looked.await.context("looking for the way out failed")?;
         let way = way.context("cannot say by which way packets leave the cluster")?;
+        let (settings, datapath) = (task.settings.clone(), task.datapath.clone());
+        let looked = spawn_blocking(move || beside_proxy::follow(&settings, &datapath));
+        let why = looked
+            .await
+            .context("looking for the way to nodes failed")?;
+        beside_proxy.tell(why);
         task.forwarding.send_if_modified(|known| {
             let is_new = known.as_ref() != Some(&way);
             if is_new {
@@ -48,6 +55,30 @@ pub(super) async fn follow_forwarding(mut task: ForwardingTask) -> anyhow::Resul
             changed = task.node.changed() => changed.context("what follows the node ended")?,
             () = changed(&mut changes, open, sleep(SETTLE)) => {}
         }
+    }
+}
+
+/// What was logged last of the fast path beside kube-proxy.
+#[derive(Default)]
+struct Told(Option<String>);
+
+impl Told {
+    /// Given is why it is not taken; nothing if it is.
+    fn tell(&mut self, why: anyhow::Result<Option<String>>) {
+        let text = match &why {
+            Ok(None) => "past netfilter".into(),
+            Ok(Some(why)) => format!("by the stack: {why}"),
+            Err(error) => format!("as before: {error:#}"),
+        };
+        if self.0.as_ref() == Some(&text) {
+            return;
+        }
+        match why {
+            Ok(None) => tracing::info!("packets between nodes beside kube-proxy: {text}"),
+            Ok(Some(_)) => tracing::debug!("packets between nodes beside kube-proxy: {text}"),
+            Err(_) => tracing::warn!("packets between nodes beside kube-proxy: {text}"),
+        }
+        self.0 = Some(text);
     }
 }
 

@@ -32,6 +32,14 @@ pub const FLAG_CARRYING: u32 = 1 << 4;
 /// towards each remote address, so a pod that has it takes it from the node. Programs that do not know the flag masquerade them.
 pub const FLAG_MASQUERADE_PORTLESS: u32 = 1 << 13;
 
+/// Without [`FLAG_SERVICES`]: packets between pods of two nodes take the fast path, except those of connections that have a
+/// record with `FLAG_STACK`. Implies [`FLAG_RECORD_STACK`].
+pub const FLAG_BESIDE_PROXY: u32 = 1 << 14;
+
+/// Without [`FLAG_SERVICES`]: each connection between pods of two nodes that the stack forwards, and may translate, gets a record with
+/// `FLAG_STACK`.
+pub const FLAG_RECORD_STACK: u32 = 1 << 15;
+
 /// Programs of two layouts run, each with a table of its own: a connection between pods of this node that has no record here may
 /// have one there, and keeps to the stack.
 pub const FLAG_MIXED: u32 = 1 << 12;

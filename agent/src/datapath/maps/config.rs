@@ -7,8 +7,9 @@ use ipnet::IpNet;
 use sinabro_common::abi::{
     Addr,
     config::{
-        FLAG_CARRYING, FLAG_DRAINING, FLAG_FORWARD, FLAG_HANDOVER, FLAG_INGRESS_MTU, FLAG_MIXED,
-        FLAG_SERVICES, FLAG_STAMPED, FLAG_TUNNELS, NodeConfig,
+        FLAG_BESIDE_PROXY, FLAG_CARRYING, FLAG_DRAINING, FLAG_FORWARD, FLAG_HANDOVER,
+        FLAG_INGRESS_MTU, FLAG_MIXED, FLAG_RECORD_STACK, FLAG_SERVICES, FLAG_STAMPED, FLAG_TUNNELS,
+        NodeConfig,
     },
 };
 use std::{collections::HashSet, fs, path::Path, sync::Mutex, thread, time::Duration};
@@ -99,6 +100,8 @@ impl Config {
                 | FLAG_MIXED
                 | FLAG_FORWARD
                 | FLAG_INGRESS_MTU
+                | FLAG_BESIDE_PROXY
+                | FLAG_RECORD_STACK
                 | Translation::FLAGS
                 | if tunnels { FLAG_STAMPED } else { 0 };
             let flags = config.flags | before.flags & kept;
@@ -129,6 +132,20 @@ impl Config {
     /// Whether what leaves the cluster goes past the stack.
     pub fn forwarding(&self, is_direct: bool) -> Result<(), DatapathError> {
         self.set_flags(FLAG_FORWARD, if is_direct { FLAG_FORWARD } else { 0 })
+    }
+
+    /// Whether packets between nodes take the fast path while others translate Services.
+    pub fn beside_proxy(&self, is: bool) -> Result<(), DatapathError> {
+        self.set_flags(FLAG_BESIDE_PROXY, if is { FLAG_BESIDE_PROXY } else { 0 })
+    }
+
+    pub fn is_beside_proxy(&self) -> Result<bool, DatapathError> {
+        Ok(self.get()?.flags & FLAG_BESIDE_PROXY != 0)
+    }
+
+    /// Whether connections between pods of two nodes that the stack forwards get a record.
+    pub fn record_stack(&self, is: bool) -> Result<(), DatapathError> {
+        self.set_flags(FLAG_RECORD_STACK, if is { FLAG_RECORD_STACK } else { 0 })
     }
 
     /// Whether the kernel drops what a program puts into an interface that has a smaller MTU.

@@ -247,6 +247,15 @@ impl Connections {
         }
     }
 
+    /// Writes a connection that is not translated, unless there is one or no room; whether it was written.
+    pub fn add_untranslated(
+        &self,
+        key: &ConnectionKey,
+        connection: &Connection,
+    ) -> Result<bool, DatapathError> {
+        self.records.add(key, connection)
+    }
+
     pub fn remove_alias(&self, key: &Tuple) -> Result<(), DatapathError> {
         self.aliases.remove(key)
     }

@@ -1,6 +1,7 @@
 //! Tunnels: `pod_out`, `uplink_out`, `uplink_in` and both programs of the VXLAN device on single packets.
 
 mod arriving;
+mod beside_proxy;
 mod counted;
 mod direct;
 mod flows;

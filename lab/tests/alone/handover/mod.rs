@@ -1,6 +1,8 @@
 //! Services pass from kube-proxy to the agent and back while connections and exchanges of datagrams are going on: none
 //! is reset, no answer is lost, no path stands still. With rules as kube-proxy makes them in nftables.
 
+mod beside_proxy;
+
 use anyhow::{Context as _, Result, ensure};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod, confinement,
@@ -39,6 +41,8 @@ const VIPS: [&str; 2] = ["10.96.0.10", "fd00:10:96::10"];
 /// Of the Service that leads to both servers.
 const BOTH: u16 = 53;
 const TARGET: u16 = 5353;
+/// Of the Service of connections on which nothing is said for long, and where it leads: to the second server.
+const IDLE: (u16, u16) = (900, 9000);
 /// The first of those that lead to one each, and where.
 const FIRST: (u16, u16) = (1000, 8000);
 
@@ -133,6 +137,8 @@ impl World {
             let both = self.servers.each_ref().map(|pod| pod.addresses()[family]);
             let both = both.map(|address| SocketAddr::new(address, TARGET));
             leads.push((SocketAddr::new(vip(family), BOTH), both.to_vec()));
+            let idle = SocketAddr::new(both[1].ip(), IDLE.1);
+            leads.push((SocketAddr::new(vip(family), IDLE.0), vec![idle]));
         }
         for (number, path) in self.paths().iter().enumerate() {
             let (port, target) = ports(number);
@@ -350,7 +356,7 @@ fn table(family: &str, pods: &str, leads: &[(SocketAddr, Vec<SocketAddr>)]) -> S
 }
 
 fn start_agent(node: &Node, setting: &str) {
-    let flags: Vec<&str> = [setting].into_iter().chain(FLAGS).collect();
+    let flags: Vec<&str> = setting.split(' ').chain(FLAGS).collect();
     node.start_confined_agent(&flags, &confinement::AGENT)
         .unwrap();
 }

@@ -1,0 +1,196 @@
+//! Beside kube-proxy: the stack sees both directions of a connection between pods of two nodes, or neither.
+
+use super::{direct::*, *};
+use crate::packet::{ACK, FIN, IcmpError, icmp_error};
+use sinabro_agent::datapath::{DatapathError, beside_proxy::OfStack};
+
+/// The second node is reached past the stack while others translate Services. Given are connections that they have already.
+fn beside(translated: &[OfStack], test: impl Fn(&World) + Sync) {
+    direct(|w| {
+        w.datapath.set_services(false).unwrap();
+        let list = || Ok::<_, DatapathError>(translated.to_vec());
+        w.datapath.begin_beside_proxy(list).unwrap();
+        test(w);
+    });
+}
+
+/// What goes from one end to the other, and what comes back.
+fn both_ways(proto: u8, near: IpAddr, far: (IpAddr, u16)) -> (Ip, Ip) {
+    let near = (near, 4000);
+    match proto {
+        6 => (
+            packet::tcp(near, far, ACK, b"a"),
+            packet::tcp(far, near, ACK, b"b"),
+        ),
+        17 => (packet::udp(near, far, b"a"), packet::udp(far, near, b"b")),
+        _ => (packet::sctp(near, far, b"a"), packet::sctp(far, near, b"b")),
+    }
+}
+
+const PROTOCOLS: [u8; 3] = [6, 17, 132];
+
+impl World {
+    /// What the programs do with a connection's packets: at the pod's link, at the uplink, and at the VXLAN device where the uplink
+    /// has left them to that.
+    fn judged(&self, (sent, answer): &(Ip, Ip)) -> [i32; 3] {
+        [
+            self.leaves(&self.of_pod(sent)).0,
+            self.run("uplink_in", 0, &self.comes(answer)).0,
+            self.run("overlay_in", 0, &self.stamped(answer)).0,
+        ]
+    }
+
+    fn knows_the_router(&self) {
+        let (router, mac) = (self.router().to_string(), "02:00:00:00:09:09");
+        let neighbour = [
+            "ip", "neigh", "replace", &router, "lladdr", mac, "dev", UPLINK,
+        ];
+        kit::this_place().command(&neighbour).unwrap();
+    }
+
+    /// The stack sends what came by the pod's link, or delivers what came by the VXLAN device.
+    fn lets(&self, program: &str, frame: &[u8]) {
+        let from = match program {
+            "overlay_out" => self.a.ifindex,
+            _ => 0,
+        };
+        let ran = self.programs.run_from(program, self.a.ifindex, from, frame);
+        let (action, out) = ran.unwrap();
+        assert_eq!((action, &out[..]), (PASS, frame), "{program}");
+    }
+}
+
+#[test]
+fn without_a_record_packets_go_past_netfilter_and_with_one_they_do_not() {
+    beside(&[], |w| {
+        let mut port = 80;
+        for near in w.out_of_tunnels() {
+            for proto in PROTOCOLS {
+                // Where the stack sends, and where it delivers.
+                for program in ["overlay_out", "pod_in"] {
+                    port += 1;
+                    let packets = both_ways(proto, near, (far(near), port));
+                    assert_eq!(w.judged(&packets), [REDIRECT; 3], "{program}, {proto}");
+                    let (sent, answer) = &packets;
+                    match program {
+                        "overlay_out" => w.lets(program, &frame(sent)),
+                        _ => w.lets(program, &frame(answer)),
+                    }
+                    assert_eq!(w.judged(&packets), [PASS; 3], "{program}, {proto}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_not_between_two_pods_is_the_stacks() {
+    beside(&[], |w| {
+        // Of another node's own address, and of a client that it has let in.
+        for src in ["192.0.2.2", "203.0.113.9"] {
+            let packet = from_to(ip(src), w.a.v4);
+            assert_eq!(
+                w.leaves(&w.of_pod(&from_to(w.a.v4, ip(src)))).0,
+                PASS,
+                "{src}"
+            );
+            let frame = w.comes(&packet);
+            assert_ne!(w.run("uplink_in", 0, &frame).0, REDIRECT, "{src}");
+        }
+    });
+}
+
+/// A connection of a pod of this node, and one of a pod of another, as kube-proxy's rules there have it.
+#[test]
+fn what_netfilter_translated_before_is_recorded_first() {
+    let of = |proto, client: &str, server: &str| OfStack {
+        proto,
+        client: client.parse().unwrap(),
+        server: server.parse().unwrap(),
+    };
+    let translated = [
+        of(6, "10.1.0.5:4000", "10.2.0.7:80"),
+        of(17, "10.2.0.7:81", "10.1.0.5:4000"),
+        of(6, "[fd00:1::5]:4000", "[fd00:2::7]:80"),
+        // Of nobody here.
+        of(6, "10.3.0.7:4000", "10.2.0.7:83"),
+    ];
+    beside(&translated, |w| {
+        for (near, proto, port) in [(w.a.v4, 6, 80), (w.a.v4, 17, 81), (w.a.v6, 6, 80)] {
+            let packets = both_ways(proto, near, (far(near), port));
+            assert_eq!(w.leaves(&w.of_pod(&packets.0)).0, PASS, "{near}, {port}");
+        }
+        let new = both_ways(6, w.a.v4, (far(w.a.v4), 82));
+        assert_eq!(w.leaves(&w.of_pod(&new.0)).0, REDIRECT);
+    });
+}
+
+/// What goes past netfilter by the VXLAN device is not the stack's, and its mark ends there.
+#[test]
+fn who_goes_on_without_a_way_goes_past_netfilter_by_the_device() {
+    beside(&[], |w| {
+        let near = w.of_tunnels();
+        let there = far(near);
+        kit::lead(UPLINK, there, w.router());
+        w.knows_the_router();
+        w.datapath.set_next_hops(&BTreeMap::new()).unwrap();
+        let begins = packet::tcp((near, 4000), (there, 80), SYN, b"");
+        assert_eq!(
+            w.leaves(&w.of_pod(&begins)).0,
+            PASS,
+            "recorded where it leaves"
+        );
+        for flags in [ACK, FIN | ACK, SYN | ACK] {
+            let goes_on = packet::tcp((near, 4001), (there, 80), flags, b"");
+            let (action, out, mark) = w.leaves(&w.of_pod(&goes_on));
+            assert_eq!(action, REDIRECT, "{flags:#x}");
+            assert_eq!(out[14..], less_a_hop(&goes_on), "{flags:#x}");
+            assert_ne!(mark, 0);
+            let (from, by) = (w.a.ifindex, w.b.ifindex);
+            let ran = w
+                .programs
+                .run_marked("overlay_out", by, from, mark, &frame(&goes_on));
+            let (action, _, mark) = ran.unwrap();
+            assert_eq!((action, mark), (PASS, 0), "{flags:#x}");
+        }
+        w.go_direct();
+        w.datapath.set_services(false).unwrap();
+        let goes_on = packet::tcp((near, 4001), (there, 80), ACK, b"");
+        assert_eq!(w.leaves(&w.of_pod(&goes_on)).0, REDIRECT, "no record");
+    });
+}
+
+/// Netfilter would take an error about what it has not seen for invalid.
+#[test]
+fn errors_go_as_what_they_are_about() {
+    beside(&[], |w| {
+        let near = w.of_tunnels();
+        let there = far(near);
+        kit::lead(UPLINK, there, w.router());
+        w.knows_the_router();
+        let (sent, answer) = both_ways(17, near, (there, 80));
+        let of_pod = icmp_error(near, there, IcmpError::NoPort, &answer.bytes());
+        let of_other = icmp_error(there, near, IcmpError::NoPort, &sent.bytes());
+        let judged = |w: &World| {
+            let comes = w.run("overlay_in", 0, &w.stamped(&of_other)).0;
+            [w.leaves(&w.of_pod(&of_pod)).0, comes]
+        };
+        assert_eq!(judged(w), [REDIRECT; 2]);
+        w.lets("overlay_out", &frame(&sent));
+        assert_eq!(judged(w), [PASS; 2]);
+    });
+}
+
+#[test]
+fn when_it_ends_all_is_the_stacks() {
+    beside(&[], |w| {
+        let packets = both_ways(6, w.of_tunnels(), (far(w.of_tunnels()), 80));
+        assert_eq!(w.judged(&packets), [REDIRECT; 3]);
+        w.datapath.end_beside_proxy().unwrap();
+        assert_eq!(w.judged(&packets), [PASS; 3]);
+        w.lets("overlay_out", &frame(&packets.0));
+        let list = || Ok::<_, DatapathError>(Vec::new());
+        w.datapath.begin_beside_proxy(list).unwrap();
+        assert_eq!(w.judged(&packets), [REDIRECT; 3], "nothing was recorded");
+    });
+}
