@@ -3,10 +3,7 @@
 //! Rules of others for what is forwarded would not be met there, so they are looked for as in [`super::forwarding`]. Netfilter
 //! has to take up connections that it has not seen begin, too: those that return to it.
 
-use super::{
-    forwarding::rules_of_others,
-    next_hops::{only_uplink, without_limits},
-};
+use super::forwarding;
 use crate::{
     config::Settings,
     datapath::{Datapath, beside_proxy::OfStack},
@@ -41,13 +38,11 @@ fn obstacle(settings: &Settings, datapath: &Datapath) -> anyhow::Result<Option<S
     if settings.service_proxy.may_be_on() {
         return Ok(Some("Services may be Sinabro's".into()));
     }
+    if !takes_up() {
+        return Ok(Some("net.netfilter.nf_conntrack_tcp_loose is 0".into()));
+    }
     let uplink = datapath.direct_uplink()?;
-    let uplink = only_uplink(uplink).and_then(|at| without_limits(&settings.cni_conf_dir, at));
-    Ok(match uplink {
-        Err(why) => Some(why.to_string()),
-        Ok(_) if !takes_up() => Some("net.netfilter.nf_conntrack_tcp_loose is 0".into()),
-        Ok(_) => rules_of_others(),
-    })
+    Ok(forwarding::obstacle(settings, uplink, true))
 }
 
 /// Whether netfilter takes up connections of TCP in the middle. Without the setting there is no connection tracking.

@@ -8,7 +8,7 @@ use super::next_hops::{only_uplink, without_limits};
 use crate::{
     chain::Chain,
     config::Settings,
-    datapath::{Datapath, DatapathError},
+    datapath::{Datapath, DatapathError, DirectUplink},
     plan::Forwarding,
 };
 use sinabro_netlink::{
@@ -52,23 +52,30 @@ const LEGACY: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 pub fn follow(settings: &Settings, datapath: &Datapath) -> Result<Forwarding, DatapathError> {
     let may_translate = settings.service_proxy.may_be_on();
     let uplink = datapath.direct_uplink()?;
-    let obstacle = |rules_count| {
-        let limits = |uplink| match rules_count {
-            true => without_limits(&settings.cni_conf_dir, uplink),
-            false => Ok(uplink),
-        };
-        match only_uplink(uplink).and_then(limits) {
-            Err(why) => Some(why.to_string()),
-            Ok(_) => rules_count.then(rules_of_others).flatten(),
-        }
-    };
+    let obstacle = |rules_count| obstacle(settings, uplink, rules_count);
     let chosen = Forwarding::choose(settings.forwarding, may_translate, obstacle);
     datapath.set_forwarding(chosen == Forwarding::Direct)?;
     Ok(chosen)
 }
 
+/// What the kernel has that only its stack can do, with rules of others and limits of pods or without.
+pub(super) fn obstacle(
+    settings: &Settings,
+    uplink: DirectUplink,
+    rules_count: bool,
+) -> Option<String> {
+    let limits = |uplink| match rules_count {
+        true => without_limits(&settings.cni_conf_dir, uplink),
+        false => Ok(uplink),
+    };
+    match only_uplink(uplink).and_then(limits) {
+        Err(why) => Some(why.to_string()),
+        Ok(_) => rules_count.then(rules_of_others).flatten(),
+    }
+}
+
 /// The first place where somebody has rules for what is forwarded; what cannot be looked at may be one.
-pub(super) fn rules_of_others() -> Option<String> {
+fn rules_of_others() -> Option<String> {
     let found = in_nftables().and_then(|found| match found {
         None => in_legacy_tables(),
         found => Ok(found),

@@ -1,12 +1,10 @@
 //! The fast path between nodes while netfilter translates Services (`FLAG_BESIDE_PROXY`).
 
-use super::{Datapath, DatapathError, monotonic_ns};
+use super::{Datapath, DatapathError, handover::sent, monotonic_ns};
 use sinabro_common::{
     abi::{
         Addr,
-        connection::{
-            Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_STACK, Tuple, outside_share,
-        },
+        connection::{Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_STACK, outside_share},
     },
     algo::{
         ct_state::{ACK, SEEN},
@@ -28,15 +26,7 @@ pub struct OfStack {
 impl OfStack {
     /// The record of an established connection, so that it lives as long as netfilter's.
     fn record(&self, payer: u32, now: u64) -> (ConnectionKey, Connection) {
-        let sent = Tuple {
-            src: self.client.ip().into(),
-            dst: self.server.ip().into(),
-            src_port: self.client.port().to_be_bytes(),
-            dst_port: self.server.port().to_be_bytes(),
-            proto: self.proto,
-            pad: [0; 3],
-        };
-        let (key, from_high) = sent.key();
+        let (key, from_high) = sent(self.proto, self.client, self.server).key();
         let client_is_high = if from_high { FLAG_CLIENT_IS_HIGH } else { 0 };
         let connection = Connection {
             last_seen_ns: now,

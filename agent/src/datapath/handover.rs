@@ -46,14 +46,19 @@ impl Theirs {
     }
 
     fn sent(&self) -> Tuple {
-        Tuple {
-            src: self.client.ip().into(),
-            dst: self.frontend.ip().into(),
-            src_port: self.client.port().to_be_bytes(),
-            dst_port: self.frontend.port().to_be_bytes(),
-            proto: self.proto,
-            pad: [0; 3],
-        }
+        sent(self.proto, self.client, self.frontend)
+    }
+}
+
+/// What a client sends to an address.
+pub(super) fn sent(proto: u8, client: SocketAddr, to: SocketAddr) -> Tuple {
+    Tuple {
+        src: client.ip().into(),
+        dst: to.ip().into(),
+        src_port: client.port().to_be_bytes(),
+        dst_port: to.port().to_be_bytes(),
+        proto,
+        pad: [0; 3],
     }
 }
 

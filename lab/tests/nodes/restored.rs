@@ -2,13 +2,17 @@
 
 use sinabro_common::names;
 use sinabro_lab::{
-    Binaries, Lab, Lifetime, Node, checks::Scene, node::SERVICES_FLAGS, residue::bpf,
-    traffic::gaps::Meter, wait::wait_within,
+    Binaries, Lab, Lifetime, Node,
+    checks::Scene,
+    node::SERVICES_FLAGS,
+    residue::bpf,
+    traffic::{gaps::Meter, machine_code},
+    wait::wait_within,
 };
 use std::{
     ffi::CString,
     fs,
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsRawFd as _, OwnedFd},
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
@@ -138,32 +142,17 @@ const OBJ_GET: libc::c_int = 7;
 const LINK_DETACH: libc::c_int = 34;
 
 /// A pinned link.
-fn open(pin: &Path) -> std::io::Result<OwnedFd> {
-    #[repr(C)]
-    struct Get {
-        path: u64,
-        fd: u32,
-        flags: u32,
-    }
+fn open(pin: &Path) -> anyhow::Result<OwnedFd> {
     let path = CString::new(pin.as_os_str().as_encoded_bytes())?;
-    let get = Get {
-        path: path.as_ptr() as u64,
-        fd: 0,
-        flags: 0,
-    };
-    // SAFETY: the attributes and the path live for as long as the call.
-    let fd = unsafe { libc::syscall(libc::SYS_bpf, OBJ_GET, &raw const get, size_of::<Get>()) };
-    if fd < 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: a descriptor that the kernel just gave, and nobody else has.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    // The path, and no descriptor and flags.
+    machine_code::bpf(OBJ_GET, &mut [path.as_ptr() as u64, 0])
 }
 
 /// Whether a pinned link leads anywhere. The kernel says so in the descriptor's fdinfo, for tcx and for cgroups.
 fn is_attached(pin: &Path) -> bool {
     let said = open(pin).and_then(|link| {
-        fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", link.as_raw_fd()))
+        let fdinfo = format!("/proc/thread-self/fdinfo/{}", link.as_raw_fd());
+        Ok(fs::read_to_string(fdinfo)?)
     });
     let leads = |line: &str| {
         let target = line
@@ -175,21 +164,10 @@ fn is_attached(pin: &Path) -> bool {
 }
 
 /// Takes a program off by its pinned link, as whoever finds the link by its number can.
-fn detach(pin: &Path) -> std::io::Result<()> {
+fn detach(pin: &Path) -> anyhow::Result<()> {
     let link = open(pin)?;
-    let number = link.as_raw_fd() as u32;
-    // SAFETY: the one attribute is the descriptor, which lives for as long as the call.
-    match unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            LINK_DETACH,
-            &raw const number,
-            size_of::<u32>(),
-        )
-    } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
+    machine_code::call(LINK_DETACH, &mut [link.as_raw_fd()])?;
+    Ok(())
 }
 
 fn pins() -> Vec<PathBuf> {

@@ -1,21 +1,20 @@
 //! Datagrams with forged sources come to a Service faster than its node's table has room for: whoever begins a connection of TCP
 //! gets in, and those that are established go on.
 
-use crate::outside::{EXTERNAL, PORT, Server, World, by_tcp, heard};
+use crate::outside::{EXTERNAL, HALF, PORT, Server, World, by_tcp, connect, finish};
 use sinabro_common::api::{ConnectionStats, Request, Response};
 use sinabro_lab::{
     amount::amount,
     node::SERVICES_FLAGS,
     raise::Raise,
     traffic::{
-        PATIENCE,
         flood::lose_what_goes_nowhere,
         packet::{self, Datagram},
     },
 };
 use std::{
-    io::{self, Read as _, Write as _},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream},
+    io::Write as _,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
@@ -126,7 +125,7 @@ fn forged_datagrams_keep_no_client_out_under_load_nightly() {
         ("is silent", vec![silent.addresses()]),
     ] {
         world.lead_to(&endpoints);
-        let established: Vec<_> = (0..8).map(|number| connect(&world, number)).collect();
+        let established: Vec<_> = (0..8).map(|number| begin(&world, number)).collect();
         let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
         thread::scope(|scope| {
             scope.spawn(|| flood(&world, &stop, &sent));
@@ -150,28 +149,17 @@ fn forged_datagrams_keep_no_client_out_under_load_nightly() {
         });
         node.start_agent_with(&flags).unwrap();
         node.wait_ready().unwrap();
-        for (number, stream) in established.into_iter().enumerate() {
-            if let Err(error) = finish(stream) {
+        for (number, mut stream) in established.into_iter().enumerate() {
+            if let Err(error) = finish(&mut stream) {
                 world.fail(&format!("{what}, established {number}: {error}"));
             }
         }
     }
 }
 
-fn connect(world: &World, number: usize) -> TcpStream {
+fn begin(world: &World, number: usize) -> TcpStream {
     let to = SocketAddr::new(EXTERNAL[number % 2][0].parse().unwrap(), PORT);
-    let connect = || Ok(TcpStream::connect_timeout(&to, PATIENCE)?);
-    let mut stream = world.lab.outside().place().run(connect).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(&[b'x'; 500]).unwrap();
+    let mut stream = connect(world.lab.outside().place(), to);
+    stream.write_all(&HALF).unwrap();
     stream
-}
-
-/// Says the rest, and is answered.
-fn finish(mut stream: TcpStream) -> io::Result<()> {
-    let mut said = Vec::new();
-    stream.write_all(&[b'x'; 500])?;
-    stream.shutdown(Shutdown::Write)?;
-    stream.read_to_end(&mut said)?;
-    heard(&said, 1000).map(drop)
 }

@@ -257,6 +257,26 @@ pub fn heard(said: &[u8], sent: usize) -> io::Result<IpAddr> {
     }
 }
 
+/// A connection on which all that waits for something ends.
+pub fn connect(place: &Place, to: SocketAddr) -> TcpStream {
+    let stream = place.run(|| Ok(TcpStream::connect_timeout(&to, PATIENCE)?));
+    let stream = stream.unwrap_or_else(|error| panic!("{to}: {error:#}"));
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Of what a client says first, and says to the end ([`finish`]).
+pub const HALF: [u8; 500] = [b'x'; 500];
+
+/// Says the other half on a connection, and is answered.
+pub fn finish(stream: &mut TcpStream) -> io::Result<()> {
+    let mut said = Vec::new();
+    stream.write_all(&HALF)?;
+    stream.shutdown(Shutdown::Write)?;
+    stream.read_to_end(&mut said)?;
+    heard(&said, 2 * HALF.len()).map(drop)
+}
+
 /// Sends so much by a connection; whom the server takes for the client.
 pub fn by_tcp(place: &Place, to: SocketAddr, len: usize) -> io::Result<IpAddr> {
     let mut stream = place

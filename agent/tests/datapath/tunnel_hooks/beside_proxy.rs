@@ -40,12 +40,17 @@ impl World {
         ]
     }
 
-    fn knows_the_router(&self) {
-        let (router, mac) = (self.router().to_string(), "02:00:00:00:09:09");
+    /// A pod's address, and another node's to which the kernel's routes lead by a neighbour that is known.
+    fn leads_there(&self) -> (IpAddr, IpAddr) {
+        let near = self.of_tunnels();
+        let (there, router) = (far(near), self.router());
+        kit::lead(UPLINK, there, router);
+        let (router, mac) = (router.to_string(), "02:00:00:00:09:09");
         let neighbour = [
             "ip", "neigh", "replace", &router, "lladdr", mac, "dev", UPLINK,
         ];
         kit::this_place().command(&neighbour).unwrap();
+        (near, there)
     }
 
     /// The stack sends what came by the pod's link, or delivers what came by the VXLAN device.
@@ -129,10 +134,7 @@ fn what_netfilter_translated_before_is_recorded_first() {
 #[test]
 fn who_goes_on_without_a_way_goes_past_netfilter_by_the_device() {
     beside(&[], |w| {
-        let near = w.of_tunnels();
-        let there = far(near);
-        kit::lead(UPLINK, there, w.router());
-        w.knows_the_router();
+        let (near, there) = w.leads_there();
         w.datapath.set_next_hops(&BTreeMap::new()).unwrap();
         let begins = packet::tcp((near, 4000), (there, 80), SYN, b"");
         assert_eq!(
@@ -164,10 +166,7 @@ fn who_goes_on_without_a_way_goes_past_netfilter_by_the_device() {
 #[test]
 fn errors_go_as_what_they_are_about() {
     beside(&[], |w| {
-        let near = w.of_tunnels();
-        let there = far(near);
-        kit::lead(UPLINK, there, w.router());
-        w.knows_the_router();
+        let (near, there) = w.leads_there();
         let (sent, answer) = both_ways(17, near, (there, 80));
         let of_pod = icmp_error(near, there, IcmpError::NoPort, &answer.bytes());
         let of_other = icmp_error(there, near, IcmpError::NoPort, &sent.bytes());
