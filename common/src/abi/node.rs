@@ -55,10 +55,11 @@ impl Overlay {
     }
 
     /// What requests are marked with that are to get to another node without a tunnel or not at all. As [`Self::mark`], but these pass
-    /// the node's rules: kubelet's and kube-proxy's have a bit each for what is to be dropped and to be masqueraded.
+    /// the node's rules: kubelet's and kube-proxy's have a bit each for what is to be dropped and to be masqueraded. The lowest bit is
+    /// not set, so that no stamp makes the two marks equal.
     #[must_use]
     pub fn mark_of_requests(&self) -> u32 {
-        self.mark() & !KUBERNETES_MARKS
+        self.mark() & !(KUBERNETES_MARKS | 1) | 2
     }
 }
 
@@ -104,8 +105,12 @@ mod tests {
         assert_ne!(one.mark(), other.mark());
         for overlay in [one, other] {
             let mark = overlay.mark_of_requests();
-            assert_eq!(mark | 0xc000, overlay.mark() | 0xc000);
+            assert_eq!(mark | 0xc003, overlay.mark() | 0xc003);
             assert_eq!(mark & 0xc000, 0);
+        }
+        // Whatever the stamp: one mark says that the stack has not seen the packet, the other is the stack's.
+        for stamp in [[0; 6], [0xff; 6], [0, 0, 3, 0, 0, 3], [0x3f; 6]] {
+            assert_ne!(of(stamp).mark(), of(stamp).mark_of_requests());
         }
     }
 }
