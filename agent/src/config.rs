@@ -115,8 +115,6 @@ pub struct Settings {
     pub pod_metrics: bool,
     /// Whether peers are asked for echoes through their tunnels.
     pub peer_probe: bool,
-    /// Whether packets between nodes may take the fast path while kube-proxy translates Services.
-    pub beside_proxy: bool,
     /// A `tracing_subscriber::EnvFilter`.
     pub log_level: String,
     pub log_format: LogFormat,
@@ -296,7 +294,6 @@ impl Settings {
             tcp_acceleration_node_memory: layers.optional("tcpAccelerationNodeMemory", memory)?,
             pod_metrics: layers.parse("podMetrics", boolean)?,
             peer_probe: places.peer_probe,
-            beside_proxy: layers.parse("besideProxy", boolean)?,
             require_programs: layers.parse("requirePrograms", boolean)?,
             attach: layers.parse("attach", |text| match text {
                 "auto" => Ok(AttachMode::Auto),

@@ -169,11 +169,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         overlay: overlay_sender,
     }));
     let (forwarding_sender, forwarding) = watch::channel(None);
+    let (beside_proxy_sender, beside_proxy) = watch::channel(None);
     tasks.spawn(follow_forwarding(ForwardingTask {
         settings: settings.clone(),
         datapath: datapath.clone(),
         node: node.clone(),
         forwarding: forwarding_sender,
+        beside_proxy: beside_proxy_sender,
     }));
     tasks.spawn(follow_attached(datapath.clone(), standing.clone()));
     tasks.spawn(follow_switches(node.clone(), standing.clone()));
@@ -357,6 +359,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         node,
         overlay,
         forwarding,
+        beside_proxy,
         install,
         troubles,
         announcer,

@@ -295,7 +295,7 @@ impl Node {
 
     /// Waits until packets to all other nodes go past the stack, as the agent says.
     pub fn wait_for_direct_overlay(&self) -> Result<()> {
-        self.wait_for_mode("overlay", |way| way == "direct")
+        self.wait_for_mode("overlay", is_direct)
     }
 
     fn wait_for_mode(&self, mode: &str, is_it: impl Fn(&str) -> bool) -> Result<()> {
@@ -417,4 +417,9 @@ pub fn netns_path(id: &str) -> String {
 /// A lock whose holder panicked still holds plain data.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a mode `overlay` says that all nodes are reached past the stack, whoever translates Services.
+fn is_direct(way: &str) -> bool {
+    matches!(way, "direct" | "direct, beside kube-proxy")
 }

@@ -40,6 +40,7 @@ pub mod monitor;
 pub mod neigh;
 pub mod netns;
 pub mod nft;
+mod nft_addresses;
 mod nft_ports;
 pub mod route;
 pub mod rule;

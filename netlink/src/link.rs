@@ -43,8 +43,8 @@ pub struct Link {
     pub kind: Option<String>,
     /// Index of the other end (veth) or lower link; may count in another namespace.
     pub peer: Option<u32>,
-    /// Whether `peer` counts in another namespace.
-    pub peer_elsewhere: bool,
+    /// The namespace in which `peer` counts, if it is another: its id in this one.
+    pub peer_netns: Option<u32>,
     pub master: Option<u32>,
     pub alias: Option<String>,
     /// Settings of a VXLAN device.
@@ -314,7 +314,7 @@ impl Link {
             hardware: header.link_layer_type.into(),
             kind: None,
             peer: None,
-            peer_elsewhere: false,
+            peer_netns: None,
             master: None,
             alias: None,
             vxlan: None,
@@ -328,7 +328,7 @@ impl Link {
                 libc::IFLA_MTU => link.mtu = attr.u32()?,
                 // Zero: the other end is gone or invisible.
                 libc::IFLA_LINK => link.peer = Some(attr.u32()?).filter(|index| *index != 0),
-                libc::IFLA_LINK_NETNSID => link.peer_elsewhere = true,
+                libc::IFLA_LINK_NETNSID => link.peer_netns = Some(attr.u32()?),
                 libc::IFLA_OPERSTATE => link.operational = attr.value == [IF_OPER_UP],
                 libc::IFLA_MASTER => link.master = Some(attr.u32()?),
                 libc::IFLA_IFALIAS => link.alias = Some(attr.text()),

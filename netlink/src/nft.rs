@@ -6,12 +6,12 @@
 //!
 //! Numbers are those of linux/netfilter/nf_tables.h. Reading needs CAP_NET_ADMIN.
 
-pub use crate::nft_ports::Ports;
 use crate::{
-    Conn, Result,
+    Conn, Result, nft_addresses,
     nft_ports::Reader,
     wire::{self, Attr, Garbage, Message, Raw},
 };
+pub use crate::{nft_addresses::Addresses, nft_ports::Ports};
 use std::fmt;
 
 const SUBSYSTEM: u16 = 10;
@@ -79,6 +79,8 @@ impl fmt::Display for Family {
 impl Family {
     /// IPv4 and IPv6.
     pub const INET: Self = Self(1);
+    pub const IP: Self = Self(2);
+    pub const IP6: Self = Self(10);
 
     /// Whether a hook's number is one of IP's.
     fn is_ip(self) -> bool {
@@ -121,6 +123,8 @@ pub struct Rule {
     pub expressions: Vec<String>,
     /// Which destination ports it is about.
     pub ports: Ports,
+    /// Which addresses.
+    pub addresses: Addresses,
 }
 
 impl fmt::Display for Rule {
@@ -188,8 +192,10 @@ impl Rule {
             handle: 0,
             expressions: Vec::new(),
             ports: Ports::Any,
+            addresses: Addresses::default(),
         };
         let mut ports = Reader::default();
+        let mut addresses = nft_addresses::Reader::new(rule.family);
         for attr in wire::attrs_after(body, HEADER)? {
             let attr = attr?;
             match attr.kind {
@@ -201,6 +207,7 @@ impl Rule {
                         let element = element?;
                         let (name, data) = name_and_data(&element)?;
                         ports.read(&name, data)?;
+                        addresses.read(&name, data)?;
                         outline(name, data)
                     };
                     let expressions = wire::attrs(attr.value).map(&mut outline);
@@ -210,6 +217,7 @@ impl Rule {
             }
         }
         rule.ports = ports.ports();
+        rule.addresses = addresses.addresses();
         Ok(rule)
     }
 }
@@ -288,7 +296,19 @@ pub fn leads_to(expression: &str) -> Option<&str> {
     to.strip_suffix(')')
 }
 
-fn find(tail: &[u8], kind: u16) -> Parsed<Option<Attr<'_>>> {
+/// Attributes that are numbers, in network order; zero where there is none.
+pub(crate) fn numbers<const N: usize>(data: &[u8], kinds: [u16; N]) -> Parsed<[u32; N]> {
+    let mut found = [0; N];
+    for attr in wire::attrs(data) {
+        let attr = attr?;
+        if let Some(at) = kinds.iter().position(|kind| *kind == attr.kind) {
+            found[at] = attr.array().map(u32::from_be_bytes)?;
+        }
+    }
+    Ok(found)
+}
+
+pub(crate) fn find(tail: &[u8], kind: u16) -> Parsed<Option<Attr<'_>>> {
     for attr in wire::attrs(tail) {
         let attr = attr?;
         if attr.kind == kind {

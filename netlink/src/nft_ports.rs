@@ -3,7 +3,10 @@
 //!
 //! Numbers are those of linux/netfilter/nf_tables.h and linux/netfilter/xt_tcpudp.h.
 
-use crate::wire::{self, Attr, Garbage};
+use crate::{
+    nft::numbers,
+    wire::{self, Attr, Garbage},
+};
 use std::ops::RangeInclusive;
 
 /// NFT_PAYLOAD_TRANSPORT_HEADER, and where ports begin in one: source, destination.
@@ -144,18 +147,6 @@ impl Reader {
             (false, Some(bounds)) => Ports::In(vec![bounds]),
         }
     }
-}
-
-/// Attributes that are numbers, in network order; zero where there is none.
-fn numbers<const N: usize>(data: &[u8], kinds: [u16; N]) -> Parsed<[u32; N]> {
-    let mut found = [0; N];
-    for attr in wire::attrs(data) {
-        let attr = attr?;
-        if let Some(at) = kinds.iter().position(|kind| *kind == attr.kind) {
-            found[at] = attr.array().map(u32::from_be_bytes)?;
-        }
-    }
-    Ok(found)
 }
 
 /// NFTA_DATA_VALUE of an attribute, if it is as long as a port, or as both ports: the second.

@@ -90,10 +90,7 @@ fn record(skb: *mut __sk_buff) -> i32 {
     let Some(scratch) = read(skb) else {
         return PASS;
     };
-    match track::sent(scratch) {
-        0 => event::dropped(DropReason::ConnectionShare),
-        _ => PASS,
-    }
+    event::of_stage(track::sent(skb, scratch))
 }
 
 /// Whether others send it in a pod's name.

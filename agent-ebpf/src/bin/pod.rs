@@ -240,7 +240,7 @@ fn beside_proxy(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(node) = tunnel::pods_elsewhere(config, &scratch.ip.dst) else {
         return PASS;
     };
-    if track::known(scratch) == track::STACK {
+    if overlay::goes_by_stack(config, scratch) {
         return PASS;
     }
     match flow::place_of(&FLOWS, scratch) {
@@ -331,9 +331,11 @@ fn arrive(skb: *mut __sk_buff) -> i32 {
     if deliver::redirects(config)
         && let Some(sender) = track::sender(&ctx, config, &scratch.ip)
         && scratch::read_l4::<Head>(skb, scratch)
-        && track::delivered(scratch, sender) == 0
     {
-        return event::dropped(DropReason::ConnectionShare);
+        match track::delivered(skb, scratch, sender) {
+            PASS => {}
+            dropped => return event::of_stage(dropped),
+        }
     }
     passed(&ctx, scratch)
 }

@@ -35,17 +35,43 @@ pub fn takes_answers(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
 /// Whether a segment that came in is of a connection that one has. A socket that listens has none yet.
 #[inline(never)]
 pub fn has_segment(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
-    const TCP_LISTEN: u32 = 10;
-    let (mut tuple, len) = of_socket(&scratch.tuple, scratch.ip.v6);
+    let (tuple, len) = of_socket(&scratch.tuple, scratch.ip.v6);
+    let state = state_of(skb, tuple, len, NETNS);
+    // A socket that listens has none yet.
+    (!matches!(state, NO_SOCKET | TCP_LISTEN)).into()
+}
+
+/// Whether a pod that sends a SYN, whose tuple is in the scratch, has another connection with these ends that is not over. `netns`: the id
+/// of its network namespace in the host's. A socket that has sent a SYN may be this one's.
+#[inline(never)]
+pub fn of_sender(skb: *mut __sk_buff, scratch: &mut Scratch, netns: u32) -> u32 {
+    let sent = &scratch.tuple;
+    scratch.real.src = sent.dst;
+    scratch.real.dst = sent.src;
+    scratch.real.src_port = sent.dst_port;
+    scratch.real.dst_port = sent.src_port;
+    let (tuple, len) = of_socket(&scratch.real, scratch.ip.v6);
+    let state = state_of(skb, tuple, len, netns.into());
+    (!matches!(state, NO_SOCKET | TCP_SYN_SENT | TCP_TIME_WAIT | TCP_LISTEN)).into()
+}
+
+/// States of sockets, as in include/net/tcp_states.h; no socket has zero.
+const NO_SOCKET: u32 = 0;
+const TCP_SYN_SENT: u32 = 2;
+const TCP_TIME_WAIT: u32 = 6;
+const TCP_LISTEN: u32 = 10;
+
+#[inline(always)]
+fn state_of(skb: *mut __sk_buff, mut tuple: bpf_sock_tuple, len: u32, netns: u64) -> u32 {
     // SAFETY: as in `takes_answers`.
     unsafe {
-        let found = bpf_skc_lookup_tcp(skb.cast(), &mut tuple, len, NETNS, 0);
+        let found = bpf_skc_lookup_tcp(skb.cast(), &mut tuple, len, netns, 0);
         if found.is_null() {
-            return 0;
+            return NO_SOCKET;
         }
         let state = (*found).state;
         bpf_sk_release(found.cast());
-        (state != TCP_LISTEN).into()
+        state
     }
 }
 

@@ -1,8 +1,7 @@
 //! What comes in a tunnel for a pod of this node.
 
 use super::{
-    CE, ECN, ECT0, ECT1, arriving::Arriving, is_beside_proxy, is_of_stack, outer::room, takes,
-    traffic_class, way,
+    CE, ECN, ECT0, ECT1, arriving::Arriving, is_of_stack, outer::room, takes, traffic_class, way,
 };
 use crate::{
     PASS,
@@ -52,7 +51,7 @@ pub fn arrive(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
 }
 
 verified_once! {
-    /// Delivers a packet that the VXLAN device has decapsulated, past netfilter. [`PASS`] if it is the stack's: its connection has a
+    /// Beside kube-proxy: delivers a packet that the VXLAN device has decapsulated, past netfilter. [`PASS`] if it is the stack's: its connection has a
     /// record, or it takes a router.
     pub fn from_device = from_device_global(decapsulated);
 }
@@ -60,9 +59,6 @@ verified_once! {
 #[inline(always)]
 fn decapsulated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let ctx = TcContext::new(skb);
-    if !CONFIG.get(0).is_some_and(is_beside_proxy) {
-        return PASS;
-    }
     // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
     let Some(receiver) = (unsafe { ENDPOINTS.get(scratch.ip.dst) }) else {
         return PASS;

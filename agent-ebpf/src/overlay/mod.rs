@@ -24,13 +24,16 @@ use crate::{
     scratch::Scratch,
     stage::{deliver, track, tunnel},
 };
-use sinabro_common::abi::{
-    Addr,
-    config::{
-        FLAG_BESIDE_PROXY, FLAG_DRAINING, FLAG_HANDOVER, FLAG_RECORD_STACK, FLAG_SERVICES,
-        NodeConfig,
+use sinabro_common::{
+    abi::{
+        Addr,
+        config::{
+            FLAG_BESIDE_PROXY, FLAG_BESIDE_PROXY_DRAINS, FLAG_DRAINING, FLAG_HANDOVER,
+            FLAG_RECORD_STACK, FLAG_SERVICES, NodeConfig,
+        },
+        next_hop::{self, NextHop},
     },
-    next_hop::{self, NextHop},
+    algo::ct_state,
 };
 
 /// RFC 3168 §5: of a sender that takes marks, in either way to say so; and congestion experienced.
@@ -82,9 +85,20 @@ pub fn records_stack(config: &NodeConfig) -> bool {
 /// translate, or of none between two pods.
 #[inline(never)]
 pub fn is_of_stack(scratch: &mut Scratch) -> u32 {
-    let is = CONFIG.get(0).is_some_and(is_beside_proxy)
-        && (tunnel::pods_of(&scratch.ip.src).is_none() || track::known(scratch) == track::STACK);
+    let Some(config) = CONFIG.get(0).filter(|config| is_beside_proxy(config)) else {
+        return 0;
+    };
+    let is = tunnel::pods_of(&scratch.ip.src).is_none() || goes_by_stack(config, scratch);
     u32::from(is)
+}
+
+/// Whether a packet between pods of two nodes, which is read, goes by the stack beside kube-proxy. While the fast path drains, so does
+/// what conntrack picks up although it has no record.
+#[inline(always)]
+pub fn goes_by_stack(config: &NodeConfig, scratch: &mut Scratch) -> bool {
+    track::known(scratch) == track::STACK
+        || config.flags & FLAG_BESIDE_PROXY_DRAINS != 0
+            && ct_state::is_picked_up(scratch.ip.proto, scratch.l4.tcp_flags)
 }
 
 /// The way to a node by its tunnel address, unless it is this one or the kernel's way leads there.

@@ -10,9 +10,10 @@
 
 use super::tunnel;
 use crate::{
+    PASS,
     connection::{self, Noted},
-    maps::{CONFIG, ENDPOINTS, UPLINKS},
-    nat::{error, is_error},
+    maps::{CONFIG, ENDPOINTS, POD_LINKS, UPLINKS},
+    nat::{drop, error, is_error, socket},
     overlay,
     parse::{Fragment, Ip, proto},
     scratch::Scratch,
@@ -26,6 +27,8 @@ use sinabro_common::{
     abi::{
         config::{FLAG_MIXED, NodeConfig},
         connection::{FLAG_SERVICE, FLAG_STACK, outside_share},
+        drop::DropReason,
+        endpoint::PodLink,
     },
     algo::ct_state,
 };
@@ -69,37 +72,38 @@ pub fn is_of_unrecorded(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
     u32::from(has_none && without_record() == DIRECT)
 }
 
-/// Records the connection of a packet, which is read, that the stack sends to a pod of another node. Zero if there is no room.
+/// Records the connection of a packet, which is read, that the stack sends to a pod of another node; as [`delivered`].
 #[inline(never)]
-pub fn sent(scratch: &mut Scratch) -> u32 {
+pub fn sent(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     let Some(config) = CONFIG
         .get(0)
         .filter(|config| overlay::records_stack(config))
     else {
-        return 1;
+        return PASS;
     };
     let ip = &scratch.ip;
     if !scratch.well_formed
         || ip.fragment == Fragment::Later
         || !matches!(ip.proto, proto::TCP | proto::UDP | proto::SCTP)
     {
-        return 1;
+        return PASS;
     }
     let Some(endpoint) = ENDPOINTS.get_ptr(&ip.src) else {
-        return 1;
+        return PASS;
     };
     if tunnel::pods_elsewhere(config, &ip.dst).is_none() {
-        return 1;
+        return PASS;
     }
     // SAFETY: a value that the map just gave.
     let sender = unsafe { (*endpoint).ifindex };
-    delivered(scratch, sender)
+    delivered(skb, scratch, sender)
 }
 
-/// Notes a packet that the stack delivers between two pods of this node. Zero if there is no room to: its answers
-/// would not find back.
+/// Notes a packet that the stack sends or delivers between two pods. It is dropped if there is no room for a record, because its answers
+/// would not find back, and if the sender has a connection with the same ends already: it went straight there, netfilter has not
+/// seen it, and so gave this one, which it translates, the same port.
 #[inline(never)]
-pub fn delivered(scratch: &mut Scratch, sender: u32) -> u32 {
+pub fn delivered(skb: *mut __sk_buff, scratch: &mut Scratch, sender: u32) -> i32 {
     scratch.identify();
     if let Some(found) = connection::find(&scratch.key) {
         // SAFETY: a value that the map just gave.
@@ -108,19 +112,35 @@ pub fn delivered(scratch: &mut Scratch, sender: u32) -> u32 {
             Noted::Over => connection::remove(&scratch.key),
             Noted::Changed => {
                 connection::changed(scratch);
-                return 1;
+                return PASS;
             }
-            Noted::Same => return 1,
+            Noted::Same => return PASS,
         }
     }
+    let is_tcp = scratch.key.proto == proto::TCP;
+    let begins = ct_state::begins(scratch.key.proto, scratch.l4.tcp_flags);
     // It may have a record elsewhere, which is on its way; of datagrams nobody can say that.
-    if is_mixed()
-        && scratch.key.proto == proto::TCP
-        && !ct_state::begins(proto::TCP, scratch.l4.tcp_flags)
-    {
-        return 1;
+    if is_mixed() && !begins {
+        return PASS;
     }
-    begin(scratch, sender)
+    if is_tcp && begins && has_connection(skb, scratch, sender) != 0 {
+        return drop(DropReason::ServiceClash);
+    }
+    match begin(scratch, sender) {
+        0 => drop(DropReason::ConnectionShare),
+        _ => PASS,
+    }
+}
+
+/// Whether the pod that sends a SYN, whose tuple is in the scratch, has a connection with these ends.
+#[inline(never)]
+fn has_connection(skb: *mut __sk_buff, scratch: &mut Scratch, sender: u32) -> u32 {
+    // SAFETY: records are inserted whole and replaced whole, and live until the program ends.
+    let netns = unsafe { POD_LINKS.get(sender) }.and_then(PodLink::netns);
+    match netns {
+        Some(netns) => socket::of_sender(skb, scratch, netns),
+        None => 0,
+    }
 }
 
 /// Whether programs of another layout run, too, which have a table of their own.

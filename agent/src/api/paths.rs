@@ -5,6 +5,7 @@ use crate::{
     apply::ways::Why,
     chain::Chain,
     datapath::{DatapathError, Level, PeerPackets, Translation},
+    plan::Forwarding,
 };
 use sinabro_common::{
     abi::Addr,
@@ -40,17 +41,24 @@ pub fn complete(core: &Core, nodes: &mut [NodeReport]) -> Result<(), DatapathErr
     Ok(())
 }
 
-/// For `sinabroctl status`: `direct`, `direct but to 2 nodes`, `kernel: …`.
+/// For `sinabroctl status`: `direct`, `direct but to 2 nodes`, `direct, beside kube-proxy`, `kernel: …`.
 pub fn mode(core: &Core) -> String {
-    match why(core) {
-        Err(error) => format!("not known: {}", Chain(&error)),
-        Ok(Some(why)) => format!("kernel: {why}"),
-        Ok(None) => match core.overlay.borrow().ways.not.len() {
-            0 => "direct".into(),
-            1 => "direct but to 1 node".into(),
-            not => format!("direct but to {not} nodes"),
-        },
-    }
+    let is_beside_proxy = match why(core).and_then(|why| Ok((why, core.datapath.translation()?))) {
+        Err(error) => return format!("not known: {}", Chain(&error)),
+        Ok((Some(why), _)) => return format!("kernel: {why}"),
+        Ok((None, translation)) => translation == Translation::Off,
+    };
+    let but = match core.overlay.borrow().ways.not.len() {
+        0 => String::new(),
+        1 => " but to 1 node".into(),
+        not => format!(" but to {not} nodes"),
+    };
+    let beside = if is_beside_proxy {
+        ", beside kube-proxy"
+    } else {
+        ""
+    };
+    format!("direct{but}{beside}")
 }
 
 /// Of all nodes, also of those that are gone.
@@ -91,7 +99,11 @@ pub fn of_programs(core: &Core) -> Result<Option<Why>, DatapathError> {
     }
     Ok(match core.datapath.translation()? {
         Translation::On => None,
-        Translation::Off if core.datapath.is_beside_proxy()? => None,
+        Translation::Off => match &*core.beside_proxy.borrow() {
+            None => Some(Why::NotYet),
+            Some(Forwarding::Direct) => None,
+            Some(Forwarding::Kernel(why)) => Some(Why::BesideProxy(why.clone())),
+        },
         other => Some(Why::Services(other)),
     })
 }

@@ -63,6 +63,8 @@ pub struct Core {
     pub overlay: watch::Receiver<OverlayStatus>,
     /// By which way packets leave the cluster, once that is known.
     pub forwarding: watch::Receiver<Option<Forwarding>>,
+    /// By which way they get to other nodes where others translate Services, once that is known.
+    pub beside_proxy: watch::Receiver<Option<Forwarding>>,
     /// How plugin and configuration are on the node, if they are this agent's business.
     pub install: Option<watch::Receiver<InstallStatus>>,
     /// Whether other nodes answer.

@@ -3,46 +3,69 @@
 //! Rules of others for what is forwarded would not be met there, so they are looked for as in [`super::forwarding`]. Netfilter
 //! has to take up connections that it has not seen begin, too: those that return to it.
 
-use super::forwarding;
+use super::forwarding::{self, RulesAbout};
 use crate::{
     config::Settings,
     datapath::{Datapath, beside_proxy::OfStack},
-    plan::OverlayMode,
+    plan::{Forwarding, OverlayMode},
 };
 use anyhow::Context as _;
 use sinabro_netlink::{conntrack::Conntrack, sysctl};
+use std::time::{Duration, Instant};
 
 /// The path of `net.netfilter.nf_conntrack_tcp_loose`.
 const TCP_LOOSE: [&str; 3] = ["net", "netfilter", "nf_conntrack_tcp_loose"];
+/// For how long connections that were idle since the fast path ended may end themselves. After that netfilter takes the FIN of one for
+/// invalid.
+const DRAIN: Duration = Duration::from_secs(3600);
 
-/// Looks at the kernel and says so to the data path. Returns why the fast path is not taken, if it is not.
-///
-/// # Errors
-/// If the kernel does not say which connections netfilter translates, or the data path cannot be told.
-pub fn follow(settings: &Settings, datapath: &Datapath) -> anyhow::Result<Option<String>> {
-    let why = obstacle(settings, datapath)?;
-    match why {
-        Some(_) => datapath.end_beside_proxy()?,
-        None => datapath.begin_beside_proxy(translated)?,
+/// What is known of the fast path beside kube-proxy from one look to the next.
+#[derive(Debug, Default)]
+pub struct BesideProxy {
+    /// When it was first found that it is not to be taken.
+    draining_since: Option<Instant>,
+}
+
+impl BesideProxy {
+    /// Looks at the kernel and says so to the data path.
+    ///
+    /// # Errors
+    /// If the kernel does not say which connections netfilter translates, or the data path cannot be told.
+    pub fn follow(
+        &mut self,
+        settings: &Settings,
+        datapath: &Datapath,
+    ) -> anyhow::Result<Forwarding> {
+        let Some(why) = obstacle(settings, datapath)? else {
+            self.draining_since = None;
+            datapath.begin_beside_proxy(translated)?;
+            return Ok(Forwarding::Direct);
+        };
+        let since = *self.draining_since.get_or_insert_with(Instant::now);
+        match since.elapsed() < DRAIN {
+            true => datapath.drain_beside_proxy()?,
+            false => datapath.end_beside_proxy()?,
+        }
+        Ok(Forwarding::Kernel(why))
     }
-    Ok(why)
 }
 
 fn obstacle(settings: &Settings, datapath: &Datapath) -> anyhow::Result<Option<String>> {
     if settings.overlay == OverlayMode::Kernel {
         return Ok(Some("the setting dataPath is kernel".into()));
     }
-    if !settings.beside_proxy {
-        return Ok(Some("the setting besideProxy is false".into()));
-    }
     if settings.service_proxy.may_be_on() {
-        return Ok(Some("Services may be Sinabro's".into()));
+        return Ok(Some(
+            "Services are not ours, see mode serviceProxy of status".into(),
+        ));
     }
     if !takes_up() {
         return Ok(Some("net.netfilter.nf_conntrack_tcp_loose is 0".into()));
     }
     let uplink = datapath.direct_uplink()?;
-    Ok(forwarding::obstacle(settings, uplink, true))
+    let ranges = datapath.pod_ranges()?;
+    let rules = RulesAbout::Between(&ranges);
+    Ok(forwarding::obstacle(settings, uplink, Some(rules)))
 }
 
 /// Whether netfilter takes up connections of TCP in the middle. Without the setting there is no connection tracking.

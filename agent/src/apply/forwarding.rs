@@ -11,6 +11,7 @@ use crate::{
     datapath::{Datapath, DatapathError, DirectUplink},
     plan::Forwarding,
 };
+use ipnet::IpNet;
 use sinabro_netlink::{
     Family,
     nft::{self, Nft, Rule},
@@ -52,38 +53,58 @@ const LEGACY: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 pub fn follow(settings: &Settings, datapath: &Datapath) -> Result<Forwarding, DatapathError> {
     let may_translate = settings.service_proxy.may_be_on();
     let uplink = datapath.direct_uplink()?;
-    let obstacle = |rules_count| obstacle(settings, uplink, rules_count);
+    let obstacle = |rules_count: bool| {
+        let rules = rules_count.then_some(RulesAbout::All);
+        obstacle(settings, uplink, rules)
+    };
     let chosen = Forwarding::choose(settings.forwarding, may_translate, obstacle);
     datapath.set_forwarding(chosen == Forwarding::Direct)?;
     Ok(chosen)
+}
+
+/// Which packets a rule of somebody's has to be about to count.
+#[derive(Clone, Copy)]
+pub(super) enum RulesAbout<'a> {
+    All,
+    /// Those from one of these ranges to another.
+    Between(&'a [IpNet]),
+}
+
+impl RulesAbout<'_> {
+    fn has(self, rule: &Rule) -> bool {
+        match self {
+            Self::All => true,
+            Self::Between(ranges) => !rule.addresses.exclude(ranges),
+        }
+    }
 }
 
 /// What the kernel has that only its stack can do, with rules of others and limits of pods or without.
 pub(super) fn obstacle(
     settings: &Settings,
     uplink: DirectUplink,
-    rules_count: bool,
+    rules: Option<RulesAbout<'_>>,
 ) -> Option<String> {
-    let limits = |uplink| match rules_count {
-        true => without_limits(&settings.cni_conf_dir, uplink),
-        false => Ok(uplink),
+    let limits = |uplink| match rules {
+        Some(_) => without_limits(&settings.cni_conf_dir, uplink),
+        None => Ok(uplink),
     };
     match only_uplink(uplink).and_then(limits) {
         Err(why) => Some(why.to_string()),
-        Ok(_) => rules_count.then(rules_of_others).flatten(),
+        Ok(_) => rules.and_then(rules_of_others),
     }
 }
 
 /// The first place where somebody has rules for what is forwarded; what cannot be looked at may be one.
-fn rules_of_others() -> Option<String> {
-    let found = in_nftables().and_then(|found| match found {
+fn rules_of_others(about: RulesAbout<'_>) -> Option<String> {
+    let found = in_nftables(about).and_then(|found| match found {
         None => in_legacy_tables(),
         found => Ok(found),
     });
     found.unwrap_or_else(|error| Some(format!("cannot look for rules: {}", Chain(&error))))
 }
 
-fn in_nftables() -> sinabro_netlink::Result<Option<String>> {
+fn in_nftables(about: RulesAbout<'_>) -> sinabro_netlink::Result<Option<String>> {
     let mut nft = Nft::new()?;
     for chain in nft.chains()? {
         if !sees_forwarded(&chain) {
@@ -91,8 +112,11 @@ fn in_nftables() -> sinabro_netlink::Result<Option<String>> {
         }
         let drops = chain.base.as_ref().is_some_and(|base| base.drops);
         let mut has_rules = || {
-            nft.rules_of(&chain)
-                .map(|rules| !rules.iter().all(is_passed_over))
+            nft.rules_of(&chain).map(|rules| {
+                rules
+                    .iter()
+                    .any(|rule| about.has(rule) && !is_passed_over(rule))
+            })
         };
         if drops || (chain.uses > 0 && has_rules()?) {
             let nft::Chain {
@@ -168,6 +192,7 @@ mod tests {
             handle: 1,
             expressions: expressions.iter().map(ToString::to_string).collect(),
             ports: nft::Ports::Any,
+            addresses: nft::Addresses::default(),
         }
     }
 

@@ -43,8 +43,10 @@ pub enum Why {
     Setting,
     /// Those that run do not send past the stack.
     Programs,
-    /// Not on, which it is not.
+    /// On its way from one to the other.
     Services(Translation),
+    /// Others translate them, and the fast path is not taken beside them.
+    BesideProxy(String),
     NoUplink,
     SeveralUplinks,
     /// Another header than Ethernet's, or none.
@@ -90,6 +92,7 @@ impl fmt::Display for Why {
                 "connections to Services end first, see mode serviceProxy of status"
             }
             Self::Services(_) => "Services are not ours, see mode serviceProxy of status",
+            Self::BesideProxy(why) => return f.write_str(why),
             Self::NoUplink => "no uplink, see the setting uplinks",
             Self::SeveralUplinks => "several uplinks, see the setting uplinks",
             Self::OtherHeader => "the uplink is not Ethernet",

@@ -522,16 +522,6 @@ pub struct Options {
     )]
     peer_probe: Option<String>,
 
-    /// Whether packets between nodes may go past netfilter while kube-proxy translates Services: not complete.
-    #[arg(
-        long,
-        env = "SINABRO_BESIDE_PROXY",
-        value_name = "BOOL",
-        default_value = "false",
-        hide = true
-    )]
-    beside_proxy: Option<String>,
-
     /// What is logged: error, warn, info, debug or trace, also per module
     /// (info,sinabro_agent::ipam=debug).
     #[arg(

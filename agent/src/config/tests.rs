@@ -258,7 +258,6 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         metricsAddress: ''
         podMetrics: false
         peerProbe: false
-        besideProxy: true
         logLevel: debug
         logFormat: json";
     let settings = load_file(text, &["--mtu=1400", "--uplinks=a,b"]).unwrap();
@@ -333,7 +332,6 @@ fn a_file_sets_every_key_and_a_flag_wins_over_it() {
         metrics_address: None,
         pod_metrics: false,
         peer_probe: false,
-        beside_proxy: true,
         log_level: "debug".into(),
         log_format: LogFormat::Json,
         deprecated: Vec::new(),

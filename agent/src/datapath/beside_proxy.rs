@@ -1,6 +1,7 @@
 //! The fast path between nodes while netfilter translates Services (`FLAG_BESIDE_PROXY`).
 
-use super::{Datapath, DatapathError, handover::sent, monotonic_ns};
+use super::{Datapath, DatapathError, handover::sent, maps::BesideProxy, monotonic_ns};
+use ipnet::IpNet;
 use sinabro_common::{
     abi::{
         Addr,
@@ -76,15 +77,24 @@ impl Timeouts {
 }
 
 impl Datapath {
-    /// Whether the programs were told so.
+    /// Whether the programs were told so, and not that it drains.
     ///
     /// # Errors
     /// If their settings cannot be read.
     pub fn is_beside_proxy(&self) -> Result<bool, DatapathError> {
-        self.maps.config.is_beside_proxy()
+        Ok(self.maps.config.beside_proxy()? == BesideProxy::On)
     }
 
-    /// Begins, once each connection that netfilter translates has a record: `translated` lists them. Idempotent.
+    /// The pod ranges of all nodes.
+    ///
+    /// # Errors
+    /// If the map cannot be read.
+    pub fn pod_ranges(&self) -> Result<Vec<IpNet>, DatapathError> {
+        self.maps.nodes.pod_ranges()
+    }
+
+    /// Begins, once each connection that netfilter translates has a record: `translated` lists them. Idempotent; while it drains, it just
+    /// goes on.
     ///
     /// # Errors
     /// If the maps cannot be read or written. The fast path has not begun then.
@@ -95,11 +105,30 @@ impl Datapath {
         if !self.is_set_up() || self.is_beside_proxy()? {
             return Ok(());
         }
-        // From here on the programs record what begins.
-        self.maps.config.record_stack(true)?;
-        self.record_of_stack(&translated()?)?;
-        self.maps.config.beside_proxy(true)?;
-        Ok(())
+        // While it drains, the programs record what begins: nothing is missing then.
+        if self.maps.config.beside_proxy()? != BesideProxy::Drains {
+            self.maps.config.set_beside_proxy(BesideProxy::Records)?;
+            self.record_of_stack(&translated()?)?;
+        }
+        Ok(self.maps.config.set_beside_proxy(BesideProxy::On)?)
+    }
+
+    /// Begins to end it: what netfilter picks up goes by the stack, and the rest of connections that it has not seen does not. Idempotent.
+    ///
+    /// # Errors
+    /// If the programs' settings cannot be read or written.
+    pub fn drain_beside_proxy(&self) -> Result<(), DatapathError> {
+        if !self.is_set_up() {
+            return Ok(());
+        }
+        match self.maps.config.beside_proxy()? {
+            BesideProxy::On => {
+                self.maps.config.set_beside_proxy(BesideProxy::Drains)?;
+                self.maps.flows.raise()
+            }
+            BesideProxy::Drains | BesideProxy::Off => Ok(()),
+            BesideProxy::Records => self.maps.config.set_beside_proxy(BesideProxy::Off),
+        }
     }
 
     /// Ends it: packets between nodes go by the stack. Idempotent.
@@ -110,8 +139,7 @@ impl Datapath {
         if !self.is_set_up() {
             return Ok(());
         }
-        self.maps.config.beside_proxy(false)?;
-        self.maps.config.record_stack(false)
+        self.maps.config.set_beside_proxy(BesideProxy::Off)
     }
 
     fn record_of_stack(&self, translated: &[OfStack]) -> Result<(), DatapathError> {

@@ -3,6 +3,7 @@
 use super::EndpointRecord;
 use crate::{
     acceleration::choice::Policy,
+    chain::Chain,
     datapath::{Datapath, DatapathError, PortSet, PortsOf},
 };
 use sinabro_common::{
@@ -12,6 +13,7 @@ use sinabro_common::{
     },
     api::HostPort,
 };
+use sinabro_netlink::Conn;
 use std::{
     collections::{BTreeSet, HashSet},
     sync::Arc,
@@ -47,7 +49,7 @@ impl PodPrograms for Programs {
             v4: of_family(true),
             v6: of_family(false),
             mac: record.mac.0,
-            pad: [0; 2],
+            pad: PodLink::pad_of(netns_of(record.ifindex)),
         };
         let flags = match record.has_datagrams_by_host_port() {
             Some(false) => NO_HOST_PORTS,
@@ -89,4 +91,12 @@ impl PodPrograms for Programs {
         }
         self.datapath.set_host_ports(PortsOf::Pods, set)
     }
+}
+
+/// The id of the network namespace in which a pod's link has its other end. Without it the pod's sockets are not looked at.
+fn netns_of(ifindex: u32) -> Option<u32> {
+    let link = Conn::new().and_then(|mut conn| conn.link_by_index(ifindex));
+    link.inspect_err(|error| tracing::debug!(ifindex, error = %Chain(error), "no id of a pod's network namespace"))
+        .ok()?
+        .peer_netns
 }

@@ -2,7 +2,8 @@
 
 use crate::{
     apply::{
-        beside_proxy, forwarding,
+        beside_proxy::BesideProxy,
+        forwarding,
         kernel_events::{Fd, changed, follow},
     },
     config::Settings,
@@ -24,32 +25,36 @@ pub(super) struct ForwardingTask {
     pub(super) settings: Arc<Settings>,
     pub(super) datapath: Arc<Datapath>,
     pub(super) node: watch::Receiver<NodeStatus>,
-    /// What came of it.
+    /// What came of it,
     pub(super) forwarding: watch::Sender<Option<Forwarding>>,
+    /// and of packets between nodes beside kube-proxy.
+    pub(super) beside_proxy: watch::Sender<Option<Forwarding>>,
 }
 
 pub(super) async fn follow_forwarding(mut task: ForwardingTask) -> anyhow::Result<()> {
     let mut changes = open();
-    let mut beside_proxy = Told::default();
+    let mut beside_proxy = BesideProxy::default();
     loop {
         let (settings, datapath) = (task.settings.clone(), task.datapath.clone());
         let looked = spawn_blocking(move || forwarding::follow(&settings, &datapath));
         let way = looked.await.context("looking for the way out failed")?;
         let way = way.context("cannot say by which way packets leave the cluster")?;
+        if is_new(&task.forwarding, &way) {
+            tracing::info!(%way, "packets out of the cluster");
+        }
         let (settings, datapath) = (task.settings.clone(), task.datapath.clone());
-        let looked = spawn_blocking(move || beside_proxy::follow(&settings, &datapath));
-        let why = looked
+        let looked = spawn_blocking(move || {
+            let way = beside_proxy.follow(&settings, &datapath);
+            (beside_proxy, way)
+        });
+        let way;
+        (beside_proxy, way) = looked
             .await
             .context("looking for the way to nodes failed")?;
-        beside_proxy.tell(why);
-        task.forwarding.send_if_modified(|known| {
-            let is_new = known.as_ref() != Some(&way);
-            if is_new {
-                tracing::info!(way = %way, "packets out of the cluster");
-                *known = Some(way);
-            }
-            is_new
-        });
+        let way = way.unwrap_or_else(|error| Forwarding::Kernel(format!("{error:#}")));
+        if is_new(&task.beside_proxy, &way) {
+            tracing::info!(%way, "packets between nodes where others translate Services");
+        }
         tokio::select! {
             () = sleep(REFRESH) => {}
             changed = task.node.changed() => changed.context("what follows the node ended")?,
@@ -58,28 +63,15 @@ pub(super) async fn follow_forwarding(mut task: ForwardingTask) -> anyhow::Resul
     }
 }
 
-/// What was logged last of the fast path beside kube-proxy.
-#[derive(Default)]
-struct Told(Option<String>);
-
-impl Told {
-    /// Given is why it is not taken; nothing if it is.
-    fn tell(&mut self, why: anyhow::Result<Option<String>>) {
-        let text = match &why {
-            Ok(None) => "past netfilter".into(),
-            Ok(Some(why)) => format!("by the stack: {why}"),
-            Err(error) => format!("as before: {error:#}"),
-        };
-        if self.0.as_ref() == Some(&text) {
-            return;
+/// Tells others of a way that was chosen, if it is another than before.
+fn is_new(known: &watch::Sender<Option<Forwarding>>, way: &Forwarding) -> bool {
+    known.send_if_modified(|known| {
+        let is_new = known.as_ref() != Some(way);
+        if is_new {
+            *known = Some(way.clone());
         }
-        match why {
-            Ok(None) => tracing::info!("packets between nodes beside kube-proxy: {text}"),
-            Ok(Some(_)) => tracing::debug!("packets between nodes beside kube-proxy: {text}"),
-            Err(_) => tracing::warn!("packets between nodes beside kube-proxy: {text}"),
-        }
-        self.0 = Some(text);
-    }
+        is_new
+    })
 }
 
 /// Without it, what changes is noticed by the next look.

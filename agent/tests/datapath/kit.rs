@@ -335,7 +335,13 @@ impl Pod {
             v4: self.v4.into(),
             v6: self.v6.into(),
             mac: self.mac,
-            pad: [0; 2],
+            pad: PodLink::pad_of(
+                Conn::new()
+                    .unwrap()
+                    .link_by_index(self.ifindex)
+                    .unwrap()
+                    .peer_netns,
+            ),
         }
     }
 

@@ -40,6 +40,10 @@ pub const FLAG_BESIDE_PROXY: u32 = 1 << 14;
 /// `FLAG_STACK`.
 pub const FLAG_RECORD_STACK: u32 = 1 << 15;
 
+/// With [`FLAG_BESIDE_PROXY`]: the fast path between nodes drains. What has no record goes by the stack and gets one. Only TCP segments
+/// for which conntrack creates no entry (SYN-ACK, FIN, RST) take the fast path yet, until they have a record.
+pub const FLAG_BESIDE_PROXY_DRAINS: u32 = 1 << 16;
+
 /// Programs of two layouts run, each with a table of its own: a connection between pods of this node that has no record here may
 /// have one there, and keeps to the stack.
 pub const FLAG_MIXED: u32 = 1 << 12;

@@ -55,7 +55,22 @@ pub struct PodLink {
     pub v6: Addr,
     /// The pod's own MAC address.
     pub mac: [u8; 6],
-    /// Zero.
+    /// [The pod's network namespace](Self::netns). The name is that of this layout in 0.1.0, whose agents write zeros: another name would
+    /// be another layout, whose entries have to be carried.
     pub pad: [u8; 2],
 }
 map_type!(PodLink, 40, 1, [v4, v6, mac, pad]);
+
+impl PodLink {
+    /// An id of a network namespace as it is in [`Self::pad`]: plus one, in the machine's byte order. Zero: not known.
+    pub fn pad_of(id: Option<u32>) -> [u8; 2] {
+        let more = id.and_then(|id| u16::try_from(id.checked_add(1)?).ok());
+        more.unwrap_or(0).to_ne_bytes()
+    }
+
+    /// The id of the pod's network namespace in the host's, if it is known.
+    #[inline(always)]
+    pub fn netns(&self) -> Option<u32> {
+        u32::from(u16::from_ne_bytes(self.pad)).checked_sub(1)
+    }
+}

@@ -43,6 +43,14 @@ pub const fn begins(proto: u8, tcp_flags: u8) -> bool {
     proto != PROTO_TCP || tcp_flags & (TCP_FLAG_SYN | TCP_FLAG_ACK | TCP_FLAG_RST) == TCP_FLAG_SYN
 }
 
+/// Whether conntrack creates an entry for a packet of a connection that it does not know, with `nf_conntrack_tcp_loose`: for a SYN, and for
+/// a segment that only acknowledges (`tcp_conntracks` in net/netfilter/nf_conntrack_proto_tcp.c). All others are invalid.
+#[inline(always)]
+pub const fn is_picked_up(proto: u8, tcp_flags: u8) -> bool {
+    const ALL: u8 = TCP_FLAG_SYN | TCP_FLAG_ACK | TCP_FLAG_FIN | TCP_FLAG_RST;
+    begins(proto, tcp_flags) || tcp_flags & ALL == TCP_FLAG_ACK
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,5 +72,16 @@ mod tests {
     fn only_a_syn_alone_begins() {
         assert!(begins(TCP, 0x02) && begins(TCP, 0xc2) && begins(UDP, 0));
         assert!(!begins(TCP, 0x12) && !begins(TCP, 0x10) && !begins(TCP, 0x06));
+    }
+
+    #[test]
+    fn conntrack_picks_up_what_begins_and_what_only_acknowledges() {
+        for flags in [0x02, 0x10, 0x18, 0xc2] {
+            assert!(is_picked_up(TCP, flags), "{flags:#x}");
+        }
+        for flags in [0x12, 0x11, 0x01, 0x04, 0x14, 0x00] {
+            assert!(!is_picked_up(TCP, flags), "{flags:#x}");
+        }
+        assert!(is_picked_up(UDP, 0));
     }
 }

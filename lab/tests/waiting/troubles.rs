@@ -142,7 +142,10 @@ fn a_forward_policy_of_drop_is_named(drop: &[&[&str]], named: &str, program: &st
     for command in drop {
         node.command(command).unwrap();
     }
-    icmp::ping(pods[0].place(), pods[1].v4(), Duration::from_millis(300)).unwrap_err();
+    // As soon as the agent has seen it: nothing tells of what iptables-legacy does.
+    eventually("the policy to be met", || {
+        icmp::ping(pods[0].place(), pods[1].v4(), Duration::from_millis(300)).is_err()
+    });
     let text = told(node, "FirewallDropsForwarded");
     let rules = text.split('`').nth(1).unwrap();
     assert!(rules.starts_with(&format!("{named} -I FORWARD")), "{text}");

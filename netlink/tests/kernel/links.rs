@@ -33,7 +33,7 @@ fn a_veth_is_made_whole_by_one_request_with_its_peer_in_another_namespace() {
             .unwrap();
         assert_eq!(link.name, "snb0123456789ab");
         assert_eq!((link.mac, link.mtu), (Some(MAC_A), 1400));
-        assert!(link.up && link.peer_elsewhere && !link.loopback && !link.operational);
+        assert!(link.up && link.peer_netns.is_some() && !link.loopback && !link.operational);
         assert_eq!(link.kind.as_deref(), Some("veth"));
         assert_eq!(host.link_by_index(link.index).unwrap(), link);
 

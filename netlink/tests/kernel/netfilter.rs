@@ -1,4 +1,5 @@
 use crate::pair;
+use ipnet::IpNet;
 use sinabro_netlink::{
     Conn, Family,
     netns::in_fresh,
@@ -137,6 +138,62 @@ fn the_ports_that_rules_compare_are_read() {
             found.iter().map(is_fence).collect::<Vec<_>>(),
             [true, true, true, true, false]
         );
+    });
+}
+
+/// By `nft` and by `iptables`, which compares whole bytes of an address where it can.
+#[test]
+fn the_addresses_that_rules_compare_are_read() {
+    let pods: Vec<IpNet> = ["10.1.0.0/16", "fd00:1::/64"]
+        .map(|range| range.parse().unwrap())
+        .into();
+    let excludes = |rules: &[Rule]| -> Vec<bool> {
+        let excludes = |rule: &Rule| rule.addresses.exclude(&pods);
+        rules.iter().map(excludes).collect()
+    };
+    in_fresh(|| {
+        let rules = [
+            ("ip daddr 169.254.0.0/16 drop", true),
+            ("ip saddr 192.0.2.0/27 drop", true),
+            ("ip saddr 10.1.0.0/27 drop", false),
+            (
+                "ip saddr 10.1.0.0/16 ip daddr != 10.0.0.0/9 masquerade",
+                true,
+            ),
+            ("ip6 daddr fd00:2::/64 drop", true),
+            ("ip6 daddr fd00:1::7 drop", false),
+            ("ip daddr { 192.0.2.1, 192.0.2.9 } drop", false),
+            ("ip daddr > 192.0.2.1 drop", false),
+            ("ip daddr & 0.0.0.255 == 0.0.0.7 drop", false),
+            ("tcp dport 80 drop", false),
+            ("drop", false),
+        ];
+        let texts: Vec<_> = rules.iter().map(|(text, _)| *text).collect();
+        load(&format!(
+            "table inet t {{ chain c {{ type nat hook postrouting priority 0;\n{}\n}}\n}}",
+            texts.join("\n")
+        ));
+        let found = Nft::new().unwrap().rules().unwrap();
+        assert_eq!(excludes(&found), rules.map(|(_, excludes)| excludes));
+    });
+    in_fresh(|| {
+        let rules = [
+            ("iptables", "-d 127.0.0.11/32", true),
+            ("iptables", "-s 172.17.0.0/16 -i docker0", true),
+            ("iptables", "-s 10.1.0.0/16 ! -d 10.1.0.0/16", true),
+            ("iptables", "-s 10.0.0.0/8", false),
+            ("iptables", "! -d 224.0.0.0/4", false),
+            ("ip6tables", "-d fd00:2::/48", true),
+            ("ip6tables", "-d fd00:1::/49", false),
+        ];
+        for (program, arguments, _) in rules {
+            let mut iptables = Command::new(program);
+            iptables.args("-w -t raw -A PREROUTING -j DROP".split(' '));
+            let ran = iptables.args(arguments.split(' ')).status();
+            assert!(ran.unwrap().success());
+        }
+        let found = Nft::new().unwrap().rules().unwrap();
+        assert_eq!(excludes(&found), rules.map(|(.., excludes)| excludes));
     });
 }
 

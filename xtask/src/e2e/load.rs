@@ -90,14 +90,14 @@ impl Sent {
         Ok(sent)
     }
 
-    /// Where Services are Sinabro's, what pods send goes past the stack. What the nodes send themselves, which is a quarter of
-    /// this traffic, goes through it, as all does where kube-proxy translates.
+    /// What pods send goes past the stack. What the nodes send themselves, which is a quarter of this traffic, goes through it, and
+    /// so does what pods send to kube-proxy's Services.
     fn went_as_meant(&self, before: &Self, world: &World) -> Result<()> {
         let past_the_stack = self.past_the_stack - before.past_the_stack;
         let through_it = self.through_it - before.through_it;
         let as_meant = match world.cluster.variant().proxy {
             Proxy::None => past_the_stack > through_it,
-            Proxy::Nftables | Proxy::Iptables => past_the_stack == 0 && through_it != 0,
+            Proxy::Nftables | Proxy::Iptables => past_the_stack != 0 && through_it != 0,
         };
         ensure!(
             as_meant,

@@ -7,9 +7,9 @@ use ipnet::IpNet;
 use sinabro_common::abi::{
     Addr,
     config::{
-        FLAG_BESIDE_PROXY, FLAG_CARRYING, FLAG_DRAINING, FLAG_FORWARD, FLAG_HANDOVER,
-        FLAG_INGRESS_MTU, FLAG_MIXED, FLAG_RECORD_STACK, FLAG_SERVICES, FLAG_STAMPED, FLAG_TUNNELS,
-        NodeConfig,
+        FLAG_BESIDE_PROXY, FLAG_BESIDE_PROXY_DRAINS, FLAG_CARRYING, FLAG_DRAINING, FLAG_FORWARD,
+        FLAG_HANDOVER, FLAG_INGRESS_MTU, FLAG_MIXED, FLAG_RECORD_STACK, FLAG_SERVICES,
+        FLAG_STAMPED, FLAG_TUNNELS, NodeConfig,
     },
 };
 use std::{collections::HashSet, fs, path::Path, sync::Mutex, thread, time::Duration};
@@ -84,6 +84,41 @@ pub fn pinned(directory: &Path) -> Option<Result<NodeConfig, DatapathError>> {
     Some(open())
 }
 
+/// What becomes of packets between nodes while others translate Services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BesideProxy {
+    /// They go by the stack,
+    Off,
+    /// and their connections get a record.
+    Records,
+    /// They take the fast path, but for those with a record.
+    On,
+    /// They go by the stack again, and what it would take for invalid does not.
+    Drains,
+}
+
+impl BesideProxy {
+    const FLAGS: u32 = FLAG_RECORD_STACK | FLAG_BESIDE_PROXY | FLAG_BESIDE_PROXY_DRAINS;
+
+    fn flags(self) -> u32 {
+        match self {
+            Self::Off => 0,
+            Self::Records => FLAG_RECORD_STACK,
+            Self::On => FLAG_RECORD_STACK | FLAG_BESIDE_PROXY,
+            Self::Drains => Self::FLAGS,
+        }
+    }
+
+    fn of(flags: u32) -> Self {
+        match flags & Self::FLAGS {
+            0 => Self::Off,
+            some if some & FLAG_BESIDE_PROXY == 0 => Self::Records,
+            some if some & FLAG_BESIDE_PROXY_DRAINS == 0 => Self::On,
+            _ => Self::Drains,
+        }
+    }
+}
+
 impl Config {
     pub fn new(map: Map) -> Result<Self, DatapathError> {
         let map = map.try_into().map_err(error(CONFIG, "opening"))?;
@@ -100,8 +135,7 @@ impl Config {
                 | FLAG_MIXED
                 | FLAG_FORWARD
                 | FLAG_INGRESS_MTU
-                | FLAG_BESIDE_PROXY
-                | FLAG_RECORD_STACK
+                | BesideProxy::FLAGS
                 | Translation::FLAGS
                 | if tunnels { FLAG_STAMPED } else { 0 };
             let flags = config.flags | before.flags & kept;
@@ -135,17 +169,12 @@ impl Config {
     }
 
     /// Whether packets between nodes take the fast path while others translate Services.
-    pub fn beside_proxy(&self, is: bool) -> Result<(), DatapathError> {
-        self.set_flags(FLAG_BESIDE_PROXY, if is { FLAG_BESIDE_PROXY } else { 0 })
+    pub fn set_beside_proxy(&self, is: BesideProxy) -> Result<(), DatapathError> {
+        self.set_flags(BesideProxy::FLAGS, is.flags())
     }
 
-    pub fn is_beside_proxy(&self) -> Result<bool, DatapathError> {
-        Ok(self.get()?.flags & FLAG_BESIDE_PROXY != 0)
-    }
-
-    /// Whether connections between pods of two nodes that the stack forwards get a record.
-    pub fn record_stack(&self, is: bool) -> Result<(), DatapathError> {
-        self.set_flags(FLAG_RECORD_STACK, if is { FLAG_RECORD_STACK } else { 0 })
+    pub fn beside_proxy(&self) -> Result<BesideProxy, DatapathError> {
+        Ok(BesideProxy::of(self.get()?.flags))
     }
 
     /// Whether the kernel drops what a program puts into an interface that has a smaller MTU.

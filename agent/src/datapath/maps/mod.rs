@@ -33,7 +33,7 @@ mod uplinks;
 
 pub use acceleration::{Acceleration, PodAcceleration};
 pub use checked_links::CheckedLinks;
-pub use config::{Config, NonMasquerade, Translation};
+pub use config::{BesideProxy, Config, NonMasquerade, Translation};
 pub use connections::{Connections, Owner};
 pub use counters::Counters;
 pub use drop_events::DropEvents;

@@ -3,7 +3,7 @@
 //! Nobody else writes them, so what they hold is read once and remembered: a cluster has
 //! thousands of nodes, and a change concerns one.
 
-use super::{FlowEpoch, error, lock, prefix, removed};
+use super::{FlowEpoch, error, lock, net_of_prefix, prefix, removed};
 use crate::datapath::DatapathError;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, lpm_trie::Key};
 use ipnet::IpNet;
@@ -80,6 +80,22 @@ impl Nodes {
     /// What [`crate::datapath::Datapath::mark_of_requests`] says.
     pub fn mark_of_requests(&self) -> Result<Option<u32>, DatapathError> {
         mark_of_requests(&lock(&self.0).overlay)
+    }
+
+    /// Of all nodes.
+    pub fn pod_ranges(&self) -> Result<Vec<IpNet>, DatapathError> {
+        let mut inner = lock(&self.0);
+        let Inner {
+            nodes,
+            ranges,
+            known,
+            ..
+        } = &mut *inner;
+        let now = match known {
+            Some(known) => known,
+            None => known.insert(read(nodes, ranges)?),
+        };
+        Ok(now.ranges.keys().filter_map(net_of_prefix).collect())
     }
 
     /// Makes the maps hold exactly this. What is in both is found all the time.

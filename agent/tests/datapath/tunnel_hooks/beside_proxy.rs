@@ -1,8 +1,11 @@
 //! Beside kube-proxy: the stack sees both directions of a connection between pods of two nodes, or neither.
 
 use super::{direct::*, *};
-use crate::packet::{ACK, FIN, IcmpError, icmp_error};
+use crate::packet::{ACK, FIN, IcmpError, RST, icmp_error};
+use nix::sys::socket::{setsockopt, sockopt};
 use sinabro_agent::datapath::{DatapathError, beside_proxy::OfStack};
+use socket2::{Domain, Socket, Type};
+use std::net::{SocketAddr, TcpListener};
 
 /// The second node is reached past the stack while others translate Services. Given are connections that they have already.
 fn beside(translated: &[OfStack], test: impl Fn(&World) + Sync) {
@@ -178,6 +181,98 @@ fn errors_go_as_what_they_are_about() {
         w.lets("overlay_out", &frame(&sent));
         assert_eq!(judged(w), [PASS; 2]);
     });
+}
+
+#[test]
+fn while_it_drains_what_netfilter_picks_up_is_the_stacks() {
+    beside(&[], |w| {
+        let tcp = |near: IpAddr, port, flags| {
+            let (near, far) = ((near, 4000), (far(near), port));
+            let [sent, answer] = [(near, far), (far, near)];
+            [sent, answer].map(|(from, to)| packet::tcp(from, to, flags, b""))
+        };
+        let judged = |near, port, flags| {
+            let [sent, answer] = tcp(near, port, flags);
+            w.judged(&(sent, answer))
+        };
+        let near = w.of_tunnels();
+        // A busy flow is remembered.
+        for _ in 0..20 {
+            assert_eq!(judged(near, 80, ACK), [REDIRECT; 3]);
+        }
+        w.datapath.drain_beside_proxy().unwrap();
+        assert_eq!(judged(near, 80, ACK), [PASS; 3], "busy");
+        for near in w.out_of_tunnels() {
+            for flags in [SYN, ACK] {
+                assert_eq!(judged(near, 81, flags), [PASS; 3], "{flags:#x}");
+            }
+            // Invalid, where no packet of the connection was before it.
+            for flags in [SYN | ACK, FIN | ACK, RST, RST | ACK] {
+                assert_eq!(judged(near, 81, flags), [REDIRECT; 3], "{flags:#x}");
+            }
+            let datagrams = both_ways(17, near, (far(near), 81));
+            assert_eq!(w.judged(&datagrams), [PASS; 3]);
+            let [sent, _] = tcp(near, 82, ACK);
+            w.lets("overlay_out", &frame(&sent));
+            assert_eq!(judged(near, 82, FIN | ACK), [PASS; 3], "recorded");
+        }
+        let list = || -> Result<_, DatapathError> { panic!("nothing was missed") };
+        w.datapath.begin_beside_proxy(list).unwrap();
+        assert_eq!(judged(near, 81, ACK), [REDIRECT; 3]);
+        assert_eq!(judged(near, 82, ACK), [PASS; 3]);
+    });
+}
+
+/// The pod has a connection with an endpoint, and the stack gives another one, to a Service, the same ends.
+#[test]
+fn netfilter_leads_nobody_onto_a_connection_that_it_has_not_seen() {
+    beside(&[], |w| {
+        let pod = Pod::live(&w.datapath, 9);
+        for near in [pod.v4, pod.v6] {
+            let there = far(near);
+            let begins = |port, of: u16| packet::tcp((near, port), (there, of), SYN, b"");
+            let clashes = |packet: &Ip| {
+                let before = w.datapath.drops().unwrap();
+                let from = pod.ifindex;
+                let ran = w
+                    .programs
+                    .run_from("overlay_out", w.b.ifindex, from, &frame(packet));
+                let dropped = w.datapath.drops().unwrap() != before;
+                assert_eq!(ran.unwrap().0 == DROP, dropped);
+                dropped
+            };
+            let socket = |port, of| {
+                let ends = ((near, port).into(), (there, of).into());
+                pod.run(|| established(ends))
+            };
+            let _live = socket(4000, 80);
+            let _listener = pod.run(|| TcpListener::bind((near, 4001)).unwrap());
+            let _begins = pod.run(|| connecting((near, 4002).into(), (there, 80).into()));
+            assert!(clashes(&begins(4000, 80)), "{near}");
+            for (port, of) in [(4000, 81), (4001, 80), (4002, 80), (4003, 80)] {
+                assert!(!clashes(&begins(port, of)), "{near}, {port}, {of}");
+            }
+        }
+    });
+}
+
+/// A socket of an established connection, as checkpoints are restored (TCP_REPAIR).
+fn established((from, to): (SocketAddr, SocketAddr)) -> Socket {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
+    setsockopt(&socket, sockopt::TcpRepair, &1).unwrap();
+    socket.bind(&from.into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    socket
+}
+
+/// A socket that has sent a SYN.
+fn connecting(from: SocketAddr, to: SocketAddr) -> Socket {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket.bind(&from.into()).unwrap();
+    let error = socket.connect(&to.into()).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EINPROGRESS), "{error}");
+    socket
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Packets between nodes go past netfilter beside kube-proxy, and back: no connection notices, and netfilter takes none for invalid.
 
 use super::{BEFORE, Exchanges, IDLE, OFF, PACE, World, must_flow, start_agent, vip};
+use anyhow::Result;
 use sinabro_common::api::{PathPackets, Request, Response};
 use sinabro_lab::{
     Node,
@@ -10,10 +11,20 @@ use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     process::Command,
-    time::Instant,
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
-const BESIDE: &str = "--service-proxy=off --beside-proxy=true";
+/// Has all packets go by the stack.
+const KERNEL: &str = "--data-path=kernel";
+/// The port that a firewall is about.
+const FENCED: u16 = 7000;
+/// And one that it is not about.
+const FREE: u16 = 7100;
+/// Segments that end connections still go past netfilter.
+const FEW: u64 = 200;
+/// By when a rule that comes is obeyed.
+const SOON: Duration = Duration::from_secs(1);
 
 /// By pods' own addresses, from one node to the other.
 fn straight(world: &World) -> Vec<Path> {
@@ -44,23 +55,27 @@ struct Idle {
 }
 
 impl Idle {
-    fn all(world: &World) -> Vec<Self> {
+    /// So many of each family.
+    fn all(world: &World, count: usize) -> Vec<Self> {
         let server = &world.servers[1];
         let idle = |(family, address)| {
             let bind = || Ok(TcpListener::bind((address, IDLE.1))?);
             let listener = server.place().run(bind).unwrap();
             let to = SocketAddr::new(vip(family), IDLE.0);
-            let connect = || Ok(TcpStream::connect_timeout(&to, PATIENCE)?);
-            let client = world.client.place().run(connect).unwrap();
-            let (server, _) = accept(&listener, Instant::now() + PATIENCE).unwrap();
-            client.set_read_timeout(Some(PATIENCE)).unwrap();
-            Self { client, server }
+            let connect = || {
+                let connect = || Ok(TcpStream::connect_timeout(&to, PATIENCE)?);
+                let client = world.client.place().run(connect).unwrap();
+                let (server, _) = accept(&listener, Instant::now() + PATIENCE).unwrap();
+                client.set_read_timeout(Some(PATIENCE)).unwrap();
+                Self { client, server }
+            };
+            (0..count).map(|_| connect()).collect::<Vec<_>>()
         };
         server
             .addresses()
             .into_iter()
             .enumerate()
-            .map(idle)
+            .flat_map(idle)
             .collect()
     }
 
@@ -71,6 +86,72 @@ impl Idle {
         let read = self.client.read_exact(&mut heard);
         read.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(&heard, b"hello", "{what}");
+    }
+}
+
+/// A connection by a pod's own address, which no netfilter has seen.
+struct Straight {
+    client: TcpStream,
+    server: TcpStream,
+    to: SocketAddr,
+}
+
+impl Straight {
+    fn all(world: &World, port: u16) -> Vec<Self> {
+        let server = &world.servers[1];
+        let straight = |address| {
+            let to = SocketAddr::new(address, port);
+            let listener = server.place().run(|| Ok(TcpListener::bind(to)?)).unwrap();
+            let client = Self::connect(world, to).unwrap();
+            let (server, _) = accept(&listener, Instant::now() + PATIENCE).unwrap();
+            Self { client, server, to }
+        };
+        server.addresses().map(straight).into()
+    }
+
+    fn connect(world: &World, to: SocketAddr) -> Result<TcpStream> {
+        let connect = || Ok(TcpStream::connect_timeout(&to, SOON)?);
+        world.client.place().run(connect)
+    }
+
+    /// Whether what the client says now is heard soon.
+    fn gets_through(&self) -> bool {
+        (&self.client).write_all(b"hello").unwrap();
+        self.server.set_read_timeout(Some(SOON)).unwrap();
+        (&self.server).read(&mut [0; 5]).is_ok()
+    }
+
+    /// What was held up is heard in the end.
+    fn hears(&self) {
+        let mut heard = [0; 5];
+        self.server.set_read_timeout(Some(PATIENCE)).unwrap();
+        (&self.server).read_exact(&mut heard).unwrap();
+        assert_eq!(&heard, b"hello");
+    }
+
+    /// A FIN is the first segment after what has changed.
+    fn ends(self, what: &str) {
+        drop(self.client);
+        self.server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let read = (&self.server).read(&mut [0; 5]);
+        assert_eq!(read.unwrap_or_else(|error| panic!("{what}: {error}")), 0);
+    }
+}
+
+/// Rules of somebody else between pods, on both nodes.
+fn firewall(world: &World, is: bool) {
+    let table = "table inet theirs";
+    let rules = match is {
+        true => format!(
+            "{table} {{ chain forward {{
+                type filter hook forward priority 0
+                tcp dport {FENCED} drop
+            }}; }}"
+        ),
+        false => format!("delete {table}"),
+    };
+    for node in world.lab.nodes() {
+        node.command(&["nft", &rules]).unwrap();
     }
 }
 
@@ -110,15 +191,15 @@ fn connections_notice_nothing_of_the_fast_path_beside_kube_proxy() {
     let world = World::new();
     world.add_rules();
     drop_invalid(&world);
-    world.restart(OFF);
+    world.restart(KERNEL);
     let exchanges = Exchanges::start(&world);
     let paths: Vec<_> = world.paths().into_iter().chain(straight(&world)).collect();
     let traffic = Traffic::start(&paths, PACE).unwrap();
     traffic.watch(BEFORE);
     assert_eq!(direct(&world), 0);
-    let [mut idle, mut idler, mut idlest] = [(); 3].map(|()| Idle::all(&world));
+    let [mut idle, mut idler, mut idlest] = [1, 250, 1].map(|count| Idle::all(&world, count));
     traffic.event("past netfilter").unwrap();
-    world.restart(BESIDE);
+    world.restart(OFF);
     for node in world.lab.nodes() {
         node.wait_for_direct_overlay().unwrap();
     }
@@ -130,19 +211,52 @@ fn connections_notice_nothing_of_the_fast_path_beside_kube_proxy() {
     for family in 0..2 {
         assert!(world.is_by_rules(world.client.place(), family), "new");
     }
+    let straight = |port| Straight::all(&world, port);
+    let (fenced, closing, closing_late) = (straight(FENCED), straight(FREE), straight(FREE + 1));
     traffic.event("the agents were killed").unwrap();
     for node in world.lab.nodes() {
         node.kill_agent().unwrap();
-        start_agent(node, BESIDE);
+        start_agent(node, OFF);
         node.wait_ready().unwrap();
     }
     must_flow(&traffic, "with another agent");
     for idle in &mut idler {
         idle.speaks("with another agent");
     }
+    traffic.event("a firewall came").unwrap();
+    firewall(&world, true);
+    sleep(SOON);
+    for fenced in &fenced {
+        assert!(!fenced.gets_through(), "the firewall");
+        assert!(
+            Straight::connect(&world, fenced.to).is_err(),
+            "the firewall"
+        );
+    }
+    let before = direct(&world);
+    must_flow(&traffic, "behind a firewall");
+    assert!(direct(&world) - before < FEW, "by the stack");
+    for closing in closing {
+        closing.ends("behind a firewall");
+    }
+    for idle in &mut idler {
+        idle.speaks("behind a firewall");
+    }
+    traffic.event("the firewall went").unwrap();
+    firewall(&world, false);
+    must_flow(&traffic, "without the firewall");
+    for node in world.lab.nodes() {
+        node.wait_for_direct_overlay().unwrap();
+    }
+    for fenced in &fenced {
+        fenced.hears();
+    }
     traffic.event("by the stack").unwrap();
-    world.restart(OFF);
+    world.restart(KERNEL);
     must_flow(&traffic, "by the stack");
+    for closing in closing_late {
+        closing.ends("by the stack");
+    }
     for idle in idle.iter_mut().chain(&mut idler).chain(&mut idlest) {
         idle.speaks("by the stack");
     }

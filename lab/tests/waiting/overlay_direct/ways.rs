@@ -1,6 +1,7 @@
 //! Which way packets take, by what the nodes are and may do, and what they say of it.
 
 use super::*;
+use std::{mem::replace, thread::sleep, time::Duration};
 
 #[test]
 fn neither_device_sees_what_goes_past() {
@@ -59,18 +60,37 @@ fn a_node_with_policies_of_ipsec_sends_by_the_stack() {
     assert!(is_both_ways(two.direct) && two.kernel == NOTHING, "{two:?}");
 }
 
+/// Rules that meet no packet between pods.
+const NOT_BETWEEN_PODS: &str =
+    "table inet elsewhere { chain forward { type filter hook forward priority -10
+    ip daddr 169.254.20.10 drop
+    ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 counter
+}; }";
+const BETWEEN_PODS: &str = "table inet theirs { chain forward { type filter hook forward priority 0
+    tcp dport 4444 drop
+}; }";
+
 #[test]
-fn services_of_others_keep_packets_in_the_stack() {
+fn beside_kube_proxy_packets_go_past_the_stack_unless_others_have_rules_between_pods() {
     let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
     for node in lab.nodes() {
         node.start_agent().unwrap();
     }
+    let is_said = |node: &Node, mode: &str| shown(node, "status").contains(&format!(" {mode}\n"));
     for node in lab.nodes() {
         node.wait_ready().unwrap();
-        eventually("the other node is known", || other(node).path.is_some());
-        let why = why(node);
-        assert!(why.starts_with("Services are not ours"), "{why}");
+        eventually("the way to be direct", || goes_direct(node));
+        assert!(is_said(node, "direct, beside kube-proxy"));
     }
+    let n1 = lab.node(1);
+    n1.command(&["nft", NOT_BETWEEN_PODS]).unwrap();
+    n1.command(&["nft", BETWEEN_PODS]).unwrap();
+    eventually("the way to be the kernel's", || !goes_direct(n1));
+    assert_eq!(why(n1), "rules in chain inet theirs forward");
+    assert!(is_said(n1, "kernel: rules in chain inet theirs forward"));
+    assert!(goes_direct(lab.node(2)));
+    n1.command(&["nft", "delete table inet theirs"]).unwrap();
+    eventually("the way to be direct", || goes_direct(n1));
 }
 
 /// Whether it is one is tried (`agent/tests/datapath/tunnel_hooks`): here the agent is told.
@@ -138,7 +158,13 @@ fn what_is_said_of_a_way_follows_it() {
     eventually("no rule", || goes_direct(n1));
 
     exchange(&world);
-    let before = other(n1).packets.unwrap();
+    let mut before = other(n1).packets.unwrap();
+    // What ends the connections comes after their answers.
+    eventually("the last packets", || {
+        sleep(Duration::from_millis(200));
+        let last = replace(&mut before, other(n1).packets.unwrap());
+        last == before
+    });
     assert!(is_both_ways(before.direct), "{before:?}");
     n1.kill_agent().unwrap();
     start(n1, &[KERNEL]);

@@ -7,7 +7,7 @@
 //! | n3 | Sinabro, packets between its pods through the stack | `without redirect_peer` | |
 //! | n4 | bridge and ptp with host-local | `bridge`, `ptp` | |
 //! | n5, n6 | bridge with host-local, and what flannel makes between nodes | | `flannel's way` |
-//! | n9, n10 | Sinabro, which translates Services, too, and so sends packets past the stack | | `sinabro, direct` |
+//! | n9, n10 | Sinabro, which translates Services, too | | `sinabro, direct` |
 //! | n13, n14 | the same with `routing: native`, and so without a tunnel | | `sinabro, native` |
 //! | n7, n8 | nothing | `bare veth (limit)`, two networks and a veth pair | `bare nodes (limit)` |
 //! | n11, n12 | nothing but netfilter's connection tracking, as a cluster's nodes have it | | `bare nodes, tracked` |
@@ -78,6 +78,8 @@ pub struct Subject {
     addresses: [IpAddr; 2],
     /// Whether the packets go through the stack of the client's node, by its number.
     pub through_stack: Option<(usize, bool)>,
+    /// A node by its number, and what its agent is to say of the way to the other.
+    overlay: Option<(usize, &'static str)>,
     /// Whether segments and datagrams are as large as the link; None: whatever they are.
     pub large: Option<bool>,
 }
@@ -91,6 +93,7 @@ impl Subject {
             server: server.0.clone(),
             addresses: server.1,
             through_stack: None,
+            overlay: None,
             large: None,
         }
     }
@@ -198,6 +201,9 @@ impl Scene {
         for node in lab.nodes()[..by_stack].iter().chain(past_the_stack()) {
             rules::kube_proxy(node, options.rules)?;
         }
+        for node in &lab.nodes()[..2] {
+            node.wait_for_direct_overlay()?;
+        }
         let mut of_ways = [const { Vec::new() }; 3];
         let mut nginx = Vec::new();
         for subject in subjects.into_iter().filter(|subject| wanted(subject.way)) {
@@ -252,6 +258,14 @@ impl Scene {
                     let verified = local_mtu::verify(self.ends(subject, ipv6), large);
                     verified.with_context(|| subject.name.clone())?;
                 }
+            }
+            if let Some((number, expected)) = subject.overlay {
+                let said = self.lab.node(number).status()?.modes.remove("overlay");
+                ensure!(
+                    said.as_deref() == Some(expected),
+                    "{}: the overlay of n{number} is {said:?}",
+                    subject.name
+                );
             }
             let Some((number, through_stack)) = subject.through_stack else {
                 continue;
@@ -310,7 +324,11 @@ pub fn across(name: &str, lab: &Lab, number: usize) -> Result<Subject> {
 fn sinabro(name: &str, lab: &Lab, number: usize) -> Result<Vec<Subject>> {
     let (mut same, mut across) = (same_node(name, lab, number)?, across(name, lab, number)?);
     same.through_stack = Some((number, false));
-    across.through_stack = Some((number, true));
+    // Earlier commits send by the stack.
+    if name == OURS {
+        across.through_stack = Some((number, false));
+        across.overlay = Some((number, "direct, beside kube-proxy"));
+    }
     Ok(vec![same, across])
 }
 

@@ -141,6 +141,8 @@ fn start(node: &Node, past_the_stack: bool) -> Result<()> {
         // None, but ours to translate.
         node.write_services("{kind: List, items: []}\n")?;
         flags.extend(SERVICES_FLAGS);
+    } else {
+        flags.push("--data-path=kernel");
     }
     node.start_agent_with(&flags)?;
     node.wait_ready()?;
