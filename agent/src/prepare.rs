@@ -11,8 +11,10 @@
 use crate::{
     acceleration::{choice::Mode, self_test},
     chain::Chain,
+    cluster_api::kubelet,
     config::Places,
     install::{InstallError, plugin},
+    state_file::FileError,
 };
 use ipnet::IpNet;
 use nix::{
@@ -119,6 +121,24 @@ pub fn plugin(places: &Places) -> Result<Prepared, InstallError> {
         }
         Err(error) => return Err(error),
     }
+    Ok(prepared)
+}
+
+/// Leaves the agent the API server that the kubelet asks, by its kubeconfig below the root of the node's file system.
+///
+/// # Errors
+/// If it cannot be written into the state directory.
+pub fn api_server(places: &Places, root: &Path) -> Result<Prepared, FileError> {
+    let found = kubelet::look(root);
+    let path = places.state_dir.join(names::KUBELETS_SERVER_FILE);
+    let mut prepared = Prepared::default();
+    if kubelet::keep(&found, &path)?
+        && let (Some(server), Some(file)) = (&found.server, &found.file)
+    {
+        let text = format!("the API server is {server}, by {file}");
+        prepared.changes.push(text);
+    }
+    prepared.warnings.extend(found.problems);
     Ok(prepared)
 }
 

@@ -195,6 +195,7 @@ impl Uninstalled {
         ];
         for name in [
             names::API_SERVERS_FILE,
+            names::KUBELETS_SERVER_FILE,
             names::NODES_FILE,
             names::SELF_TEST_FILE,
             names::KEPT_MASQUERADE_FILE,

@@ -20,6 +20,8 @@ pub const LAST_POSSIBLE_FILE: &str = "last-possible";
 pub const NODES_FILE: &str = "nodes.json";
 /// Where the API servers were seen last, inside the state directory.
 pub const API_SERVERS_FILE: &str = "api-servers.json";
+/// Where the node's kubelet has the API server, inside the state directory.
+pub const KUBELETS_SERVER_FILE: &str = "kubelets-api-server.json";
 /// What the file that says what is not masqueraded had last, when it was good; in the state directory.
 pub const KEPT_MASQUERADE_FILE: &str = "ip-masq-agent";
 

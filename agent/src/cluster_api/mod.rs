@@ -5,6 +5,7 @@
 //! in half a minute and not with the watch's own timeout after five. And the servers may be asked by their own
 //! addresses ([`servers`]).
 
+pub mod kubelet;
 pub mod servers;
 
 use crate::config::ClusterAccess;
@@ -137,7 +138,13 @@ mod tests {
     use crate::stand_in::{Answer, StandIn};
     use k8s_openapi::api::core::v1::Node;
     use kube::Api;
-    use std::collections::BTreeSet;
+    use rcgen::CertifiedKey;
+    use std::{collections::BTreeSet, io::ErrorKind, net::SocketAddr};
+    use tokio::{io::AsyncReadExt as _, net::TcpListener};
+    use tokio_rustls::{
+        TlsAcceptor,
+        rustls::{self, pki_types::PrivatePkcs8KeyDer},
+    };
 
     #[tokio::test]
     async fn a_server_that_is_gone_costs_an_attempt() {
@@ -149,6 +156,7 @@ mod tests {
         let places = ApiPlaces {
             named: Vec::new(),
             seen: dir.path().join("api-servers.json"),
+            kubelets: dir.path().join("kubelets-api-server.json"),
         };
         let servers = Arc::new(Servers::new(places, None));
         servers.learn(BTreeSet::from([gone, server.address]));
@@ -164,6 +172,64 @@ mod tests {
             ));
             nodes.list(&Default::default()).await.unwrap();
             assert!(server.request().await.0.starts_with("GET /api/v1/nodes"));
+        }
+    }
+    type Asked = tokio::task::JoinHandle<std::io::Result<String>>;
+
+    /// A server with a certificate of its own, and what it is asked, once somebody trusts that.
+    async fn of_another_ca() -> (Vec<u8>, SocketAddr, Asked) {
+        let CertifiedKey { cert, signing_key } =
+            rcgen::generate_simple_self_signed(["kubernetes.default.svc".to_owned()]).unwrap();
+        let key = PrivatePkcs8KeyDer::from(signing_key.serialize_der()).into();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![cert.der().clone()], key)
+            .unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let asked = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await?;
+            let mut stream = TlsAcceptor::from(Arc::new(config)).accept(stream).await?;
+            let mut request = vec![0; 4096];
+            let len = stream.read(&mut request).await?;
+            Ok(String::from_utf8_lossy(&request[..len]).into_owned())
+        });
+        (cert.der().to_vec(), address, asked)
+    }
+
+    /// Whoever is behind the address that the kubelet's file has.
+    #[tokio::test]
+    async fn a_server_of_another_ca_gets_no_token() {
+        for is_trusted in [true, false] {
+            let (own, address, asked) = of_another_ca().await;
+            let (other, ..) = of_another_ca().await;
+            let dir = tempfile::tempdir().unwrap();
+            let places = ApiPlaces {
+                named: Vec::new(),
+                seen: dir.path().join("api-servers.json"),
+                kubelets: dir.path().join("kubelets-api-server.json"),
+            };
+            let found = kubelet::Found {
+                server: Some(format!("https://{address}")),
+                ..Default::default()
+            };
+            kubelet::keep(&found, &places.kubelets).unwrap();
+            let mut config = Config::new("https://kubernetes.default.svc".parse().unwrap());
+            config.root_cert = Some(vec![if is_trusted { own } else { other }]);
+            config.auth_info.token = Some("secret".to_owned().into());
+            let servers = Arc::new(Servers::new(places, None));
+            let api = ClusterApi::with(&config, Some(servers)).unwrap();
+            let nodes: Api<Node> = Api::all(api.client);
+            // The server hangs up in any case.
+            nodes.list(&Default::default()).await.unwrap_err();
+            let asked = asked.await.unwrap();
+            match is_trusted {
+                true => assert!(asked.unwrap().contains("Bearer secret")),
+                false => assert_eq!(asked.unwrap_err().kind(), ErrorKind::InvalidData),
+            }
         }
     }
 }

@@ -2,10 +2,12 @@
 //! `kubernetes`: what translates it needs the API first.
 //!
 //! Asked are, in this order: the addresses that the Service's endpoints had when they were last seen and those that the
-//! setting `apiServers` names, by turns; and after them all the Service's own, which may be translated by somebody. The
-//! next connection begins with the next of the first two kinds: one that accepts and then fails, such as a
-//! machine that got a former server's address, costs an attempt and not the connection.
+//! setting `apiServers` names, or else the one that the [kubelet] has, by turns; and after them all the Service's own, which may be
+//! translated by somebody. The next connection begins with the next of the first two kinds: one that accepts and then fails, such as a
+//! machine that got a former server's address, costs an attempt and not the connection. So the Service's own takes its turn, too, where the
+//! kubelet's is all that is known: its file may be stale.
 
+use super::kubelet;
 use crate::state_file;
 use hyper_util::client::legacy::connect::dns::Name;
 use serde::{Deserialize, Serialize};
@@ -48,8 +50,10 @@ impl fmt::Display for ApiServer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiPlaces {
     pub named: Vec<ApiServer>,
-    /// The file that keeps what was seen.
+    /// The file that keeps what was seen,
     pub seen: PathBuf,
+    /// and that which has what the kubelet knows.
+    pub kubelets: PathBuf,
 }
 
 /// Where the API servers are.
@@ -58,6 +62,8 @@ pub struct Servers {
     places: ApiPlaces,
     /// The Service's own address, as the kubelet tells every container.
     service: Option<SocketAddr>,
+    /// The server that the kubelet has, unless the settings name any.
+    kubelets: Option<ApiServer>,
     seen: Mutex<BTreeSet<SocketAddr>>,
     connections: AtomicUsize,
 }
@@ -85,9 +91,14 @@ impl Servers {
                 BTreeSet::new()
             }
         };
+        let kubelets = match places.named.is_empty() {
+            true => kubelet::read(&places.kubelets).api_server(),
+            false => None,
+        };
         Self {
             places,
             service,
+            kubelets,
             seen: Mutex::new(seen.into_iter().take(MAX_SEEN).collect()),
             connections: AtomicUsize::new(0),
         }
@@ -123,16 +134,22 @@ impl Servers {
             seen.iter().copied().collect()
         };
         let mut failed = None;
-        for server in &self.places.named {
+        let may_be_stale = all.is_empty() && self.kubelets.is_some();
+        for server in self.places.named.iter().chain(&self.kubelets) {
             match tokio::net::lookup_host((server.host.as_str(), server.port)).await {
                 Ok(found) => all.extend(found),
                 Err(error) => {
-                    let text = format!(
-                        "cannot find the API server {server} (setting apiServers): {error}"
-                    );
+                    let from = match self.kubelets {
+                        Some(_) => "of the kubelet",
+                        None => "(setting apiServers)",
+                    };
+                    let text = format!("cannot find the API server {server} {from}: {error}");
                     failed = Some(io::Error::new(error.kind(), text));
                 }
             }
+        }
+        if may_be_stale {
+            all.extend(self.service);
         }
         if !all.is_empty() {
             let first = self.connections.fetch_add(1, Ordering::Relaxed) % all.len();
@@ -203,6 +220,7 @@ mod tests {
         ApiPlaces {
             named: named.collect(),
             seen: dir.path().join("api-servers.json"),
+            kubelets: dir.path().join("kubelets.json"),
         }
     }
 
@@ -236,6 +254,30 @@ mod tests {
         ] {
             assert_eq!(servers.addresses().await.unwrap(), of(&expected));
         }
+    }
+
+    #[tokio::test]
+    async fn the_kubelets_server_is_asked_unless_one_is_named_and_by_turns_with_the_service() {
+        let dir = tempfile::tempdir().unwrap();
+        let found = kubelet::Found {
+            server: Some("https://192.0.2.7:6443".into()),
+            ..Default::default()
+        };
+        kubelet::keep(&found, &places(&dir, &[]).kubelets).unwrap();
+        let service = "10.96.0.1:443";
+        let servers = Servers::new(places(&dir, &[]), Some(service.parse().unwrap()));
+        let kubelets = "192.0.2.7:6443";
+        for expected in [[kubelets, service], [service, kubelets]] {
+            assert_eq!(servers.addresses().await.unwrap(), of(&expected));
+        }
+        let seen = "192.0.2.8:6443";
+        servers.learn(of(&[seen]).into_iter().collect());
+        for expected in [[seen, kubelets, service], [kubelets, seen, service]] {
+            assert_eq!(servers.addresses().await.unwrap(), of(&expected));
+        }
+        let named = Servers::new(places(&dir, &[("192.0.2.3", 6443)]), None);
+        let expected = of(&[seen, "192.0.2.3:6443"]);
+        assert_eq!(named.addresses().await.unwrap(), expected);
     }
 
     #[tokio::test]

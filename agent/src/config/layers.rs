@@ -127,8 +127,14 @@ impl Layers {
         if named.is_empty() && !is_ours {
             return Ok(ClusterAccess::InCluster);
         }
-        let seen = self.directory("stateDir")?.join(names::API_SERVERS_FILE);
-        Ok(ClusterAccess::Servers(ApiPlaces { named, seen }))
+        let state = self.directory("stateDir")?;
+        let seen = state.join(names::API_SERVERS_FILE);
+        let kubelets = state.join(names::KUBELETS_SERVER_FILE);
+        Ok(ClusterAccess::Servers(ApiPlaces {
+            named,
+            seen,
+            kubelets,
+        }))
     }
 
     pub fn directory(&self, key: &str) -> Result<PathBuf, ConfigError> {

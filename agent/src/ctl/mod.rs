@@ -159,7 +159,7 @@ enum Action {
     /// forward packets, and mounts a bpffs if there is none.
     ///
     /// Needs root. Changes nothing that is right already.
-    Prepare(PlaceFlags),
+    Prepare(prepare::PrepareFlags),
     /// Loads and verifies every program on this kernel, attaches each in every way that the kernel
     /// has for it, and takes it away again.
     ///
@@ -259,7 +259,7 @@ pub fn main() -> ExitCode {
         Action::Debug(places) => debug::run(common, places).map_err(Failure::from),
         Action::Uninstall(places) => uninstall::run(common, places).map_err(Failure::from),
         Action::Verify(places) => verify::run(common, places).map_err(Failure::from),
-        Action::Prepare(places) => prepare::run(common, places).map_err(Failure::from),
+        Action::Prepare(flags) => prepare::run(common, flags).map_err(Failure::from),
     };
     let exit = done.unwrap_or_else(|failure| {
         // Nowhere to complain to if stderr is closed.

@@ -7,11 +7,23 @@ use crate::{
     own_node::{self, OwnNodeError},
     prepare::{self, Families, Prepared},
 };
+use clap::Args;
+use std::path::{Path, PathBuf};
 
-pub fn run(common: &Common, places: &PlaceFlags) -> anyhow::Result<Exit> {
-    let places = places.resolve()?;
+#[derive(Debug, Args)]
+pub struct PrepareFlags {
+    #[command(flatten)]
+    places: PlaceFlags,
+    /// Where the root of the node's file system is seen, in which the kubelet's kubeconfig is looked for: the agent is left the URL
+    /// of its API server, for nodes without kube-proxy [default: none is looked for].
+    #[arg(long, value_name = "DIR")]
+    host_dir: Option<PathBuf>,
+}
+
+pub fn run(common: &Common, flags: &PrepareFlags) -> anyhow::Result<Exit> {
+    let places = flags.places.resolve()?;
     let mut prepared = Prepared::default();
-    let done = steps(&places, &mut prepared);
+    let done = steps(&places, flags.host_dir.as_deref(), &mut prepared);
     // What was done stays, also if no more could be.
     if done.is_ok() || prepared != Prepared::default() {
         print(common, &prepared, text)?;
@@ -20,7 +32,11 @@ pub fn run(common: &Common, places: &PlaceFlags) -> anyhow::Result<Exit> {
     Ok(Exit::Well)
 }
 
-fn steps(places: &Places, prepared: &mut Prepared) -> anyhow::Result<()> {
+fn steps(places: &Places, host_dir: Option<&Path>, prepared: &mut Prepared) -> anyhow::Result<()> {
+    // First: what follows asks the API.
+    if let Some(root) = host_dir {
+        prepared.add(prepare::api_server(places, root)?);
+    }
     prepared.add(prepare::bpffs(&places.bpf_dir)?);
     prepared.add(prepare::plugin(places)?);
     let families = match own_node::pod_cidrs(places) {

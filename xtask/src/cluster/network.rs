@@ -61,13 +61,12 @@ fn sinabro(cluster: &Cluster) -> Result<()> {
 }
 
 /// The agents' settings, in the ConfigMap that the manifest leaves alone: without kube-proxy they
-/// translate Services, and nobody but they could lead them to the API server.
+/// translate Services. The API server they find by the kubelet's kubeconfig.
 pub fn configure(cluster: &Cluster) -> Result<()> {
     if cluster.options.variant.proxy != Proxy::None {
         return Ok(());
     }
-    let api = cluster.options.variant.families.api();
-    let settings = format!("serviceProxy: on\napiServers: ['{api}']\n");
+    let settings = "serviceProxy: on\n";
     let map = ["-n", "kube-system", "configmap", "sinabro"];
     let verb = |verb, more: &[&str]| cluster.ask(&[&[verb], &map[..], more].concat());
     match verb("get", &["-o", "name"]) {

@@ -147,15 +147,17 @@ pub fn start_kubelet(node: &Machine, options: &Options) -> Result<()> {
         ],
     );
     fs::write(&config, text)?;
+    // Where clouds' nodes have it.
+    let kubeconfig = node.disk()?.join("var/lib/kubelet/kubeconfig");
+    let of_node = pki.join(format!("{}.kubeconfig", node.name));
+    fs::copy(&of_node, &kubeconfig)
+        .with_context(|| format!("cannot write {}", kubeconfig.display()))?;
     let number = layout::node_number(&node.name).context("not a node")?;
     let addresses = families.node(number);
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     let mut arguments = vec![
         format!("--config={}", config.display()),
-        format!(
-            "--kubeconfig={}",
-            pki.join(format!("{}.kubeconfig", node.name)).display()
-        ),
+        "--kubeconfig=/var/lib/kubelet/kubeconfig".into(),
         format!("--hostname-override={}", node.name),
         format!("--node-ip={}", addresses.join(",")),
     ];
