@@ -81,7 +81,8 @@ impl Reader {
                     self.found.0.push((net, operator == 0));
                 }
             }
-            _ => {}
+            // It may have loaded something else into the register.
+            _ => self.loaded = None,
         }
         Ok(())
     }

@@ -98,7 +98,8 @@ impl Reader {
             // What is made of the port is not followed.
             "lookup" | "bitwise" | "byteorder" if self.register.is_some() => self.unknown = true,
             "match" => self.read_match(data)?,
-            _ => {}
+            // It may have loaded something else into the register.
+            _ => self.register = None,
         }
         Ok(())
     }

@@ -95,6 +95,11 @@ fn the_ports_that_rules_compare_are_read() {
             ),
             ("tcp dport { 80, 30082 } drop", Ports::Some),
             ("tcp dport != 30082 drop", Ports::Some),
+            // Another field is compared in the register that had a port.
+            (
+                "tcp dport 30082 meta iiftype ether drop",
+                Ports::In(vec![30082..=30082]),
+            ),
             (
                 "ip6 saddr fd00::1 tcp dport 22 tcp sport 30082 drop",
                 Ports::In(vec![22..=22]),
@@ -166,6 +171,10 @@ fn the_addresses_that_rules_compare_are_read() {
             ("ip daddr > 192.0.2.1 drop", false),
             ("ip daddr & 0.0.0.255 == 0.0.0.7 drop", false),
             ("tcp dport 80 drop", false),
+            // Other fields are compared in the register that had an address.
+            ("ip daddr 10.1.0.7 meta mark 5 drop", false),
+            ("ip6 saddr fd00:1::7 meta iifname eth0 drop", false),
+            ("ip daddr 10.1.0.7 ct mark 5 drop", false),
             ("drop", false),
         ];
         let texts: Vec<_> = rules.iter().map(|(text, _)| *text).collect();
