@@ -20,7 +20,7 @@ pub use value::cidr;
 
 use crate::{
     acceleration::choice::Mode,
-    cluster_api::{kubelet, servers::ApiPlaces},
+    cluster_api::servers::ApiPlaces,
     datapath::ConnectionLimits,
     handover::ServiceProxy,
     plan::{
@@ -161,24 +161,6 @@ pub enum ClusterAccess {
     InCluster,
     /// By service account, from the servers' own addresses.
     Servers(ApiPlaces),
-}
-
-impl ClusterAccess {
-    /// Why the kubelet's kubeconfig does not say where the API server is, although there is one and nothing else says it.
-    pub fn unusable_kubeconfigs(&self) -> Option<String> {
-        let Self::Servers(places) = self else {
-            return None;
-        };
-        let found = kubelet::read(&places.kubelets);
-        let is_missing =
-            places.named.is_empty() && found.server.is_none() && !found.problems.is_empty();
-        is_missing.then(|| {
-            format!(
-                "{}: without kube-proxy the API server may not be found after a reboot, set apiServers",
-                found.problems.join("; ")
-            )
-        })
-    }
 }
 
 /// How programs are attached to network devices.

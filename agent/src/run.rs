@@ -109,10 +109,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let (source, own_node) = match &settings.facts_from {
         FactsFrom::NodesFile(path) => (nodes_file::spawn(path.clone()), None),
         FactsFrom::Kubernetes(access) => {
-            if let Some(text) = access.unusable_kubeconfigs() {
+            let (api, name) = (ClusterApi::new(access).await?, &settings.node_name);
+            if let Some(text) = api.servers.as_ref().and_then(|servers| servers.trouble()) {
                 troubles::stand(&standing, troubles::trouble("KubeconfigUnusable", text));
             }
-            let (api, name) = (ClusterApi::new(access).await?, &settings.node_name);
             let cache = settings.state_dir.join(names::NODES_FILE);
             let (source, own) = kubernetes::spawn(api.clone(), name.clone(), cache);
             let writer;

@@ -39,9 +39,18 @@ pub(crate) fn read_small(path: &Path) -> io::Result<Vec<u8>> {
 
 /// As [`read_small`], with a limit of its own.
 pub(crate) fn read_up_to(path: &Path, max: u64) -> io::Result<Vec<u8>> {
+    read(path, max, libc::O_NOFOLLOW)
+}
+
+/// As [`read_up_to`], of a file of somebody else's, who may have a symbolic link there.
+pub(crate) fn read_of_others(path: &Path, max: u64) -> io::Result<Vec<u8>> {
+    read(path, max, 0)
+}
+
+fn read(path: &Path, max: u64, flags: i32) -> io::Result<Vec<u8>> {
     let file = fs::OpenOptions::new()
         .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+        .custom_flags(libc::O_NONBLOCK | flags)
         .open(path)?;
     let mut text = Vec::new();
     file.take(max + 1).read_to_end(&mut text)?;

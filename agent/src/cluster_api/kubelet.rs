@@ -10,12 +10,7 @@ use crate::{
     state_file::{self, FileError},
 };
 use serde_json::{Value, json};
-use std::{
-    fs::File,
-    io::{self, Read as _},
-    os::unix::fs::OpenOptionsExt as _,
-    path::Path,
-};
+use std::{io, path::Path};
 
 /// Below the root of the node's file system, where distributions have the kubelet's kubeconfig.
 const FILES: [&str; 7] = [
@@ -99,7 +94,7 @@ impl Found {
 
 /// The URL of the server, or why there is none. What is wrong is never quoted: the file has secrets.
 fn server(path: &Path) -> Result<Option<String>, String> {
-    let text = match read_up_to(path, MAX_LEN) {
+    let text = match state_file::read_of_others(path, MAX_LEN) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(format!("cannot be read: {error}")),
@@ -132,21 +127,6 @@ fn current_server(config: &Value) -> Option<&str> {
         )?,
     };
     cluster["cluster"]["server"].as_str()
-}
-
-fn read_up_to(path: &Path, max: u64) -> io::Result<Vec<u8>> {
-    let mut options = File::options();
-    // A FIFO does not block.
-    let file = options
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path)?;
-    let mut text = Vec::new();
-    file.take(max + 1).read_to_end(&mut text)?;
-    match text.len() as u64 > max {
-        true => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
-        false => Ok(text),
-    }
 }
 
 #[cfg(test)]
@@ -202,7 +182,13 @@ users:
                 "'https://[fd00::1]:6443'",
                 "https://[fd00::1]:6443",
             ),
+            (
+                FILES[4],
+                "https://127.0.0.1:16443",
+                "https://127.0.0.1:16443",
+            ),
             (FILES[5], "https://api.example", "https://api.example:443"),
+            (FILES[6], "https://192.0.2.1:6443", "https://192.0.2.1:6443"),
         ] {
             let root = node(&[(file, &kubeconfig(server))]);
             let found = look(root.path());

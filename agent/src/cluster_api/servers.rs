@@ -7,7 +7,7 @@
 //! machine that got a former server's address, costs an attempt and not the connection. So the Service's own takes its turn, too, where the
 //! kubelet's is all that is known: its file may be stale.
 
-use super::kubelet;
+use super::kubelet::{self, Found};
 use crate::state_file;
 use hyper_util::client::legacy::connect::dns::Name;
 use serde::{Deserialize, Serialize};
@@ -62,8 +62,8 @@ pub struct Servers {
     places: ApiPlaces,
     /// The Service's own address, as the kubelet tells every container.
     service: Option<SocketAddr>,
-    /// The server that the kubelet has, unless the settings name any.
-    kubelets: Option<ApiServer>,
+    /// What the kubelet knows, unless the settings name servers.
+    found: Found,
     seen: Mutex<BTreeSet<SocketAddr>>,
     connections: AtomicUsize,
 }
@@ -91,14 +91,14 @@ impl Servers {
                 BTreeSet::new()
             }
         };
-        let kubelets = match places.named.is_empty() {
-            true => kubelet::read(&places.kubelets).api_server(),
-            false => None,
+        let found = match places.named.is_empty() {
+            true => kubelet::read(&places.kubelets),
+            false => Found::default(),
         };
         Self {
             places,
             service,
-            kubelets,
+            found,
             seen: Mutex::new(seen.into_iter().take(MAX_SEEN).collect()),
             connections: AtomicUsize::new(0),
         }
@@ -127,6 +127,19 @@ impl Servers {
         }
     }
 
+    /// Why the kubelet's kubeconfig does not say where the API server is, although there is one and nothing else says it.
+    pub fn trouble(&self) -> Option<String> {
+        let Found {
+            server, problems, ..
+        } = &self.found;
+        (server.is_none() && !problems.is_empty()).then(|| {
+            format!(
+                "{}: without kube-proxy the API server may not be found after a reboot, set apiServers",
+                problems.join("; ")
+            )
+        })
+    }
+
     /// The addresses to connect to, the best one first.
     async fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         let mut all: Vec<SocketAddr> = {
@@ -134,12 +147,13 @@ impl Servers {
             seen.iter().copied().collect()
         };
         let mut failed = None;
-        let may_be_stale = all.is_empty() && self.kubelets.is_some();
-        for server in self.places.named.iter().chain(&self.kubelets) {
+        let kubelets = self.found.api_server();
+        let may_be_stale = all.is_empty() && kubelets.is_some();
+        for server in self.places.named.iter().chain(&kubelets) {
             match tokio::net::lookup_host((server.host.as_str(), server.port)).await {
                 Ok(found) => all.extend(found),
                 Err(error) => {
-                    let from = match self.kubelets {
+                    let from = match kubelets {
                         Some(_) => "of the kubelet",
                         None => "(setting apiServers)",
                     };
@@ -259,7 +273,7 @@ mod tests {
     #[tokio::test]
     async fn the_kubelets_server_is_asked_unless_one_is_named_and_by_turns_with_the_service() {
         let dir = tempfile::tempdir().unwrap();
-        let found = kubelet::Found {
+        let found = Found {
             server: Some("https://192.0.2.7:6443".into()),
             ..Default::default()
         };
@@ -278,6 +292,16 @@ mod tests {
         let named = Servers::new(places(&dir, &[("192.0.2.3", 6443)]), None);
         let expected = of(&[seen, "192.0.2.3:6443"]);
         assert_eq!(named.addresses().await.unwrap(), expected);
+        assert_eq!((servers.trouble(), named.trouble()), (None, None));
+        let unusable = Found {
+            problems: vec!["/f is no kubeconfig".into()],
+            ..Default::default()
+        };
+        kubelet::keep(&unusable, &places(&dir, &[]).kubelets).unwrap();
+        let [servers, named] = [&[][..], &[("192.0.2.3", 6443)]]
+            .map(|named| Servers::new(places(&dir, named), None).trouble());
+        assert!(servers.unwrap().starts_with("/f is no kubeconfig: "));
+        assert_eq!(named, None, "another one is asked");
     }
 
     #[tokio::test]

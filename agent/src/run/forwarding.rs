@@ -1,4 +1,4 @@
-//! The task that says by which way packets leave the cluster, as rules of others come and go.
+//! The task that says by which way packets leave the cluster, and get to other nodes beside kube-proxy, as rules of others come and go.
 
 use crate::{
     apply::{
