@@ -38,6 +38,8 @@ pub const SERVICES_FLAGS: [&str; 2] = [
     "--service-proxy=on",
     "--services-file=/run/lab/services.yaml",
 ];
+/// Has an agent leave all packets between nodes to the kernel's stack.
+pub const KERNEL_FLAG: &str = "--data-path=kernel";
 /// What the agent logged, all its runs one after the other.
 pub const LOG_FILE: &str = "/run/lab/agent.log";
 /// Where agents keep programs: the machine's own /var is shared by all nodes. A variable, since

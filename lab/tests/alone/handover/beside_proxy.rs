@@ -5,6 +5,7 @@ use anyhow::Result;
 use sinabro_common::api::{PathPackets, Request, Response};
 use sinabro_lab::{
     Node,
+    node::KERNEL_FLAG,
     traffic::{PATIENCE, accept, path::Path, unbroken::Traffic},
 };
 use std::{
@@ -15,8 +16,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Has all packets go by the stack.
-const KERNEL: &str = "--data-path=kernel";
 /// The port that a firewall is about.
 const FENCED: u16 = 7000;
 /// And one that it is not about.
@@ -191,7 +190,7 @@ fn connections_notice_nothing_of_the_fast_path_beside_kube_proxy() {
     let world = World::new();
     world.add_rules();
     drop_invalid(&world);
-    world.restart(KERNEL);
+    world.restart(KERNEL_FLAG);
     let exchanges = Exchanges::start(&world);
     let paths: Vec<_> = world.paths().into_iter().chain(straight(&world)).collect();
     let traffic = Traffic::start(&paths, PACE).unwrap();
@@ -252,7 +251,7 @@ fn connections_notice_nothing_of_the_fast_path_beside_kube_proxy() {
         fenced.hears();
     }
     traffic.event("by the stack").unwrap();
-    world.restart(KERNEL);
+    world.restart(KERNEL_FLAG);
     must_flow(&traffic, "by the stack");
     for closing in closing_late {
         closing.ends("by the stack");

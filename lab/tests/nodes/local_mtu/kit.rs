@@ -5,7 +5,7 @@ use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
     checks::{Scene, service},
     lab::UNDERLAY_MTU,
-    node::pod_cidrs,
+    node::{KERNEL_FLAG, pod_cidrs},
     traffic::{
         packet::{Interface, interface},
         sizes::Sizes,
@@ -23,7 +23,14 @@ pub const UDP_HEADERS: [usize; 2] = [20 + 8, 40 + 8];
 
 /// Packets go between the nodes, and to the outside, by the kernel's way.
 pub fn scene() -> Scene {
-    Scene::new(Lab::for_test(2).unwrap()).unwrap()
+    let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
+    for node in lab.nodes() {
+        node.start_agent_with(&[KERNEL_FLAG]).unwrap();
+    }
+    for node in lab.nodes() {
+        node.wait_ready().unwrap();
+    }
+    Scene::new(lab).unwrap()
 }
 
 /// They go past the stack.

@@ -12,7 +12,7 @@ use sinabro_lab::{
         spoof::{await_drops, drops},
         tunnel::{Ear, FORGED, HONEST, send_by},
     },
-    node::SERVICES_FLAGS,
+    node::{KERNEL_FLAG, SERVICES_FLAGS},
     traffic::{
         any, bind, packet,
         seat::{self, Seat},
@@ -184,8 +184,9 @@ fn start(way: Way, node: &Node, number: usize) {
     node.write_services("{kind: List, items: []}\n").unwrap();
     // Requests of agents would be counted, too.
     let mut flags = vec!["--peer-probe=false"];
-    if way != Device || number != 1 {
-        flags.extend(SERVICES_FLAGS);
+    match way == Device && number == 1 {
+        true => flags.push(KERNEL_FLAG),
+        false => flags.extend(SERVICES_FLAGS),
     }
     if way == Native {
         flags.push("--routing=native");

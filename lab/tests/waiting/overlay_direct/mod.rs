@@ -39,6 +39,7 @@ use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
     amount::amount,
     confinement,
+    node::{KERNEL_FLAG as KERNEL, SERVICES_FLAGS as FLAGS},
     traffic::{
         device, icmp, offload,
         path::Path,
@@ -58,12 +59,6 @@ use world::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(2);
-const FLAGS: [&str; 2] = [
-    "--service-proxy=on",
-    "--services-file=/run/lab/services.yaml",
-];
-/// All packets by the stack and the VXLAN device.
-const KERNEL: &str = "--data-path=kernel";
 const AUTO: &str = "--routing=auto";
 const ASKS: &str = "--peer-probe=true";
 const ASKS_NOBODY: &str = "--peer-probe=false";

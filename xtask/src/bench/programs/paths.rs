@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result};
 use sinabro_common::api::TcpAcceleration;
 use sinabro_lab::{
     Lab, Node, Place, Pod,
-    node::SERVICES_FLAGS,
+    node::{KERNEL_FLAG, SERVICES_FLAGS},
     traffic::{brief::brief, round_trips::round_trips, seat::Ends},
 };
 use sinabro_netlink::route::Route;
@@ -142,7 +142,7 @@ fn start(node: &Node, past_the_stack: bool) -> Result<()> {
         node.write_services("{kind: List, items: []}\n")?;
         flags.extend(SERVICES_FLAGS);
     } else {
-        flags.push("--data-path=kernel");
+        flags.push(KERNEL_FLAG);
     }
     node.start_agent_with(&flags)?;
     node.wait_ready()?;
