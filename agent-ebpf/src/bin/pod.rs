@@ -52,7 +52,8 @@ const BEGINS: i32 = 64;
 pub fn pod_out(ctx: TcContext) -> i32 {
     let skb = ctx.as_ptr().cast();
     let mut action = leave(skb);
-    if matches!(action, PASS | BEGINS) && CONFIG.get(0).is_some_and(overlay::is_beside_proxy) {
+    if matches!(action, PASS | BEGINS) && CONFIG.get(0).is_some_and(overlay::is_beside_proxy_alone)
+    {
         action = match beside_proxy_global(skb) {
             PASS => action,
             instead => instead,
@@ -184,9 +185,9 @@ fn checked(ctx: &TcContext) -> Action {
             if belongs == track::CLASH {
                 return Err(DropReason::ServiceClash);
             }
-            if receiver.is_none() && belongs != track::STACK && overlay::takes_with_services(config)
-            {
-                if let Some(node) = node {
+            if receiver.is_none() && belongs != track::STACK && overlay::takes(config) {
+                let by_stack = !was_translated && overlay::is_drained(config, scratch);
+                if let Some(node) = node.filter(|_| !by_stack) {
                     // An array has all its entries.
                     let flow = flow::place_of(&FLOWS, scratch).ok_or(DropReason::UnknownLink)?;
                     match overlay::leave::leave(ctx.skb.skb, scratch, node, flow) {

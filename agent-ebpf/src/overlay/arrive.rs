@@ -76,7 +76,7 @@ fn decapsulated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     {
         return PASS;
     }
-    deliver::from_outside(skb, scratch, receiver, mtu::of_tunnels(), false)
+    deliver::from_outside(skb, scratch, receiver, mtu::of_tunnels(), true)
 }
 
 /// Reads what is inside of a packet, which is read, if it is of a tunnel and its outer headers are as [`arrive`] takes them. The length of

@@ -53,6 +53,8 @@ fn traffic_class(head: &Head, ip: &Ip) -> Option<u8> {
     })
 }
 
+const OF_SERVICES: u32 = FLAG_SERVICES | FLAG_HANDOVER | FLAG_DRAINING;
+
 /// Whether packets may go past the stack here.
 #[inline(always)]
 pub fn takes(config: &NodeConfig) -> bool {
@@ -62,22 +64,26 @@ pub fn takes(config: &NodeConfig) -> bool {
 /// Whether they may where Services are translated here, and by nobody else.
 #[inline(always)]
 pub fn takes_with_services(config: &NodeConfig) -> bool {
-    const OF_SERVICES: u32 = FLAG_SERVICES | FLAG_HANDOVER | FLAG_DRAINING;
     config.flags & OF_SERVICES == FLAG_SERVICES && deliver::redirects(config)
 }
 
-/// Whether they may while netfilter translates Services.
+/// Whether they may while netfilter translates connections, of which each has a record.
 #[inline(always)]
 pub fn is_beside_proxy(config: &NodeConfig) -> bool {
-    config.flags & (FLAG_BESIDE_PROXY | FLAG_SERVICES) == FLAG_BESIDE_PROXY
-        && deliver::redirects(config)
+    config.flags & FLAG_BESIDE_PROXY != 0 && deliver::redirects(config)
+}
+
+/// The same where no Services are translated here.
+#[inline(always)]
+pub fn is_beside_proxy_alone(config: &NodeConfig) -> bool {
+    is_beside_proxy(config) && config.flags & FLAG_SERVICES == 0
 }
 
 /// Whether connections between pods of two nodes that the stack forwards get a record.
 #[inline(always)]
 pub fn records_stack(config: &NodeConfig) -> bool {
     config.flags & (FLAG_BESIDE_PROXY | FLAG_RECORD_STACK) != 0
-        && config.flags & FLAG_SERVICES == 0
+        && config.flags & OF_SERVICES != FLAG_SERVICES
         && deliver::redirects(config)
 }
 
@@ -96,9 +102,19 @@ pub fn is_of_stack(scratch: &mut Scratch) -> u32 {
 /// what conntrack picks up although it has no record.
 #[inline(always)]
 pub fn goes_by_stack(config: &NodeConfig, scratch: &mut Scratch) -> bool {
-    track::known(scratch) == track::STACK
-        || config.flags & FLAG_BESIDE_PROXY_DRAINS != 0
-            && ct_state::is_picked_up(scratch.ip.proto, scratch.l4.tcp_flags)
+    match track::known(scratch) {
+        track::STACK => true,
+        // Of a Service that is translated here: netfilter has seen nothing of the request.
+        track::ANSWER => false,
+        _ => is_drained(config, scratch),
+    }
+}
+
+/// Whether the fast path drains, and conntrack picks up a packet, which is read and has no record.
+#[inline(always)]
+pub fn is_drained(config: &NodeConfig, scratch: &Scratch) -> bool {
+    config.flags & FLAG_BESIDE_PROXY_DRAINS != 0
+        && ct_state::is_picked_up(scratch.ip.proto, scratch.l4.tcp_flags)
 }
 
 /// The way to a node by its tunnel address, unless it is this one or the kernel's way leads there.

@@ -46,7 +46,7 @@ pub fn mode(core: &Core) -> String {
     let is_beside_proxy = match why(core).and_then(|why| Ok((why, core.datapath.translation()?))) {
         Err(error) => return format!("not known: {}", Chain(&error)),
         Ok((Some(why), _)) => return format!("kernel: {why}"),
-        Ok((None, translation)) => translation == Translation::Off,
+        Ok((None, translation)) => translation != Translation::On,
     };
     let but = match core.overlay.borrow().ways.not.len() {
         0 => String::new(),
@@ -99,12 +99,11 @@ pub fn of_programs(core: &Core) -> Result<Option<Why>, DatapathError> {
     }
     Ok(match core.datapath.translation()? {
         Translation::On => None,
-        Translation::Off => match &*core.beside_proxy.borrow() {
+        _ => match &*core.beside_proxy.borrow() {
             None => Some(Why::NotYet),
             Some(Forwarding::Direct) => None,
             Some(Forwarding::Kernel(why)) => Some(Why::BesideProxy(why.clone())),
         },
-        other => Some(Why::Services(other)),
     })
 }
 

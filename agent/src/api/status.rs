@@ -8,7 +8,7 @@ use crate::{
     chain::Chain,
     config::Settings,
     connections::Room,
-    datapath::{Datapath, DatapathError, Level},
+    datapath::{Datapath, DatapathError, Level, Translation},
     endpoint::{Endpoints, release::Reaper},
     handover::ServiceProxy,
     install::InstallStatus,
@@ -242,9 +242,12 @@ impl Core {
         };
         modes.insert("serviceProxy".into(), text);
         if let Some(way) = &*self.forwarding.borrow() {
-            let text = match (way, paths::of_programs(self)) {
-                (Forwarding::Direct, Ok(Some(why))) => format!("kernel: {why}"),
-                (way, _) => way.to_string(),
+            let text = match (way, self.datapath.translation(), paths::of_programs(self)) {
+                (Forwarding::Direct, Ok(translation), _) if translation != Translation::On => {
+                    "kernel: Services are not translated here alone, see mode serviceProxy".into()
+                }
+                (Forwarding::Direct, _, Ok(Some(why))) => format!("kernel: {why}"),
+                (way, ..) => way.to_string(),
             };
             modes.insert("forwarding".into(), text);
         }

@@ -6,7 +6,7 @@
 use super::forwarding::{self, RulesAbout};
 use crate::{
     config::Settings,
-    datapath::{Datapath, beside_proxy::OfStack},
+    datapath::{Datapath, Translation, beside_proxy::OfStack},
     plan::{Forwarding, OverlayMode},
 };
 use anyhow::Context as _;
@@ -36,9 +36,17 @@ impl BesideProxy {
         settings: &Settings,
         datapath: &Datapath,
     ) -> anyhow::Result<Forwarding> {
+        if datapath.translation()? == Translation::On {
+            self.draining_since = None;
+            match settings.overlay {
+                OverlayMode::Kernel => datapath.end_beside_proxy()?,
+                _ => datapath.settle_beside_proxy()?,
+            }
+            return Ok(Forwarding::Direct);
+        }
         let Some(why) = obstacle(settings, datapath)? else {
             self.draining_since = None;
-            datapath.begin_beside_proxy(translated)?;
+            begin(datapath)?;
             return Ok(Forwarding::Direct);
         };
         let since = *self.draining_since.get_or_insert_with(Instant::now);
@@ -50,14 +58,17 @@ impl BesideProxy {
     }
 }
 
+/// Begins, or goes on.
+///
+/// # Errors
+/// As [`BesideProxy::follow`].
+pub fn begin(datapath: &Datapath) -> anyhow::Result<()> {
+    datapath.begin_beside_proxy(translated)
+}
+
 fn obstacle(settings: &Settings, datapath: &Datapath) -> anyhow::Result<Option<String>> {
     if settings.overlay == OverlayMode::Kernel {
         return Ok(Some("the setting dataPath is kernel".into()));
-    }
-    if settings.service_proxy.may_be_on() {
-        return Ok(Some(
-            "Services are not ours, see mode serviceProxy of status".into(),
-        ));
     }
     if !takes_up() {
         return Ok(Some("net.netfilter.nf_conntrack_tcp_loose is 0".into()));

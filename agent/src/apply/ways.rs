@@ -1,6 +1,5 @@
 //! By which way packets between pods go to other nodes, and why not past the stack.
 
-use crate::datapath::Translation;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -43,8 +42,6 @@ pub enum Why {
     Setting,
     /// Those that run do not send past the stack.
     Programs,
-    /// On its way from one to the other.
-    Services(Translation),
     /// Others translate them, and the fast path is not taken beside them.
     BesideProxy(String),
     NoUplink,
@@ -85,13 +82,6 @@ impl fmt::Display for Why {
             Self::EarlierPrograms => {
                 "programs of an earlier version run, see mode programs of status"
             }
-            Self::Services(Translation::Handover) => {
-                "kube-proxy has connections yet, see mode serviceProxy of status"
-            }
-            Self::Services(Translation::Draining) => {
-                "connections to Services end first, see mode serviceProxy of status"
-            }
-            Self::Services(_) => "Services are not ours, see mode serviceProxy of status",
             Self::BesideProxy(why) => return f.write_str(why),
             Self::NoUplink => "no uplink, see the setting uplinks",
             Self::SeveralUplinks => "several uplinks, see the setting uplinks",

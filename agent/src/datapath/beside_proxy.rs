@@ -13,7 +13,10 @@ use sinabro_common::{
     },
 };
 use sinabro_netlink::sysctl;
-use std::{collections::HashMap, net::SocketAddr};
+use std::{
+    collections::{HashMap, HashSet},
+    net::SocketAddr,
+};
 
 /// A connection that netfilter translates, by the ends that its server sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,6 +131,32 @@ impl Datapath {
             }
             BesideProxy::Drains | BesideProxy::Off => Ok(()),
             BesideProxy::Records => self.maps.config.set_beside_proxy(BesideProxy::Off),
+        }
+    }
+
+    /// While Services are translated here alone: ends it once no connection with a pod of another node needs the stack.
+    ///
+    /// # Errors
+    /// If the maps cannot be read or written.
+    pub fn settle_beside_proxy(&self) -> Result<(), DatapathError> {
+        if !self.is_set_up() || self.maps.config.beside_proxy()? == BesideProxy::Off {
+            return Ok(());
+        }
+        let pods: HashSet<Addr> = self
+            .maps
+            .endpoints
+            .list()?
+            .into_iter()
+            .map(|of| of.0)
+            .collect();
+        let mut is_needed = false;
+        self.maps.connections.for_each(|key, connection| {
+            let is_on_this_node = pods.contains(&key.low) && pods.contains(&key.high);
+            is_needed |= connection.has(FLAG_STACK) && !is_on_this_node;
+        })?;
+        match is_needed {
+            true => Ok(()),
+            false => self.end_beside_proxy(),
         }
     }
 

@@ -6,6 +6,7 @@ use crate::{
         choice::{Mode, Policy},
         self_test::SelfTest,
     },
+    apply::beside_proxy,
     chain::Chain,
     config::{self, Settings},
     connections::Room,
@@ -13,6 +14,7 @@ use crate::{
     endpoint::{Endpoints, Programs, record::Records},
     ipam::Allocator,
     memory,
+    plan::OverlayMode,
 };
 use anyhow::Context as _;
 use sinabro_common::{
@@ -59,6 +61,12 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
     })
     .context("cannot load the data path")?;
     if !wish.may_be_on() && before != Translation::Off {
+        if before == Translation::On
+            && settings.overlay != OverlayMode::Kernel
+            && let Err(error) = beside_proxy::begin(&datapath)
+        {
+            tracing::warn!("connections between nodes go by the stack: {error:#}");
+        }
         let draining = datapath.set_services(Translation::Draining);
         draining.context("cannot leave Services to others")?;
     }

@@ -32,12 +32,12 @@ pub const FLAG_CARRYING: u32 = 1 << 4;
 /// towards each remote address, so a pod that has it takes it from the node. Programs that do not know the flag masquerade them.
 pub const FLAG_MASQUERADE_PORTLESS: u32 = 1 << 13;
 
-/// Without [`FLAG_SERVICES`]: packets between pods of two nodes take the fast path, except those of connections that have a
+/// Packets between pods of two nodes take the fast path, except those of connections that have a
 /// record with `FLAG_STACK`. Implies [`FLAG_RECORD_STACK`].
 pub const FLAG_BESIDE_PROXY: u32 = 1 << 14;
 
-/// Without [`FLAG_SERVICES`]: each connection between pods of two nodes that the stack forwards, and may translate, gets a record with
-/// `FLAG_STACK`.
+/// Unless [`FLAG_SERVICES`] is set alone of the three: each connection between pods of two nodes that the stack forwards, and may
+/// translate, gets a record with `FLAG_STACK`.
 pub const FLAG_RECORD_STACK: u32 = 1 << 15;
 
 /// With [`FLAG_BESIDE_PROXY`]: the fast path between nodes drains. What has no record goes by the stack and gets one. Only TCP segments

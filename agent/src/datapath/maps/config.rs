@@ -160,7 +160,7 @@ impl Config {
 
     /// What becomes of what is sent to Services.
     pub fn services(&self, translation: Translation) -> Result<(), DatapathError> {
-        self.set_flags(Translation::FLAGS, translation.flags())
+        self.set_ways(|_, beside| (translation, beside))
     }
 
     /// Whether what leaves the cluster goes past the stack.
@@ -170,7 +170,27 @@ impl Config {
 
     /// Whether packets between nodes take the fast path while others translate Services.
     pub fn set_beside_proxy(&self, is: BesideProxy) -> Result<(), DatapathError> {
-        self.set_flags(BesideProxy::FLAGS, is.flags())
+        self.set_ways(|translation, _| (translation, is))
+    }
+
+    /// Both by one write. Where Services are translated here alone, nothing drains: what conntrack picked up there would have no record.
+    fn set_ways(
+        &self,
+        change: impl FnOnce(Translation, BesideProxy) -> (Translation, BesideProxy),
+    ) -> Result<(), DatapathError> {
+        let mut map = lock(&self.0);
+        let before = read(&map)?;
+        let beside = match change(Translation::of(&before), BesideProxy::of(before.flags)) {
+            (Translation::On, BesideProxy::Drains) => (Translation::On, BesideProxy::On),
+            ways => ways,
+        };
+        let (translation, beside) = beside;
+        let kept = before.flags & !(Translation::FLAGS | BesideProxy::FLAGS);
+        let flags = kept | translation.flags() | beside.flags();
+        match flags == before.flags {
+            true => Ok(()),
+            false => write(&mut map, NodeConfig { flags, ..before }),
+        }
     }
 
     pub fn beside_proxy(&self) -> Result<BesideProxy, DatapathError> {

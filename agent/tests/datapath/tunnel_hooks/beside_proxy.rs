@@ -1,20 +1,30 @@
 //! Beside kube-proxy: the stack sees both directions of a connection between pods of two nodes, or neither.
 
 use super::{direct::*, *};
-use crate::packet::{ACK, FIN, IcmpError, RST, icmp_error};
+use crate::{
+    packet::{ACK, FIN, IcmpError, RST, icmp_error},
+    services::publish,
+};
 use nix::sys::socket::{setsockopt, sockopt};
-use sinabro_agent::datapath::{DatapathError, beside_proxy::OfStack};
+use sinabro_agent::datapath::{DatapathError, Translation, beside_proxy::OfStack};
 use socket2::{Domain, Socket, Type};
 use std::net::{SocketAddr, TcpListener};
 
-/// The second node is reached past the stack while others translate Services. Given are connections that they have already.
+/// The second node is reached past the stack while others translate Services, alone or with us. Given are connections that they have
+/// already.
 fn beside(translated: &[OfStack], test: impl Fn(&World) + Sync) {
-    direct(|w| {
-        w.datapath.set_services(false).unwrap();
-        let list = || Ok::<_, DatapathError>(translated.to_vec());
-        w.datapath.begin_beside_proxy(list).unwrap();
-        test(w);
-    });
+    for translation in [
+        Translation::Off,
+        Translation::Handover,
+        Translation::Draining,
+    ] {
+        direct(|w| {
+            w.datapath.set_services(translation).unwrap();
+            let list = || Ok::<_, DatapathError>(translated.to_vec());
+            w.datapath.begin_beside_proxy(list).unwrap();
+            test(w);
+        });
+    }
 }
 
 /// What goes from one end to the other, and what comes back.
@@ -286,5 +296,80 @@ fn when_it_ends_all_is_the_stacks() {
         let list = || Ok::<_, DatapathError>(Vec::new());
         w.datapath.begin_beside_proxy(list).unwrap();
         assert_eq!(w.judged(&packets), [REDIRECT; 3], "nothing was recorded");
+    });
+}
+
+/// Netfilter sees nothing of a connection with a Service that is translated here, whatever becomes of others.
+#[test]
+fn what_is_translated_here_goes_past_netfilter_while_others_translate_too() {
+    direct(|w| {
+        let ends = w.out_of_tunnels().into_iter().zip(1..);
+        let ends = ends.map(|(near, number)| {
+            let (_, at) = publish(&w.datapath, number, packet::TCP, &[(far(near), 80)]);
+            (near, at)
+        });
+        let ends: Vec<_> = ends.collect();
+        w.datapath.set_services(Translation::Handover).unwrap();
+        let list = || Ok::<_, DatapathError>(Vec::new());
+        w.datapath.begin_beside_proxy(list).unwrap();
+        let goes_on = |near, at, flags| {
+            let sent = packet::tcp((near, 4000), at, flags, b"");
+            assert_eq!(w.leaves(&w.of_pod(&sent)).0, REDIRECT, "{near} {flags:#x}");
+        };
+        let comes_back = |near, at: (IpAddr, u16), flags| {
+            let answer = packet::tcp((far(near), 80), (near, 4000), flags, b"");
+            let [by_uplink, by_device] = [
+                w.run("uplink_in", 0, &w.comes(&answer)),
+                w.run("overlay_in", 0, &w.stamped(&answer)),
+            ];
+            for (action, out) in [by_uplink, by_device] {
+                assert_eq!(action, REDIRECT, "{near} {flags:#x}");
+                assert_eq!(packet::see(&out).src, at.0);
+            }
+        };
+        for (near, at) in &ends {
+            goes_on(*near, *at, SYN);
+            comes_back(*near, *at, SYN | ACK);
+            goes_on(*near, *at, ACK);
+        }
+        w.datapath.drain_beside_proxy().unwrap();
+        for translation in [Translation::Handover, Translation::Draining] {
+            w.datapath.set_services(translation).unwrap();
+            for (near, at) in &ends {
+                goes_on(*near, *at, ACK);
+                comes_back(*near, *at, ACK);
+            }
+        }
+        for (near, at) in &ends {
+            goes_on(*near, *at, FIN | ACK);
+            comes_back(*near, *at, FIN | ACK);
+        }
+    });
+}
+
+/// Its answers need the translation for as long as it lives.
+#[test]
+fn what_netfilter_translates_stays_with_it_when_all_else_is_translated_here() {
+    beside(&[], |w| {
+        let near = w.of_tunnels();
+        let [theirs, new] = [80, 81].map(|port| both_ways(6, near, (far(near), port)));
+        w.lets("overlay_out", &frame(&theirs.0));
+        w.datapath.drain_beside_proxy().unwrap();
+        w.datapath.set_services(true).unwrap();
+        w.datapath.settle_beside_proxy().unwrap();
+        assert_eq!(w.judged(&theirs), [PASS; 3]);
+        assert_eq!(w.judged(&new)[..2], [REDIRECT; 2], "nothing drains");
+        // It begins again, past netfilter.
+        for flags in [RST, SYN] {
+            let sent = packet::tcp((near, 4000), (far(near), 80), flags, b"");
+            w.leaves(&w.of_pod(&sent));
+        }
+        assert_eq!(w.judged(&theirs), [REDIRECT; 3]);
+        w.datapath.settle_beside_proxy().unwrap();
+        assert_eq!(
+            w.judged(&theirs),
+            [REDIRECT, REDIRECT, PASS],
+            "it has ended"
+        );
     });
 }

@@ -19,7 +19,7 @@ use std::{
 /// The port that a firewall is about.
 const FENCED: u16 = 7000;
 /// And one that it is not about.
-const FREE: u16 = 7100;
+pub(super) const FREE: u16 = 7100;
 /// Segments that end connections still go past netfilter.
 const FEW: u64 = 200;
 /// By when a rule that comes is obeyed.
@@ -36,7 +36,7 @@ fn straight(world: &World) -> Vec<Path> {
 }
 
 /// Packets of both nodes that went past the stack.
-fn direct(world: &World) -> u64 {
+pub(super) fn direct(world: &World) -> u64 {
     let of = |node: &Node| match node.ask(Request::Metrics).unwrap() {
         Response::Metrics(metrics) => {
             let PathPackets { sent, received } = metrics.overlay_packets.unwrap().direct;
@@ -48,14 +48,14 @@ fn direct(world: &World) -> u64 {
 }
 
 /// A connection by a Service on which nothing is said.
-struct Idle {
+pub(super) struct Idle {
     client: TcpStream,
     server: TcpStream,
 }
 
 impl Idle {
     /// So many of each family.
-    fn all(world: &World, count: usize) -> Vec<Self> {
+    pub(super) fn all(world: &World, count: usize) -> Vec<Self> {
         let server = &world.servers[1];
         let idle = |(family, address)| {
             let bind = || Ok(TcpListener::bind((address, IDLE.1))?);
@@ -79,7 +79,7 @@ impl Idle {
     }
 
     /// The server speaks first: its packet is the first after what has changed.
-    fn speaks(&mut self, what: &str) {
+    pub(super) fn speaks(&mut self, what: &str) {
         let mut heard = [0; 5];
         self.server.write_all(b"hello").unwrap();
         let read = self.client.read_exact(&mut heard);
@@ -89,14 +89,14 @@ impl Idle {
 }
 
 /// A connection by a pod's own address, which no netfilter has seen.
-struct Straight {
+pub(super) struct Straight {
     client: TcpStream,
     server: TcpStream,
     to: SocketAddr,
 }
 
 impl Straight {
-    fn all(world: &World, port: u16) -> Vec<Self> {
+    pub(super) fn all(world: &World, port: u16) -> Vec<Self> {
         let server = &world.servers[1];
         let straight = |address| {
             let to = SocketAddr::new(address, port);
@@ -129,7 +129,7 @@ impl Straight {
     }
 
     /// A FIN is the first segment after what has changed.
-    fn ends(self, what: &str) {
+    pub(super) fn ends(self, what: &str) {
         drop(self.client);
         self.server.set_read_timeout(Some(PATIENCE)).unwrap();
         let read = (&self.server).read(&mut [0; 5]);
@@ -155,7 +155,7 @@ fn firewall(world: &World, is: bool) {
 }
 
 /// As kube-proxy does: what netfilter takes for invalid is dropped.
-fn drop_invalid(world: &World) {
+pub(super) fn drop_invalid(world: &World) {
     for node in world.lab.nodes() {
         for family in ["ip", "ip6"] {
             let rule = format!(
@@ -169,7 +169,15 @@ fn drop_invalid(world: &World) {
     }
 }
 
-/// What netfilter took for invalid, by the rule that kube-proxy has for it.
+/// Netfilter took nothing for invalid, by the rule that kube-proxy has for it.
+pub(super) fn nothing_is_invalid(world: &World) {
+    let invalid = invalid(world);
+    assert_eq!(invalid.len(), 4);
+    for line in invalid {
+        assert!(line.contains("counter packets 0 "), "{line}");
+    }
+}
+
 fn invalid(world: &World) -> Vec<String> {
     let mut found = Vec::new();
     for node in world.lab.nodes() {
@@ -199,9 +207,7 @@ fn connections_notice_nothing_of_the_fast_path_beside_kube_proxy() {
     let [mut idle, mut idler, mut idlest] = [1, 250, 1].map(|count| Idle::all(&world, count));
     traffic.event("past netfilter").unwrap();
     world.restart(OFF);
-    for node in world.lab.nodes() {
-        node.wait_for_direct_overlay().unwrap();
-    }
+    world.is_direct();
     must_flow(&traffic, "past netfilter");
     assert!(direct(&world) > 0);
     for idle in &mut idle {
@@ -244,9 +250,7 @@ fn connections_notice_nothing_of_the_fast_path_beside_kube_proxy() {
     traffic.event("the firewall went").unwrap();
     firewall(&world, false);
     must_flow(&traffic, "without the firewall");
-    for node in world.lab.nodes() {
-        node.wait_for_direct_overlay().unwrap();
-    }
+    world.is_direct();
     for fenced in &fenced {
         fenced.hears();
     }
@@ -261,9 +265,5 @@ fn connections_notice_nothing_of_the_fast_path_beside_kube_proxy() {
     }
     println!("{}", world.told(exchanges.finish()));
     println!("{}", traffic.finish().unwrap());
-    let invalid = invalid(&world);
-    assert_eq!(invalid.len(), 4);
-    for line in invalid {
-        assert!(line.contains("counter packets 0 "), "{line}");
-    }
+    nothing_is_invalid(&world);
 }

@@ -4,6 +4,7 @@
 mod beside_proxy;
 
 use anyhow::{Context as _, Result, ensure};
+use beside_proxy::{FREE, Idle, Straight, direct, drop_invalid, nothing_is_invalid};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod, confinement,
     traffic::{
@@ -47,6 +48,8 @@ const IDLE: (u16, u16) = (900, 9000);
 const FIRST: (u16, u16) = (1000, 8000);
 
 const BEFORE: Duration = Duration::from_secs(5);
+/// Packets by the fast path while traffic goes on it for [`PHASE`].
+const MANY: u64 = 1000;
 const PHASE: Duration = Duration::from_secs(3);
 const PACE: Pace = Pace {
     pause: Duration::from_millis(10),
@@ -112,6 +115,13 @@ impl World {
     /// Who sends: a pod's packets, and the node's sockets.
     fn senders(&self) -> [(&'static str, &Place); 2] {
         [("pod", self.client.place()), ("node", self.node().place())]
+    }
+
+    /// Packets between nodes take the fast path.
+    fn is_direct(&self) {
+        for node in self.lab.nodes() {
+            node.wait_for_direct_overlay().unwrap();
+        }
     }
 
     /// One Service's port for each sender, server and family; the meter has the next one.
@@ -529,11 +539,23 @@ fn must_flow(traffic: &Traffic, when: &str) {
 fn services_pass_from_kube_proxy_and_back_unnoticed() {
     let world = World::new();
     world.add_rules();
+    drop_invalid(&world);
+    world.is_direct();
     let (traffic, exchanges) = start(&world);
+    let mut idle = Idle::all(&world, 2);
+    let [closing, closing_late] = [0, 1].map(|number| Straight::all(&world, FREE + number));
     traffic.event("Services were turned on").unwrap();
     world.restart(ON);
     println!("{}", says(world.node(), "on, kube-proxy has"));
+    world.is_direct();
+    let before = direct(&world);
     must_flow(&traffic, "with Services on");
+    assert!(direct(&world) - before > MANY, "by the stack");
+    closing
+        .into_iter()
+        .for_each(|closing| closing.ends("with Services on"));
+    idle.iter_mut()
+        .for_each(|idle| idle.speaks("with Services on"));
     for (sender, place) in world.senders() {
         for family in 0..2 {
             assert!(!world.is_by_rules(place, family), "{sender}, new");
@@ -548,20 +570,38 @@ fn services_pass_from_kube_proxy_and_back_unnoticed() {
     }
     says(world.node(), "on, kube-proxy has");
     must_flow(&traffic, "with another agent");
+    closing_late
+        .into_iter()
+        .for_each(|closing| closing.ends("with another agent"));
+    idle.iter_mut()
+        .for_each(|idle| idle.speaks("with another agent"));
+    drop(idle);
     println!("{}", world.told(exchanges.finish()));
     println!("{}", traffic.finish().unwrap());
+    nothing_is_invalid(&world);
     println!("{:?}", world.says("on, nothing needs kube-proxy's rules"));
 
     world.remove_rules();
     world.says("on\n");
     let (traffic, exchanges) = start(&world);
     let held = world.held();
+    let (mut idle, closing) = (Idle::all(&world, 2), Straight::all(&world, FREE));
     traffic.event("kube-proxy's rules came back").unwrap();
     world.add_rules();
+    drop_invalid(&world);
     traffic.event("Services were turned off").unwrap();
     world.restart(OFF);
     println!("{}", says(world.node(), "off, "));
+    world.is_direct();
+    let before = direct(&world);
     must_flow(&traffic, "with Services off");
+    assert!(direct(&world) - before > MANY, "by the stack");
+    closing
+        .into_iter()
+        .for_each(|closing| closing.ends("with Services off"));
+    idle.iter_mut()
+        .for_each(|idle| idle.speaks("with Services off"));
+    drop(idle);
     for (sender, place) in world.senders() {
         for family in 0..2 {
             assert!(world.is_by_rules(place, family), "{sender}, new");
@@ -569,6 +609,7 @@ fn services_pass_from_kube_proxy_and_back_unnoticed() {
     }
     println!("{}", world.told(exchanges.finish()));
     println!("{}", traffic.finish().unwrap());
+    nothing_is_invalid(&world);
     println!("{:?}", world.says("off\n"));
     // Nothing of it is left but names, which stay over another agent.
     world.restart(OFF);
