@@ -1,5 +1,6 @@
 //! `sinabroctl debug` on a node, with its agent and without.
 
+use sinabro_common::names;
 use sinabro_lab::{Lab, Node};
 use std::{
     collections::BTreeMap,
@@ -153,4 +154,55 @@ fn a_file_is_written_once() {
     let said = String::from_utf8_lossy(&again.stderr);
     assert!(said.contains("not overwritten"), "{said}");
     assert_eq!(fs::read(&outside).unwrap(), written);
+}
+
+/// All files below a directory, as text.
+fn contents(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap());
+    entries
+        .flat_map(|entry| match entry.file_type().unwrap() {
+            kind if kind.is_dir() => contents(&entry.path()),
+            kind if kind.is_file() => {
+                vec![String::from_utf8_lossy(&fs::read(entry.path()).unwrap()).into_owned()]
+            }
+            _ => Vec::new(),
+        })
+        .collect()
+}
+
+/// Of the kubelet's kubeconfig nothing is kept but the server's URL: its secrets are in no bundle, log or file of the agent.
+#[test]
+fn the_secrets_of_a_kubelet_are_nowhere() {
+    const SECRET: &str = "hunter2";
+    let good = format!(
+        "{{clusters: [{{name: c, cluster: {{server: 'https://192.0.2.7:6443'}}}}],
+          contexts: [{{name: x, context: {{cluster: c, user: {SECRET}}}}}], current-context: x,
+          users: [{{name: {SECRET}, user: {{token: {SECRET}, client-key-data: {SECRET}}}}}]}}"
+    );
+    let bad = format!("{{clusters: {SECRET}, users: [{SECRET}");
+    let lab = Lab::for_test(1).unwrap();
+    let node = lab.node(1);
+    let file = node
+        .namespace()
+        .path("/run/lab/host/etc/kubernetes/kubelet.conf");
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    for (kubeconfig, is_good) in [(&good, true), (&bad, false)] {
+        fs::write(&file, kubeconfig).unwrap();
+        let prepared = node.ctl(&["prepare", "--host-dir=/run/lab/host"]).unwrap();
+        assert!(prepared.status.success(), "{prepared:?}");
+        node.stop_agent().unwrap();
+        node.start_agent().unwrap();
+        node.wait_ready().unwrap();
+        let state = contents(&node.namespace().path(names::STATE_DIR));
+        let has_url = state.iter().any(|file| file.contains("192.0.2.7:6443"));
+        assert_eq!(has_url, is_good, "{state:?}");
+        let bundle = unpack(&debug(node, "-").stdout);
+        let said = [&prepared.stdout, &prepared.stderr].map(|said| String::from_utf8_lossy(said));
+        let texts = state.iter().chain(bundle.values()).map(String::as_str);
+        let texts = texts.chain(said.iter().map(|said| &**said));
+        let log = node.log();
+        for text in texts.chain([&*log]) {
+            assert!(!text.contains(SECRET), "{text}");
+        }
+    }
 }
