@@ -244,7 +244,11 @@ impl Settings {
             Some(_) => layers.parse("nodeName", node_name)?,
             None => host_name()?,
         };
-        let service_proxy = layers.parse("serviceProxy", service_proxy)?;
+        let service_proxy = match layers.parse("serviceProxy", service_proxy)? {
+            // Nothing says where Services are.
+            ServiceProxy::Auto if layers.has_no_services()? => ServiceProxy::Off,
+            wish => wish,
+        };
         let (overlay, forwarding) = layers.parse("dataPath", data_path)?;
         let mut settings = Self {
             node_name,
@@ -433,7 +437,7 @@ fn services_file(layers: &Layers, is_on: bool) -> Result<Option<PathBuf>, Config
     match (layers.facts_from()?, &file) {
         (FactsFrom::NodesFile(_), None) if is_on => Err(layers.invalid(
             FILE,
-            "must be set where serviceProxy is on or auto and the nodes are in a file",
+            "must be set where serviceProxy is on and the nodes are in a file",
         )),
         (FactsFrom::Kubernetes(_), Some(_)) => Err(layers.invalid(
             FILE,

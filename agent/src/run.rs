@@ -33,6 +33,7 @@ use crate::{
     config::{FactsFrom, Settings},
     datapath,
     endpoint::release::Reaper,
+    handover::seen::Seen,
     install::{self, InstallConfig},
     node::{self, NodeStatus},
     plan::{OverlayMode, Reach, Reached, Routing},
@@ -239,6 +240,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     tasks.spawn(handover::follow_handover(handover::HandoverTask {
         wish: settings.service_proxy,
         datapath: datapath.clone(),
+        seen: Seen::read(settings.programs_dir.join(names::KUBE_PROXY_SEEN_FILE)),
+        node_ports: settings.node_ports.map(|(first, last)| first..=last),
+        standing: standing.clone(),
         published: is_complete,
         status: proxy_sender,
         translating,

@@ -159,11 +159,13 @@ impl Uninstalled {
         Ok(())
     }
 
-    /// What is kept of programs.
+    /// What is kept over reboots.
     fn programs(&mut self, dir: &Path) {
-        let file = dir.join(names::PROGRAMS_FILE);
-        self.cleared(&file);
-        self.note(&file, fs::remove_file(&file));
+        for name in [names::PROGRAMS_FILE, names::KUBE_PROXY_SEEN_FILE] {
+            let file = dir.join(name);
+            self.cleared(&file);
+            self.note(&file, fs::remove_file(&file));
+        }
         match fs::remove_dir(dir) {
             // Somebody gave it a file system of its own.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {

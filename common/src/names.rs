@@ -41,6 +41,8 @@ pub const BPF_VERIFY_DIR: &str = "verify";
 pub const PROGRAMS_DIR: &str = "/var/lib/sinabro";
 /// The eBPF programs that ran last, inside that directory.
 pub const PROGRAMS_FILE: &str = "programs.tar";
+/// It is there if this node has seen a kube-proxy since Services were translated here; inside that directory.
+pub const KUBE_PROXY_SEEN_FILE: &str = "kube-proxy-seen";
 
 /// Settings file that is read if it is there and no other is named.
 pub const CONFIG_FILE: &str = "/etc/sinabro/config.yaml";

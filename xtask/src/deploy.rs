@@ -487,6 +487,7 @@ true"#;
         let config: Value = serde_saphyr::from_str(&config).unwrap();
         assert_eq!(config["name"], CLUSTER);
         assert_eq!(config["networking"]["disableDefaultCNI"], true);
+        assert_eq!(config["networking"]["kubeProxyMode"], "none");
         assert_eq!(config["networking"]["ipFamily"], "dual");
     }
 }

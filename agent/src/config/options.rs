@@ -285,13 +285,14 @@ pub struct Options {
     node_port_addresses: Option<Vec<String>>,
 
     /// Who translates what pods and this node send to Services: off (somebody else, such as
-    /// kube-proxy), on (this agent's programs) or auto (these, as soon as kube-proxy is not there).
-    /// Beside kube-proxy on is safe: connections that it has translated stay with it until they end.
+    /// kube-proxy), on (this agent's programs) or auto (these where no kube-proxy is; one that the node has seen is waited for five
+    /// minutes). Beside kube-proxy on is safe: connections that it has translated stay with it until they end. Where the nodes are in a
+    /// file and Services in none, auto is off.
     #[arg(
         long,
         env = "SINABRO_SERVICE_PROXY",
         value_name = "MODE",
-        default_value = "off"
+        default_value = "auto"
     )]
     service_proxy: Option<String>,
 

@@ -140,7 +140,7 @@ fn a_pod_needs_no_setting_at_all() {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("source=Kubernetes(InCluster)"), "{text}");
+    assert!(text.contains("source=Kubernetes(Servers("), "{text}");
 }
 
 #[test]
@@ -405,6 +405,12 @@ fn services_come_from_where_the_nodes_do() {
     let proxy = |args: &[&str]| load(args).unwrap().service_proxy;
     assert_eq!(proxy(&both[..2]), ServiceProxy::On);
     assert_eq!(proxy(&["--nodes=/n", both[1], both[2]]), ServiceProxy::On);
+    // Without another wish.
+    assert_eq!(proxy(&both[..1]), ServiceProxy::Auto);
+    assert_eq!(proxy(&["--nodes=/n", both[2]]), ServiceProxy::Auto);
+    let nothing = ["--nodes=/n", "--service-proxy=auto"];
+    assert_eq!(proxy(&nothing), ServiceProxy::Off);
+    assert_eq!(proxy(&nothing[..1]), ServiceProxy::Off);
 }
 
 #[test]

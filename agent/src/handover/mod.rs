@@ -2,6 +2,7 @@
 //!
 //! - [`Turn`]: who translates, by the setting and by what is seen of kube-proxy;
 //! - [`theirs`]: whether its rules are there, and whether it is;
+//! - [`seen`]: whether it was there before;
 //! - [`flows`]: which connections it has.
 //!
 //! Every hook that picks an endpoint comes before netfilter, so it is always safe to begin beside kube-proxy. What it has
@@ -9,15 +10,22 @@
 //! What we have translated goes on when it begins again, until it ends.
 
 pub mod flows;
+pub mod seen;
 #[cfg(test)]
 mod tests;
 pub mod theirs;
 
-use crate::datapath::{Datapath, DatapathError, Translation};
+use crate::{
+    datapath::{Datapath, DatapathError, Translation},
+    troubles::fences,
+};
 use anyhow::Context as _;
 use flows::Flows;
+use seen::Seen;
+use sinabro_netlink::nft::Nft;
 use std::{
     fmt,
+    ops::RangeInclusive,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -27,10 +35,10 @@ use theirs::Theirs;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServiceProxy {
     /// Somebody else.
-    #[default]
     Off,
     On,
-    /// This agent, as soon as kube-proxy does not; and from then on.
+    /// This agent, where no kube-proxy does; and from then on.
+    #[default]
     Auto,
 }
 
@@ -61,15 +69,20 @@ impl fmt::Display for ServiceProxy {
 const LOOK: Duration = Duration::from_secs(5);
 /// How often rules that nobody needs are looked for.
 const LOOK_AT_RULES: Duration = Duration::from_secs(30);
-/// How long rules are taken for those of a kube-proxy that is only being replaced.
-pub const RULES_ALONE: Duration = Duration::from_secs(60);
+/// How long a kube-proxy that was seen is waited for: after a boot, and while it is being replaced. An image has to be pulled first.
+pub const ABSENT: Duration = Duration::from_secs(300);
 
 /// Whose turn it is. Nothing of it lasts longer than the process but what the programs were told.
 pub struct Turn {
     wish: ServiceProxy,
     datapath: Arc<Datapath>,
-    /// Since when there are rules and no kube-proxy.
-    alone_since: Option<Instant>,
+    seen: Seen,
+    /// First and last, if there are any.
+    node_ports: Option<RangeInclusive<u16>>,
+    /// Since when a kube-proxy that was seen is not there.
+    absent_since: Option<Instant>,
+    /// Services were translated here, and there were no rules of a kube-proxy.
+    had_no_rules: bool,
 }
 
 /// What a step found.
@@ -78,6 +91,18 @@ pub struct Outcome {
     pub text: String,
     /// When to look again; none: never.
     pub again: Option<Duration>,
+    /// A kube-proxy came although Services are translated here: what to do about that.
+    pub trouble: Option<String>,
+}
+
+impl Outcome {
+    fn new(text: impl Into<String>, again: Option<Duration>) -> Self {
+        Self {
+            text: text.into(),
+            again,
+            trouble: None,
+        }
+    }
 }
 
 /// What is to be done where nothing is translated yet.
@@ -89,11 +114,19 @@ enum Decision {
 }
 
 impl Turn {
-    pub fn new(wish: ServiceProxy, datapath: Arc<Datapath>) -> Self {
+    pub fn new(
+        wish: ServiceProxy,
+        datapath: Arc<Datapath>,
+        seen: Seen,
+        node_ports: Option<RangeInclusive<u16>>,
+    ) -> Self {
         Self {
             wish,
             datapath,
-            alone_since: None,
+            seen,
+            node_ports,
+            absent_since: None,
+            had_no_rules: false,
         }
     }
 
@@ -105,17 +138,21 @@ impl Turn {
         let state = self.datapath.translation();
         let state = state.context("cannot read whether Services are translated")?;
         match (self.wish, state) {
-            (ServiceProxy::Off, Translation::Off) => Ok(Outcome {
-                text: "off".into(),
-                again: None,
-            }),
+            (ServiceProxy::Off, Translation::Off) => Ok(Outcome::new("off", None)),
             (ServiceProxy::Off, _) => self.drain(),
             (_, Translation::Handover) => self.hand_over(&look()?),
-            (_, Translation::On) => Ok(Self::on(&look()?)),
+            (_, Translation::On) => Ok(self.goes_on(&look()?)),
             (wish, Translation::Off | Translation::Draining) => {
                 let theirs = look()?;
-                match decide(wish, &theirs, &mut self.alone_since, now) {
-                    Decision::Begin => self.begin(&theirs),
+                if theirs.rules.is_some() || theirs.listens {
+                    self.seen.set(true);
+                }
+                let was_seen = self.seen.is();
+                match decide(wish, &theirs, was_seen, &mut self.absent_since, now) {
+                    Decision::Begin => match self.fences()? {
+                        Some(why) => self.wait(state, &why),
+                        None => self.begin(&theirs),
+                    },
                     Decision::Wait(why) => self.wait(state, &why),
                 }
             }
@@ -126,17 +163,39 @@ impl Turn {
         if state == Translation::Draining {
             self.drain()?;
         }
-        Ok(Outcome {
-            text: format!("off, {why}"),
-            again: Some(LOOK),
-        })
+        Ok(Outcome::new(format!("off, {why}"), Some(LOOK)))
     }
 
-    fn begin(&self, theirs: &Theirs) -> anyhow::Result<Outcome> {
+    /// With `auto`: rules that would not be met any more.
+    fn fences(&self) -> anyhow::Result<Option<String>> {
+        let Some(node_ports) = self
+            .node_ports
+            .as_ref()
+            .filter(|_| self.wish == ServiceProxy::Auto)
+        else {
+            return Ok(None);
+        };
+        let find = || {
+            let mut nft = Nft::new()?;
+            let chains = nft.chains()?;
+            fences::find(&mut nft, &chains, node_ports)
+        };
+        let found = theirs::unless_unknown(find()).context(
+            "cannot see whether rules for node ports would be bypassed: nothing is changed until that is seen",
+        )?;
+        Ok(found
+            .flatten()
+            .map(|_| "rules for node ports would be bypassed, see NodePortRulesBypassed".into()))
+    }
+
+    fn begin(&mut self, theirs: &Theirs) -> anyhow::Result<Outcome> {
+        if self.wish == ServiceProxy::Auto {
+            self.seen.set(false);
+        }
         let Some(rules) = theirs.rules else {
             self.set(Translation::On)?;
             tracing::info!("services are translated");
-            return Ok(Self::on(theirs));
+            return Ok(self.goes_on(theirs));
         };
         // What begins between the first look and the switch is seen by the second, unless it has sent again by then.
         let flows = self.leave_flows();
@@ -162,7 +221,7 @@ impl Turn {
     }
 
     /// Kube-proxy's connections end one after the other.
-    fn hand_over(&self, theirs: &Theirs) -> anyhow::Result<Outcome> {
+    fn hand_over(&mut self, theirs: &Theirs) -> anyhow::Result<Outcome> {
         let Some(rules) = theirs.rules else {
             // Nobody translates them any more, whatever netfilter remembers.
             tracing::info!("kube-proxy's rules are gone: all of its connections are ours");
@@ -171,10 +230,10 @@ impl Turn {
         let flows = match Flows::look(&self.datapath) {
             Ok(flows) => flows,
             Err(error) => {
-                return Ok(Outcome {
-                    text: format!("on, cannot see kube-proxy's connections ({rules}): {error:#}"),
-                    again: Some(LOOK),
-                });
+                return Ok(Outcome::new(
+                    format!("on, cannot see kube-proxy's connections ({rules}): {error:#}"),
+                    Some(LOOK),
+                ));
             }
         };
         if flows.remaining == 0 {
@@ -183,33 +242,42 @@ impl Turn {
         }
         let taken = self.datapath.take_back(&flows.connections, &flows.sockets);
         taken.context("cannot take back what kube-proxy has forgotten")?;
-        Ok(Outcome {
-            text: format!(
+        Ok(Outcome::new(
+            format!(
                 "on, kube-proxy has {} connections yet ({rules})",
                 flows.remaining
             ),
-            again: Some(LOOK),
-        })
+            Some(LOOK),
+        ))
     }
 
-    fn finish(&self, theirs: &Theirs) -> anyhow::Result<Outcome> {
+    fn finish(&mut self, theirs: &Theirs) -> anyhow::Result<Outcome> {
         self.set(Translation::On)?;
         let flows = Flows::default();
         let taken = self.datapath.take_back(&flows.connections, &flows.sockets);
         taken.context("cannot take back what kube-proxy has forgotten")?;
-        Ok(Self::on(theirs))
+        Ok(self.goes_on(theirs))
     }
 
-    fn on(theirs: &Theirs) -> Outcome {
-        match theirs.rules {
-            None => Outcome {
-                text: "on".into(),
-                again: None,
-            },
-            Some(rules) => Outcome {
-                text: format!("on, nothing needs kube-proxy's rules any more ({rules})"),
-                again: Some(LOOK_AT_RULES),
-            },
+    /// Rules that came since then are those of a kube-proxy, which is waited for at the next boot.
+    fn goes_on(&mut self, theirs: &Theirs) -> Outcome {
+        let Some(rules) = theirs.rules else {
+            self.had_no_rules = true;
+            let looks = self.wish == ServiceProxy::Auto;
+            return Outcome::new("on", looks.then_some(LOOK));
+        };
+        let text = format!("on, nothing needs kube-proxy's rules any more ({rules})");
+        let has_come = self.had_no_rules && self.wish == ServiceProxy::Auto;
+        if has_come {
+            self.seen.set(true);
+        }
+        Outcome {
+            trouble: has_come.then(|| {
+                format!(
+                    "kube-proxy came ({rules}) after Sinabro had begun to translate Services: remove kube-proxy, or set serviceProxy to off"
+                )
+            }),
+            ..Outcome::new(text, Some(LOOK_AT_RULES))
         }
     }
 
@@ -219,15 +287,10 @@ impl Turn {
         if left == 0 {
             self.set(Translation::Off)?;
             tracing::info!("no connection is translated any more");
-            return Ok(Outcome {
-                text: "off".into(),
-                again: None,
-            });
+            return Ok(Outcome::new("off", None));
         }
-        Ok(Outcome {
-            text: format!("off, {left} connections are translated until they end"),
-            again: Some(LOOK),
-        })
+        let text = format!("off, {left} connections are translated until they end");
+        Ok(Outcome::new(text, Some(LOOK)))
     }
 
     fn set(&self, translation: Translation) -> Result<(), DatapathError> {
@@ -244,31 +307,35 @@ fn look() -> anyhow::Result<Theirs> {
 fn decide(
     wish: ServiceProxy,
     theirs: &Theirs,
-    alone_since: &mut Option<Instant>,
+    was_seen: bool,
+    absent_since: &mut Option<Instant>,
     now: Instant,
 ) -> Decision {
     if wish == ServiceProxy::On {
         return Decision::Begin;
     }
-    match (theirs.rules, theirs.listens) {
-        (None, false) => Decision::Begin,
-        (rules, true) => {
-            *alone_since = None;
-            let rules = rules.map_or(String::new(), |rules| format!(", {rules}"));
-            Decision::Wait(format!(
-                "kube-proxy serves (it listens on port {}{rules})",
-                theirs::HEALTH_PORT
-            ))
-        }
-        (Some(rules), false) => {
-            let alone = now.saturating_duration_since(*alone_since.get_or_insert(now));
-            match alone >= RULES_ALONE {
-                true => Decision::Begin,
-                false => Decision::Wait(format!(
-                    "kube-proxy's rules are there without it ({rules}): on in {} s",
-                    (RULES_ALONE - alone).as_secs()
-                )),
-            }
-        }
+    if theirs.listens {
+        *absent_since = None;
+        let rules = theirs
+            .rules
+            .map_or(String::new(), |rules| format!(", {rules}"));
+        return Decision::Wait(format!(
+            "kube-proxy serves (it listens on port {}{rules})",
+            theirs::HEALTH_PORT
+        ));
     }
+    if !was_seen {
+        return Decision::Begin;
+    }
+    let absent = now.saturating_duration_since(*absent_since.get_or_insert(now));
+    if absent >= ABSENT {
+        return Decision::Begin;
+    }
+    let left = (ABSENT - absent).as_secs();
+    Decision::Wait(match theirs.rules {
+        Some(rules) => {
+            format!("kube-proxy's rules are there without it ({rules}): on in {left} s")
+        }
+        None => format!("kube-proxy was here and is waited for: on in {left} s"),
+    })
 }

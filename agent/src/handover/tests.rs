@@ -12,6 +12,7 @@ fn what_is_to_be_on_begins_whatever_there_is() {
         let decided = decide(
             ServiceProxy::On,
             &theirs(rules, listens),
+            true,
             &mut None,
             Instant::now(),
         );
@@ -20,19 +21,33 @@ fn what_is_to_be_on_begins_whatever_there_is() {
 }
 
 #[test]
-fn auto_begins_where_kube_proxy_is_not() {
-    let (mut alone, start) = (None, Instant::now());
+fn auto_begins_where_kube_proxy_was_not() {
+    let (mut absent, now) = (None, Instant::now());
+    let decided = decide(
+        ServiceProxy::Auto,
+        &theirs(None, false),
+        false,
+        &mut absent,
+        now,
+    );
+    assert_eq!(decided, Decision::Begin);
+}
+
+#[test]
+fn auto_waits_for_a_kube_proxy_that_was_there() {
+    let (mut absent, start) = (None, Instant::now());
     let mut at = |seconds, rules, listens| {
         let now = start + Duration::from_secs(seconds);
-        let decided = decide(ServiceProxy::Auto, &theirs(rules, listens), &mut alone, now);
+        let theirs = theirs(rules, listens);
+        let decided = decide(ServiceProxy::Auto, &theirs, true, &mut absent, now);
         decided == Decision::Begin
     };
-    assert!(at(0, None, false));
-    // It serves, it begins to.
-    assert!(!at(0, RULES, true) && !at(100, None, true));
-    // It is replaced, and is away for longer the second time.
-    assert!(!at(200, RULES, false) && !at(259, RULES, false));
-    assert!(!at(260, RULES, true));
-    assert!(!at(270, RULES, false) && !at(329, RULES, false));
-    assert!(at(330, RULES, false));
+    // After a boot it comes three minutes late.
+    assert!(!at(0, None, false) && !at(180, None, false));
+    assert!(!at(181, RULES, false) && !at(185, RULES, true));
+    // It is replaced, twice, and the second time it is away for longer.
+    assert!(!at(1000, RULES, false) && !at(1299, RULES, false));
+    assert!(!at(1300, RULES, true) && !at(1400, None, true));
+    assert!(!at(1401, RULES, false) && !at(1700, None, false));
+    assert!(at(1701, None, false) && at(1701, RULES, false));
 }

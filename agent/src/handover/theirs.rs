@@ -63,7 +63,7 @@ fn in_nftables(chains: Result<Vec<Chain>>) -> Result<Option<&'static str>> {
 }
 
 /// None if the kernel has no such thing: nf_tables that is not there is an unknown number of a subsystem (nfnetlink_rcv_msg).
-fn unless_unknown<T>(looked: Result<T>) -> Result<Option<T>> {
+pub(super) fn unless_unknown<T>(looked: Result<T>) -> Result<Option<T>> {
     match looked {
         Ok(found) => Ok(Some(found)),
         Err(Error::Invalid(_) | Error::NotSupported(_) | Error::NotFound(_)) => Ok(None),

@@ -2,11 +2,13 @@
 
 use crate::{
     datapath::{Datapath, Translation},
-    handover::{Outcome, ServiceProxy, Turn},
+    handover::{Outcome, ServiceProxy, Turn, seen::Seen},
+    troubles,
 };
 use anyhow::Context as _;
 use std::{
     future::pending,
+    ops::RangeInclusive,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -19,10 +21,15 @@ const AGAIN: Duration = Duration::from_secs(2);
 pub(super) struct HandoverTask {
     pub(super) wish: ServiceProxy,
     pub(super) datapath: Arc<Datapath>,
+    pub(super) seen: Seen,
+    /// First and last, if there are any.
+    pub(super) node_ports: Option<RangeInclusive<u16>>,
     /// Whether it is published what all Services lead to.
     pub(super) published: watch::Receiver<bool>,
     /// For people.
     pub(super) status: watch::Sender<String>,
+    /// What is wrong.
+    pub(super) standing: troubles::Standing,
     /// Whether what begins is translated here.
     pub(super) translating: watch::Sender<bool>,
 }
@@ -42,19 +49,26 @@ pub(super) async fn follow_handover(mut task: HandoverTask) -> anyhow::Result<()
         let published = task.published.wait_for(|is| *is).await;
         published.context("what publishes Services ended")?;
     }
-    let mut turn = Turn::new(task.wish, task.datapath.clone());
+    let mut turn = Turn::new(task.wish, task.datapath.clone(), task.seen, task.node_ports);
     loop {
         let step = spawn_blocking(move || (turn.step(Instant::now()), turn));
         let outcome;
         (outcome, turn) = step.await.context("handing Services over failed")?;
-        let Outcome { text, again } = outcome.unwrap_or_else(|error| {
+        let outcome = outcome.unwrap_or_else(|error| {
             let text = format!("{error:#}");
             tracing::warn!("{text}");
             Outcome {
                 text,
                 again: Some(AGAIN),
+                trouble: None,
             }
         });
+        let Outcome {
+            text,
+            again,
+            trouble,
+        } = outcome;
+        troubles::replace(&task.standing, "KubeProxyCame", trouble);
         task.status.send_replace(text);
         let state = task.datapath.translation();
         let is_ours = matches!(state, Ok(Translation::Handover | Translation::On));

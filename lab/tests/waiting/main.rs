@@ -7,4 +7,5 @@ mod masquerade_settings;
 mod node_sockets;
 mod overlay_direct;
 mod peers;
+mod service_proxy;
 mod troubles;

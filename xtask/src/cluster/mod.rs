@@ -29,7 +29,6 @@ use clap::ValueEnum;
 pub use components::Containerd;
 pub use layout::{Families, Family};
 use machine::Machine;
-pub use network::SETTINGS;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sinabro_lab::Place;
@@ -691,9 +690,9 @@ impl Cluster {
         Ok(name)
     }
 
-    /// Gives agents the settings that this cluster needs, as after an installation from nothing.
-    pub fn configure(&self) -> Result<()> {
-        network::configure(self)
+    /// Gives agents that start from now on these settings.
+    pub fn configure(&self, settings: &str) -> Result<()> {
+        network::configure(self, settings)
     }
 
     /// Takes a node out of the cluster, with its disk.

@@ -1,7 +1,7 @@
 //! The cluster's pod network: Sinabro as users deploy it, or the reference plugin.
 
 use super::{
-    Cluster, Cni, Proxy, control, images,
+    Cluster, Cni, control, images,
     layout::{self, Families},
     machine::Machine,
 };
@@ -11,7 +11,7 @@ use serde_json::json;
 use std::{fs, path::PathBuf};
 
 /// Key of the agents' ConfigMap.
-pub const SETTINGS: &str = "config.yaml";
+const SETTINGS: &str = "config.yaml";
 
 pub fn deploy(cluster: &Cluster) -> Result<()> {
     match cluster.options.cni {
@@ -24,7 +24,6 @@ pub fn deploy(cluster: &Cluster) -> Result<()> {
 fn sinabro(cluster: &Cluster) -> Result<()> {
     let step = ui::step("deploying Sinabro");
     cluster.import_image(&image::archive()?)?;
-    configure(cluster)?;
     let manifest = workspace::root().join("deploy/sinabro.yaml");
     let known = cluster
         .ask(&[
@@ -60,13 +59,8 @@ fn sinabro(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// The agents' settings, in the ConfigMap that the manifest leaves alone: without kube-proxy they
-/// translate Services. The API server they find by the kubelet's kubeconfig.
-pub fn configure(cluster: &Cluster) -> Result<()> {
-    if cluster.options.variant.proxy != Proxy::None {
-        return Ok(());
-    }
-    let settings = "serviceProxy: on\n";
+/// Gives agents that start from now on these settings, in the ConfigMap that the manifest leaves alone.
+pub fn configure(cluster: &Cluster, settings: &str) -> Result<()> {
     let map = ["-n", "kube-system", "configmap", "sinabro"];
     let verb = |verb, more: &[&str]| cluster.ask(&[&[verb], &map[..], more].concat());
     match verb("get", &["-o", "name"]) {

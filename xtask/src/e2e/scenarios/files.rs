@@ -184,7 +184,6 @@ pub fn uninstall(world: &mut World) -> Result<String> {
         "-f",
         &manifest("sinabro.yaml"),
     ])?;
-    world.cluster.configure()?;
     world.kubectl(&["apply", "-f", &manifest("sinabro.yaml")])?;
     world.kubectl(&[
         "-n",

@@ -1,14 +1,7 @@
 //! Between nodes without a tunnel.
 
-use crate::{
-    cluster::SETTINGS,
-    e2e::{
-        load::traffic,
-        world::{SYSTEM, World},
-    },
-};
-use anyhow::{Context as _, Result, ensure};
-use serde_json::json;
+use crate::e2e::{load::traffic, world::World};
+use anyhow::{Result, ensure};
 use sinabro_common::{api::PeerPath, names::ROUTING_ANNOTATION};
 
 /// The agents get a setting by their ConfigMap, and lose it again, one after the other and under load.
@@ -20,12 +13,10 @@ pub fn native(world: &mut World) -> Result<String> {
         ("native-b", &nodes[0]),
         ("native-c", &nodes[1]),
     ])?;
-    let map = world.get(&["-n", SYSTEM, "configmap", "sinabro"])?;
-    let before = map["data"][SETTINGS].as_str().context("no settings")?;
     let traffic = traffic(world, [&pods[0], &pods[1], &pods[2]])?;
     let begun = (|| {
         traffic.event("the agents were told to do without tunnels where that is answered")?;
-        set(world, &format!("{before}routing: auto\n"))?;
+        set(world, "routing: auto\n")?;
         reached(world, &PeerPath::Native)?;
         let said = said(world)?;
         ensure!(
@@ -36,7 +27,7 @@ pub fn native(world: &mut World) -> Result<String> {
     })();
     let ended = (|| {
         traffic.event("the agents were told to have tunnels again")?;
-        set(world, before)?;
+        set(world, "")?;
         reached(world, &PeerPath::Direct { why: None })?;
         world.wait("the nodes to say nothing of routing", || {
             let is_silent = said(world)?.iter().all(String::is_empty);
@@ -50,9 +41,7 @@ pub fn native(world: &mut World) -> Result<String> {
 
 /// Settings, and agents that have them.
 fn set(world: &World, settings: &str) -> Result<()> {
-    let patch = json!({"data": {SETTINGS: settings}}).to_string();
-    let map = ["-n", SYSTEM, "patch", "configmap", "sinabro"];
-    world.kubectl(&[&map[..], &["--type=merge", "--patch", &patch]].concat())?;
+    world.cluster.configure(settings)?;
     world.roll_out()
 }
 

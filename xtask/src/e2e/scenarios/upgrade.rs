@@ -3,7 +3,7 @@
 
 use crate::{
     arch::Arch,
-    cluster::layout,
+    cluster::{Proxy, layout},
     e2e::{
         inside::Whole,
         load::{reaches, traffic_and},
@@ -106,7 +106,15 @@ pub fn upgrade(world: &mut World) -> Result<String> {
     let present = State::present("the upgrade")?;
     let before = State::earlier("going back", &earlier)?;
     world.cluster.import_image(&earlier.archive())?;
+    let is_without_proxy = world.cluster.variant().proxy == Proxy::None;
+    if is_without_proxy {
+        // The default of the release is off.
+        world.cluster.configure("serviceProxy: on\n")?;
+    }
     let outcome = there_and_back(world, &before, &present);
+    if is_without_proxy {
+        world.cluster.configure("")?;
+    }
     if outcome.is_err() {
         // The next scenario is about the present state.
         present.apply(world)?;
