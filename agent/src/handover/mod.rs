@@ -189,17 +189,16 @@ impl Turn {
     }
 
     fn begin(&mut self, theirs: &Theirs) -> anyhow::Result<Outcome> {
-        if self.wish == ServiceProxy::Auto {
-            self.seen.set(false);
-        }
         let Some(rules) = theirs.rules else {
             self.set(Translation::On)?;
+            self.forget_theirs();
             tracing::info!("services are translated");
             return Ok(self.goes_on(theirs));
         };
         // What begins between the first look and the switch is seen by the second, unless it has sent again by then.
         let flows = self.leave_flows();
         self.set(Translation::Handover)?;
+        self.forget_theirs();
         let flows = flows.and_then(|_| self.leave_flows());
         match flows {
             Ok(flows) => tracing::info!(
@@ -211,6 +210,13 @@ impl Turn {
             ),
         }
         self.hand_over(theirs)
+    }
+
+    /// With `auto` the next boot waits for nobody.
+    fn forget_theirs(&mut self) {
+        if self.wish == ServiceProxy::Auto {
+            self.seen.set(false);
+        }
     }
 
     fn leave_flows(&self) -> anyhow::Result<Flows> {
