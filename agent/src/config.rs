@@ -244,11 +244,7 @@ impl Settings {
             Some(_) => layers.parse("nodeName", node_name)?,
             None => host_name()?,
         };
-        let service_proxy = match layers.parse("serviceProxy", service_proxy)? {
-            // Nothing says where Services are.
-            ServiceProxy::Auto if layers.has_no_services()? => ServiceProxy::Off,
-            wish => wish,
-        };
+        let (service_proxy, services_file) = services(layers)?;
         let (overlay, forwarding) = layers.parse("dataPath", data_path)?;
         let mut settings = Self {
             node_name,
@@ -288,7 +284,7 @@ impl Settings {
             service_proxy,
             service_external_ips: layers.parse("serviceExternalIPs", on_or_off)?,
             service_cidrs: service_cidrs(layers)?,
-            services_file: services_file(layers, service_proxy.may_be_on())?,
+            services_file,
             service_endpoints: layers.parse("serviceEndpoints", service_endpoints)?,
             connections: layers.parse("connections", connections::capacity)?,
             connection_limits: connections::limits(layers)?,
@@ -431,19 +427,23 @@ fn service_cidrs(layers: &Layers) -> Result<Option<BTreeSet<IpNet>>, ConfigError
     Ok((!ranges.is_empty()).then(|| ranges.into_iter().collect()))
 }
 
-fn services_file(layers: &Layers, is_on: bool) -> Result<Option<PathBuf>, ConfigError> {
+/// Who translates Services, and the file that has them.
+fn services(layers: &Layers) -> Result<(ServiceProxy, Option<PathBuf>), ConfigError> {
     const FILE: &str = "servicesFile";
+    let wish = layers.parse("serviceProxy", service_proxy)?;
     let file = layers.optional(FILE, absolute_path)?;
-    match (layers.facts_from()?, &file) {
-        (FactsFrom::NodesFile(_), None) if is_on => Err(layers.invalid(
+    match (layers.facts_from()?, &file, wish) {
+        (FactsFrom::NodesFile(_), None, ServiceProxy::On) => Err(layers.invalid(
             FILE,
             "must be set where serviceProxy is on and the nodes are in a file",
         )),
-        (FactsFrom::Kubernetes(_), Some(_)) => Err(layers.invalid(
+        // Nothing says where Services are.
+        (FactsFrom::NodesFile(_), None, ServiceProxy::Auto) => Ok((ServiceProxy::Off, None)),
+        (FactsFrom::Kubernetes(_), Some(_), _) => Err(layers.invalid(
             FILE,
             "must be empty where the nodes are in the Kubernetes API: the Services are read there, too",
         )),
-        _ => Ok(file),
+        _ => Ok((wish, file)),
     }
 }
 

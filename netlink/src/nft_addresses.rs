@@ -108,32 +108,32 @@ impl Reader {
 
 /// How many of `bits` are left, if they are the first and nothing else is done to them.
 fn mask(data: &[u8], bits: u8) -> Result<Option<u8>, Garbage> {
-    let value = |kind| -> Result<Vec<u8>, Garbage> {
-        let Some(data) = find(data, kind)? else {
-            return Ok(Vec::new());
-        };
-        Ok(find(data.value, VALUE)?.map_or(Vec::new(), |value| value.value.to_vec()))
-    };
-    let (mask, xor) = (value(4)?, value(5)?);
+    let mask = value(data, 4)?.unwrap_or_default();
+    let xor = value(data, 5)?.unwrap_or_default();
     let ones: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
-    let first = padded(&mask).leading_ones();
+    let first = padded(mask).leading_ones();
     let is_plain = mask.len() * 8 == bits.into() && xor.iter().all(|byte| *byte == 0);
     Ok((is_plain && ones == first).then_some(first as u8))
 }
 
 fn net(data: &[u8], v4: bool, bits: u8) -> Result<Option<IpNet>, Garbage> {
-    let Some(data) = find(data, 3)? else {
+    let Some(value) = value(data, 3)? else {
         return Ok(None);
     };
-    let Some(value) = find(data.value, VALUE)? else {
-        return Ok(None);
-    };
-    let padded = padded(value.value);
+    let padded = padded(value);
     let address = match v4 {
         true => IpAddr::V4(Ipv4Addr::from_bits((padded >> 96) as u32)),
         false => IpAddr::V6(Ipv6Addr::from_bits(padded)),
     };
     Ok(IpNet::new(address, bits).ok())
+}
+
+/// NFTA_DATA_VALUE of an attribute.
+fn value(data: &[u8], kind: u16) -> Result<Option<&[u8]>, Garbage> {
+    let Some(data) = find(data, kind)? else {
+        return Ok(None);
+    };
+    Ok(find(data.value, VALUE)?.map(|value| value.value))
 }
 
 /// With zeros behind.

@@ -174,6 +174,7 @@ mod tests {
             assert!(server.request().await.0.starts_with("GET /api/v1/nodes"));
         }
     }
+
     type Asked = tokio::task::JoinHandle<std::io::Result<String>>;
 
     /// A server with a certificate of its own, and what it is asked, once somebody trusts that.

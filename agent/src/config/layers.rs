@@ -121,12 +121,6 @@ impl Layers {
         }
     }
 
-    /// Whether the nodes are in a file, and Services in none.
-    pub fn has_no_services(&self) -> Result<bool, ConfigError> {
-        let file = self.optional("servicesFile", absolute_path)?;
-        Ok(file.is_none() && matches!(self.facts_from()?, FactsFrom::NodesFile(_)))
-    }
-
     fn in_cluster(&self, named: Vec<ApiServer>) -> Result<ClusterAccess, ConfigError> {
         // Who translates the Service that leads to the API cannot reach it that way.
         let is_ours = self.parse("serviceProxy", service_proxy)?.may_be_on();

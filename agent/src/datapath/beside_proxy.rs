@@ -80,14 +80,6 @@ impl Timeouts {
 }
 
 impl Datapath {
-    /// Whether the programs were told so, and not that it drains.
-    ///
-    /// # Errors
-    /// If their settings cannot be read.
-    pub fn is_beside_proxy(&self) -> Result<bool, DatapathError> {
-        Ok(self.maps.config.beside_proxy()? == BesideProxy::On)
-    }
-
     /// The pod ranges of all nodes.
     ///
     /// # Errors
@@ -105,13 +97,17 @@ impl Datapath {
         &self,
         translated: impl FnOnce() -> Result<Vec<OfStack>, E>,
     ) -> Result<(), E> {
-        if !self.is_set_up() || self.is_beside_proxy()? {
+        if !self.is_set_up() {
             return Ok(());
         }
-        // While it drains, the programs record what begins: nothing is missing then.
-        if self.maps.config.beside_proxy()? != BesideProxy::Drains {
-            self.maps.config.set_beside_proxy(BesideProxy::Records)?;
-            self.record_of_stack(&translated()?)?;
+        match self.maps.config.beside_proxy()? {
+            BesideProxy::On => return Ok(()),
+            // The programs record what begins meanwhile: nothing is missing.
+            BesideProxy::Drains => {}
+            BesideProxy::Off | BesideProxy::Records => {
+                self.maps.config.set_beside_proxy(BesideProxy::Records)?;
+                self.record_of_stack(&translated()?)?;
+            }
         }
         Ok(self.maps.config.set_beside_proxy(BesideProxy::On)?)
     }

@@ -96,7 +96,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    fn new(text: impl Into<String>, again: Option<Duration>) -> Self {
+    pub fn new(text: impl Into<String>, again: Option<Duration>) -> Self {
         Self {
             text: text.into(),
             again,

@@ -54,20 +54,15 @@ pub(super) async fn follow_handover(mut task: HandoverTask) -> anyhow::Result<()
         let step = spawn_blocking(move || (turn.step(Instant::now()), turn));
         let outcome;
         (outcome, turn) = step.await.context("handing Services over failed")?;
-        let outcome = outcome.unwrap_or_else(|error| {
-            let text = format!("{error:#}");
-            tracing::warn!("{text}");
-            Outcome {
-                text,
-                again: Some(AGAIN),
-                trouble: None,
-            }
-        });
         let Outcome {
             text,
             again,
             trouble,
-        } = outcome;
+        } = outcome.unwrap_or_else(|error| {
+            let text = format!("{error:#}");
+            tracing::warn!("{text}");
+            Outcome::new(text, Some(AGAIN))
+        });
         troubles::replace(&task.standing, "KubeProxyCame", trouble);
         task.status.send_replace(text);
         let state = task.datapath.translation();

@@ -119,6 +119,19 @@ impl BesideProxy {
     }
 }
 
+/// Where Services are translated here alone, nothing drains: what conntrack picked up there would have no record.
+fn with_ways(before: NodeConfig, translation: Translation, beside: BesideProxy) -> NodeConfig {
+    let beside = match (translation, beside) {
+        (Translation::On, BesideProxy::Drains) => BesideProxy::On,
+        _ => beside,
+    };
+    let others = before.flags & !(Translation::FLAGS | BesideProxy::FLAGS);
+    NodeConfig {
+        flags: others | translation.flags() | beside.flags(),
+        ..before
+    }
+}
+
 impl Config {
     pub fn new(map: Map) -> Result<Self, DatapathError> {
         let map = map.try_into().map_err(error(CONFIG, "opening"))?;
@@ -160,7 +173,7 @@ impl Config {
 
     /// What becomes of what is sent to Services.
     pub fn services(&self, translation: Translation) -> Result<(), DatapathError> {
-        self.set_ways(|_, beside| (translation, beside))
+        self.change(|before| with_ways(before, translation, BesideProxy::of(before.flags)))
     }
 
     /// Whether what leaves the cluster goes past the stack.
@@ -170,27 +183,7 @@ impl Config {
 
     /// Whether packets between nodes take the fast path while others translate Services.
     pub fn set_beside_proxy(&self, is: BesideProxy) -> Result<(), DatapathError> {
-        self.set_ways(|translation, _| (translation, is))
-    }
-
-    /// Both by one write. Where Services are translated here alone, nothing drains: what conntrack picked up there would have no record.
-    fn set_ways(
-        &self,
-        change: impl FnOnce(Translation, BesideProxy) -> (Translation, BesideProxy),
-    ) -> Result<(), DatapathError> {
-        let mut map = lock(&self.0);
-        let before = read(&map)?;
-        let beside = match change(Translation::of(&before), BesideProxy::of(before.flags)) {
-            (Translation::On, BesideProxy::Drains) => (Translation::On, BesideProxy::On),
-            ways => ways,
-        };
-        let (translation, beside) = beside;
-        let kept = before.flags & !(Translation::FLAGS | BesideProxy::FLAGS);
-        let flags = kept | translation.flags() | beside.flags();
-        match flags == before.flags {
-            true => Ok(()),
-            false => write(&mut map, NodeConfig { flags, ..before }),
-        }
+        self.change(|before| with_ways(before, Translation::of(&before), is))
     }
 
     pub fn beside_proxy(&self) -> Result<BesideProxy, DatapathError> {
@@ -205,19 +198,20 @@ impl Config {
 
     /// Of some flags, has these and no others be set.
     fn set_flags(&self, some: u32, these: u32) -> Result<(), DatapathError> {
-        let mut map = lock(&self.0);
-        let before = read(&map)?;
-        let flags = before.flags & !some | these;
-        match flags == before.flags {
-            true => Ok(()),
-            false => write(&mut map, NodeConfig { flags, ..before }),
-        }
+        self.change(|before| NodeConfig {
+            flags: before.flags & !some | these,
+            ..before
+        })
     }
 
     fn change(&self, change: impl FnOnce(NodeConfig) -> NodeConfig) -> Result<(), DatapathError> {
         let mut map = lock(&self.0);
         let before = read(&map)?;
-        write(&mut map, change(before))
+        let after = change(before);
+        match after == before {
+            true => Ok(()),
+            false => write(&mut map, after),
+        }
     }
 
     /// Has the VXLAN device ask for stamps, once tunnels have been stamped for [`IN_FLIGHT`].

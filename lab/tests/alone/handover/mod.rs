@@ -548,14 +548,8 @@ fn services_pass_from_kube_proxy_and_back_unnoticed() {
     world.restart(ON);
     println!("{}", says(world.node(), "on, kube-proxy has"));
     world.is_direct();
-    let before = direct(&world);
-    must_flow(&traffic, "with Services on");
-    assert!(direct(&world) - before > MANY, "by the stack");
-    closing
-        .into_iter()
-        .for_each(|closing| closing.ends("with Services on"));
-    idle.iter_mut()
-        .for_each(|idle| idle.speaks("with Services on"));
+    must_flow_directly(&world, &traffic, "with Services on");
+    are_whole(&mut idle, closing, "with Services on");
     for (sender, place) in world.senders() {
         for family in 0..2 {
             assert!(!world.is_by_rules(place, family), "{sender}, new");
@@ -570,11 +564,7 @@ fn services_pass_from_kube_proxy_and_back_unnoticed() {
     }
     says(world.node(), "on, kube-proxy has");
     must_flow(&traffic, "with another agent");
-    closing_late
-        .into_iter()
-        .for_each(|closing| closing.ends("with another agent"));
-    idle.iter_mut()
-        .for_each(|idle| idle.speaks("with another agent"));
+    are_whole(&mut idle, closing_late, "with another agent");
     drop(idle);
     println!("{}", world.told(exchanges.finish()));
     println!("{}", traffic.finish().unwrap());
@@ -593,14 +583,8 @@ fn services_pass_from_kube_proxy_and_back_unnoticed() {
     world.restart(OFF);
     println!("{}", says(world.node(), "off, "));
     world.is_direct();
-    let before = direct(&world);
-    must_flow(&traffic, "with Services off");
-    assert!(direct(&world) - before > MANY, "by the stack");
-    closing
-        .into_iter()
-        .for_each(|closing| closing.ends("with Services off"));
-    idle.iter_mut()
-        .for_each(|idle| idle.speaks("with Services off"));
+    must_flow_directly(&world, &traffic, "with Services off");
+    are_whole(&mut idle, closing, "with Services off");
     drop(idle);
     for (sender, place) in world.senders() {
         for family in 0..2 {
@@ -616,6 +600,23 @@ fn services_pass_from_kube_proxy_and_back_unnoticed() {
     world.says("off\n");
     for (stream, to) in held {
         assert_eq!(stream.peer_addr().unwrap(), to);
+    }
+}
+
+/// By the fast path.
+fn must_flow_directly(world: &World, traffic: &Traffic, when: &str) {
+    let before = direct(world);
+    must_flow(traffic, when);
+    assert!(direct(world) - before > MANY, "by the stack {when}");
+}
+
+/// Connections on which nothing was said since something changed: some are used, and some end by a FIN.
+fn are_whole(idle: &mut [Idle], closing: Vec<Straight>, when: &str) {
+    for closing in closing {
+        closing.ends(when);
+    }
+    for idle in idle {
+        idle.speaks(when);
     }
 }
 
