@@ -300,6 +300,17 @@ impl Node {
         self.wait_for_mode("overlay", is_direct)
     }
 
+    /// Waits until the agent translates Services, and what `sinabroctl services` says of this one is as wished.
+    pub fn wait_for_service(&self, service: &str, is_it: impl Fn(&str) -> bool) -> Result<()> {
+        self.wait_for_mode("serviceProxy", |way| way.split(',').next() == Some("on"))?;
+        wait_for(&format!("{} to know {service}", self.name()), || {
+            let said = self.ctl(&["services", service])?;
+            let said = String::from_utf8(said.stdout)?;
+            ensure!(is_it(&said), "it says: {said}");
+            Ok(Some(()))
+        })
+    }
+
     fn wait_for_mode(&self, mode: &str, is_it: impl Fn(&str) -> bool) -> Result<()> {
         wait_for(&format!("another {mode}"), || {
             let status = self.status()?;

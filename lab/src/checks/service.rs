@@ -5,7 +5,6 @@ use crate::{
     Lab, Place, Pod,
     node::SERVICES_FLAGS,
     traffic::{any, bind, connect, readable, uninterrupted},
-    wait::wait_for,
 };
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use sinabro_common::api::{Request, Response};
@@ -169,13 +168,8 @@ fn at_cluster_addresses(port: u16) -> Vec<SocketAddr> {
 fn asked(scene: &Scene, target: u16, clients: &[Client<'_>]) -> Result<String> {
     let pods = endpoints(&scene.pods);
     for node in scene.lab().nodes() {
-        wait_for(&format!("{} to know the Service", node.name()), || {
-            let said = node.ctl(&["services", "lab/web"])?;
-            let said = String::from_utf8_lossy(&said.stdout).into_owned();
-            let last = SocketAddr::new(pods[pods.len() - 1].v6(), target).to_string();
-            ensure!(said.contains(&last), "it says: {said}");
-            Ok(Some(()))
-        })?;
+        let last = SocketAddr::new(pods[pods.len() - 1].v6(), target).to_string();
+        node.wait_for_service("lab/web", |said| said.contains(&last))?;
     }
     let servers = (pods
         .iter()

@@ -4,7 +4,6 @@ use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
     node::SERVICES_FLAGS,
     traffic::{PATIENCE, any, bind, readable},
-    wait::wait_for,
 };
 use std::{
     collections::BTreeSet,
@@ -77,16 +76,14 @@ impl World {
         publish_with(&self.lab, annotations, endpoints);
         let all: Vec<_> = endpoints.iter().flatten().collect();
         for node in self.lab.nodes() {
-            wait_for("the Service to lead there", || {
-                let said = node.ctl(&["services", "lab/web"])?;
-                let said = String::from_utf8(said.stdout)?;
+            node.wait_for_service("lab/web", |said| {
                 let is_there =
                     |at: &&IpAddr| said.contains(&SocketAddr::new(**at, TARGET).to_string());
                 let others = self.places().into_iter().flat_map(|(_, at)| at);
                 let is_gone = |at: IpAddr| all.contains(&&at) || !is_there(&&at);
                 let is_published = said.contains(EXTERNAL[0][0]);
                 let led = all.iter().all(is_there) && others.into_iter().all(is_gone);
-                Ok((is_published && led).then_some(()))
+                is_published && led
             })
             .unwrap();
         }

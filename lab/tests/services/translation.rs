@@ -12,7 +12,6 @@ use sinabro_lab::{
     cni::config,
     node::SERVICES_FLAGS,
     traffic::{PATIENCE, any, bind, readable},
-    wait::wait_for,
 };
 use socket2::{Domain, Protocol, SockRef, Type};
 use std::{
@@ -68,12 +67,9 @@ fn publish(node: &Node, server: &Pod) {
         );
     }
     node.write_services(&text).unwrap();
-    wait_for("the Service to be published", || {
-        let said = node.ctl(&["services", "lab/web"])?.stdout;
-        let last = SocketAddr::new(server.v6(), TARGET).to_string();
-        Ok(String::from_utf8(said)?.contains(&last).then_some(()))
-    })
-    .unwrap();
+    let last = SocketAddr::new(server.v6(), TARGET).to_string();
+    node.wait_for_service("lab/web", |said| said.contains(&last))
+        .unwrap();
 }
 
 /// Answers a line with a line of as many bytes as it says, and a datagram with itself. For as long as the process lives.

@@ -4,7 +4,6 @@ use sinabro_lab::{
     Binaries, Lab, Lifetime, Place, Pod,
     node::{Node, SERVICES_FLAGS, pod_cidrs},
     traffic::{PATIENCE, any, bind, errors, icmp, readable},
-    wait::wait_for,
 };
 use socket2::{Domain, Socket, Type};
 use std::{
@@ -88,13 +87,12 @@ endpoints:
             );
         }
         self.node().write_services(&text).unwrap();
-        wait_for("the Service to lead to the pod", || {
-            let said = self.node().ctl(&["services", "lab/web"])?;
-            let said = String::from_utf8(said.stdout)?;
-            let is_there = |at: &IpAddr| said.contains(&SocketAddr::new(*at, TARGET).to_string());
-            Ok(self.server.addresses().iter().all(is_there).then_some(()))
-        })
-        .unwrap();
+        let ends = self
+            .server
+            .addresses()
+            .map(|at| SocketAddr::new(at, TARGET));
+        let leads = |said: &str| ends.iter().all(|end| said.contains(&end.to_string()));
+        self.node().wait_for_service("lab/web", leads).unwrap();
     }
 
     /// Asks the pod at this address in every way, by a socket that is bound to this one, and demands whom it sees.

@@ -83,9 +83,7 @@ impl World {
             .map(|address| SocketAddr::new(address, TARGET).to_string())
             .collect();
         for node in self.lab.nodes() {
-            wait_for("the Service to lead there", || {
-                let said = node.ctl(&["services", "lab/web"])?;
-                let said = String::from_utf8(said.stdout)?;
+            node.wait_for_service("lab/web", |said| {
                 let has = |pod: &Pod| {
                     pod.addresses()
                         .map(|address| said.contains(&SocketAddr::new(address, TARGET).to_string()))
@@ -93,7 +91,7 @@ impl World {
                 let are: Vec<bool> = self.servers.iter().flat_map(has).collect();
                 let count = are.iter().filter(|is| **is).count();
                 let all = expected.iter().all(|endpoint| said.contains(endpoint));
-                Ok((said.contains(VIPS[0]) && all && count == expected.len()).then_some(()))
+                said.contains(VIPS[0]) && all && count == expected.len()
             })
             .unwrap();
         }

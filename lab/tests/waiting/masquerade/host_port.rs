@@ -10,7 +10,6 @@ use serde_json::json;
 use sinabro_lab::{
     Place, Pod, cni,
     traffic::{PATIENCE, accept, bind, readable},
-    wait::wait_for,
 };
 use socket2::{Domain, Socket, Type};
 use std::{
@@ -128,10 +127,8 @@ ports:
     let node = world.node();
     node.write_services(&text).unwrap();
     let ends = pod.addresses().map(|at| SocketAddr::new(at, TARGET));
-    wait_for("the port to lead to the pod", || {
-        let said = String::from_utf8(node.ctl(&["services", "lab/web"])?.stdout)?;
-        let all = ends.iter().all(|end| said.contains(&end.to_string()));
-        Ok(all.then_some(()))
+    node.wait_for_service("lab/web", |said| {
+        ends.iter().all(|end| said.contains(&end.to_string()))
     })
     .unwrap();
 }

@@ -52,13 +52,13 @@ spec:
     for node in world.lab.nodes() {
         node.write_services(&text).unwrap();
     }
-    eventually("the Service to lead there", || {
-        let said = world.lab.node(1).ctl(&["services", "lab/far"]).unwrap();
-        let said = String::from_utf8(said.stdout).unwrap();
-        [of_v4, of_v6]
-            .iter()
-            .all(|at| said.contains(&SocketAddr::new(*at, PORT).to_string()))
-    });
+    let ends = [of_v4, of_v6].map(|at| SocketAddr::new(at, PORT).to_string());
+    let leads = |said: &str| ends.iter().all(|end| said.contains(end));
+    world
+        .lab
+        .node(1)
+        .wait_for_service("lab/far", leads)
+        .unwrap();
 }
 
 /// What clients outside ask, and who answers.
