@@ -16,7 +16,7 @@ use nix::{
     unistd::Pid,
 };
 use sinabro_common::{
-    api::{Request, Response, StatusReport},
+    api::StatusReport,
     fail_point::{HOLDS, REFUSED, VARIABLE},
 };
 use std::{
@@ -122,17 +122,15 @@ impl Agent {
                     self.node
                 ))));
             }
-            match node.ask(Request::Status)? {
-                Response::Status(status) if status.ready => Ok(Some(Ok(*status))),
-                Response::Status(status) => {
-                    let missing = status.conditions.iter().filter(|condition| !condition.ok);
-                    let why: Vec<_> = missing
-                        .map(|condition| format!("{}: {}", condition.name, condition.detail))
-                        .collect();
-                    bail!("{}", why.join(", "))
-                }
-                other => bail!("unexpected answer {other:?}"),
+            let status = node.status()?;
+            if status.ready {
+                return Ok(Some(Ok(status)));
             }
+            let missing = status.conditions.iter().filter(|condition| !condition.ok);
+            let why: Vec<_> = missing
+                .map(|condition| format!("{}: {}", condition.name, condition.detail))
+                .collect();
+            bail!("{}", why.join(", "))
         });
         waited.and_then(|ready| ready).with_context(|| tail(node))
     }

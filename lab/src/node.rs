@@ -311,7 +311,8 @@ impl Node {
         })
     }
 
-    fn wait_for_mode(&self, mode: &str, is_it: impl Fn(&str) -> bool) -> Result<()> {
+    /// Waits until a mode of the agent is as wished.
+    pub fn wait_for_mode(&self, mode: &str, is_it: impl Fn(&str) -> bool) -> Result<()> {
         wait_for(&format!("another {mode}"), || {
             let status = self.status()?;
             let way = status.modes.get(mode).map(String::as_str);

@@ -13,10 +13,7 @@ use sinabro_common::{
     },
 };
 use sinabro_netlink::sysctl;
-use std::{
-    collections::{HashMap, HashSet},
-    net::SocketAddr,
-};
+use std::{collections::HashMap, net::SocketAddr};
 
 /// A connection that netfilter translates, by the ends that its server sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,16 +135,10 @@ impl Datapath {
         if !self.is_set_up() || self.maps.config.beside_proxy()? == BesideProxy::Off {
             return Ok(());
         }
-        let pods: HashSet<Addr> = self
-            .maps
-            .endpoints
-            .list()?
-            .into_iter()
-            .map(|of| of.0)
-            .collect();
+        let pods = self.pods()?;
         let mut is_needed = false;
         self.maps.connections.for_each(|key, connection| {
-            let is_on_this_node = pods.contains(&key.low) && pods.contains(&key.high);
+            let is_on_this_node = pods.contains(&key.low.into()) && pods.contains(&key.high.into());
             is_needed |= connection.has(FLAG_STACK) && !is_on_this_node;
         })?;
         match is_needed {

@@ -1,8 +1,11 @@
 //! Whether this node has seen a kube-proxy: a file that survives reboots, so that a kube-proxy that comes up later than the agent is
 //! waited for.
 
-use sinabro_common::atomic_file::AtomicFile;
+use crate::install::file;
 use std::{fs, io, path::PathBuf};
+
+/// Of the file, which has nothing in it.
+const MODE: u32 = 0o600;
 
 /// What is remembered from one run to the next.
 pub struct Seen {
@@ -35,25 +38,18 @@ impl Seen {
         }
         self.is = is;
         let done = match is {
-            true => self.write(),
+            true => file::put(&self.file, b"", MODE).map_err(anyhow::Error::from),
             false => match fs::remove_file(&self.file) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
                 _ => Ok(()),
             },
         };
         if let Err(error) = done {
             tracing::warn!(
-                "cannot keep in {} whether there is a kube-proxy: {error}",
+                "cannot keep in {} whether there is a kube-proxy: {error:#}",
                 self.file.display()
             );
         }
-    }
-
-    fn write(&self) -> io::Result<()> {
-        if let Some(directory) = self.file.parent() {
-            fs::create_dir_all(directory)?;
-        }
-        AtomicFile::new(&self.file).durable().replace(b"")
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     traffic::{round_trips::latency, seat::Ends},
 };
 use anyhow::{Context as _, Result, bail, ensure};
-use sinabro_common::api::{Request, Response, TcpAcceleration, Verdict};
+use sinabro_common::api::{TcpAcceleration, Verdict};
 use std::path::Path;
 
 /// Round trips by each family, of which each is two messages of a byte.
@@ -88,9 +88,7 @@ pub fn round_trips(node: &Node, client: &Pod, server: &Pod) -> Result<RoundTrips
 /// takes, or the self-test saw order or back-pressure fail. That it could not be loaded or tried on
 /// a kernel that has everything is none. A pod must have asked before.
 fn refused(node: &Node) -> Result<Option<String>> {
-    let Response::Status(status) = node.ask(Request::Status)? else {
-        bail!("unexpected answer about the agent's status");
-    };
+    let status = node.status()?;
     let mode = status.modes.get("tcpAcceleration");
     let mode = mode.context("the agent says nothing of acceleration")?;
     let refused = status

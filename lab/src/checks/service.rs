@@ -7,7 +7,6 @@ use crate::{
     traffic::{any, bind, connect, readable, uninterrupted},
 };
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use sinabro_common::api::{Request, Response};
 use std::{
     collections::BTreeSet,
     io::{Read as _, Write as _},
@@ -110,9 +109,7 @@ pub fn service_from_pod(scene: &Scene) -> Result<String> {
 
 pub fn service_from_node(scene: &Scene) -> Result<String> {
     for node in scene.lab().nodes() {
-        let Response::Status(status) = node.ask(Request::Status)? else {
-            bail!("unexpected answer about the status of {}", node.name());
-        };
+        let status = node.status()?;
         let mode = status.modes.get("serviceSockets");
         let mode = mode.with_context(|| format!("{} translates no Services", node.name()))?;
         // Where it is only not wanted there is no reason.
@@ -167,8 +164,8 @@ fn at_cluster_addresses(port: u16) -> Vec<SocketAddr> {
 /// other address than the Service's, and the endpoints of no other than the client's.
 fn asked(scene: &Scene, target: u16, clients: &[Client<'_>]) -> Result<String> {
     let pods = endpoints(&scene.pods);
+    let last = SocketAddr::new(pods[pods.len() - 1].v6(), target).to_string();
     for node in scene.lab().nodes() {
-        let last = SocketAddr::new(pods[pods.len() - 1].v6(), target).to_string();
         node.wait_for_service("lab/web", |said| said.contains(&last))?;
     }
     let servers = (pods

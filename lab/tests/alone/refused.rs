@@ -3,10 +3,7 @@
 //!
 //! The programs are made such that no verifier takes them (`sinabro_common::fail_point::REFUSED`).
 
-use sinabro_common::{
-    api::{Request, Response, StatusReport},
-    names,
-};
+use sinabro_common::{api::StatusReport, names};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Pod,
     checks::Scene,
@@ -22,10 +19,7 @@ use std::{fs, time::Duration};
 const BEFORE: Duration = Duration::from_secs(8);
 
 fn status(node: &Node) -> StatusReport {
-    let Response::Status(status) = node.ask(Request::Status).unwrap() else {
-        panic!("no status");
-    };
-    *status
+    node.status().unwrap()
 }
 
 fn programs(node: &Node) -> String {
@@ -47,13 +41,13 @@ fn trouble(node: &Node, reason: &str) -> String {
 
 /// Waits until the agent answers, ready or not.
 fn wait_answers(node: &Node) {
-    eventually("the agent to answer", || node.ask(Request::Status).is_ok());
+    eventually("the agent to answer", || node.status().is_ok());
 }
 
 /// The agent has looked at its node, and finds that it lacks nothing but programs.
 fn wait_only_programs_missing(node: &Node) {
     eventually("the node to lack its programs alone", || {
-        let Ok(Response::Status(status)) = node.ask(Request::Status) else {
+        let Ok(status) = node.status() else {
             return false;
         };
         let missing = status.conditions.iter().filter(|condition| !condition.ok);

@@ -2,10 +2,7 @@
 //! own that knows CNI 1.0.0 and no STATUS. Called in their order as a runtime calls them.
 
 use serde_json::{Value, json};
-use sinabro_common::{
-    api::{Request, Response},
-    names,
-};
+use sinabro_common::names;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node,
     cni::{Answer, Call, IFNAME},
@@ -178,9 +175,7 @@ fn knows_1_1(node: &Node, name: &str) -> bool {
 }
 
 fn assert_well(node: &Node) {
-    let Ok(Response::Status(status)) = node.ask(Request::Status) else {
-        panic!("no status");
-    };
+    let status = node.status().unwrap();
     assert!(status.ready, "{:?}", status.conditions);
 }
 

@@ -2,10 +2,7 @@
 
 use nix::mount::{MsFlags, mount};
 use serde_json::Value;
-use sinabro_common::{
-    api::{Condition, Request, Response},
-    names,
-};
+use sinabro_common::{api::Condition, names};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node,
     cni::{Call, IFNAME},
@@ -32,10 +29,7 @@ fn start(node: &Node) {
 }
 
 fn condition(node: &Node) -> Option<Condition> {
-    let Ok(Response::Status(status)) = node.ask(Request::Status) else {
-        return None;
-    };
-    let mut conditions = status.conditions.into_iter();
+    let mut conditions = node.status().ok()?.conditions.into_iter();
     conditions.find(|condition| condition.name == "conflist")
 }
 

@@ -78,9 +78,7 @@ fn what_is_for_an_address_that_no_service_has_is_dropped_while_that_is_certain()
 
     node.write_services(RANGES).unwrap();
     wait_for_drops(node, &pod, 2);
-    let Response::Status(status) = node.ask(Request::Status).unwrap() else {
-        panic!("no status");
-    };
+    let status = node.status().unwrap();
     assert_eq!(
         status.modes["serviceCIDRs"],
         "10.96.0.0/16, fd00:10:96::/112"

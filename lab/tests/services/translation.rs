@@ -3,7 +3,6 @@
 
 use serde_json::json;
 use sinabro_common::api::{
-    Request, Response,
     ServiceTranslation::{self, Auto, Packet, Socket},
     TcpAcceleration,
 };
@@ -300,9 +299,7 @@ fn what_goes_by_packets_is_not_accelerated() {
         serve(server.place(), own);
     }
     publish(node, &server);
-    let Response::Status(status) = node.ask(Request::Status).unwrap() else {
-        panic!("no status");
-    };
+    let status = node.status().unwrap();
     let accelerates = status.modes["tcpAcceleration"].starts_with("on");
     for (id, wish) in [("sockets", Socket), ("packets", Packet)] {
         let pod = add(id, wish);

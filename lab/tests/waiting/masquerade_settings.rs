@@ -1,6 +1,6 @@
 //! What is masqueraded: by settings, and by a file that changes while the agent runs.
 
-use sinabro_common::api::{MasqueradeReport, Request, Response, StatusReport};
+use sinabro_common::api::{MasqueradeReport, StatusReport};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place,
     checks::Scene,
@@ -66,10 +66,7 @@ fn scene(nodes: usize, flags: &[&str]) -> Scene {
 }
 
 fn status(node: &Node) -> StatusReport {
-    match node.ask(Request::Status).unwrap() {
-        Response::Status(report) => *report,
-        other => panic!("{other:?}"),
-    }
+    node.status().unwrap()
 }
 
 fn masquerade(node: &Node) -> MasqueradeReport {

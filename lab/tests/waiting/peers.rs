@@ -37,10 +37,7 @@ fn start(lab: &Lab) {
 }
 
 fn status(node: &Node) -> StatusReport {
-    match node.ask(Request::Status).unwrap() {
-        Response::Status(status) => *status,
-        other => panic!("{other:?}"),
-    }
+    node.status().unwrap()
 }
 
 fn peers(node: &Node) -> PeersReport {

@@ -1,9 +1,6 @@
 //! Who translates Services where nothing is set: Sinabro, unless there is a kube-proxy, or was one.
 
-use sinabro_common::{
-    api::{Request, Response},
-    names,
-};
+use sinabro_common::names;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node,
     node::{PROGRAMS, SERVICES_FLAGS},
@@ -30,17 +27,13 @@ fn start(node: &Node) {
 }
 
 fn says(node: &Node, beginning: &str) {
-    eventually(beginning, || {
-        let modes = node.status().unwrap().modes;
-        modes["serviceProxy"].starts_with(beginning)
-    });
+    node.wait_for_mode("serviceProxy", |text| text.starts_with(beginning))
+        .unwrap();
 }
 
 fn has_trouble(node: &Node, reason: &str) -> bool {
-    match node.ask(Request::Status).unwrap() {
-        Response::Status(status) => status.troubles.iter().any(|one| one.reason == reason),
-        other => panic!("{other:?}"),
-    }
+    let troubles = node.status().unwrap().troubles;
+    troubles.iter().any(|one| one.reason == reason)
 }
 
 /// What survives reboots.

@@ -2,7 +2,7 @@
 //! the node goes on serving.
 
 use sinabro_common::{
-    api::{Request, Response, StatusReport, Trouble},
+    api::{StatusReport, Trouble},
     names,
 };
 use sinabro_lab::{
@@ -19,10 +19,7 @@ fn lab(nodes: usize) -> Lab {
 }
 
 fn status(node: &Node) -> StatusReport {
-    match node.ask(Request::Status).unwrap() {
-        Response::Status(status) => *status,
-        other => panic!("{other:?}"),
-    }
+    node.status().unwrap()
 }
 
 fn troubles(node: &Node) -> Vec<Trouble> {

@@ -374,11 +374,7 @@ fn start_agent(node: &Node, setting: &str) {
 fn says(node: &Node, beginning: &str) -> String {
     let mut last = String::new();
     let said = wait_within(Duration::from_secs(100), "the agent to say it", || {
-        let report = node.ask(sinabro_common::api::Request::Status)?;
-        let sinabro_common::api::Response::Status(report) = report else {
-            anyhow::bail!("no status");
-        };
-        last = report.modes["serviceProxy"].clone();
+        last = node.status()?.modes["serviceProxy"].clone();
         let line = format!("{last}\n");
         Ok(line.starts_with(beginning).then(|| last.clone()))
     });

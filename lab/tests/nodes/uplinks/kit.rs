@@ -1,7 +1,6 @@
 //! A node with further cables to the outside host, and traffic out of its pods.
 
 use ipnet::IpNet;
-use sinabro_common::api::{Request, Response};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod,
     lab::UNDERLAY_MTU,
@@ -107,10 +106,7 @@ pub fn start(node: &Node, uplinks: &[&str], flags: &[&str]) -> Pod {
 /// Waits until these are the node's uplinks.
 pub fn wait_for(node: &Node, uplinks: &[&str]) {
     eventually("the uplinks to be known", || {
-        let Response::Status(status) = node.ask(Request::Status).unwrap() else {
-            panic!("no status");
-        };
-        status.uplink == uplinks.join(",")
+        node.status().unwrap().uplink == uplinks.join(",")
     });
 }
 
