@@ -238,10 +238,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let (translating, translates) = watch::channel(false);
     let (proxy_sender, proxy) = watch::channel(String::new());
     tasks.spawn(handover::follow_handover(handover::HandoverTask {
-        wish: settings.service_proxy,
+        settings: settings.clone(),
         datapath: datapath.clone(),
         seen: Seen::read(settings.programs_dir.join(names::KUBE_PROXY_SEEN_FILE)),
-        node_ports: settings.node_ports.map(|(first, last)| first..=last),
         standing: standing.clone(),
         published: is_complete,
         status: proxy_sender,

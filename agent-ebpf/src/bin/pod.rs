@@ -186,13 +186,18 @@ fn checked(ctx: &TcContext) -> Action {
                 return Err(DropReason::ServiceClash);
             }
             if receiver.is_none() && belongs != track::STACK && overlay::takes(config) {
-                let by_stack = !was_translated && overlay::is_drained(config, scratch);
-                if let Some(node) = node.filter(|_| !by_stack) {
-                    // An array has all its entries.
-                    let flow = flow::place_of(&FLOWS, scratch).ok_or(DropReason::UnknownLink)?;
-                    match overlay::leave::leave(ctx.skb.skb, scratch, node, flow) {
-                        PASS => {}
-                        action => return Ok(action),
+                if let Some(node) = node {
+                    let is_of_service = was_translated || belongs == track::ANSWER;
+                    if !overlay::is_beside_proxy(config)
+                        || overlay::drains(scratch, is_of_service.into()) == 0
+                    {
+                        // An array has all its entries.
+                        let flow =
+                            flow::place_of(&FLOWS, scratch).ok_or(DropReason::UnknownLink)?;
+                        match overlay::leave::leave(ctx.skb.skb, scratch, node, flow) {
+                            PASS => {}
+                            action => return Ok(action),
+                        }
                     }
                 } else if forward::takes(config) {
                     match forward::leave::leave(ctx.skb.skb, scratch, was_translated) {

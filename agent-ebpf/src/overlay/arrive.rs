@@ -66,7 +66,7 @@ fn decapsulated(skb: *mut __sk_buff, scratch: &mut Scratch) -> i32 {
     if is_error(scratch) {
         return match track::is_of_unrecorded(skb, scratch) {
             0 => PASS,
-            _ => deliver::into(&ctx, scratch, receiver),
+            _ => deliver::from_outside(skb, scratch, receiver, mtu::of_tunnels(), true),
         };
     }
     if !scratch.well_formed

@@ -20,6 +20,7 @@ pub mod route;
 
 use crate::{
     maps::{CONFIG, NEXT_HOPS},
+    nat::is_error,
     parse::{Ip, Packet as _, skb::Head},
     scratch::Scratch,
     stage::{deliver, track, tunnel},
@@ -82,9 +83,12 @@ pub fn is_beside_proxy_alone(config: &NodeConfig) -> bool {
 /// Whether connections between pods of two nodes that the stack forwards get a record.
 #[inline(always)]
 pub fn records_stack(config: &NodeConfig) -> bool {
-    config.flags & (FLAG_BESIDE_PROXY | FLAG_RECORD_STACK) != 0
-        && config.flags & OF_SERVICES != FLAG_SERVICES
-        && deliver::redirects(config)
+    let is_alone = config.flags & OF_SERVICES == FLAG_SERVICES;
+    let which = match is_alone {
+        true => FLAG_BESIDE_PROXY_DRAINS,
+        false => FLAG_BESIDE_PROXY | FLAG_RECORD_STACK,
+    };
+    config.flags & which != 0 && deliver::redirects(config)
 }
 
 /// One if a packet from another node, which is read, is the stack's beside kube-proxy: of a connection that the stack may
@@ -104,17 +108,39 @@ pub fn is_of_stack(scratch: &mut Scratch) -> u32 {
 pub fn goes_by_stack(config: &NodeConfig, scratch: &mut Scratch) -> bool {
     match track::known(scratch) {
         track::STACK => true,
-        // Of a Service that is translated here: netfilter has seen nothing of the request.
-        track::ANSWER => false,
+        track::ANSWER => is_tracked(config, scratch),
         _ => is_drained(config, scratch),
     }
 }
 
-/// Whether the fast path drains, and conntrack picks up a packet, which is read and has no record.
+/// One if a packet for another node's pod goes by the stack, although no record says so: the fast path drains. The packet is read.
+/// `is_of_service`: one if its connection is with a Service that is translated here.
+#[inline(never)]
+pub fn drains(scratch: &mut Scratch, is_of_service: u32) -> u32 {
+    let Some(config) = CONFIG.get(0) else {
+        return 0;
+    };
+    let drains = match is_of_service {
+        0 => is_drained(config, scratch),
+        _ => is_tracked(config, scratch),
+    };
+    u32::from(drains)
+}
+
+/// The same of a connection with a Service that is translated here, by the ends that the server sees. Netfilter has seen nothing of one that
+/// began on the fast path.
 #[inline(always)]
-pub fn is_drained(config: &NodeConfig, scratch: &Scratch) -> bool {
+fn is_tracked(config: &NodeConfig, scratch: &mut Scratch) -> bool {
+    let is_drained = is_drained(config, scratch);
+    track::is_tracked(scratch, u32::from(is_drained)) != 0
+}
+
+/// Whether the fast path drains, and conntrack picks up a packet, which is read and has no record. An ICMP error goes by what it quotes.
+#[inline(always)]
+fn is_drained(config: &NodeConfig, scratch: &Scratch) -> bool {
     config.flags & FLAG_BESIDE_PROXY_DRAINS != 0
         && ct_state::is_picked_up(scratch.ip.proto, scratch.l4.tcp_flags)
+        && !is_error(scratch)
 }
 
 /// The way to a node by its tunnel address, unless it is this one or the kernel's way leads there.

@@ -26,7 +26,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use sinabro_common::{
     abi::{
         config::{FLAG_MIXED, NodeConfig},
-        connection::{FLAG_SERVICE, FLAG_STACK, outside_share},
+        connection::{FLAG_SERVICE, FLAG_STACK, FLAG_TRACKED, outside_share},
         drop::DropReason,
         endpoint::PodLink,
     },
@@ -57,7 +57,8 @@ pub fn sender(ctx: &TcContext, config: &NodeConfig, ip: &Ip) -> Option<u32> {
     may_be_translated.then_some(outside_share(ip.proto))
 }
 
-/// One if a packet is an ICMP error about a connection between two pods that has no record: the stack has seen nothing of it.
+/// One if a packet is an ICMP error about a connection between two pods of which the stack has seen nothing: it has no record, or that
+/// of a Service that is translated here.
 #[inline(never)]
 pub fn is_of_unrecorded(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
     if !is_error(scratch) || !error::read(skb, scratch) {
@@ -68,8 +69,12 @@ pub fn is_of_unrecorded(skb: *mut __sk_buff, scratch: &mut Scratch) -> u32 {
     }
     scratch.seen.forget();
     scratch.identify_quoted();
-    let has_none = connection::find(&scratch.key).is_none();
-    u32::from(has_none && without_record() == DIRECT)
+    let is_seen = match connection::find(&scratch.key) {
+        // SAFETY: a value that the map just gave.
+        Some(found) => unsafe { (*found).flags & (FLAG_SERVICE | FLAG_TRACKED) != FLAG_SERVICE },
+        None => without_record() != DIRECT,
+    };
+    u32::from(!is_seen)
 }
 
 /// Records the connection of a packet, which is read, that the stack sends to a pod of another node; as [`delivered`].
@@ -129,6 +134,25 @@ pub fn delivered(skb: *mut __sk_buff, scratch: &mut Scratch, sender: u32) -> i32
     match begin(scratch, sender) {
         0 => drop(DropReason::ConnectionShare),
         _ => PASS,
+    }
+}
+
+/// One if packets of a connection with a Service that is translated here go by the stack. The packet is read, and the server sees its
+/// ends. `picked_up`: one if conntrack is to pick up the connection by it.
+#[inline(never)]
+pub fn is_tracked(scratch: &mut Scratch, picked_up: u32) -> u32 {
+    scratch.identify();
+    let Some(found) = connection::find(&scratch.key) else {
+        return picked_up;
+    };
+    // SAFETY: a value that the map just gave.
+    unsafe {
+        let is_tracked = (*found).has(FLAG_TRACKED);
+        // Two processors may write at once: the next packet that is picked up sets it again.
+        if picked_up != 0 && !is_tracked {
+            (*found).flags |= FLAG_TRACKED;
+        }
+        picked_up | u32::from(is_tracked)
     }
 }
 

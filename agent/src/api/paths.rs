@@ -17,7 +17,7 @@ use sinabro_common::{
 /// # Errors
 /// If the maps cannot be read.
 pub fn complete(core: &Core, nodes: &mut [NodeReport]) -> Result<(), DatapathError> {
-    let why = why(core)?;
+    let why = why(core);
     let packets = core.datapath.peer_packets()?;
     let overlay = core.overlay.borrow();
     for node in nodes {
@@ -43,10 +43,12 @@ pub fn complete(core: &Core, nodes: &mut [NodeReport]) -> Result<(), DatapathErr
 
 /// For `sinabroctl status`: `direct`, `direct but to 2 nodes`, `direct, beside kube-proxy`, `kernel: …`.
 pub fn mode(core: &Core) -> String {
-    let is_beside_proxy = match why(core).and_then(|why| Ok((why, core.datapath.translation()?))) {
+    if let Some(why) = why(core) {
+        return format!("kernel: {why}");
+    }
+    let is_beside_proxy = match core.datapath.translation() {
         Err(error) => return format!("not known: {}", Chain(&error)),
-        Ok((Some(why), _)) => return format!("kernel: {why}"),
-        Ok((None, translation)) => translation != Translation::On,
+        Ok(translation) => translation != Translation::On,
     };
     let but = match core.overlay.borrow().ways.not.len() {
         0 => String::new(),
@@ -74,19 +76,16 @@ pub fn packets(core: &Core) -> Result<PathCounts, DatapathError> {
 }
 
 /// Why no node is reached past the stack, if none is. What needs no look at the kernel comes first: it says most.
-fn why(core: &Core) -> Result<Option<Why>, DatapathError> {
+fn why(core: &Core) -> Option<Why> {
     let of_routes = core.overlay.borrow().ways.none.clone();
     if of_routes == Some(Why::Setting) {
-        return Ok(of_routes);
+        return of_routes;
     }
-    Ok(of_programs(core)?.or(of_routes))
+    of_programs(core).or_else(|| of_rules(core)).or(of_routes)
 }
 
 /// Why the programs send nothing past the stack, if they do not.
-///
-/// # Errors
-/// If their settings cannot be read.
-pub fn of_programs(core: &Core) -> Result<Option<Why>, DatapathError> {
+pub fn of_programs(core: &Core) -> Option<Why> {
     let choice = core.datapath.choice();
     let redirects = match choice.level {
         Level::Current | Level::LastGood => true,
@@ -94,17 +93,16 @@ pub fn of_programs(core: &Core) -> Result<Option<Why>, DatapathError> {
         // Those that ran go on.
         Level::None => choice.ran,
     };
-    if !redirects {
-        return Ok(Some(Why::Programs));
+    (!redirects).then_some(Why::Programs)
+}
+
+/// Why the fast path between nodes is not to be taken, as the last look at the kernel found.
+fn of_rules(core: &Core) -> Option<Why> {
+    match &*core.beside_proxy.borrow() {
+        None => Some(Why::NotYet),
+        Some(Forwarding::Direct) => None,
+        Some(Forwarding::Kernel(why)) => Some(Why::BesideProxy(why.clone())),
     }
-    Ok(match core.datapath.translation()? {
-        Translation::On => None,
-        _ => match &*core.beside_proxy.borrow() {
-            None => Some(Why::NotYet),
-            Some(Forwarding::Direct) => None,
-            Some(Forwarding::Kernel(why)) => Some(Why::BesideProxy(why.clone())),
-        },
-    })
 }
 
 fn count(PeerPackets { tunnels, native }: PeerPackets) -> PathCounts {

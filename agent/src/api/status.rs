@@ -246,7 +246,7 @@ impl Core {
                 (Forwarding::Direct, Ok(translation), _) if translation != Translation::On => {
                     "kernel: Services are not translated here alone, see mode serviceProxy".into()
                 }
-                (Forwarding::Direct, _, Ok(Some(why))) => format!("kernel: {why}"),
+                (Forwarding::Direct, _, Some(why)) => format!("kernel: {why}"),
                 (way, ..) => way.to_string(),
             };
             modes.insert("forwarding".into(), text);

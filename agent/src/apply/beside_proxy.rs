@@ -1,7 +1,7 @@
-//! Whether packets between pods of two nodes take the fast path while kube-proxy translates Services.
+//! Whether packets between pods of two nodes take the fast path, beside kube-proxy or without.
 //!
 //! Rules of others for what is forwarded would not be met there, so they are looked for as in [`super::forwarding`]. Netfilter
-//! has to take up connections that it has not seen begin, too: those that return to it.
+//! has to pick up connections that it has not seen begin, too: those that return to it.
 
 use super::forwarding::{self, RulesAbout};
 use crate::{
@@ -13,6 +13,8 @@ use anyhow::Context as _;
 use sinabro_netlink::{conntrack::Conntrack, sysctl};
 use std::time::{Duration, Instant};
 
+/// Why nothing takes the fast path although there are no rules.
+const OF_SETTING: &str = "the setting dataPath is kernel";
 /// The path of `net.netfilter.nf_conntrack_tcp_loose`.
 const TCP_LOOSE: [&str; 3] = ["net", "netfilter", "nf_conntrack_tcp_loose"];
 /// For how long connections that were idle since the fast path ended may end themselves. After that netfilter takes the FIN of one for
@@ -38,15 +40,11 @@ impl BesideProxy {
     ) -> anyhow::Result<Forwarding> {
         if datapath.translation()? == Translation::On {
             self.draining_since = None;
-            match settings.overlay {
-                OverlayMode::Kernel => datapath.end_beside_proxy()?,
-                _ => datapath.settle_beside_proxy()?,
-            }
-            return Ok(Forwarding::Direct);
+            return follow_alone(settings, datapath);
         }
         let Some(why) = obstacle(settings, datapath)? else {
             self.draining_since = None;
-            begin(datapath)?;
+            datapath.begin_beside_proxy(translated)?;
             return Ok(Forwarding::Direct);
         };
         let since = *self.draining_since.get_or_insert_with(Instant::now);
@@ -58,17 +56,50 @@ impl BesideProxy {
     }
 }
 
-/// Begins, or goes on.
+/// Where Services are translated here alone. The fast path drains for as long as there are rules: without that it takes all packets.
+fn follow_alone(settings: &Settings, datapath: &Datapath) -> anyhow::Result<Forwarding> {
+    if settings.overlay == OverlayMode::Kernel {
+        datapath.end_beside_proxy()?;
+        return Ok(Forwarding::Kernel(OF_SETTING.into()));
+    }
+    let Some(why) = rules(datapath)? else {
+        datapath.settle_beside_proxy()?;
+        return Ok(Forwarding::Direct);
+    };
+    ensure(datapath)?;
+    datapath.drain_beside_proxy()?;
+    Ok(Forwarding::Kernel(why))
+}
+
+/// To be called before Services are translated here alone: no packet is to go past rules that there are.
 ///
 /// # Errors
 /// As [`BesideProxy::follow`].
-pub fn begin(datapath: &Datapath) -> anyhow::Result<()> {
-    datapath.begin_beside_proxy(translated)
+pub fn before_alone(settings: &Settings, datapath: &Datapath) -> anyhow::Result<()> {
+    if settings.overlay == OverlayMode::Kernel || rules(datapath)?.is_none() {
+        return Ok(());
+    }
+    ensure(datapath)?;
+    Ok(datapath.drain_beside_proxy()?)
+}
+
+/// Begins, or goes on as it is.
+///
+/// # Errors
+/// As [`BesideProxy::follow`].
+pub fn ensure(datapath: &Datapath) -> anyhow::Result<()> {
+    datapath.ensure_beside_proxy(translated)
+}
+
+/// Where others have rules for what one pod sends to another.
+fn rules(datapath: &Datapath) -> anyhow::Result<Option<String>> {
+    let ranges = datapath.pod_ranges()?;
+    Ok(forwarding::rules_of_others(RulesAbout::Between(&ranges)))
 }
 
 fn obstacle(settings: &Settings, datapath: &Datapath) -> anyhow::Result<Option<String>> {
     if settings.overlay == OverlayMode::Kernel {
-        return Ok(Some("the setting dataPath is kernel".into()));
+        return Ok(Some(OF_SETTING.into()));
     }
     if !takes_up() {
         return Ok(Some("net.netfilter.nf_conntrack_tcp_loose is 0".into()));

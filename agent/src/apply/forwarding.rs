@@ -96,7 +96,7 @@ pub(super) fn obstacle(
 }
 
 /// The first place where somebody has rules for what is forwarded; what cannot be looked at may be one.
-fn rules_of_others(about: RulesAbout<'_>) -> Option<String> {
+pub(super) fn rules_of_others(about: RulesAbout<'_>) -> Option<String> {
     let found = in_nftables(about).and_then(|found| match found {
         None => in_legacy_tables(),
         found => Ok(found),

@@ -42,7 +42,7 @@ pub enum Why {
     Setting,
     /// Those that run do not send past the stack.
     Programs,
-    /// Others translate them, and the fast path is not taken beside them.
+    /// What the kernel has that only its stack can do, such as rules of others.
     BesideProxy(String),
     NoUplink,
     SeveralUplinks,

@@ -1,11 +1,13 @@
-//! The fast path between nodes while netfilter translates Services (`FLAG_BESIDE_PROXY`).
+//! The fast path between nodes while netfilter translates Services, or has rules that are to be met (`FLAG_BESIDE_PROXY`).
 
 use super::{Datapath, DatapathError, handover::sent, maps::BesideProxy, monotonic_ns};
 use ipnet::IpNet;
 use sinabro_common::{
     abi::{
         Addr,
-        connection::{Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_STACK, outside_share},
+        connection::{
+            Connection, ConnectionKey, FLAG_CLIENT_IS_HIGH, FLAG_STACK, FLAG_TRACKED, outside_share,
+        },
     },
     algo::{
         ct_state::{ACK, SEEN},
@@ -94,19 +96,36 @@ impl Datapath {
         &self,
         translated: impl FnOnce() -> Result<Vec<OfStack>, E>,
     ) -> Result<(), E> {
+        self.ensure_beside_proxy(translated)?;
+        // The programs record what begins while it drains: nothing is missing.
+        Ok(self.end_draining()?)
+    }
+
+    /// The same, but what drains goes on to drain.
+    ///
+    /// # Errors
+    /// As [`Self::begin_beside_proxy`].
+    pub fn ensure_beside_proxy<E: From<DatapathError>>(
+        &self,
+        translated: impl FnOnce() -> Result<Vec<OfStack>, E>,
+    ) -> Result<(), E> {
         if !self.is_set_up() {
             return Ok(());
         }
         match self.maps.config.beside_proxy()? {
-            BesideProxy::On => return Ok(()),
-            // The programs record what begins meanwhile: nothing is missing.
-            BesideProxy::Drains => {}
-            BesideProxy::Off | BesideProxy::Records => {
-                self.maps.config.set_beside_proxy(BesideProxy::Records)?;
-                self.record_of_stack(&translated()?)?;
-            }
+            BesideProxy::On | BesideProxy::Drains => return Ok(()),
+            BesideProxy::Off | BesideProxy::Records => {}
         }
+        self.maps.config.set_beside_proxy(BesideProxy::Records)?;
+        self.record_of_stack(&translated()?)?;
         Ok(self.maps.config.set_beside_proxy(BesideProxy::On)?)
+    }
+
+    fn end_draining(&self) -> Result<(), DatapathError> {
+        match self.is_set_up() && self.maps.config.beside_proxy()? == BesideProxy::Drains {
+            true => self.maps.config.set_beside_proxy(BesideProxy::On),
+            false => Ok(()),
+        }
     }
 
     /// Begins to end it: what netfilter picks up goes by the stack, and the rest of connections that it has not seen does not. Idempotent.
@@ -127,11 +146,13 @@ impl Datapath {
         }
     }
 
-    /// While Services are translated here alone: ends it once no connection with a pod of another node needs the stack.
+    /// While Services are translated here alone: nothing drains any more. Ends it once no connection with a pod of another node needs the
+    /// stack.
     ///
     /// # Errors
     /// If the maps cannot be read or written.
     pub fn settle_beside_proxy(&self) -> Result<(), DatapathError> {
+        self.end_draining()?;
         if !self.is_set_up() || self.maps.config.beside_proxy()? == BesideProxy::Off {
             return Ok(());
         }
@@ -139,7 +160,8 @@ impl Datapath {
         let mut is_needed = false;
         self.maps.connections.for_each(|key, connection| {
             let is_on_this_node = pods.contains(&key.low.into()) && pods.contains(&key.high.into());
-            is_needed |= connection.has(FLAG_STACK) && !is_on_this_node;
+            let needs_stack = connection.flags & (FLAG_STACK | FLAG_TRACKED) != 0;
+            is_needed |= needs_stack && !is_on_this_node;
         })?;
         match is_needed {
             true => Ok(()),

@@ -16,6 +16,8 @@ mod tests;
 pub mod theirs;
 
 use crate::{
+    apply::beside_proxy,
+    config::Settings,
     datapath::{Datapath, DatapathError, Translation},
     troubles::fences,
 };
@@ -25,7 +27,6 @@ use seen::Seen;
 use sinabro_netlink::nft::Nft;
 use std::{
     fmt,
-    ops::RangeInclusive,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -74,11 +75,9 @@ pub const ABSENT: Duration = Duration::from_secs(300);
 
 /// Whose turn it is. Nothing of it lasts longer than the process but what the programs were told.
 pub struct Turn {
-    wish: ServiceProxy,
+    settings: Arc<Settings>,
     datapath: Arc<Datapath>,
     seen: Seen,
-    /// First and last, if there are any.
-    node_ports: Option<RangeInclusive<u16>>,
     /// Since when a kube-proxy that was seen is not there.
     absent_since: Option<Instant>,
     /// Services were translated here, and there were no rules of a kube-proxy.
@@ -114,17 +113,11 @@ enum Decision {
 }
 
 impl Turn {
-    pub fn new(
-        wish: ServiceProxy,
-        datapath: Arc<Datapath>,
-        seen: Seen,
-        node_ports: Option<RangeInclusive<u16>>,
-    ) -> Self {
+    pub fn new(settings: Arc<Settings>, datapath: Arc<Datapath>, seen: Seen) -> Self {
         Self {
-            wish,
+            settings,
             datapath,
             seen,
-            node_ports,
             absent_since: None,
             had_no_rules: false,
         }
@@ -137,7 +130,7 @@ impl Turn {
     pub fn step(&mut self, now: Instant) -> anyhow::Result<Outcome> {
         let state = self.datapath.translation();
         let state = state.context("cannot read whether Services are translated")?;
-        match (self.wish, state) {
+        match (self.wish(), state) {
             (ServiceProxy::Off, Translation::Off) => Ok(Outcome::new("off", None)),
             (ServiceProxy::Off, _) => self.drain(),
             (_, Translation::Handover) => self.hand_over(&look()?),
@@ -168,17 +161,14 @@ impl Turn {
 
     /// With `auto`: rules that would not be met any more.
     fn fences(&self) -> anyhow::Result<Option<String>> {
-        let Some(node_ports) = self
-            .node_ports
-            .as_ref()
-            .filter(|_| self.wish == ServiceProxy::Auto)
-        else {
+        let is_asked = self.wish() == ServiceProxy::Auto;
+        let Some((first, last)) = self.settings.node_ports.filter(|_| is_asked) else {
             return Ok(None);
         };
         let find = || {
             let mut nft = Nft::new()?;
             let chains = nft.chains()?;
-            fences::find(&mut nft, &chains, node_ports)
+            fences::find(&mut nft, &chains, &(first..=last))
         };
         let found = theirs::unless_unknown(find()).context(
             "cannot see whether rules for node ports would be bypassed: nothing is changed until that is seen",
@@ -190,7 +180,7 @@ impl Turn {
 
     fn begin(&mut self, theirs: &Theirs) -> anyhow::Result<Outcome> {
         let Some(rules) = theirs.rules else {
-            self.set(Translation::On)?;
+            self.begin_alone()?;
             self.forget_theirs();
             tracing::info!("services are translated");
             return Ok(self.goes_on(theirs));
@@ -214,7 +204,7 @@ impl Turn {
 
     /// With `auto` the next boot waits for nobody.
     fn forget_theirs(&mut self) {
-        if self.wish == ServiceProxy::Auto {
+        if self.wish() == ServiceProxy::Auto {
             self.seen.set(false);
         }
     }
@@ -258,7 +248,7 @@ impl Turn {
     }
 
     fn finish(&mut self, theirs: &Theirs) -> anyhow::Result<Outcome> {
-        self.set(Translation::On)?;
+        self.begin_alone()?;
         let flows = Flows::default();
         let taken = self.datapath.take_back(&flows.connections, &flows.sockets);
         taken.context("cannot take back what kube-proxy has forgotten")?;
@@ -269,11 +259,11 @@ impl Turn {
     fn goes_on(&mut self, theirs: &Theirs) -> Outcome {
         let Some(rules) = theirs.rules else {
             self.had_no_rules = true;
-            let looks = self.wish == ServiceProxy::Auto;
+            let looks = self.wish() == ServiceProxy::Auto;
             return Outcome::new("on", looks.then_some(LOOK));
         };
         let text = format!("on, nothing needs kube-proxy's rules any more ({rules})");
-        let has_come = self.had_no_rules && self.wish == ServiceProxy::Auto;
+        let has_come = self.had_no_rules && self.wish() == ServiceProxy::Auto;
         if has_come {
             self.seen.set(true);
         }
@@ -297,6 +287,17 @@ impl Turn {
         }
         let text = format!("off, {left} connections are translated until they end");
         Ok(Outcome::new(text, Some(LOOK)))
+    }
+
+    /// Packets between nodes need no record any more, unless rules of others are to be met.
+    fn begin_alone(&self) -> anyhow::Result<()> {
+        beside_proxy::before_alone(&self.settings, &self.datapath)
+            .context("cannot have packets between nodes meet rules of others")?;
+        Ok(self.set(Translation::On)?)
+    }
+
+    fn wish(&self) -> ServiceProxy {
+        self.settings.service_proxy
     }
 
     fn set(&self, translation: Translation) -> Result<(), DatapathError> {

@@ -1,4 +1,4 @@
-//! The task that says by which way packets leave the cluster, and get to other nodes beside kube-proxy, as rules of others come and go.
+//! The task that says by which way packets leave the cluster, and get to other nodes, as rules of others come and go.
 
 use crate::{
     apply::{
@@ -27,7 +27,7 @@ pub(super) struct ForwardingTask {
     pub(super) node: watch::Receiver<NodeStatus>,
     /// What came of it,
     pub(super) forwarding: watch::Sender<Option<Forwarding>>,
-    /// and of packets between nodes beside kube-proxy.
+    /// and of packets between nodes.
     pub(super) beside_proxy: watch::Sender<Option<Forwarding>>,
 }
 
@@ -53,7 +53,7 @@ pub(super) async fn follow_forwarding(mut task: ForwardingTask) -> anyhow::Resul
             .context("looking for the way to nodes failed")?;
         let way = way.unwrap_or_else(|error| Forwarding::Kernel(format!("{error:#}")));
         if is_new(&task.beside_proxy, &way) {
-            tracing::info!(%way, "packets between nodes where others translate Services");
+            tracing::info!(%way, "packets between nodes");
         }
         tokio::select! {
             () = sleep(REFRESH) => {}

@@ -1,6 +1,7 @@
 //! The task that lets Services pass from kube-proxy to this agent, and back.
 
 use crate::{
+    config::Settings,
     datapath::{Datapath, Translation},
     handover::{Outcome, ServiceProxy, Turn, seen::Seen},
     troubles,
@@ -8,7 +9,6 @@ use crate::{
 use anyhow::Context as _;
 use std::{
     future::pending,
-    ops::RangeInclusive,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -19,11 +19,9 @@ const AGAIN: Duration = Duration::from_secs(2);
 
 /// What the task needs.
 pub(super) struct HandoverTask {
-    pub(super) wish: ServiceProxy,
+    pub(super) settings: Arc<Settings>,
     pub(super) datapath: Arc<Datapath>,
     pub(super) seen: Seen,
-    /// First and last, if there are any.
-    pub(super) node_ports: Option<RangeInclusive<u16>>,
     /// Whether it is published what all Services lead to.
     pub(super) published: watch::Receiver<bool>,
     /// For people.
@@ -43,13 +41,13 @@ pub(super) fn is_ours(wish: ServiceProxy, datapath: &Datapath) -> anyhow::Result
 
 /// Looks and acts for ever.
 pub(super) async fn follow_handover(mut task: HandoverTask) -> anyhow::Result<()> {
-    if task.wish.may_be_on() {
+    if task.settings.service_proxy.may_be_on() {
         task.status
             .send_replace("off, Services are not read yet".into());
         let published = task.published.wait_for(|is| *is).await;
         published.context("what publishes Services ended")?;
     }
-    let mut turn = Turn::new(task.wish, task.datapath.clone(), task.seen, task.node_ports);
+    let mut turn = Turn::new(task.settings, task.datapath.clone(), task.seen);
     loop {
         let step = spawn_blocking(move || (turn.step(Instant::now()), turn));
         let outcome;

@@ -63,7 +63,7 @@ pub(super) fn restore(settings: &Settings) -> anyhow::Result<Restored> {
     if !wish.may_be_on() && before != Translation::Off {
         if before == Translation::On
             && settings.overlay != OverlayMode::Kernel
-            && let Err(error) = beside_proxy::begin(&datapath)
+            && let Err(error) = beside_proxy::ensure(&datapath)
         {
             tracing::warn!("connections between nodes go by the stack: {error:#}");
         }

@@ -36,12 +36,13 @@ pub const FLAG_MASQUERADE_PORTLESS: u32 = 1 << 13;
 /// record with `FLAG_STACK`. Implies [`FLAG_RECORD_STACK`].
 pub const FLAG_BESIDE_PROXY: u32 = 1 << 14;
 
-/// Unless [`FLAG_SERVICES`] is set alone of the three: each connection between pods of two nodes that the stack forwards, and may
-/// translate, gets a record with `FLAG_STACK`.
+/// Each connection between pods of two nodes that the stack forwards, and may translate, gets a record with `FLAG_STACK`. Where Services
+/// are translated here alone, only while [`FLAG_BESIDE_PROXY_DRAINS`] is set.
 pub const FLAG_RECORD_STACK: u32 = 1 << 15;
 
 /// With [`FLAG_BESIDE_PROXY`]: the fast path between nodes drains. What has no record goes by the stack and gets one. Only TCP segments
-/// for which conntrack creates no entry (SYN-ACK, FIN, RST) take the fast path yet, until they have a record.
+/// for which conntrack creates no entry (SYN-ACK, FIN, RST) take the fast path yet, until they have a record. The record of a Service that
+/// is translated here gets `FLAG_TRACKED` instead.
 pub const FLAG_BESIDE_PROXY_DRAINS: u32 = 1 << 16;
 
 /// Programs of two layouts run, each with a table of its own: a connection between pods of this node that has no record here may

@@ -103,6 +103,9 @@ pub const FLAG_APART: u16 = 1 << 7;
 /// outside of the cluster ([`OUTSIDE_SHARE`] pays then), make the server's address of: an alias leads from there to the
 /// server ([`Connection::service_alias`]). Such a record may be masqueraded, too, and has two aliases then.
 pub const FLAG_SERVICE: u16 = 1 << 8;
+/// With [`FLAG_SERVICE`]: conntrack has picked up the connection while the fast path drained
+/// ([`FLAG_BESIDE_PROXY_DRAINS`](super::config::FLAG_BESIDE_PROXY_DRAINS)). It goes by the stack until it ends.
+pub const FLAG_TRACKED: u16 = 1 << 9;
 
 /// What is known of a connection.
 #[repr(C)]

@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 const BEFORE: Duration = Duration::from_secs(8);
 const ACCELERATED: &str = "--tcp-acceleration=opt-in";
 
-fn earlier() -> Binaries {
+pub(crate) fn earlier() -> Binaries {
     let dir = env::var_os("SINABRO_EARLIER_DIR");
     Binaries::at(dir.expect(
         "SINABRO_EARLIER_DIR is the directory of an earlier state's programs: `cargo xtask test` \

@@ -119,12 +119,7 @@ impl BesideProxy {
     }
 }
 
-/// Where Services are translated here alone, nothing drains: what conntrack picked up there would have no record.
 fn with_ways(before: NodeConfig, translation: Translation, beside: BesideProxy) -> NodeConfig {
-    let beside = match (translation, beside) {
-        (Translation::On, BesideProxy::Drains) => BesideProxy::On,
-        _ => beside,
-    };
     let others = before.flags & !(Translation::FLAGS | BesideProxy::FLAGS);
     NodeConfig {
         flags: others | translation.flags() | beside.flags(),

@@ -13,11 +13,27 @@ use std::net::{SocketAddr, TcpListener};
 /// The second node is reached past the stack while others translate Services, alone or with us. Given are connections that they have
 /// already.
 fn beside(translated: &[OfStack], test: impl Fn(&World) + Sync) {
-    for translation in [
-        Translation::Off,
-        Translation::Handover,
-        Translation::Draining,
-    ] {
+    while_translated(&BESIDE, translated, test);
+}
+
+const BESIDE: [Translation; 3] = [
+    Translation::Off,
+    Translation::Handover,
+    Translation::Draining,
+];
+
+/// The same where others may translate nothing, too.
+fn with_services_or_without(test: impl Fn(&World) + Sync) {
+    let all = [&BESIDE[..], &[Translation::On]].concat();
+    while_translated(&all, &[], test);
+}
+
+fn while_translated(
+    translations: &[Translation],
+    translated: &[OfStack],
+    test: impl Fn(&World) + Sync,
+) {
+    for &translation in translations {
         direct(|w| {
             w.datapath.set_services(translation).unwrap();
             let list = || Ok::<_, DatapathError>(translated.to_vec());
@@ -178,7 +194,17 @@ fn who_goes_on_without_a_way_goes_past_netfilter_by_the_device() {
 /// Netfilter would take an error about what it has not seen for invalid.
 #[test]
 fn errors_go_as_what_they_are_about() {
+    errors_go_so(|_| {});
+}
+
+#[test]
+fn while_it_drains_errors_go_as_what_they_are_about() {
+    errors_go_so(|w| w.datapath.drain_beside_proxy().unwrap());
+}
+
+fn errors_go_so(prepare: impl Fn(&World) + Sync) {
     beside(&[], |w| {
+        prepare(w);
         let (near, there) = w.leads_there();
         let (sent, answer) = both_ways(17, near, (there, 80));
         let of_pod = icmp_error(near, there, IcmpError::NoPort, &answer.bytes());
@@ -195,7 +221,7 @@ fn errors_go_as_what_they_are_about() {
 
 #[test]
 fn while_it_drains_what_netfilter_picks_up_is_the_stacks() {
-    beside(&[], |w| {
+    with_services_or_without(|w| {
         let tcp = |near: IpAddr, port, flags| {
             let (near, far) = ((near, 4000), (far(near), port));
             let [sent, answer] = [(near, far), (far, near)];
@@ -299,9 +325,9 @@ fn when_it_ends_all_is_the_stacks() {
     });
 }
 
-/// Netfilter sees nothing of a connection with a Service that is translated here, whatever becomes of others.
+/// Netfilter sees nothing of a connection with a Service that is translated here until it picks it up, and all of it from then on.
 #[test]
-fn what_is_translated_here_goes_past_netfilter_while_others_translate_too() {
+fn what_is_translated_here_goes_past_netfilter_until_that_picks_it_up() {
     direct(|w| {
         let ends = w.out_of_tunnels().into_iter().zip(1..);
         let ends = ends.map(|(near, number)| {
@@ -312,38 +338,80 @@ fn what_is_translated_here_goes_past_netfilter_while_others_translate_too() {
         w.datapath.set_services(Translation::Handover).unwrap();
         let list = || Ok::<_, DatapathError>(Vec::new());
         w.datapath.begin_beside_proxy(list).unwrap();
-        let goes_on = |near, at, flags| {
-            let sent = packet::tcp((near, 4000), at, flags, b"");
-            assert_eq!(w.leaves(&w.of_pod(&sent)).0, REDIRECT, "{near} {flags:#x}");
+        let goes_on = |near, port, at: (IpAddr, u16), flags| {
+            let sent = packet::tcp((near, port), at, flags, b"");
+            let (action, out, _) = w.leaves(&w.of_pod(&sent));
+            if action == PASS {
+                assert_eq!(packet::see(&out).dst, far(near), "translated");
+            }
+            action
         };
-        let comes_back = |near, at: (IpAddr, u16), flags| {
-            let answer = packet::tcp((far(near), 80), (near, 4000), flags, b"");
+        let comes_back = |near, port, at: (IpAddr, u16), flags| {
+            let answer = packet::tcp((far(near), 80), (near, port), flags, b"");
             let [by_uplink, by_device] = [
                 w.run("uplink_in", 0, &w.comes(&answer)),
                 w.run("overlay_in", 0, &w.stamped(&answer)),
             ];
-            for (action, out) in [by_uplink, by_device] {
-                assert_eq!(action, REDIRECT, "{near} {flags:#x}");
-                assert_eq!(packet::see(&out).src, at.0);
+            assert_eq!(by_uplink.0, by_device.0);
+            if by_uplink.0 == REDIRECT {
+                for (_, out) in [&by_uplink, &by_device] {
+                    assert_eq!(packet::see(out).src, at.0);
+                }
             }
+            by_uplink.0
         };
+        let error_comes = |near, port| {
+            let sent = packet::tcp((near, port), (far(near), 80), ACK, b"");
+            let error = icmp_error(far(near), near, IcmpError::NoPort, &sent.bytes());
+            w.run("overlay_in", 0, &w.stamped(&error)).0
+        };
+        let translations = [
+            Translation::Handover,
+            Translation::Draining,
+            Translation::On,
+        ];
+        let ports = [4000, 4001, 4002];
         for (near, at) in &ends {
-            goes_on(*near, *at, SYN);
-            comes_back(*near, *at, SYN | ACK);
-            goes_on(*near, *at, ACK);
+            for port in ports {
+                assert_eq!(goes_on(*near, port, *at, SYN), REDIRECT);
+                assert_eq!(comes_back(*near, port, *at, SYN | ACK), REDIRECT);
+                assert_eq!(goes_on(*near, port, *at, ACK), REDIRECT);
+            }
         }
         w.datapath.drain_beside_proxy().unwrap();
-        for translation in [Translation::Handover, Translation::Draining] {
+        for (translation, port) in translations.into_iter().zip(ports) {
             w.datapath.set_services(translation).unwrap();
             for (near, at) in &ends {
-                goes_on(*near, *at, ACK);
-                comes_back(*near, *at, ACK);
+                let what = format!("{near} {translation:?}");
+                // Invalid, as conntrack has seen nothing before.
+                assert_eq!(comes_back(*near, port, *at, FIN | ACK), REDIRECT, "{what}");
+                assert_eq!(goes_on(*near, port, *at, FIN | ACK), REDIRECT, "{what}");
+                assert_eq!(error_comes(*near, port), REDIRECT, "{what}");
+                match near.is_ipv4() {
+                    true => assert_eq!(comes_back(*near, port, *at, ACK), PASS, "{what}"),
+                    false => assert_eq!(goes_on(*near, port, *at, ACK), PASS, "{what}"),
+                }
+                assert_eq!(comes_back(*near, port, *at, FIN | ACK), PASS, "{what}");
+                assert_eq!(goes_on(*near, port, *at, FIN | ACK), PASS, "{what}");
+                assert_eq!(error_comes(*near, port), PASS, "{what}");
             }
         }
+        // Now Services are translated here alone, and there are no rules any more.
+        w.datapath.settle_beside_proxy().unwrap();
         for (near, at) in &ends {
-            goes_on(*near, *at, FIN | ACK);
-            comes_back(*near, *at, FIN | ACK);
+            for port in ports {
+                assert_eq!(comes_back(*near, port, *at, ACK), PASS, "{near}");
+                assert_eq!(goes_on(*near, port, *at, ACK), PASS, "{near}");
+                assert_eq!(goes_on(*near, port, *at, RST), PASS, "{near}");
+                assert_eq!(goes_on(*near, port, *at, SYN), REDIRECT, "{near}");
+                assert_eq!(comes_back(*near, port, *at, SYN | ACK), REDIRECT, "{near}");
+            }
         }
+        w.datapath.settle_beside_proxy().unwrap();
+        let (near, _) = ends[0];
+        let answer = packet::tcp((far(near), 80), (near, 4000), ACK, b"");
+        let by_device = w.run("overlay_in", 0, &w.stamped(&answer)).0;
+        assert_eq!(by_device, PASS, "it has ended");
     });
 }
 
@@ -356,6 +424,7 @@ fn what_netfilter_translates_stays_with_it_when_all_else_is_translated_here() {
         w.lets("overlay_out", &frame(&theirs.0));
         w.datapath.drain_beside_proxy().unwrap();
         w.datapath.set_services(true).unwrap();
+        assert_eq!(w.judged(&new), [PASS; 3], "rules are to be met");
         w.datapath.settle_beside_proxy().unwrap();
         assert_eq!(w.judged(&theirs), [PASS; 3]);
         assert_eq!(w.judged(&new)[..2], [REDIRECT; 2], "nothing drains");

@@ -1,6 +1,10 @@
 //! Packets between nodes go past netfilter beside kube-proxy, and back: no connection notices, and netfilter takes none for invalid.
 
-use super::{BEFORE, Exchanges, IDLE, OFF, PACE, World, must_flow, start_agent, vip};
+use super::{
+    BEFORE, Exchanges, IDLE, OFF, PACE, World,
+    firewall::{firewall, is_dropped},
+    must_flow, start_agent, vip,
+};
 use anyhow::Result;
 use sinabro_common::api::{PathPackets, Request, Response};
 use sinabro_lab::{
@@ -17,16 +21,17 @@ use std::{
 };
 
 /// The port that a firewall is about.
-const FENCED: u16 = 7000;
+pub(super) const FENCED: u16 = 7000;
 /// And one that it is not about.
 pub(super) const FREE: u16 = 7100;
 /// Segments that end connections still go past netfilter.
-const FEW: u64 = 200;
+pub(super) const FEW: u64 = 200;
+const KUBE_PROXY: &str = "kube-proxy";
 /// By when a rule that comes is obeyed.
-const SOON: Duration = Duration::from_secs(1);
+pub(super) const SOON: Duration = Duration::from_secs(1);
 
 /// By pods' own addresses, from one node to the other.
-fn straight(world: &World) -> Vec<Path> {
+pub(super) fn straight(world: &World) -> Vec<Path> {
     let server = &world.servers[1];
     let path = |address| {
         let name = format!("pod, its own address, {address}");
@@ -86,13 +91,48 @@ impl Idle {
         read.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(&heard, b"hello", "{what}");
     }
+
+    /// Whether what the client says now is heard soon.
+    pub(super) fn gets_through(&self) -> bool {
+        gets_through(&self.client, &self.server)
+    }
+
+    /// What was held up is heard in the end.
+    pub(super) fn hears(&self) {
+        hears(&self.server);
+    }
+
+    /// A FIN is the first segment after what has changed.
+    pub(super) fn ends(self, what: &str) {
+        ends(self.client, &self.server, what);
+    }
+}
+
+fn gets_through(mut client: &TcpStream, mut server: &TcpStream) -> bool {
+    client.write_all(b"hello").unwrap();
+    server.set_read_timeout(Some(SOON)).unwrap();
+    server.read(&mut [0; 5]).is_ok()
+}
+
+fn hears(mut server: &TcpStream) {
+    let mut heard = [0; 5];
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    server.read_exact(&mut heard).unwrap();
+    assert_eq!(&heard, b"hello");
+}
+
+fn ends(client: TcpStream, mut server: &TcpStream, what: &str) {
+    drop(client);
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    let read = server.read(&mut [0; 5]);
+    assert_eq!(read.unwrap_or_else(|error| panic!("{what}: {error}")), 0);
 }
 
 /// A connection by a pod's own address, which no netfilter has seen.
 pub(super) struct Straight {
     client: TcpStream,
     server: TcpStream,
-    to: SocketAddr,
+    pub(super) to: SocketAddr,
 }
 
 impl Straight {
@@ -113,53 +153,33 @@ impl Straight {
         world.client.place().run(connect)
     }
 
-    /// Whether what the client says now is heard soon.
-    fn gets_through(&self) -> bool {
-        (&self.client).write_all(b"hello").unwrap();
-        self.server.set_read_timeout(Some(SOON)).unwrap();
-        (&self.server).read(&mut [0; 5]).is_ok()
+    /// As [`Idle::gets_through`].
+    pub(super) fn gets_through(&self) -> bool {
+        gets_through(&self.client, &self.server)
     }
 
-    /// What was held up is heard in the end.
-    fn hears(&self) {
-        let mut heard = [0; 5];
-        self.server.set_read_timeout(Some(PATIENCE)).unwrap();
-        (&self.server).read_exact(&mut heard).unwrap();
-        assert_eq!(&heard, b"hello");
+    /// As [`Idle::hears`].
+    pub(super) fn hears(&self) {
+        hears(&self.server);
     }
 
-    /// A FIN is the first segment after what has changed.
+    /// As [`Idle::ends`].
     pub(super) fn ends(self, what: &str) {
-        drop(self.client);
-        self.server.set_read_timeout(Some(PATIENCE)).unwrap();
-        let read = (&self.server).read(&mut [0; 5]);
-        assert_eq!(read.unwrap_or_else(|error| panic!("{what}: {error}")), 0);
-    }
-}
-
-/// Rules of somebody else between pods, on both nodes.
-fn firewall(world: &World, is: bool) {
-    let table = "table inet theirs";
-    let rules = match is {
-        true => format!(
-            "{table} {{ chain forward {{
-                type filter hook forward priority 0
-                tcp dport {FENCED} drop
-            }}; }}"
-        ),
-        false => format!("delete {table}"),
-    };
-    for node in world.lab.nodes() {
-        node.command(&["nft", &rules]).unwrap();
+        ends(self.client, &self.server, what);
     }
 }
 
 /// As kube-proxy does: what netfilter takes for invalid is dropped.
 pub(super) fn drop_invalid(world: &World) {
+    drop_invalid_in(world, KUBE_PROXY);
+}
+
+/// The same by another table of this name.
+pub(super) fn drop_invalid_in(world: &World, table: &str) {
     for node in world.lab.nodes() {
         for family in ["ip", "ip6"] {
             let rule = format!(
-                "table {family} kube-proxy {{ chain filter-forward {{
+                "table {family} {table} {{ chain filter-forward {{
                     type filter hook forward priority -110
                     ct state invalid counter drop
                 }}; }}"
@@ -171,20 +191,24 @@ pub(super) fn drop_invalid(world: &World) {
 
 /// Netfilter took nothing for invalid, by the rule that kube-proxy has for it.
 pub(super) fn nothing_is_invalid(world: &World) {
-    let invalid = invalid(world);
+    nothing_is_invalid_in(world, KUBE_PROXY);
+}
+
+pub(super) fn nothing_is_invalid_in(world: &World, table: &str) {
+    let invalid = invalid(world, table);
     assert_eq!(invalid.len(), 4);
     for line in invalid {
         assert!(line.contains("counter packets 0 "), "{line}");
     }
 }
 
-fn invalid(world: &World) -> Vec<String> {
+fn invalid(world: &World, table: &str) -> Vec<String> {
     let mut found = Vec::new();
     for node in world.lab.nodes() {
         for family in ["ip", "ip6"] {
             let mut nft = Command::new("nft");
             node.place()
-                .put(nft.args(["list", "chain", family, "kube-proxy", "filter-forward"]));
+                .put(nft.args(["list", "chain", family, table, "filter-forward"]));
             let said = String::from_utf8(nft.output().unwrap().stdout).unwrap();
             let counters = said.lines().filter(|line| line.contains("invalid"));
             found.extend(counters.map(|line| line.trim().to_owned()));
@@ -229,14 +253,11 @@ fn connections_notice_nothing_of_the_fast_path_beside_kube_proxy() {
         idle.speaks("with another agent");
     }
     traffic.event("a firewall came").unwrap();
-    firewall(&world, true);
+    firewall(&world, &[FENCED]);
     sleep(SOON);
     for fenced in &fenced {
         assert!(!fenced.gets_through(), "the firewall");
-        assert!(
-            Straight::connect(&world, fenced.to).is_err(),
-            "the firewall"
-        );
+        assert!(is_dropped(&world, fenced.to), "the firewall");
     }
     let before = direct(&world);
     must_flow(&traffic, "behind a firewall");
@@ -248,7 +269,7 @@ fn connections_notice_nothing_of_the_fast_path_beside_kube_proxy() {
         idle.speaks("behind a firewall");
     }
     traffic.event("the firewall went").unwrap();
-    firewall(&world, false);
+    firewall(&world, &[]);
     must_flow(&traffic, "without the firewall");
     world.is_direct();
     for fenced in &fenced {

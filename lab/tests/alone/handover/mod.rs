@@ -2,6 +2,9 @@
 //! is reset, no answer is lost, no path stands still. With rules as kube-proxy makes them in nftables.
 
 mod beside_proxy;
+mod firewall;
+mod modes;
+mod release;
 
 use anyhow::{Context as _, Result, ensure};
 use beside_proxy::{FREE, Idle, Straight, direct, drop_invalid, nothing_is_invalid};
@@ -70,7 +73,12 @@ fn vip(family: usize) -> IpAddr {
 
 impl World {
     fn new() -> Self {
-        let lab = Lab::new(Binaries::find().unwrap(), 2, Lifetime::Process).unwrap();
+        Self::of(Binaries::find().unwrap(), OFF)
+    }
+
+    /// With these programs, and this setting at first.
+    fn of(binaries: Binaries, setting: &str) -> Self {
+        let lab = Lab::new(binaries, 2, Lifetime::Process).unwrap();
         for node in lab.nodes() {
             let prepared = node.ctl(&["prepare"]).unwrap();
             assert!(prepared.status.success(), "{prepared:?}");
@@ -85,7 +93,7 @@ impl World {
             };
             node.place().run(forget).unwrap();
             node.write_services("{kind: List, items: []}\n").unwrap();
-            start_agent(node, OFF);
+            start_agent(node, setting);
         }
         for node in lab.nodes() {
             node.wait_ready().unwrap();
