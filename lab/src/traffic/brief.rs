@@ -30,7 +30,7 @@ pub fn brief(
     before: usize,
     time: Duration,
 ) -> Result<Measured> {
-    let target = listener.local_addr()?;
+    let target = ends.target(listener.local_addr()?);
     brief_through(ends, listener, &[target], threads, before, time)
 }
 

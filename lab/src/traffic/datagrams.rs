@@ -34,7 +34,7 @@ pub fn datagrams(ends: Ends<'_>, size: usize, time: Duration) -> Result<Datagram
     let payload = payload(size, ends.address)?;
     let bind = || Ok(UdpSocket::bind((ends.address, 0))?);
     let server = ends.server.place.run(bind).context("cannot bind")?;
-    let target = server.local_addr()?;
+    let target = ends.target(server.local_addr()?);
     let done = AtomicBool::new(false);
     let client = || {
         let open = || -> Result<UdpSocket> {
@@ -55,7 +55,7 @@ pub fn datagrams_back(ends: Ends<'_>, size: usize, time: Duration) -> Result<Dat
     let payload = payload(size, ends.address)?;
     let bind = || Ok(UdpSocket::bind((ends.address, 0))?);
     let server = ends.server.place.run(bind).context("cannot bind")?;
-    let target = server.local_addr()?;
+    let target = ends.target(server.local_addr()?);
     let done = AtomicBool::new(false);
     let client = || -> Result<Measured> {
         let socket = UdpSocket::bind((any(ends.address), 0))?;

@@ -33,7 +33,7 @@ impl Held {
             clients: Vec::with_capacity(connections),
             servers: Vec::with_capacity(connections),
         };
-        let target = listener.local_addr()?;
+        let target = ends.target(listener.local_addr()?);
         ends.client.run(|| {
             for number in 1..=connections {
                 let open = || -> Result<_> {

@@ -38,7 +38,7 @@ pub fn streams(
     message: usize,
     time: Duration,
 ) -> Result<Measured> {
-    let target = listener.local_addr()?;
+    let target = ends.target(listener.local_addr()?);
     let client = || {
         timed(time, |stop| {
             by_threads(connections, || send(target, message, stop))
@@ -70,7 +70,7 @@ pub fn way_back(
     message: usize,
     time: Duration,
 ) -> Result<Measured> {
-    let target = listener.local_addr()?;
+    let target = ends.target(listener.local_addr()?);
     let client = || -> Result<_> {
         let cpu = thread_cpu()?;
         let mut stream = connect(target).context("cannot connect")?;

@@ -25,7 +25,7 @@ pub fn round_trips(
     connections: usize,
     time: Duration,
 ) -> Result<Measured> {
-    let target = listener.local_addr()?;
+    let target = ends.target(listener.local_addr()?);
     let client = || -> Result<Measured> {
         let open = |_| connect(target).context("cannot connect");
         let streams = (0..connections).map(open).collect::<Result<Vec<_>>>()?;
@@ -84,7 +84,7 @@ impl Latency {
 /// which [`round_trips`], for comparisons, does without.
 pub fn latency(ends: Ends<'_>, rounds: usize) -> Result<Latency> {
     let listener = ends.listen(0)?;
-    let target = listener.local_addr()?;
+    let target = ends.target(listener.local_addr()?);
     let client = || -> Result<Vec<Duration>> {
         let mut stream = connect(target).context("cannot connect")?;
         let mut byte = [b'x'];

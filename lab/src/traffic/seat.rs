@@ -11,7 +11,7 @@ use nix::{
     unistd::Pid,
 };
 use std::{
-    net::{IpAddr, TcpListener},
+    net::{IpAddr, SocketAddr, TcpListener},
     ops::AddAssign,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -35,12 +35,14 @@ impl Seat<'_> {
     }
 }
 
-/// A client, a server, and the address at which the client finds it.
+/// A client, a server and its address.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends<'a> {
     pub client: Seat<'a>,
     pub server: Seat<'a>,
     pub address: IpAddr,
+    /// What the client asks instead, of whatever port, where something on the way leads from there to the server.
+    pub frontend: Option<IpAddr>,
 }
 
 impl<'a> Ends<'a> {
@@ -59,7 +61,13 @@ impl<'a> Ends<'a> {
             client: seat(0),
             server: seat(1),
             address,
+            frontend: None,
         }
+    }
+
+    /// Where the client finds a socket of the server.
+    pub fn target(&self, bound: SocketAddr) -> SocketAddr {
+        SocketAddr::new(self.frontend.unwrap_or(bound.ip()), bound.port())
     }
 
     /// A listener whose connections give up after a silence of [`PATIENCE`].

@@ -3,7 +3,6 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use sinabro_lab::{Node, Program, traffic::seat::Ends};
 use std::{
-    net::SocketAddr,
     path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -35,7 +34,10 @@ pub fn wrk(
         .env_clear()
         .args(["-t1", "--latency", "--timeout", "10s"])
         .args([format!("-c{connections}"), format!("-d{seconds}s")])
-        .arg(format!("http://{}/", SocketAddr::new(ends.address, port)))
+        .arg(format!(
+            "http://{}/",
+            ends.target((ends.address, port).into())
+        ))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());

@@ -33,7 +33,7 @@ use crate::{setup, ui};
 use anyhow::{Context as _, Result, ensure};
 use case::Case;
 use measure::Bench;
-use pair::{DIRECT, NATIVE};
+use pair::{DIRECT, KERNEL, NATIVE, SERVICE};
 use scene::{Scene, Way};
 use sinabro_lab::traffic::seat::two_cpus;
 use std::{process::ExitCode, time::Instant};
@@ -142,9 +142,11 @@ fn measure(options: &Options) -> Result<ExitCode> {
 
     let mut rows: Vec<Row> = Vec::new();
     for way in scene.ways() {
-        // Those past the stack are there across nodes only.
-        for subject in [OURS, DIRECT, NATIVE] {
+        let by_service = format!("{OURS}{SERVICE}");
+        // All but the first are there across nodes only.
+        for subject in [OURS, DIRECT, NATIVE, KERNEL, &by_service] {
             let mut of_subject = figures.rows_of(way, subject);
+            of_subject.retain(|row| row.against.ends_with(SERVICE) == subject.ends_with(SERVICE));
             if let Some((commit, _)) = common.programs.earlier() {
                 let same_way = pair::earlier_of(subject, commit);
                 of_subject.retain(|row| row.against == same_way);

@@ -1,22 +1,36 @@
-//! Pods of two nodes whose packets go past the stack: with the present programs, and beside them with those of an earlier
-//! commit.
+//! Pods of two nodes with settings of their own: with the present programs, and beside them with those of an earlier commit.
 
 use super::scene::{Subject, across};
 use crate::bench::figures::OURS;
 use anyhow::Result;
-use sinabro_lab::{Lab, Node, node::SERVICES_FLAGS};
+use sinabro_lab::{
+    Lab, Node,
+    node::{KERNEL_FLAG, SERVICES_FLAGS},
+};
 
 /// Tunnels past the stack.
 pub const DIRECT: &str = "sinabro, direct";
 /// The same without tunnels.
 pub const NATIVE: &str = "sinabro, native";
 
-/// Two nodes between which packets go past the stack.
+/// All by the kernel's stack, as a setting has it.
+pub const KERNEL: &str = "sinabro, kernel";
+
+/// What the names of subjects end with whose clients ask a Service that kube-proxy's rules translate.
+pub const SERVICE: &str = ", Service";
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Direct,
+    Native,
+    Kernel,
+}
+
 pub struct Pair {
     name: String,
     /// The number of the client's node; the server's is the next one.
     first: usize,
-    pub native: bool,
+    pub kind: Kind,
     /// Whether they have the present programs.
     pub ours: bool,
 }
@@ -24,17 +38,22 @@ pub struct Pair {
 impl Pair {
     /// Ours, and beside them those of an earlier commit.
     pub fn all(earlier: Option<&str>) -> Vec<Self> {
-        let ours = [(DIRECT, 9, false), (NATIVE, 13, true)].map(|(name, first, native)| Self {
+        let kinds = [
+            (DIRECT, Kind::Direct, [9, 5]),
+            (NATIVE, Kind::Native, [13, 7]),
+            (KERNEL, Kind::Kernel, [15, 11]),
+        ];
+        let ours = kinds.map(|(name, kind, [first, _])| Self {
             name: name.into(),
             first,
-            native,
+            kind,
             ours: true,
         });
         let theirs = earlier.map(|commit| {
-            [(DIRECT, 5, false), (NATIVE, 7, true)].map(|(ours, first, native)| Self {
+            kinds.map(|(ours, kind, [_, first])| Self {
                 name: earlier_of(ours, commit),
                 first,
-                native,
+                kind,
                 ours: false,
             })
         });
@@ -52,20 +71,23 @@ impl Pair {
     }
 
     pub fn start(&self, lab: &Lab) -> Result<()> {
-        let routing = if self.native { "native" } else { "tunnel" };
-        let routing = format!("--routing={routing}");
-        // Who is not asked is believed, and there is nothing to wait for.
-        let flags: [&str; 2] = [&routing, "--peer-probe=false"];
+        let [on, file] = SERVICES_FLAGS;
+        let flags: &[&str] = match self.kind {
+            Kind::Direct => &[on, file, "--routing=tunnel"],
+            Kind::Native => &[on, file, "--routing=native"],
+            Kind::Kernel => &[KERNEL_FLAG],
+        };
         for node in self.nodes(lab) {
             node.write_services("{kind: List, items: []}\n")?;
-            node.start_agent_with(&[&SERVICES_FLAGS[..], &flags].concat())?;
+            // Who is not asked is believed, and there is nothing to wait for.
+            node.start_agent_with(&[flags, &["--peer-probe=false"]].concat())?;
         }
         Ok(())
     }
 
     pub fn subject(&self, lab: &Lab) -> Result<Subject> {
         let mut subject = across(&self.name, lab, self.first)?;
-        subject.through_stack = self.ours.then_some((self.first, false));
+        subject.through_stack = self.ours.then_some((self.first, self.kind == Kind::Kernel));
         Ok(subject)
     }
 }

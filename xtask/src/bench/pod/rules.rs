@@ -4,7 +4,7 @@ use crate::bench::feed::feed;
 use anyhow::Result;
 use ipnet::IpNet;
 use sinabro_lab::Node;
-use std::fmt::Write as _;
+use std::{fmt::Write as _, net::IpAddr};
 
 /// Pods of the whole cluster, of each family.
 const CLUSTER: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
@@ -17,6 +17,25 @@ pub fn kube_proxy(node: &Node, services: u32) -> Result<()> {
     }
     for ipv6 in [false, true] {
         restore(node, ipv6, &kube_proxy_rules(services, ipv6))?;
+    }
+    Ok(())
+}
+
+/// One more of these Services, after all others, with one endpoint, which gets what is sent to any port.
+pub fn service(node: &Node, frontends: [IpAddr; 2], endpoint: [IpAddr; 2]) -> Result<()> {
+    for (ipv6, (frontend, endpoint)) in [false, true]
+        .into_iter()
+        .zip(frontends.into_iter().zip(endpoint))
+    {
+        let mut rules = String::from(
+            "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-ONE - [0:0]\n:KUBE-SEP-ONE - [0:0]\n",
+        );
+        for proto in ["tcp", "udp"] {
+            rules += &format!("-A KUBE-SERVICES -d {frontend} -p {proto} -j KUBE-SVC-ONE\n");
+            rules += &format!("-A KUBE-SEP-ONE -p {proto} -j DNAT --to-destination {endpoint}\n");
+        }
+        rules += "-A KUBE-SVC-ONE -j KUBE-SEP-ONE\nCOMMIT\n";
+        restore(node, ipv6, &rules)?;
     }
     Ok(())
 }

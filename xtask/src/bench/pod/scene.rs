@@ -7,19 +7,21 @@
 //! | n3 | Sinabro, packets between its pods through the stack | `without redirect_peer` | |
 //! | n4 | bridge and ptp with host-local | `bridge`, `ptp` | |
 //! | n5, n6 | bridge with host-local, and what flannel makes between nodes | | `flannel's way` |
+//! | n1 and n2, n5 and n6 | the same, by a Service of kube-proxy's rules | | `sinabro, Service`, `flannel's way, Service` |
+//! | n15, n16 | Sinabro with `dataPath: kernel` | | `sinabro, kernel` |
 //! | n9, n10 | Sinabro, which translates Services, too | | `sinabro, direct` |
 //! | n13, n14 | the same with `routing: native`, and so without a tunnel | | `sinabro, native` |
 //! | n7, n8 | nothing | `bare veth (limit)`, two networks and a veth pair | `bare nodes (limit)` |
 //! | n11, n12 | nothing but netfilter's connection tracking, as a cluster's nodes have it | | `bare nodes, tracked` |
 //!
-//! Against an earlier commit n3 to n8 have that commit's programs, and nothing else is compared: n3 and n4 are
-//! as n1 and n2, n5 and n6 as n9 and n10, n7 and n8 as n13 and n14. By the link's MTU n1's pods are compared
+//! Against an earlier commit n3 to n8, n11 and n12 have that commit's programs, and nothing else is compared: n3 and n4 are
+//! as n1 and n2, n5 and n6 as n9 and n10, n7 and n8 as n13 and n14, n11 and n12 as n15 and n16. By the link's MTU n1's pods are compared
 //! with n3's.
 
 use super::{
     Options, local_mtu,
     others::{self, Attached},
-    pair::Pair,
+    pair::{self, Pair, SERVICE},
     rules,
 };
 use crate::bench::{cgroup::Cgroups, figures::OURS, http::Nginx};
@@ -36,7 +38,12 @@ use sinabro_lab::{
     },
     underlay,
 };
-use std::{fmt, net::IpAddr, os::fd::OwnedFd, time::Duration};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::OwnedFd,
+    time::Duration,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Way {
@@ -69,6 +76,13 @@ impl fmt::Display for Way {
     }
 }
 
+const FLANNEL: &str = "flannel's way";
+/// On no machine.
+const SERVICE_ADDRESSES: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(10, 96, 255, 10)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0xff, 0x10)),
+];
+
 pub struct Subject {
     pub name: String,
     way: Way,
@@ -76,6 +90,8 @@ pub struct Subject {
     server: Place,
     /// Of the server, IPv4 first.
     addresses: [IpAddr; 2],
+    /// What its client asks instead, if it asks a Service.
+    frontends: Option<[IpAddr; 2]>,
     /// Whether the packets go through the stack of the client's node, by its number.
     pub through_stack: Option<(usize, bool)>,
     /// A node by its number, and what its agent is to say of the way to the other.
@@ -92,6 +108,7 @@ impl Subject {
             client: client.0.clone(),
             server: server.0.clone(),
             addresses: server.1,
+            frontends: None,
             through_stack: None,
             overlay: None,
             large: None,
@@ -134,17 +151,17 @@ impl Scene {
             false => Vec::new(),
         };
         let few = earlier.is_some() && pairs.is_empty();
-        let lab = Lab::new(present, if few { 4 } else { 14 }, Lifetime::Process)?;
+        let lab = Lab::new(present, if few { 4 } else { 16 }, Lifetime::Process)?;
         if let Some((_, dir)) = earlier {
             let theirs = pairs.iter().filter(|pair| !pair.ours);
             for number in [3, 4].into_iter().chain(theirs.flat_map(Pair::numbers)) {
                 lab.node(number).set_binaries(Binaries::at(dir)?);
             }
         }
-        let past_the_stack = || pairs.iter().flat_map(|pair| pair.nodes(&lab));
+        let of_pairs = || pairs.iter().flat_map(|pair| pair.nodes(&lab));
         for node in pairs
             .iter()
-            .filter(|pair| pair.native)
+            .filter(|pair| pair.kind == pair::Kind::Native)
             .flat_map(|pair| pair.nodes(&lab))
         {
             let entry = node.entry();
@@ -153,9 +170,9 @@ impl Scene {
                 ..entry
             });
         }
-        // Those whose packets go by the stack.
+        // Those with no settings of their own.
         let agents = if earlier.is_some() { 4 } else { 3 };
-        let nodes = || lab.nodes()[..agents].iter().chain(past_the_stack());
+        let nodes = || lab.nodes()[..agents].iter().chain(of_pairs());
         for node in nodes().filter(|_| options.ipv6_nodes) {
             node.lead_with_ipv6();
             let entry = node.entry();
@@ -198,8 +215,14 @@ impl Scene {
             }
         }
         let by_stack = if earlier.is_some() { 4 } else { 6 };
-        for node in lab.nodes()[..by_stack].iter().chain(past_the_stack()) {
+        for node in lab.nodes()[..by_stack].iter().chain(of_pairs()) {
             rules::kube_proxy(node, options.rules)?;
+        }
+        let clients = subjects
+            .iter()
+            .filter(|subject| subject.frontends.is_some());
+        for (subject, number) in clients.zip([1, if earlier.is_some() { 3 } else { 5 }]) {
+            rules::service(lab.node(number), SERVICE_ADDRESSES, subject.addresses)?;
         }
         for node in &lab.nodes()[..2] {
             node.wait_for_direct_overlay()?;
@@ -243,7 +266,11 @@ impl Scene {
 
     pub fn ends<'a>(&self, subject: &'a Subject, ipv6: bool) -> Ends<'a> {
         let places = [&subject.client, &subject.server];
-        Ends::on(self.cpus, places, subject.addresses[usize::from(ipv6)])
+        let family = usize::from(ipv6);
+        Ends {
+            frontend: subject.frontends.map(|of| of[family]),
+            ..Ends::on(self.cpus, places, subject.addresses[family])
+        }
     }
 
     /// Sees to it that packets go the way that a subject stands for: an error if they do not.
@@ -329,7 +356,11 @@ fn sinabro(name: &str, lab: &Lab, number: usize) -> Result<Vec<Subject>> {
         across.through_stack = Some((number, false));
         across.overlay = Some((number, "direct, beside kube-proxy"));
     }
-    Ok(vec![same, across])
+    let client = lab.node(number).add_pod("service-client")?;
+    let server = lab.node(number + 1).add_pod("service-server")?;
+    let mut service = by_service(name, [end(&client), end(&server)]);
+    service.through_stack = Some((number, true));
+    Ok(vec![same, across, service])
 }
 
 fn theirs(lab: &Lab) -> Result<Vec<Subject>> {
@@ -356,12 +387,16 @@ fn theirs(lab: &Lab) -> Result<Vec<Subject>> {
 
     let pair_of_nodes = [lab.node(5), lab.node(6)];
     others::flannel(pair_of_nodes)?;
-    let pods = pair_of_nodes.map(|node| {
-        let config = others::config("bridge", &node.entry().pod_cidrs);
-        others::attach(node, "bridge", &config, "pod")
-    });
-    let [client, server] = pods;
-    let flannel = Subject::new("flannel's way", Way::Across, [end(&client?), end(&server?)]);
+    let pods = |id| {
+        pair_of_nodes.map(|node| {
+            let config = others::config("bridge", &node.entry().pod_cidrs);
+            others::attach(node, "bridge", &config, id)
+        })
+    };
+    let [client, server] = pods("pod");
+    let flannel = Subject::new(FLANNEL, Way::Across, [end(&client?), end(&server?)]);
+    let [client, server] = pods("service-pod");
+    let service = by_service(FLANNEL, [end(&client?), end(&server?)]);
 
     let nodes = bare("bare nodes (limit)", lab, [7, 8])?;
     for number in [11, 12] {
@@ -376,7 +411,16 @@ fn theirs(lab: &Lab) -> Result<Vec<Subject>> {
     );
     let bridge = pair("bridge", ["10.99.1.0/24", "fd00:99:1::/64"])?;
     let ptp = pair("ptp", ["10.99.2.0/24", "fd00:99:2::/64"])?;
-    Ok(vec![by_stack, bridge, ptp, veth, flannel, nodes, tracked])
+    Ok(vec![
+        by_stack, bridge, ptp, veth, flannel, service, nodes, tracked,
+    ])
+}
+
+/// Pods of two nodes, of which the client asks a Service that kube-proxy's rules lead to the server.
+fn by_service(name: &str, ends: [End<'_>; 2]) -> Subject {
+    let mut subject = Subject::new(&format!("{name}{SERVICE}"), Way::Across, ends);
+    subject.frontends = Some(SERVICE_ADDRESSES);
+    subject
 }
 
 /// Two nodes themselves.
