@@ -83,6 +83,8 @@ pub enum Step {
     Lab,
     /// Two nodes by what else than a cable may connect them.
     Uplinks,
+    /// Two nodes beside kube-proxy by IPVS.
+    Ipvs,
     /// The suite of the data path; all of it takes an hour under emulation.
     Datapath { thorough: bool },
     /// The machine is a node until the power fails.

@@ -7,6 +7,7 @@
 //! - [`nft`], [`xtables`], [`tc`], [`conntrack`]: firewalls and filters, anybody's, to be looked at, and connections;
 //! - [`sock_diag`]: the namespace's sockets; [`xfrm`]: whether IPsec has policies;
 //! - [`monitor`], [`changes`]: what the kernel says has changed;
+//! - [`ipvs`]: services of the kernel's load balancer;
 //! - [`netns`]: network namespaces, entered on threads of their own;
 //! - [`sysctl`]: settings below /proc/sys.
 //!
@@ -35,6 +36,8 @@ pub mod conntrack;
 pub mod distrust;
 pub mod error;
 pub mod fdb;
+mod generic;
+pub mod ipvs;
 pub mod link;
 pub mod monitor;
 pub mod neigh;

@@ -3,6 +3,7 @@
 use crate::{
     Conn, NetNs, Request, Result,
     conn::{CREATE, malformed},
+    generic::{self, HEADER, attr, header, nested},
     link::{self, check_name},
     wire::{self, Garbage, Message, Raw},
 };
@@ -13,20 +14,8 @@ use std::net::{IpAddr, SocketAddrV4};
 /// Of Curve25519; a public and a private one are as long.
 pub type Key = [u8; 32];
 
-/// Who names the other families (GENL_ID_CTRL), its command to look for one, and attributes.
-const CONTROLLER: u16 = 0x10;
-const GET_FAMILY: u8 = 3;
-const FAMILY_ID: u16 = 1;
-const FAMILY_NAME: u16 = 2;
-const FAMILY: &str = "wireguard";
-/// `struct genlmsghdr`: command, version, reserved.
-const HEADER: usize = 4;
-const VERSION: u8 = 1;
 const GET_DEVICE: u8 = 0;
 const SET_DEVICE: u8 = 1;
-/// NLA_F_NESTED.
-const NESTED: u16 = 1 << 15;
-
 /// Somebody at the other end of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
@@ -61,12 +50,7 @@ impl Wireguard {
     /// # Errors
     /// If the kernel has no such devices.
     pub fn in_netns(netns: &NetNs) -> Result<Self> {
-        let mut conn = netns.run(Conn::generic)??;
-        let what = format!("find generic netlink's {FAMILY}");
-        let name = attr(FAMILY_NAME, &[FAMILY.as_bytes(), &[0]].concat());
-        let body = [header(GET_FAMILY), name].concat();
-        let answer = conn.query(Request::get(what.clone(), CONTROLLER, &Raw(&body)))?;
-        let family = family_of(&answer).map_err(|garbage| malformed(what, garbage))?;
+        let (conn, family) = generic::open(netns, "wireguard")?;
         Ok(Self { conn, family })
     }
 
@@ -134,32 +118,7 @@ fn allowed(net: &IpNet) -> Vec<u8> {
     nested(0, &[family, attr(2, &address), prefix].concat())
 }
 
-fn header(command: u8) -> Vec<u8> {
-    vec![command, VERSION, 0, 0]
-}
-
-fn attr(kind: u16, value: &[u8]) -> Vec<u8> {
-    let length = (4 + value.len()) as u16;
-    let mut bytes = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat();
-    bytes.resize(wire::align(bytes.len()), 0);
-    bytes
-}
-
-fn nested(kind: u16, attrs: &[u8]) -> Vec<u8> {
-    attr(kind | NESTED, attrs)
-}
-
 type Parsed<T> = std::result::Result<T, Garbage>;
-
-fn family_of(body: &[u8]) -> Parsed<u16> {
-    for attr in wire::attrs_after(body, HEADER)? {
-        let attr = attr?;
-        if attr.kind == FAMILY_ID {
-            return attr.array().map(u16::from_ne_bytes);
-        }
-    }
-    wire::garbage("a family without a number")
-}
 
 /// None in what a long answer goes on with.
 fn public_key(body: &[u8]) -> Parsed<Option<Key>> {
@@ -198,9 +157,6 @@ mod tests {
 
     #[test]
     fn what_the_kernel_says_is_found() {
-        let family = [vec![0; HEADER], attr(FAMILY_ID, &27u16.to_ne_bytes())].concat();
-        assert_eq!(family_of(&family).ok(), Some(27));
-        assert!(family_of(&family[..HEADER]).is_err());
         let key = [vec![0; HEADER], attr(4, &[9; 32])].concat();
         assert_eq!(public_key(&key).ok(), Some(Some([9; 32])));
         assert_eq!(public_key(&key[..HEADER]).ok(), Some(None));
@@ -210,7 +166,7 @@ mod tests {
     proptest! {
         #[test]
         fn garbage_never_panics(body in proptest::collection::vec(any::<u8>(), 0..100)) {
-            let _ = (family_of(&body), public_key(&body));
+            let _ = public_key(&body);
         }
     }
 }

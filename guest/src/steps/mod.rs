@@ -1,6 +1,7 @@
 //! What is done in a machine, one file per step.
 
 mod datapath;
+mod ipvs;
 mod lab;
 mod node;
 mod refused;
@@ -25,6 +26,7 @@ pub fn run() -> Result<()> {
             Step::Node => "node",
             Step::Lab => "lab",
             Step::Uplinks => "uplinks",
+            Step::Ipvs => "ipvs",
             Step::Datapath { .. } => "datapath",
             Step::PowerOff => "power_off",
             Step::Refused | Step::AllRefused => "refused",
@@ -35,6 +37,7 @@ pub fn run() -> Result<()> {
             Step::Node => node::run(&mut report, &job.environment),
             Step::Lab => lab::run(&mut report, &job.environment),
             Step::Uplinks => uplinks::run(&mut report),
+            Step::Ipvs => ipvs::run(&mut report),
             Step::Datapath { thorough } => datapath::run(&mut report, *thorough),
             Step::PowerOff => refused::power_off(&mut report, &job.environment),
             Step::Refused => refused::last_good(&mut report, &job.environment),

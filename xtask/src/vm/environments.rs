@@ -170,6 +170,13 @@ pub const SPECIAL: &[Special] = &[
         ..Special::USUAL
     },
     Special {
+        name: "kube-proxy by IPVS",
+        kernels: &["6.12"],
+        modules: &["ip_vs", "ip_vs_rr", "nf_conntrack_netlink"],
+        steps: &[StepName::Ipvs],
+        ..Special::USUAL
+    },
+    Special {
         name: "uplink without link header",
         kernels: &["5.10", "6.12"],
         environment: || with_uplink(Uplink::Tun),

@@ -13,6 +13,8 @@ pub enum StepName {
     Lab,
     /// Two nodes by a VLAN, a bond, WireGuard: on machines of its own
     Uplinks,
+    /// Two nodes beside kube-proxy by IPVS: on machines of its own
+    Ipvs,
     /// The data path's tests
     Datapath,
     /// Reboot into this kernel, which refuses the programs: on machines of its own
@@ -30,6 +32,7 @@ impl StepName {
             Self::Node => vec![Step::Node],
             Self::Lab => vec![Step::Lab],
             Self::Uplinks => vec![Step::Uplinks],
+            Self::Ipvs => vec![Step::Ipvs],
             Self::Datapath => vec![Step::Datapath { thorough }],
             Self::Refused => vec![Step::PowerOff, Step::Refused, Step::AllRefused],
         }
