@@ -82,6 +82,8 @@ pub struct Turn {
     absent_since: Option<Instant>,
     /// Services were translated here, and there were no rules of a kube-proxy.
     had_no_rules: bool,
+    /// What was seen of a kube-proxy that serves, and when.
+    serving: Option<(Instant, Theirs)>,
 }
 
 /// What a step found.
@@ -120,6 +122,7 @@ impl Turn {
             seen,
             absent_since: None,
             had_no_rules: false,
+            serving: None,
         }
     }
 
@@ -136,7 +139,7 @@ impl Turn {
             (_, Translation::Handover) => self.hand_over(&look()?),
             (_, Translation::On) => Ok(self.goes_on(&look()?)),
             (wish, Translation::Off | Translation::Draining) => {
-                let theirs = look()?;
+                let theirs = self.look_beside(now)?;
                 if theirs.rules.is_some() || theirs.listens {
                     self.seen.set(true);
                 }
@@ -275,6 +278,19 @@ impl Turn {
             }),
             ..Outcome::new(text, Some(LOOK_AT_RULES))
         }
+    }
+
+    /// A kube-proxy that serves has many rules. They are not listed each time.
+    fn look_beside(&mut self, now: Instant) -> anyhow::Result<Theirs> {
+        if let Some((at, theirs)) = &self.serving
+            && now.saturating_duration_since(*at) < LOOK_AT_RULES
+            && theirs::listens()?
+        {
+            return Ok(theirs.clone());
+        }
+        let theirs = look()?;
+        self.serving = theirs.listens.then(|| (now, theirs.clone()));
+        Ok(theirs)
     }
 
     fn drain(&self) -> anyhow::Result<Outcome> {

@@ -71,7 +71,11 @@ pub(super) fn unless_unknown<T>(looked: Result<T>) -> Result<Option<T>> {
     }
 }
 
-fn listens() -> Result<bool> {
+/// Whether somebody has its port.
+///
+/// # Errors
+/// As [`Theirs::look`].
+pub fn listens() -> Result<bool> {
     for family in Family::BOTH {
         // Of IPv6 there may be nothing.
         let found = unless_unknown(SockDiag::new().and_then(|mut diag| diag.listeners(family)))?;
