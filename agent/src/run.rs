@@ -27,7 +27,7 @@ use crate::{
         server::Server,
         status::{Core, Telemetry},
     },
-    apply::{OverlayStatus, services::Publisher},
+    apply::{OverlayStatus, beside_proxy, services::Publisher},
     chain::Chain,
     cluster_api::ClusterApi,
     config::{FactsFrom, Settings},
@@ -178,6 +178,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         settings: settings.clone(),
         datapath: datapath.clone(),
         node: node.clone(),
+        overlay: overlay.clone(),
         forwarding: forwarding_sender,
         beside_proxy: beside_proxy_sender,
     }));
@@ -349,7 +350,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         self_test: self_test.clone(),
     });
     tasks.spawn(ends("the look-out for troubles", task));
-    let leaving = datapath.clone();
+    let leaving = (datapath.clone(), overlay.clone());
     let core = Arc::new(Core {
         settings: settings.clone(),
         reaper: Reaper::start(endpoints.clone()),
@@ -402,11 +403,16 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         // Its own deadline is shorter; this is for what cannot be waited for.
         let _ = timeout(Duration::from_secs(10), server).await;
     }
-    match spawn_blocking(move || leaving.leave()).await {
+    let leave = move || {
+        let (datapath, overlay) = leaving;
+        let ways = overlay.borrow().ways.clone();
+        let ready = beside_proxy::before_leaving(&datapath, &ways);
+        datapath.leave()?;
+        ready.context("connections between nodes go by the stack")
+    };
+    match spawn_blocking(leave).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => {
-            tracing::warn!("packets still go past the stack: {}", Chain(&error))
-        }
+        Ok(Err(error)) => tracing::warn!("the data path is not left as it should be: {error:#}"),
         Err(error) => tracing::warn!("packets still go past the stack: {error}"),
     }
     outcome

@@ -3,7 +3,10 @@
 //! Rules of others for what is forwarded would not be met there, so they are looked for as in [`super::forwarding`]. Netfilter
 //! has to pick up connections that it has not seen begin, too: those that return to it.
 
-use super::forwarding::{self, RulesAbout};
+use super::{
+    forwarding::{self, RulesAbout},
+    ways::{Ways, Why},
+};
 use crate::{
     config::Settings,
     datapath::{Datapath, Translation, beside_proxy::OfStack},
@@ -29,7 +32,7 @@ pub struct BesideProxy {
 }
 
 impl BesideProxy {
-    /// Looks at the kernel and says so to the data path.
+    /// Looks at the kernel and says so to the data path. `ways`: to other nodes, as of the last look.
     ///
     /// # Errors
     /// If the kernel does not say which connections netfilter translates, or the data path cannot be told.
@@ -37,10 +40,11 @@ impl BesideProxy {
         &mut self,
         settings: &Settings,
         datapath: &Datapath,
+        ways: &Ways,
     ) -> anyhow::Result<Forwarding> {
         if datapath.translation()? == Translation::On {
             self.draining_since = None;
-            return follow_alone(settings, datapath);
+            return follow_alone(settings, datapath, ways);
         }
         let Some(why) = obstacle(settings, datapath)? else {
             self.draining_since = None;
@@ -57,13 +61,20 @@ impl BesideProxy {
 }
 
 /// Where Services are translated here alone. The fast path drains for as long as there are rules: without that it takes all packets.
-fn follow_alone(settings: &Settings, datapath: &Datapath) -> anyhow::Result<Forwarding> {
+fn follow_alone(
+    settings: &Settings,
+    datapath: &Datapath,
+    ways: &Ways,
+) -> anyhow::Result<Forwarding> {
     if settings.overlay == OverlayMode::Kernel {
         datapath.end_beside_proxy()?;
         return Ok(Forwarding::Kernel(OF_SETTING.into()));
     }
     let Some(why) = rules(datapath)? else {
-        datapath.settle_beside_proxy()?;
+        // Connections go past netfilter without ways, too, until these are known ([`before_leaving`]).
+        if ways.none != Some(Why::NotYet) {
+            datapath.settle_beside_proxy()?;
+        }
         return Ok(Forwarding::Direct);
     };
     ensure(datapath)?;
@@ -81,6 +92,18 @@ pub fn before_alone(settings: &Settings, datapath: &Datapath) -> anyhow::Result<
     }
     ensure(datapath)?;
     Ok(datapath.drain_beside_proxy()?)
+}
+
+/// To be called before the ways to other nodes are taken back. Connections that netfilter has not seen begin go past it all the same, by the
+/// VXLAN device: it would take some of their segments for invalid.
+///
+/// # Errors
+/// As [`BesideProxy::follow`].
+pub fn before_leaving(datapath: &Datapath, ways: &Ways) -> anyhow::Result<()> {
+    match ways.none.is_none() && datapath.translation()? == Translation::On {
+        true => ensure(datapath),
+        false => Ok(()),
+    }
 }
 
 /// Begins, or goes on as it is.

@@ -2,6 +2,7 @@
 
 use crate::{
     apply::{
+        OverlayStatus,
         beside_proxy::BesideProxy,
         forwarding,
         kernel_events::{Fd, changed, follow},
@@ -25,6 +26,7 @@ pub(super) struct ForwardingTask {
     pub(super) settings: Arc<Settings>,
     pub(super) datapath: Arc<Datapath>,
     pub(super) node: watch::Receiver<NodeStatus>,
+    pub(super) overlay: watch::Receiver<OverlayStatus>,
     /// What came of it,
     pub(super) forwarding: watch::Sender<Option<Forwarding>>,
     /// and of packets between nodes.
@@ -43,8 +45,9 @@ pub(super) async fn follow_forwarding(mut task: ForwardingTask) -> anyhow::Resul
             tracing::info!(%way, "packets out of the cluster");
         }
         let (settings, datapath) = (task.settings.clone(), task.datapath.clone());
+        let ways = task.overlay.borrow().ways.clone();
         let looked = spawn_blocking(move || {
-            let way = beside_proxy.follow(&settings, &datapath);
+            let way = beside_proxy.follow(&settings, &datapath, &ways);
             (beside_proxy, way)
         });
         let way;

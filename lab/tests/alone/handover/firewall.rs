@@ -67,6 +67,14 @@ fn a_firewall_is_met_where_services_are_translated_here() {
     let ends_idle = Idle::all(&world, 1);
     must_flow_directly(&world, &traffic, "without a firewall");
 
+    for number in ["first", "second"] {
+        traffic
+            .event(&format!("the agents were restarted, the {number} time"))
+            .unwrap();
+        world.restart(ON);
+        world.is_direct();
+        must_flow_directly(&world, &traffic, "with other agents");
+    }
     traffic.event("a firewall came").unwrap();
     firewall(&world, &[FENCED, IDLE.1]);
     sleep(SOON);
