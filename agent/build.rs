@@ -22,6 +22,8 @@ use std::{
 
 #[path = "build/globals.rs"]
 mod globals;
+#[path = "build/line_info.rs"]
+mod line_info;
 #[path = "build/stack.rs"]
 mod stack;
 
@@ -103,7 +105,7 @@ fn shared_dir(out: &Path) -> anyhow::Result<PathBuf> {
 
 /// Takes the debug information out, which is nine tenths of an object: the linker has made BTF of
 /// it, and nothing else here reads it. Nor does anything read BTF's relocations, of whose offsets
-/// loaders keep account themselves: a fifth of what is left. In BTF, says which functions are global. Looks
+/// loaders keep account themselves: a fifth of what is left. Nor lines of the source. In BTF, says which functions are global. Looks
 /// whether the stack is large enough.
 fn finish(path: &Path) -> anyhow::Result<()> {
     let whole = fs::read(path)?;
@@ -120,6 +122,9 @@ fn finish(path: &Path) -> anyhow::Result<()> {
             let mut types = data.to_vec();
             globals::make(&mut types)?;
             *data = types.into();
+        }
+        if let (b".BTF.ext", SectionData::Data(data)) = (&*section.name, &mut section.data) {
+            *data = line_info::without(data)?.into();
         }
     }
     // LLVM keeps the names of sections and of symbols in one table, the writer in two.
