@@ -29,8 +29,8 @@ use sinabro_common::{
     abi::{
         Addr,
         config::{
-            FLAG_BESIDE_PROXY, FLAG_BESIDE_PROXY_DRAINS, FLAG_DRAINING, FLAG_HANDOVER,
-            FLAG_RECORD_STACK, FLAG_SERVICES, NodeConfig,
+            FLAG_BESIDE_PROXY, FLAG_BESIDE_PROXY_DRAINS, FLAG_CONNTRACK_STRICT, FLAG_DRAINING,
+            FLAG_HANDOVER, FLAG_RECORD_STACK, FLAG_SERVICES, NodeConfig,
         },
         next_hop::{self, NextHop},
     },
@@ -138,8 +138,9 @@ fn is_tracked(config: &NodeConfig, scratch: &mut Scratch) -> bool {
 /// Whether the fast path drains, and conntrack picks up a packet, which is read and has no record. An ICMP error goes by what it quotes.
 #[inline(always)]
 fn is_drained(config: &NodeConfig, scratch: &Scratch) -> bool {
+    let is_loose = config.flags & FLAG_CONNTRACK_STRICT == 0;
     config.flags & FLAG_BESIDE_PROXY_DRAINS != 0
-        && ct_state::is_picked_up(scratch.ip.proto, scratch.l4.tcp_flags)
+        && ct_state::is_picked_up(scratch.ip.proto, scratch.l4.tcp_flags, is_loose)
         && !is_error(scratch)
 }
 

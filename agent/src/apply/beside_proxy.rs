@@ -42,6 +42,7 @@ impl BesideProxy {
         datapath: &Datapath,
         ways: &Ways,
     ) -> anyhow::Result<Forwarding> {
+        datapath.set_conntrack_strict(!picks_up())?;
         if datapath.translation()? == Translation::On {
             self.draining_since = None;
             return follow_alone(settings, datapath, ways);
@@ -90,6 +91,7 @@ pub fn before_alone(settings: &Settings, datapath: &Datapath) -> anyhow::Result<
     if settings.overlay == OverlayMode::Kernel || rules(datapath)?.is_none() {
         return Ok(());
     }
+    datapath.set_conntrack_strict(!picks_up())?;
     ensure(datapath)?;
     Ok(datapath.drain_beside_proxy()?)
 }
@@ -124,7 +126,7 @@ fn obstacle(settings: &Settings, datapath: &Datapath) -> anyhow::Result<Option<S
     if settings.overlay == OverlayMode::Kernel {
         return Ok(Some(OF_SETTING.into()));
     }
-    if !takes_up() {
+    if !picks_up() {
         return Ok(Some("net.netfilter.nf_conntrack_tcp_loose is 0".into()));
     }
     let uplink = datapath.direct_uplink()?;
@@ -133,8 +135,8 @@ fn obstacle(settings: &Settings, datapath: &Datapath) -> anyhow::Result<Option<S
     Ok(forwarding::obstacle(settings, uplink, Some(rules)))
 }
 
-/// Whether netfilter takes up connections of TCP in the middle. Without the setting there is no connection tracking.
-fn takes_up() -> bool {
+/// Whether conntrack picks up connections of TCP in the middle. Without the setting there is no connection tracking.
+fn picks_up() -> bool {
     sysctl::read(&TCP_LOOSE).map_or(true, |value| value.trim() != "0")
 }
 

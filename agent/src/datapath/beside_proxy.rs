@@ -121,6 +121,17 @@ impl Datapath {
         Ok(self.maps.config.set_beside_proxy(BesideProxy::On)?)
     }
 
+    /// Whether conntrack picks up no TCP connection in the middle (`nf_conntrack_tcp_loose`): one that it has not seen begin does not drain then.
+    ///
+    /// # Errors
+    /// If the programs' settings cannot be written.
+    pub fn set_conntrack_strict(&self, is: bool) -> Result<(), DatapathError> {
+        match self.is_set_up() {
+            true => self.maps.config.set_conntrack_strict(is),
+            false => Ok(()),
+        }
+    }
+
     fn end_draining(&self) -> Result<(), DatapathError> {
         match self.is_set_up() && self.maps.config.beside_proxy()? == BesideProxy::Drains {
             true => self.maps.config.set_beside_proxy(BesideProxy::On),

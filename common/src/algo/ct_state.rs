@@ -43,12 +43,12 @@ pub const fn begins(proto: u8, tcp_flags: u8) -> bool {
     proto != PROTO_TCP || tcp_flags & (TCP_FLAG_SYN | TCP_FLAG_ACK | TCP_FLAG_RST) == TCP_FLAG_SYN
 }
 
-/// Whether conntrack creates an entry for a packet of a connection that it does not know, with `nf_conntrack_tcp_loose`: for a SYN, and for
+/// Whether conntrack creates an entry for a packet of a connection that it does not know: for a SYN, and with `nf_conntrack_tcp_loose` for
 /// a segment that only acknowledges (`tcp_conntracks` in net/netfilter/nf_conntrack_proto_tcp.c). All others are invalid.
 #[inline(always)]
-pub const fn is_picked_up(proto: u8, tcp_flags: u8) -> bool {
+pub const fn is_picked_up(proto: u8, tcp_flags: u8, is_loose: bool) -> bool {
     const ALL: u8 = TCP_FLAG_SYN | TCP_FLAG_ACK | TCP_FLAG_FIN | TCP_FLAG_RST;
-    begins(proto, tcp_flags) || tcp_flags & ALL == TCP_FLAG_ACK
+    begins(proto, tcp_flags) || is_loose && tcp_flags & ALL == TCP_FLAG_ACK
 }
 
 #[cfg(test)]
@@ -76,12 +76,13 @@ mod tests {
 
     #[test]
     fn conntrack_picks_up_what_begins_and_what_only_acknowledges() {
-        for flags in [0x02, 0x10, 0x18, 0xc2] {
-            assert!(is_picked_up(TCP, flags), "{flags:#x}");
+        for (flags, strictly) in [(0x02, true), (0x10, false), (0x18, false), (0xc2, true)] {
+            assert!(is_picked_up(TCP, flags, true), "{flags:#x}");
+            assert_eq!(is_picked_up(TCP, flags, false), strictly, "{flags:#x}");
         }
         for flags in [0x12, 0x11, 0x01, 0x04, 0x14, 0x00] {
-            assert!(!is_picked_up(TCP, flags), "{flags:#x}");
+            assert!(!is_picked_up(TCP, flags, true), "{flags:#x}");
         }
-        assert!(is_picked_up(UDP, 0));
+        assert!(is_picked_up(UDP, 0, false));
     }
 }

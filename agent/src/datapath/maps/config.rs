@@ -7,9 +7,9 @@ use ipnet::IpNet;
 use sinabro_common::abi::{
     Addr,
     config::{
-        FLAG_BESIDE_PROXY, FLAG_BESIDE_PROXY_DRAINS, FLAG_CARRYING, FLAG_DRAINING, FLAG_FORWARD,
-        FLAG_HANDOVER, FLAG_INGRESS_MTU, FLAG_MIXED, FLAG_RECORD_STACK, FLAG_SERVICES,
-        FLAG_STAMPED, FLAG_TUNNELS, NodeConfig,
+        FLAG_BESIDE_PROXY, FLAG_BESIDE_PROXY_DRAINS, FLAG_CARRYING, FLAG_CONNTRACK_STRICT,
+        FLAG_DRAINING, FLAG_FORWARD, FLAG_HANDOVER, FLAG_INGRESS_MTU, FLAG_MIXED,
+        FLAG_RECORD_STACK, FLAG_SERVICES, FLAG_STAMPED, FLAG_TUNNELS, NodeConfig,
     },
 };
 use std::{collections::HashSet, fs, path::Path, sync::Mutex, thread, time::Duration};
@@ -143,6 +143,7 @@ impl Config {
                 | FLAG_MIXED
                 | FLAG_FORWARD
                 | FLAG_INGRESS_MTU
+                | FLAG_CONNTRACK_STRICT
                 | BesideProxy::FLAGS
                 | Translation::FLAGS
                 | if tunnels { FLAG_STAMPED } else { 0 };
@@ -189,6 +190,12 @@ impl Config {
     pub fn ingress_mtu(&self, counts: bool) -> Result<(), DatapathError> {
         let flag = if counts { FLAG_INGRESS_MTU } else { 0 };
         self.set_flags(FLAG_INGRESS_MTU, flag)
+    }
+
+    /// Whether conntrack picks up no TCP connection in the middle.
+    pub fn set_conntrack_strict(&self, is: bool) -> Result<(), DatapathError> {
+        let flag = if is { FLAG_CONNTRACK_STRICT } else { 0 };
+        self.set_flags(FLAG_CONNTRACK_STRICT, flag)
     }
 
     /// Of some flags, has these and no others be set.

@@ -259,6 +259,28 @@ fn while_it_drains_what_netfilter_picks_up_is_the_stacks() {
     });
 }
 
+/// It would take all that it has not seen begin for invalid.
+#[test]
+fn where_conntrack_is_strict_connections_that_it_has_not_seen_begin_do_not_drain() {
+    with_services_or_without(|w| {
+        w.datapath.set_conntrack_strict(true).unwrap();
+        w.datapath.drain_beside_proxy().unwrap();
+        let near = w.of_tunnels();
+        let judged = |port, flags| {
+            let (near, far) = ((near, 4000), (far(near), port));
+            let [sent, answer] =
+                [(near, far), (far, near)].map(|(from, to)| packet::tcp(from, to, flags, b""));
+            w.judged(&(sent, answer))
+        };
+        assert_eq!(judged(81, ACK), [REDIRECT; 3]);
+        assert_eq!(judged(82, SYN), [PASS; 3]);
+        let datagrams = both_ways(17, near, (far(near), 81));
+        assert_eq!(w.judged(&datagrams), [PASS; 3]);
+        w.datapath.set_conntrack_strict(false).unwrap();
+        assert_eq!(judged(83, ACK), [PASS; 3]);
+    });
+}
+
 /// The pod has a connection with an endpoint, and the stack gives another one, to a Service, the same ends.
 #[test]
 fn netfilter_leads_nobody_onto_a_connection_that_it_has_not_seen() {

@@ -21,7 +21,7 @@ fn an_upgrade_beside_kube_proxy_since_release_is_not_noticed_at_the_servers_node
 }
 
 #[test]
-fn an_upgrade_beside_kube_proxy_since_release_is_not_noticed_at_the_clients_node_first() {
+fn an_upgrade_beside_kube_proxy_since_release_is_not_noticed_at_the_clients_node_first_nightly() {
     upgraded([1, 2]);
 }
 

@@ -41,8 +41,8 @@ impl Proxied {
         let wire = Wire::to(&world.lab, 2).unwrap();
         let n2 = world.lab.node(2);
         let near = n2.add_pod("near").unwrap();
-        // Knows no connection whose beginning it has not seen.
-        let firewall = "table inet firewall { chain forward {
+        // Knows no connection whose beginning it has not seen. The table counts as one of Services, whose rules have nothing go by the stack.
+        let firewall = "table inet cni_hostport { chain forward {
             type filter hook forward priority 0; ct state invalid drop; }; }";
         n2.command(&["nft", firewall]).unwrap();
         let strictly = || {
