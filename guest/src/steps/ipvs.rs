@@ -1,10 +1,10 @@
 //! Beside kube-proxy by IPVS, as far as packets meet it: its link with Services' addresses, its port, and services of the kernel's load
 //! balancer. Packets between nodes take the fast path and leave it again, and no connection notices.
 
+use super::ways::counts;
 use crate::report::Report;
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
-use sinabro_common::api::{Request, Response};
 use sinabro_guest::BIN_DIR;
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node,
@@ -204,10 +204,7 @@ fn holds(scene: &Scene, paths: &mut [Path<'_>], is_direct: bool) -> Result<Strin
 fn direct(scene: &Scene) -> Result<u64> {
     let mut all = 0;
     for node in scene.lab().nodes() {
-        let Response::Metrics(metrics) = node.ask(Request::Metrics)? else {
-            bail!("no metrics");
-        };
-        let packets = metrics.overlay_packets.context("no counters")?.direct;
+        let packets = counts(node)?.direct;
         all += packets.sent + packets.received;
     }
     Ok(all)

@@ -92,7 +92,7 @@ fn most(
 }
 
 /// Packets between a node and all others.
-fn counts(node: &Node) -> Result<PathCounts> {
+pub fn counts(node: &Node) -> Result<PathCounts> {
     match node.ask(Request::Metrics)? {
         Response::Metrics(metrics) => metrics.overlay_packets.context("no packets are counted"),
         _ => bail!("unexpected answer about the agent's metrics"),

@@ -3,12 +3,11 @@
 use super::{
     BEFORE, Exchanges, IDLE, OFF, PACE, World,
     firewall::{firewall, is_dropped},
-    must_flow, start_agent, vip,
+    must_flow, vip,
 };
-use anyhow::Result;
 use sinabro_common::api::{PathPackets, Request, Response};
 use sinabro_lab::{
-    Node,
+    Node, Pod,
     node::KERNEL_FLAG,
     traffic::{PATIENCE, accept, path::Path, unbroken::Traffic},
 };
@@ -52,28 +51,22 @@ pub(super) fn direct(world: &World) -> u64 {
     world.lab.nodes().iter().map(of).sum()
 }
 
-/// A connection by a Service on which nothing is said.
+/// A connection on which nothing is said.
 pub(super) struct Idle {
     client: TcpStream,
     server: TcpStream,
 }
 
 impl Idle {
-    /// So many of each family.
+    /// By the Service: so many of each family.
     pub(super) fn all(world: &World, count: usize) -> Vec<Self> {
         let server = &world.servers[1];
         let idle = |(family, address)| {
-            let bind = || Ok(TcpListener::bind((address, IDLE.1))?);
-            let listener = server.place().run(bind).unwrap();
+            let listener = listen(server, (address, IDLE.1).into());
             let to = SocketAddr::new(vip(family), IDLE.0);
-            let connect = || {
-                let connect = || Ok(TcpStream::connect_timeout(&to, PATIENCE)?);
-                let client = world.client.place().run(connect).unwrap();
-                let (server, _) = accept(&listener, Instant::now() + PATIENCE).unwrap();
-                client.set_read_timeout(Some(PATIENCE)).unwrap();
-                Self { client, server }
-            };
-            (0..count).map(|_| connect()).collect::<Vec<_>>()
+            (0..count)
+                .map(|_| Self::connect(world, &listener, to, PATIENCE))
+                .collect::<Vec<_>>()
         };
         server
             .addresses()
@@ -81,6 +74,29 @@ impl Idle {
             .enumerate()
             .flat_map(idle)
             .collect()
+    }
+
+    /// By the pod's own addresses: no netfilter has seen them.
+    pub(super) fn straight(world: &World, port: u16) -> Vec<Self> {
+        let server = &world.servers[1];
+        let straight = |address| {
+            let to = SocketAddr::new(address, port);
+            Self::connect(world, &listen(server, to), to, SOON)
+        };
+        server.addresses().map(straight).into()
+    }
+
+    fn connect(world: &World, listener: &TcpListener, to: SocketAddr, patience: Duration) -> Self {
+        let connect = || Ok(TcpStream::connect_timeout(&to, patience)?);
+        let client = world.client.place().run(connect).unwrap();
+        let (server, _) = accept(listener, Instant::now() + PATIENCE).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self { client, server }
+    }
+
+    /// Where the client has connected to.
+    pub(super) fn to(&self) -> SocketAddr {
+        self.client.peer_addr().unwrap()
     }
 
     /// The server speaks first: its packet is the first after what has changed.
@@ -94,79 +110,30 @@ impl Idle {
 
     /// Whether what the client says now is heard soon.
     pub(super) fn gets_through(&self) -> bool {
-        gets_through(&self.client, &self.server)
+        (&self.client).write_all(b"hello").unwrap();
+        self.server.set_read_timeout(Some(SOON)).unwrap();
+        (&self.server).read(&mut [0; 5]).is_ok()
     }
 
     /// What was held up is heard in the end.
     pub(super) fn hears(&self) {
-        hears(&self.server);
+        let mut heard = [0; 5];
+        self.server.set_read_timeout(Some(PATIENCE)).unwrap();
+        (&self.server).read_exact(&mut heard).unwrap();
+        assert_eq!(&heard, b"hello");
     }
 
     /// A FIN is the first segment after what has changed.
     pub(super) fn ends(self, what: &str) {
-        ends(self.client, &self.server, what);
+        drop(self.client);
+        self.server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let read = (&self.server).read(&mut [0; 5]);
+        assert_eq!(read.unwrap_or_else(|error| panic!("{what}: {error}")), 0);
     }
 }
 
-fn gets_through(mut client: &TcpStream, mut server: &TcpStream) -> bool {
-    client.write_all(b"hello").unwrap();
-    server.set_read_timeout(Some(SOON)).unwrap();
-    server.read(&mut [0; 5]).is_ok()
-}
-
-fn hears(mut server: &TcpStream) {
-    let mut heard = [0; 5];
-    server.set_read_timeout(Some(PATIENCE)).unwrap();
-    server.read_exact(&mut heard).unwrap();
-    assert_eq!(&heard, b"hello");
-}
-
-fn ends(client: TcpStream, mut server: &TcpStream, what: &str) {
-    drop(client);
-    server.set_read_timeout(Some(PATIENCE)).unwrap();
-    let read = server.read(&mut [0; 5]);
-    assert_eq!(read.unwrap_or_else(|error| panic!("{what}: {error}")), 0);
-}
-
-/// A connection by a pod's own address, which no netfilter has seen.
-pub(super) struct Straight {
-    client: TcpStream,
-    server: TcpStream,
-    pub(super) to: SocketAddr,
-}
-
-impl Straight {
-    pub(super) fn all(world: &World, port: u16) -> Vec<Self> {
-        let server = &world.servers[1];
-        let straight = |address| {
-            let to = SocketAddr::new(address, port);
-            let listener = server.place().run(|| Ok(TcpListener::bind(to)?)).unwrap();
-            let client = Self::connect(world, to).unwrap();
-            let (server, _) = accept(&listener, Instant::now() + PATIENCE).unwrap();
-            Self { client, server, to }
-        };
-        server.addresses().map(straight).into()
-    }
-
-    fn connect(world: &World, to: SocketAddr) -> Result<TcpStream> {
-        let connect = || Ok(TcpStream::connect_timeout(&to, SOON)?);
-        world.client.place().run(connect)
-    }
-
-    /// As [`Idle::gets_through`].
-    pub(super) fn gets_through(&self) -> bool {
-        gets_through(&self.client, &self.server)
-    }
-
-    /// As [`Idle::hears`].
-    pub(super) fn hears(&self) {
-        hears(&self.server);
-    }
-
-    /// As [`Idle::ends`].
-    pub(super) fn ends(self, what: &str) {
-        ends(self.client, &self.server, what);
-    }
+fn listen(server: &Pod, at: SocketAddr) -> TcpListener {
+    server.place().run(|| Ok(TcpListener::bind(at)?)).unwrap()
 }
 
 /// As kube-proxy does: what netfilter takes for invalid is dropped.
@@ -240,14 +207,10 @@ fn connections_notice_nothing_of_the_fast_path_beside_kube_proxy() {
     for family in 0..2 {
         assert!(world.is_by_rules(world.client.place(), family), "new");
     }
-    let straight = |port| Straight::all(&world, port);
+    let straight = |port| Idle::straight(&world, port);
     let (fenced, closing, closing_late) = (straight(FENCED), straight(FREE), straight(FREE + 1));
     traffic.event("the agents were killed").unwrap();
-    for node in world.lab.nodes() {
-        node.kill_agent().unwrap();
-        start_agent(node, OFF);
-        node.wait_ready().unwrap();
-    }
+    world.kill(OFF);
     must_flow(&traffic, "with another agent");
     for idle in &mut idler {
         idle.speaks("with another agent");
@@ -257,7 +220,7 @@ fn connections_notice_nothing_of_the_fast_path_beside_kube_proxy() {
     sleep(SOON);
     for fenced in &fenced {
         assert!(!fenced.gets_through(), "the firewall");
-        assert!(is_dropped(&world, fenced.to), "the firewall");
+        assert!(is_dropped(&world, fenced.to()), "the firewall");
     }
     let before = direct(&world);
     must_flow(&traffic, "behind a firewall");

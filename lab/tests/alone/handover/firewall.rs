@@ -4,8 +4,7 @@
 use super::{
     BEFORE, Exchanges, IDLE, OFF, ON, PACE, World,
     beside_proxy::{
-        FENCED, FEW, FREE, Idle, SOON, Straight, direct, drop_invalid_in, nothing_is_invalid_in,
-        straight,
+        FENCED, FEW, FREE, Idle, SOON, direct, drop_invalid_in, nothing_is_invalid_in, straight,
     },
     must_flow, must_flow_directly, says, vip,
 };
@@ -61,7 +60,7 @@ fn a_firewall_is_met_where_services_are_translated_here() {
     let paths: Vec<Path> = world.paths().into_iter().chain(straight(&world)).collect();
     let traffic = Traffic::start(&paths, PACE).unwrap();
     traffic.watch(BEFORE);
-    let straight = |port| Straight::all(&world, port);
+    let straight = |port| Idle::straight(&world, port);
     let (fenced, closing, closing_late) = (straight(FENCED), straight(FREE), straight(FREE + 1));
     let [mut by_service, mut idle, mut idler] = [1, 20, 20].map(|count| Idle::all(&world, count));
     let ends_idle = Idle::all(&world, 1);
@@ -80,7 +79,7 @@ fn a_firewall_is_met_where_services_are_translated_here() {
     sleep(SOON);
     for fenced in &fenced {
         assert!(!fenced.gets_through(), "the firewall");
-        assert!(is_dropped(&world, fenced.to), "the firewall");
+        assert!(is_dropped(&world, fenced.to()), "the firewall");
     }
     for (family, idle) in by_service.iter().enumerate() {
         assert!(!idle.gets_through(), "the firewall");
@@ -104,13 +103,9 @@ fn a_firewall_is_met_where_services_are_translated_here() {
         idle.speaks("behind a firewall");
     }
     traffic.event("the agents were killed").unwrap();
-    for node in world.lab.nodes() {
-        node.kill_agent().unwrap();
-        super::start_agent(node, ON);
-        node.wait_ready().unwrap();
-    }
+    world.kill(ON);
     must_flow(&traffic, "with another agent");
-    assert!(is_dropped(&world, fenced[0].to), "the firewall");
+    assert!(is_dropped(&world, fenced[0].to()), "the firewall");
     traffic.event("the firewall went").unwrap();
     firewall(&world, &[]);
     world.is_direct();

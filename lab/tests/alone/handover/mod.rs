@@ -7,7 +7,7 @@ mod modes;
 mod release;
 
 use anyhow::{Context as _, Result, ensure};
-use beside_proxy::{FREE, Idle, Straight, direct, drop_invalid, nothing_is_invalid};
+use beside_proxy::{FREE, Idle, direct, drop_invalid, nothing_is_invalid};
 use sinabro_lab::{
     Binaries, Lab, Lifetime, Node, Place, Pod, confinement,
     traffic::{
@@ -243,6 +243,15 @@ spec: {{type: ClusterIP, clusterIP: '{ip}', clusterIPs: ['{ip}'], ports: [{ports
     fn restart(&self, setting: &str) {
         for node in self.lab.nodes() {
             node.stop_agent().unwrap();
+            start_agent(node, setting);
+            node.wait_ready().unwrap();
+        }
+    }
+
+    /// Agents are killed, and come back with this setting.
+    fn kill(&self, setting: &str) {
+        for node in self.lab.nodes() {
+            node.kill_agent().unwrap();
             start_agent(node, setting);
             node.wait_ready().unwrap();
         }
@@ -547,7 +556,7 @@ fn services_pass_from_kube_proxy_and_back_unnoticed() {
     world.is_direct();
     let (traffic, exchanges) = start(&world);
     let mut idle = Idle::all(&world, 2);
-    let [closing, closing_late] = [0, 1].map(|number| Straight::all(&world, FREE + number));
+    let [closing, closing_late] = [0, 1].map(|number| Idle::straight(&world, FREE + number));
     traffic.event("Services were turned on").unwrap();
     world.restart(ON);
     println!("{}", says(world.node(), "on, kube-proxy has"));
@@ -561,11 +570,7 @@ fn services_pass_from_kube_proxy_and_back_unnoticed() {
     }
     // Killed in the middle of it, and brought back.
     traffic.event("the agents were killed").unwrap();
-    for node in world.lab.nodes() {
-        node.kill_agent().unwrap();
-        start_agent(node, ON);
-        node.wait_ready().unwrap();
-    }
+    world.kill(ON);
     says(world.node(), "on, kube-proxy has");
     must_flow(&traffic, "with another agent");
     are_whole(&mut idle, closing_late, "with another agent");
@@ -579,7 +584,7 @@ fn services_pass_from_kube_proxy_and_back_unnoticed() {
     world.says("on\n");
     let (traffic, exchanges) = start(&world);
     let held = world.held();
-    let (mut idle, closing) = (Idle::all(&world, 2), Straight::all(&world, FREE));
+    let (mut idle, closing) = (Idle::all(&world, 2), Idle::straight(&world, FREE));
     traffic.event("kube-proxy's rules came back").unwrap();
     world.add_rules();
     drop_invalid(&world);
@@ -615,7 +620,7 @@ fn must_flow_directly(world: &World, traffic: &Traffic, when: &str) {
 }
 
 /// Connections on which nothing was said since something changed: some are used, and some end by a FIN.
-fn are_whole(idle: &mut [Idle], closing: Vec<Straight>, when: &str) {
+fn are_whole(idle: &mut [Idle], closing: Vec<Idle>, when: &str) {
     for closing in closing {
         closing.ends(when);
     }

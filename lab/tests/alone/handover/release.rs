@@ -3,7 +3,7 @@
 
 use super::{
     BEFORE, Exchanges, OFF, PACE, World,
-    beside_proxy::{FREE, Idle, Straight, drop_invalid, nothing_is_invalid, straight},
+    beside_proxy::{FREE, Idle, drop_invalid, nothing_is_invalid, straight},
     must_flow, must_flow_directly, start_agent,
 };
 use crate::upgrade_since_release::earlier;
@@ -35,7 +35,7 @@ fn upgraded(order: [usize; 2]) {
     let traffic = Traffic::start(&paths, PACE).unwrap();
     traffic.watch(BEFORE);
     let mut idle = Idle::all(&world, MANY);
-    let mut straight = (0..2).map(|number| Straight::all(&world, FREE + number));
+    let mut straight = (0..2).map(|number| Idle::straight(&world, FREE + number));
     for number in order {
         let node = world.lab.node(number);
         let event = format!("{} was upgraded", node.name());
