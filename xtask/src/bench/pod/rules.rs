@@ -21,15 +21,14 @@ pub fn kube_proxy(node: &Node, services: u32) -> Result<()> {
     Ok(())
 }
 
-/// One more of these Services, after all others, with one endpoint, which gets what is sent to any port.
+/// One more of these Services, after all others, with one endpoint, which gets what is sent to any port. A chain that is named
+/// again would lose the others' rules.
 pub fn service(node: &Node, frontends: [IpAddr; 2], endpoint: [IpAddr; 2]) -> Result<()> {
     for (ipv6, (frontend, endpoint)) in [false, true]
         .into_iter()
         .zip(frontends.into_iter().zip(endpoint))
     {
-        let mut rules = String::from(
-            "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-ONE - [0:0]\n:KUBE-SEP-ONE - [0:0]\n",
-        );
+        let mut rules = String::from("*nat\n:KUBE-SVC-ONE - [0:0]\n:KUBE-SEP-ONE - [0:0]\n");
         for proto in ["tcp", "udp"] {
             rules += &format!("-A KUBE-SERVICES -d {frontend} -p {proto} -j KUBE-SVC-ONE\n");
             rules += &format!("-A KUBE-SEP-ONE -p {proto} -j DNAT --to-destination {endpoint}\n");

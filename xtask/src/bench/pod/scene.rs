@@ -220,7 +220,7 @@ impl Scene {
         }
         let clients = subjects
             .iter()
-            .filter(|subject| subject.frontends.is_some());
+            .filter(|subject| subject.frontends.is_some() && options.rules > 0);
         for (subject, number) in clients.zip([1, if earlier.is_some() { 3 } else { 5 }]) {
             rules::service(lab.node(number), SERVICE_ADDRESSES, subject.addresses)?;
         }
@@ -229,7 +229,10 @@ impl Scene {
         }
         let mut of_ways = [const { Vec::new() }; 3];
         let mut nginx = Vec::new();
-        for subject in subjects.into_iter().filter(|subject| wanted(subject.way)) {
+        // Without rules nothing leads from a Service to its server.
+        let is_led = |subject: &Subject| subject.frontends.is_none() || options.rules > 0;
+        let subjects = subjects.into_iter().filter(is_led);
+        for subject in subjects.filter(|subject| wanted(subject.way)) {
             if options.cases(subject.way).any(|case| case.kind.is_http()) {
                 nginx.extend(subject.serve_http(&lab, cpus[1])?);
             }
