@@ -105,8 +105,8 @@ fn shared_dir(out: &Path) -> anyhow::Result<PathBuf> {
 
 /// Takes the debug information out, which is nine tenths of an object: the linker has made BTF of
 /// it, and nothing else here reads it. Nor does anything read BTF's relocations, of whose offsets
-/// loaders keep account themselves: a fifth of what is left. Nor lines of the source. In BTF, says which functions are global. Looks
-/// whether the stack is large enough.
+/// loaders keep account themselves: a fifth of what is left. Takes out line information, too. In BTF, says
+/// which functions are global. Looks whether the stack is large enough.
 fn finish(path: &Path) -> anyhow::Result<()> {
     let whole = fs::read(path)?;
     let mut elf = Builder::read(whole.as_slice())?;

@@ -147,7 +147,7 @@ impl<'a> Types<'a> {
     }
 }
 
-fn word(bytes: &[u8], at: usize) -> anyhow::Result<u32> {
+pub fn word(bytes: &[u8], at: usize) -> anyhow::Result<u32> {
     let word = bytes.get(at..).and_then(<[u8]>::first_chunk);
     Ok(u32::from_ne_bytes(*word.context("BTF is cut off")?))
 }

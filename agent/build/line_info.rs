@@ -1,6 +1,7 @@
-//! Takes line information out of `.BTF.ext` (Documentation/bpf/btf.rst): two thirds of an object, which the kernel keeps for each program, for
+//! Takes line information out of `.BTF.ext` (Documentation/bpf/btf.rst): a quarter of an object, which the kernel keeps for each program, for
 //! the source lines in a verifier's log.
 
+use super::globals::word;
 use anyhow::{Context as _, ensure};
 
 /// `struct btf_ext_header`: magic, version, flags, length of the header; then offset and length of each part, counted from the header's end.
@@ -13,10 +14,7 @@ const LINE_INFO: usize = 1;
 /// # Errors
 /// If it is malformed.
 pub fn without(section: &[u8]) -> anyhow::Result<Vec<u8>> {
-    let number = |at: usize| -> anyhow::Result<usize> {
-        let bytes = section.get(at..at + 4).context("a header is too short")?;
-        Ok(u32::from_le_bytes(bytes.try_into()?) as usize)
-    };
+    let number = |at| word(section, at).map(|number| number as usize);
     let header = number(LENGTH_AT)?;
     ensure!(
         header >= PARTS && header <= section.len(),
@@ -30,8 +28,8 @@ pub fn without(section: &[u8]) -> anyhow::Result<Vec<u8>> {
             .get(from..from + length)
             .with_context(|| format!("part {part} is outside of the section"))?;
         let kept = if part == LINE_INFO { &[][..] } else { bytes };
-        head[at..at + 4].copy_from_slice(&(body.len() as u32).to_le_bytes());
-        head[at + 4..at + 8].copy_from_slice(&(kept.len() as u32).to_le_bytes());
+        head[at..at + 4].copy_from_slice(&(body.len() as u32).to_ne_bytes());
+        head[at + 4..at + 8].copy_from_slice(&(kept.len() as u32).to_ne_bytes());
         body.extend(kept);
     }
     Ok([head, body].concat())

@@ -16,8 +16,6 @@ use anyhow::Context as _;
 use sinabro_netlink::{conntrack::Conntrack, sysctl};
 use std::time::{Duration, Instant};
 
-/// Why nothing takes the fast path although there are no rules.
-const OF_SETTING: &str = "the setting dataPath is kernel";
 /// The path of `net.netfilter.nf_conntrack_tcp_loose`.
 const TCP_LOOSE: [&str; 3] = ["net", "netfilter", "nf_conntrack_tcp_loose"];
 /// For how long connections that were idle since the fast path ended may end themselves. After that netfilter takes the FIN of one for
@@ -69,18 +67,27 @@ fn follow_alone(
 ) -> anyhow::Result<Forwarding> {
     if settings.overlay == OverlayMode::Kernel {
         datapath.end_beside_proxy()?;
-        return Ok(Forwarding::Kernel(OF_SETTING.into()));
+        return Ok(Forwarding::Kernel(Why::Setting.to_string()));
     }
-    let Some(why) = rules(datapath)? else {
+    let Some(why) = meet_rules(datapath)? else {
         // Connections go past netfilter without ways, too, until these are known ([`before_leaving`]).
         if ways.none != Some(Why::NotYet) {
             datapath.settle_beside_proxy()?;
         }
         return Ok(Forwarding::Direct);
     };
-    ensure(datapath)?;
-    datapath.drain_beside_proxy()?;
     Ok(Forwarding::Kernel(why))
+}
+
+/// Has the fast path drain if others have rules for what one pod sends to another: where.
+fn meet_rules(datapath: &Datapath) -> anyhow::Result<Option<String>> {
+    let ranges = datapath.pod_ranges()?;
+    let rules = forwarding::rules_of_others(RulesAbout::Between(&ranges));
+    if rules.is_some() {
+        ensure(datapath)?;
+        datapath.drain_beside_proxy()?;
+    }
+    Ok(rules)
 }
 
 /// To be called before Services are translated here alone: no packet is to go past rules that there are.
@@ -88,12 +95,12 @@ fn follow_alone(
 /// # Errors
 /// As [`BesideProxy::follow`].
 pub fn before_alone(settings: &Settings, datapath: &Datapath) -> anyhow::Result<()> {
-    if settings.overlay == OverlayMode::Kernel || rules(datapath)?.is_none() {
+    if settings.overlay == OverlayMode::Kernel {
         return Ok(());
     }
     datapath.set_conntrack_strict(!picks_up())?;
-    ensure(datapath)?;
-    Ok(datapath.drain_beside_proxy()?)
+    meet_rules(datapath)?;
+    Ok(())
 }
 
 /// To be called before the ways to other nodes are taken back. Connections that netfilter has not seen begin go past it all the same, by the
@@ -116,15 +123,9 @@ pub fn ensure(datapath: &Datapath) -> anyhow::Result<()> {
     datapath.ensure_beside_proxy(translated)
 }
 
-/// Where others have rules for what one pod sends to another.
-fn rules(datapath: &Datapath) -> anyhow::Result<Option<String>> {
-    let ranges = datapath.pod_ranges()?;
-    Ok(forwarding::rules_of_others(RulesAbout::Between(&ranges)))
-}
-
 fn obstacle(settings: &Settings, datapath: &Datapath) -> anyhow::Result<Option<String>> {
     if settings.overlay == OverlayMode::Kernel {
-        return Ok(Some(OF_SETTING.into()));
+        return Ok(Some(Why::Setting.to_string()));
     }
     if !picks_up() {
         return Ok(Some("net.netfilter.nf_conntrack_tcp_loose is 0".into()));

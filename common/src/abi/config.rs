@@ -45,8 +45,8 @@ pub const FLAG_RECORD_STACK: u32 = 1 << 15;
 /// is translated here gets `FLAG_TRACKED` instead.
 pub const FLAG_BESIDE_PROXY_DRAINS: u32 = 1 << 16;
 
-/// `nf_conntrack_tcp_loose` is 0: conntrack creates no entry for a TCP connection that it has not seen begin. While the fast path
-/// drains, such a connection takes it until it ends.
+/// `nf_conntrack_tcp_loose` is 0: conntrack creates no entry for a TCP connection that it has not seen begin. Such a connection takes the
+/// fast path for as long as that drains.
 pub const FLAG_CONNTRACK_STRICT: u32 = 1 << 17;
 
 /// Programs of two layouts run, each with a table of its own: a connection between pods of this node that has no record here may
